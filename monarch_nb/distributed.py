@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from monarch_nb.mesh import ValueMesh
     from monarch_nb.tensor.checkpoints import Checkpoints
-    from monarch_nb.tensor.compiled.errors import CompileError, CompileWarning
-    from monarch_nb.tensor.errors import ContentsLostError, TensorError
+    from monarch_nb.tensor.errors import CompileError, CompileWarning, ContentsLostError, TensorError
     from monarch_nb.tensor.handle import MeshTensor
     from monarch_nb.tensor.mesh import Mesh
     from monarch_nb.tensor.modules.files import load, save
@@ -55,8 +54,7 @@ __all__ = [
 
 _HOMES = {
     "checkpoints": ("Checkpoints",),
-    "compiled.errors": ("CompileError", "CompileWarning"),
-    "errors": ("ContentsLostError", "TensorError"),
+    "errors": ("CompileError", "CompileWarning", "ContentsLostError", "TensorError"),
     "handle": ("MeshTensor",),
     "safetensors": ("load_safetensors",),
     "mesh": ("Mesh",),

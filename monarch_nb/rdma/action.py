@@ -6,12 +6,11 @@ from typing import Any, Self
 
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.buffer import RDMABuffer, aside, service
-from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.limits import Limit, side_by_side
 from monarch_nb.rdma.memory import Memory, Ranges, memory_of
 from monarch_nb.rdma.movers import Move
 from monarch_nb.rdma.movers.messages import checked
 from monarch_nb.rdma.service import WORD, RdmaService
-from monarch_nb.rdma.side_by_side import side_by_side
 from monarch_nb.runtime import Future, resolved_future
 
 __all__ = ["RDMAAction"]

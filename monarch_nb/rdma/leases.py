@@ -1,16 +1,25 @@
-"""Leases of memory to RDMA devices of other processes: leased memory stays in place until it is returned."""
+"""Leases of memory to RDMA devices of other processes: leased memory stays in place until it is returned.
 
+`MemoryLeases` is the side of the owner, `LeaseClient` that of the process whose device reads or writes.
+"""
+
+import contextlib
 import itertools
 import threading
 import time
 from dataclasses import dataclass
 
+from monarch_nb.mesh.requests import RequestError, UnansweredError, request
+from monarch_nb.rdma.errors import owner_lost
 from monarch_nb.rdma.fabric import Fabric, Span
+from monarch_nb.rdma.handle import BufferHandle
+from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory
+from monarch_nb.rdma.movers import CannotReachError
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.verbs import Leased, Leasing, Releasing, Renewing, TransferOutcome
-
-__all__ = ["LEASE_S", "MemoryLeases"]
+from monarch_nb.rdma.verbs import LEASE, RELEASE, RENEW, Leased, Leasing, Releasing, Renewing, TransferOutcome
+from monarch_nb.runtime import Future, Runtime
+from monarch_nb.transport import TransportError
 
 LEASE_S = 10.0
 _DRIVEN_S = 0.0001  # between two polls of the agent while there is a lease
@@ -140,3 +149,34 @@ class MemoryLeases:
             if lease.left <= 0:
                 del self._leases[token]
                 self._returned = True
+
+
+_POLL_S = 0.2
+
+
+class LeaseClient:
+    """Requests leases from owners of buffers, for access by this process's RDMA device."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def lease(self, handle: BufferHandle, question: Leasing, limit: Limit) -> Leased:
+        """Requests a lease. Blocks; raises CannotReachError, OwnerLostError and what `Limit.left` raises."""
+        future = request(self._runtime, handle.process, LEASE, question)
+        while not future.wait(min(_POLL_S, limit.left())):
+            pass
+        try:
+            return future.get()
+        except UnansweredError as error:
+            raise owner_lost(handle, str(error)) from None
+        except RequestError as error:
+            raise CannotReachError(f"its process: {error}") from None
+
+    def renew(self, handle: BufferHandle, lease: int) -> Future[TransferOutcome]:
+        """Renews a lease without blocking. The future fails with UnansweredError if the owner is lost."""
+        return request(self._runtime, handle.process, RENEW, Renewing(lease))
+
+    def release(self, handle: BufferHandle, lease: int) -> None:
+        """Returns a lease without blocking. It expires by itself if the message is lost."""
+        with contextlib.suppress(TransportError):
+            self._runtime.post(handle.process, RELEASE, Releasing(lease))

@@ -1,10 +1,10 @@
-"""Time limit and cancellation of a transfer."""
+"""Time limit and cancellation of a transfer, and running its parts side by side."""
 
+import threading
 import time
+from collections.abc import Callable, Sequence
 
 from monarch_nb.rdma.errors import TransferCancelledError
-
-__all__ = ["Limit"]
 
 
 class Limit:
@@ -38,3 +38,23 @@ class Limit:
                 "owner still answers"
             )
         return left
+
+
+def side_by_side(works: Sequence[Callable[[], object]]) -> None:
+    """Calls all functions concurrently, the first on this thread. Blocks until all are done; raises the first error."""
+    errors: list[BaseException] = []
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works[1:]]
+    for thread in threads:
+        thread.start()
+    run(works[0])
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

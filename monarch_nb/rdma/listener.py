@@ -10,10 +10,9 @@ import struct
 import threading
 import time
 
-from monarch_nb.rdma.identity import ProcessIdentity, own_identity
+from monarch_nb.rdma.handle import ProcessIdentity, own_identity
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.tunnel import make_ready
-from monarch_nb.rdma.wire import DROPPED, GO, HEAD, READ, Key, StreamError, receive_into, welcome
+from monarch_nb.rdma.wire import DROPPED, GO, HEAD, READ, Key, StreamError, make_ready, receive_into, welcome
 
 __all__ = ["BulkListener"]
 

@@ -14,8 +14,7 @@ import msgspec
 
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import BufferDroppedError
-from monarch_nb.rdma.handle import BufferHandle
-from monarch_nb.rdma.identity import ProcessIdentity, own_identity
+from monarch_nb.rdma.handle import BufferHandle, ProcessIdentity, own_identity
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import Move

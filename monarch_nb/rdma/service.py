@@ -15,10 +15,8 @@ from monarch_nb.mesh.requests import RequestError, UnansweredError, request
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import owner_lost
 from monarch_nb.rdma.fabric import Fabric
-from monarch_nb.rdma.handle import BufferHandle, DeviceRegion
-from monarch_nb.rdma.identity import own_identity
-from monarch_nb.rdma.lease_client import LeaseClient
-from monarch_nb.rdma.leases import MemoryLeases
+from monarch_nb.rdma.handle import BufferHandle, DeviceRegion, own_identity
+from monarch_nb.rdma.leases import LeaseClient, MemoryLeases
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.listener import BulkListener
 from monarch_nb.rdma.memory import Memory

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from monarch_nb.rdma.identity import ProcessIdentity
+from monarch_nb.rdma.handle import ProcessIdentity
 from monarch_nb.rdma.traffic import TrafficReport
 from monarch_nb.rdma.wire import Key
 from monarch_nb.wire import Lane, Verb

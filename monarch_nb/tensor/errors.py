@@ -93,3 +93,11 @@ def too_old(version: str) -> ImportError:
         f"sharded tensors need PyTorch 2.10 or later, and this is {version}; everything else works with it. "
         "pip install -U torch"
     )
+
+
+class CompileError(RuntimeError):
+    """A step cannot be compiled as it is. The text names the line, and says what to write instead."""
+
+
+class CompileWarning(UserWarning):
+    """A compiled step runs as if it were not: the text says why. Its results are right."""

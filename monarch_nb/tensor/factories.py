@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from monarch_nb.supervision import DeviceMeshError
-from monarch_nb.tensor.batch import UNSENT
 from monarch_nb.tensor.commands import Making, Revive
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, Placements
+from monarch_nb.tensor.references import UNSENT
 from monarch_nb.tensor.stream import Stream
 
 aten = torch.ops.aten

@@ -10,13 +10,12 @@ from torch.utils._pytree import tree_map
 
 from monarch_nb._about import more
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.tensor.batch import WriteRecord
 from monarch_nb.tensor.commands import Define, PutTensor
 from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.notices import check_notices
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, OperationPlan, Placements, PropagationError, replicated
-from monarch_nb.tensor.references import LiveEntry, Reference
+from monarch_nb.tensor.references import LiveEntry, Reference, WriteRecord
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import (

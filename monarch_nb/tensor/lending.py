@@ -6,10 +6,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from monarch_nb.supervision import DeviceMeshError
-from monarch_nb.tensor.batch import UNSENT
 from monarch_nb.tensor.commands import RunFunction, TensorOf
 from monarch_nb.tensor.errors import TensorError
 from monarch_nb.tensor.handle import MeshTensor, current
+from monarch_nb.tensor.references import UNSENT
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
 

@@ -1,15 +1,15 @@
 """Reference counting of tensors on the workers, with memory shared by views."""
 
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from torch.utils.weak import TensorWeakRef
 
-from monarch_nb.tensor.batch import NEVER, Item, WriteRecord
 from monarch_nb.tensor.commands import FREE
 from monarch_nb.tensor.errors import RESTORE, ContentsLostError
 from monarch_nb.tensor.origin import CallSite, origin_of
@@ -17,6 +17,26 @@ from monarch_nb.tensor.propagation import Meta, OperationPlan
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.stream import Stream
+
+NEVER = -1  # the number of the last write to a tensor that no operation has written to
+UNSENT = sys.maxsize  # the same where the operation was not sent, so that it never runs
+
+
+class WriteRecord(Protocol):
+    """What keeps the number of the last operation that writes to a tensor."""
+
+    written: int
+
+
+class CallSites(tuple[CallSite | None, ...]):
+    """Call sites of the operations that one replay command runs."""
+
+    __slots__ = ()
+
+
+# A command as it waits to be sent, the call site that issued it, and what keeps the numbers of writes, for each tensor
+# that the command writes to. The object of an `OBJECT` command is part of it until it is sent.
+Item = tuple[tuple[Any, ...], CallSite | CallSites | None, Sequence[WriteRecord]]
 
 
 class Reference:

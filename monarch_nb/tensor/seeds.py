@@ -1,4 +1,15 @@
-"""Seeds of random operations, derived from the seed of the mesh and the number of earlier ones."""
+"""Seeds of random operations, derived from the seed of the mesh and the number of earlier ones.
+
+On the workers random numbers are the same for replicas, others for each shard, and the same again after a seed. A CPU
+mesh has no random state of its own in PyTorch: with equal seeds all shards would draw the same numbers. So each random
+operation is seeded by itself, from the number that the controller gave it and the shard that this worker holds. The
+process's generators are borrowed for that: its own code, in cells and actors, draws on from where it was.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 _SEED, _DRAWN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 _MASK = (1 << 62) - 1
@@ -21,3 +32,46 @@ def mixed(seed: int, index: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _WORD
     return (value ^ (value >> 31)) >> 1
+
+
+class Borrowed:
+    """Borrows the generators of the process for random operations of a mesh."""
+
+    def __init__(self) -> None:
+        self._states: list[tuple[torch.Generator, torch.Tensor]] = []
+
+    def seed(self, value: int, *, cuda: bool) -> None:
+        """Seeds the generators for one operation, after saving their states on the first."""
+        generators = [torch.default_generator]
+        if cuda:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        if not self._states:
+            self._states = [(generator, generator.get_state()) for generator in generators]
+        for generator in generators:
+            generator.manual_seed(value)
+
+    def give_back(self) -> None:
+        """Restores the saved states."""
+        states, self._states = self._states, []
+        for generator, state in states:
+            generator.set_state(state)
+
+
+BORROWED = Borrowed()  # those of this process
+
+
+def seeder(mesh: DeviceMesh, dims: Sequence[int]) -> Callable[[int], None]:
+    """Returns a function that seeds a random operation; its argument is the number from the controller.
+
+    Ranks draw different numbers along the mesh dimensions `dims`, and equal ones along the others.
+    """
+    shard = 0
+    for dim in dims:
+        shard = shard * mesh.size(dim) + mesh.get_local_rank(dim)
+    cuda = mesh.device_type == "cuda"
+
+    def seed(number: int) -> None:
+        BORROWED.seed(mixed(number, shard), cuda=cuda)
+
+    return seed

@@ -12,14 +12,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, count
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Context, Future, current, current_runtime
 from monarch_nb.supervision import SupervisionError
-from monarch_nb.tensor.batch import UNSENT, CallSites, CommandBatch, CommandObserver, Item, OperationGroup, WriteRecord
 from monarch_nb.tensor.commands import (
     FREE,
     NUMBER,
@@ -38,11 +37,23 @@ from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken_mesh
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import Meta, Propagator
-from monarch_nb.tensor.references import HeldObjects, LogicalMemory, Reference
+from monarch_nb.tensor.references import (
+    UNSENT,
+    CallSites,
+    HeldObjects,
+    Item,
+    LogicalMemory,
+    Reference,
+    WriteRecord,
+)
 from monarch_nb.tensor.replicas import StreamContents, contents_of
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
+
+if TYPE_CHECKING:
+    from monarch_nb.tensor.compiled.capture import Recording
+    from monarch_nb.tensor.processes import MeshProcesses
 
 BATCH_SIZE = 256  # commands that are sent without delay
 WINDOW = 4096  # operations in flight above which the controller waits
@@ -61,33 +72,33 @@ def _mark_unsent(items: Iterable[Item]) -> None:
             each.written = UNSENT
 
 
-class Flushable(Protocol):
-    """A sender that the flusher drives."""
+class CommandBatch:
+    """Commands that were sent together: number of the first operation, and the call site of each.
 
-    def flush_nowait(self) -> None:
-        """Sends what is queued without blocking."""
+    `first_byte` counts the bytes of tensors that were sent before.
+    """
 
-    def tick(self) -> None:
-        """Called when nothing was flushed for `TICK_S` seconds."""
+    def __init__(self, first: int, sites: list[CallSite | None], first_byte: int, future: Future[Any]) -> None:
+        self.first, self.sites, self.first_byte, self.future = first, sites, first_byte, future
 
 
 class Flusher:
     """Flushes streams on a thread of its own, which starts on first use and sleeps while idle."""
 
     def __init__(self) -> None:
-        self._due: deque[Flushable] = deque()
-        self._registered: weakref.WeakSet[Flushable] = weakref.WeakSet()
+        self._due: deque[Stream] = deque()
+        self._registered: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def register(self, sender: Flushable) -> None:
-        """Adds a sender for periodic ticks, by weak reference."""
-        self._registered.add(sender)
+    def register(self, stream: "Stream") -> None:
+        """Adds a stream for periodic ticks, by weak reference."""
+        self._registered.add(stream)
 
-    def schedule(self, sender: Flushable) -> None:
-        """Flushes a sender within about a millisecond."""
-        self._due.append(sender)
+    def schedule(self, stream: "Stream") -> None:
+        """Flushes a stream within about a millisecond."""
+        self._due.append(stream)
         self._wake.set()
         if self._thread is None:
             with self._lock:
@@ -101,8 +112,8 @@ class Flusher:
                 self._wake.clear()
                 time.sleep(WAIT_S)
             else:
-                for sender in tuple(self._registered):
-                    sender.tick()
+                for stream in tuple(self._registered):
+                    stream.tick()
             for _ in range(len(self._due)):
                 self._due.popleft().flush_nowait()
 
@@ -123,7 +134,7 @@ class Stream:
         propagator: Propagator,
         device: Any,
         send: Callable[..., Future[ValueMesh[Any]]],
-        group: OperationGroup,
+        group: "MeshProcesses",
     ) -> None:
         self.number = next(_numbers)
         self.title, self.propagator, self.device = title, propagator, device
@@ -132,7 +143,7 @@ class Stream:
         self.held = HeldObjects(self.table.entries)
         self.queue: deque[Item] = deque()
         self.defined: dict[int, Define | Making] = {}  # plans that the workers have
-        self.watcher: CommandObserver | None = None
+        self.watcher: Recording | None = None
         self.makings = Makings()
         self.noticed: set[str] = set()  # operations whose cost was warned of
         self.seed = 0  # of the following random operations, 63 bits

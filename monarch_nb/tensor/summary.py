@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb.tensor.placement import Placement, place, shape_text, size_text
-from monarch_nb.tensor.placement.thumbnail import Box, thumbnail
+from monarch_nb.tensor.placement.picture import Box, thumbnail
 from monarch_nb.tensor.verbs import MemoryUsed
 
 ROWS = 60  # tensors that are listed, the largest on a rank first

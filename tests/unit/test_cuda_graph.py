@@ -10,7 +10,7 @@ import torch
 
 from monarch_nb.tensor.compiled import cuda_graph
 from monarch_nb.tensor.compiled.cuda_graph import CudaGraph
-from monarch_nb.tensor.compiled.errors import CompileWarning
+from monarch_nb.tensor.errors import CompileWarning
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -10,9 +10,7 @@ import pytest
 
 from monarch_kernel.display.placement import placement_html
 from monarch_nb.tensor.placement import Partial, Placement, Replicate, Shard, document, place
-from monarch_nb.tensor.placement.mesh_picture import mesh_drawing
-from monarch_nb.tensor.placement.picture import WHITE, Piece, colour, ink
-from monarch_nb.tensor.placement.tensor_picture import tensor_drawing
+from monarch_nb.tensor.placement.picture import WHITE, Piece, colour, ink, mesh_drawing, tensor_drawing
 
 pytestmark = pytest.mark.timeout(60)
 

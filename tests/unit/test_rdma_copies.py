@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from monarch_nb.rdma.identity import ProcessIdentity
+from monarch_nb.rdma.handle import ProcessIdentity
 from monarch_nb.rdma.puts import Copies, Location, starts
 
 pytestmark = pytest.mark.timeout(60)

@@ -10,9 +10,8 @@ import pytest
 from monarch_nb.rdma import BufferDroppedError, OwnerLostError
 from monarch_nb.rdma.errors import owner_lost
 from monarch_nb.rdma.fabric import Fabric, LinkCutError, Span, Transfer
-from monarch_nb.rdma.handle import BufferHandle
-from monarch_nb.rdma.identity import own_identity
-from monarch_nb.rdma.lease_client import LeaseClient
+from monarch_nb.rdma.handle import BufferHandle, own_identity
+from monarch_nb.rdma.leases import LeaseClient
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory, memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move, nixl

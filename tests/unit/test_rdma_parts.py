@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from monarch_nb.rdma.errors import TransferCancelledError
-from monarch_nb.rdma.guard import writing
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory, Ranges, memory_of
-from monarch_nb.rdma.regions import Regions, for_reading_only
+from monarch_nb.rdma.regions import Regions, for_reading_only, writing
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -8,17 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError
-from monarch_nb.rdma.handle import BufferHandle
-from monarch_nb.rdma.identity import ProcessIdentity, own_identity
+from monarch_nb.rdma.handle import BufferHandle, ProcessIdentity, own_identity
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.listener import BulkListener
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move
 from monarch_nb.rdma.movers.streams import Streams
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.tunnel import dialled, taken
 from monarch_nb.rdma.verbs import Listening
-from monarch_nb.rdma.wire import Key
+from monarch_nb.rdma.wire import Key, dialled, taken
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -7,9 +7,8 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from monarch_nb.tensor.commands import Define, Making
-from monarch_nb.tensor.compiled.difference import difference
 from monarch_nb.tensor.compiled.guards import Watched
-from monarch_nb.tensor.compiled.program import Issued, Program, Sent, renamed
+from monarch_nb.tensor.compiled.program import Issued, Program, Sent, difference, renamed
 from monarch_nb.tensor.compiled.source import source_of
 from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, leaves, overload
 from monarch_nb.tensor.seeds import later, seed_number

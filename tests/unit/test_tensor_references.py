@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate
 
-from monarch_nb.tensor.batch import UNSENT
 from monarch_nb.tensor.propagation import MeshLayout, Meta
-from monarch_nb.tensor.references import HeldObjects, LogicalMemory, Reference, StepWrites
+from monarch_nb.tensor.references import UNSENT, HeldObjects, LogicalMemory, Reference, StepWrites
 from monarch_nb.tensor.replicas import ShardTransfer, StreamContents, contents_of, transfers
 
 pytestmark = pytest.mark.timeout(60)

@@ -10,11 +10,8 @@ from collections.abc import Collection, Sequence
 from html import escape
 
 from monarch_nb.tensor.placement import Placement
-from monarch_nb.tensor.placement.mesh_picture import mesh_drawing
-from monarch_nb.tensor.placement.picture import Drawing, Piece, Side
-from monarch_nb.tensor.placement.tensor_picture import tensor_drawing
-from monarch_nb.tensor.placement.thumbnail import HIGH, WIDE, Box
-from monarch_nb.tensor.placement.words import bytes_text, dimension_rows, mesh_text, title
+from monarch_nb.tensor.placement.picture import HIGH, WIDE, Box, Drawing, Piece, Side, mesh_drawing, tensor_drawing
+from monarch_nb.tensor.placement.text import bytes_text, dimension_rows, mesh_text, title
 
 from .html import framed, heading, table
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from monarch_nb.mesh.text_table import text_table
 from monarch_nb.tensor.placement import Placement, shape_text, size_text
-from monarch_nb.tensor.placement.thumbnail import thumbnail
-from monarch_nb.tensor.placement.words import title
+from monarch_nb.tensor.placement.picture import thumbnail
+from monarch_nb.tensor.placement.text import title
 from monarch_nb.tensor.summary import Summary, TensorRow, busy_text, live_bytes, moved_text, placement_of
 
 from ..tensors.table import (

@@ -2,7 +2,7 @@
 
 Nobody's help is needed. The mark of a region is looked at before and after the bytes, so a buffer that was dropped
 meanwhile is an error and never somebody else's bytes. A writer holds a lock, for as long as it writes, that keeps the
-owner from letting go of the memory (`monarch_nb.rdma.guard`).
+owner from letting go of the memory (`monarch_nb.rdma.regions`).
 """
 
 import contextlib
@@ -15,13 +15,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from monarch_nb.rdma.errors import BufferDroppedError, owner_lost
-from monarch_nb.rdma.guard import writing
-from monarch_nb.rdma.handle import BufferHandle
-from monarch_nb.rdma.identity import own_identity
-from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.handle import BufferHandle, own_identity
+from monarch_nb.rdma.limits import Limit, side_by_side
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
-from monarch_nb.rdma.regions import MARK, for_reading_only
-from monarch_nb.rdma.side_by_side import side_by_side
+from monarch_nb.rdma.regions import MARK, for_reading_only, writing
 
 __all__ = ["CrossMemory", "check_identity", "check_offered", "written"]
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, owner_lost
 from monarch_nb.rdma.fabric import Fabric, LinkCutError, Span, Transfer
 from monarch_nb.rdma.handle import BufferHandle
-from monarch_nb.rdma.lease_client import LeaseClient
-from monarch_nb.rdma.leases import LEASE_S
+from monarch_nb.rdma.leases import LEASE_S, LeaseClient
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers.mover import CannotReachError, Move

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, owner_lost
 from monarch_nb.rdma.handle import BufferHandle
-from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.limits import Limit, side_by_side
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
-from monarch_nb.rdma.side_by_side import side_by_side
 from monarch_nb.rdma.verbs import Listening
 from monarch_nb.rdma.wire import GO, HEAD, READ, WRITE, StreamError, greet, receive, receive_into
 

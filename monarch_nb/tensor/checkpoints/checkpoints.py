@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate
 
 from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.checkpoints import workers
-from monarch_nb.tensor.checkpoints.nested import all_of
+from monarch_nb.tensor.checkpoints.workers import all_of
 from monarch_nb.tensor.commands import RunFunction, TensorOf
 from monarch_nb.tensor.factories import make, refilling
 from monarch_nb.tensor.handle import MeshTensor, current

@@ -1,22 +1,23 @@
-"""Worker side of checkpoints: writes and reads shards with torch.distributed.checkpoint."""
+"""Worker side of checkpoints and state dicts: writes and reads shards with torch.distributed.checkpoint."""
 
 import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as read_shards
 from torch.distributed.checkpoint.state_dict_saver import save as write_shards
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from monarch_nb.runtime import current_runtime
-from monarch_nb.tensor.checkpoints.nested import mapped
 from monarch_nb.tensor.groups.service import GROUPS
 from monarch_nb.tensor.propagation import one_piece_each, placed_otherwise
 
@@ -25,6 +26,30 @@ _groups: dict[str, tuple[int, dist.ProcessGroup]] = {}  # by mesh, of a generati
 REST = "controller.pickle"  # what of the state is no sharded tensor
 _COMPLETE = re.compile(r"step-(\d+)")
 _ATTEMPT = re.compile(r"\.step-\d+\.\w+\.part")
+T = TypeVar("T")
+
+
+def all_of(kind: type[T], value: Any) -> Iterator[T]:
+    """Yields all items of a type in a state, in order."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from all_of(kind, item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from all_of(kind, item)
+
+
+def mapped(kind: type[T], function: Callable[[T], Any], value: Any) -> Any:
+    """Copies the structure with `function(item)` for each item of a type."""
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: mapped(kind, function, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(kind, function, item) for item in value)
+    return value
 
 
 class Save:
@@ -181,3 +206,54 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write(state: dict[str, Any], path: str, aside: str) -> None:
+    """Saves a state to `aside`, which is renamed to `path` when it is complete."""
+    group, first = _group(state)
+    state = mapped(DTensor, in_pieces, state)
+    with _plainly():
+        try:
+            write_shards(state, checkpoint_id=aside, process_group=group)
+        except BaseException:
+            if first:
+                shutil.rmtree(aside, ignore_errors=True)
+            raise
+        if first:
+            before = f"{aside}.before"
+            if os.path.isdir(path):
+                os.rename(path, before)
+            os.rename(aside, path)
+            shutil.rmtree(before, ignore_errors=True)
+
+
+def read(state: dict[str, Any], path: str) -> Any:
+    """Loads shards in place. The first rank returns the other values, with None for shards."""
+    group, first = _group(state)
+    with _plainly(), read_in_pieces(state) as pieces:
+        read_shards(pieces, checkpoint_id=path, process_group=group)
+        return _plain(pieces) if first else None
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Raises the error of a rank in place of CheckpointException."""
+    try:
+        yield
+    except CheckpointException as error:
+        cause, _ = next(iter(error.failures.values()))
+        raise RuntimeError(f"{type(cause).__name__}: {cause}") from cause
+
+
+def _group(state: dict[str, Any]) -> tuple[Any, bool]:
+    return group_of(next(iter(all_of(DTensor, state))).device_mesh)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, DTensor):
+        return None
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value))
+    return value.cpu() if isinstance(value, torch.Tensor) else value

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monarch_nb.tensor.compiled.errors import CompileWarning
+from monarch_nb.tensor.errors import CompileWarning
 
 __all__ = ["CudaGraph", "Run"]
 

@@ -1,4 +1,7 @@
-"""The commands of a step with tensors renamed to registers, so that they are the same on each run."""
+"""The commands of a step with tensors renamed to registers, so that they are the same on each run, and can be compared.
+
+Only steps with equal runs can be compiled.
+"""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,3 +117,89 @@ def renamed(
     changed = tuple(register for register, number in enumerate(numbers) if number in written)
     inputs = tuple(metas[number] for number in numbers)
     return Program(inputs, tuple(operations), tuple(registers[number] for number in results), changed), fixed
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """The first difference: index of the operation in the later run, and a text.
+
+    `scalars` is not empty if the runs differ in numbers only: (operation, index of the number, before, now) for each.
+    """
+
+    index: int | None
+    text: str
+    scalars: tuple[tuple[int, int, float, float], ...] = ()
+
+
+def difference(before: Program, now: Program) -> RunDifference | None:
+    """Returns the first difference between two programs, or None."""
+    for index, (earlier, later) in enumerate(zip(before.operations, now.operations, strict=False)):
+        text = _between(earlier, later)
+        if text:
+            return RunDifference(index, text)
+    lengths = len(before.operations), len(now.operations)
+    if lengths[0] != lengths[1]:
+        last = min(lengths)
+        longer = now if lengths[1] > lengths[0] else before
+        missing = "more" if longer is now else "no longer"
+        text = f"{lengths[0]} operations before and {lengths[1]} now: {longer.operations[last].name} {missing}"
+        return RunDifference(last if longer is now else None, text)
+    scalars = changing(before, now)
+    if scalars:
+        index, _, was, value = scalars[0]
+        others = f" (and {len(scalars) - 1} more)" if len(scalars) > 1 else ""
+        text = f"{now.operations[index].name} takes the number {was!r} before and {value!r} now{others}"
+        return RunDifference(index, text, scalars)
+    if before.inputs != now.inputs:
+        return RunDifference(None, "it uses tensors of other shapes, types or placements")
+    if before.results != now.results:
+        return RunDifference(
+            None, f"it leaves {len(before.results)} tensors before and {len(now.results)} now, or others"
+        )
+    return None
+
+
+def changing(before: Program, now: Program) -> tuple[tuple[int, int, float, float], ...]:
+    """Numbers in which two runs of the same operations differ."""
+    return tuple(
+        (index, position, was, value)
+        for index, (earlier, later) in enumerate(zip(before.operations, now.operations, strict=True))
+        for position, (was, value) in enumerate(zip(earlier.floats, later.floats, strict=True))
+        if was != value and not (was != was and value != value)
+    )
+
+
+def _between(before: ProgramOperation, now: ProgramOperation) -> str:
+    if before.name != now.name:
+        return f"{before.name} before and {now.name} now"
+    if not _same(before.action, now.action):
+        return f"{_arguments(before.action)} before and {_arguments(now.action)} now"
+    if before.tensors != now.tensors:
+        return f"{before.name} takes another tensor than before"
+    if before.drawn != now.drawn:
+        return f"{before.name} draws other random numbers than before"
+    if len(before.floats) != len(now.floats):
+        return f"{before.name} takes {len(before.floats)} numbers before and {len(now.floats)} now"
+    return ""
+
+
+def _same(before: Action, now: Action) -> bool:
+    if isinstance(before, Define) and isinstance(now, Define):
+        return before is now or before == now
+    if isinstance(before, Sent) and isinstance(now, Sent):
+        return before.made == now.made and torch.equal(before.tensor, now.tensor)
+    if type(before) is not type(now):
+        return False
+    return _arguments(before) == _arguments(now)
+
+
+def _arguments(action: Action) -> str:
+    """Text of an action; equal for equal actions of a kind."""
+    match action:
+        case Define():
+            shapes = ", ".join(f"{tuple(meta.shape)}" for meta in action.made)
+            return f"{action.operation} (giving {shapes or 'nothing'})"
+        case Sent():
+            return f"a local tensor of shape {tuple(action.tensor.shape)} sent to the mesh"
+    args = ", ".join([*map(repr, action.args), *(f"{name}={value!r}" for name, value in sorted(action.kwargs.items()))])
+    return f"{action.operation}({args}) giving {action.made} in parts {action.in_parts}, {action.seeded}"

@@ -15,9 +15,8 @@ from monarch_nb.tensor.compiled.program import Sent, Trace
 from monarch_nb.tensor.compiled.source import Constant, FunctionSource, source_of, variables
 from monarch_nb.tensor.failure import Failure, LostTensor
 from monarch_nb.tensor.propagation import Meta, laid_out, leaves, overload, placed, spec_of
-from monarch_nb.tensor.seeds import later
-from monarch_nb.tensor.workers.making import distributed, maker
-from monarch_nb.tensor.workers.randomness import seeder
+from monarch_nb.tensor.seeds import later, seeder
+from monarch_nb.tensor.workers.plans import distributed, maker
 from monarch_nb.tensor.workers.usage import Stopwatch
 
 Failed = Callable[[int, str, BaseException], Failure]  # index of the operation, its name, the error

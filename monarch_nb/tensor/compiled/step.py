@@ -15,18 +15,24 @@ from torch.utils import _pytree as pytree
 
 from monarch_nb._about import more
 from monarch_nb.tensor import device
-from monarch_nb.tensor.batch import CallSites, WriteRecord
 from monarch_nb.tensor.commands import REPLAY
-from monarch_nb.tensor.compiled.capture import Capture, GradientSlot, Leaf, captured, parameters, shared_memory
-from monarch_nb.tensor.compiled.difference import RunDifference
-from monarch_nb.tensor.compiled.errors import CompileError, CompileWarning
+from monarch_nb.tensor.compiled.capture import (
+    Capture,
+    GradientSlot,
+    Leaf,
+    captured,
+    is_recording,
+    parameters,
+    recorded,
+    shared_memory,
+)
 from monarch_nb.tensor.compiled.guards import Watched
-from monarch_nb.tensor.compiled.program import Trace
-from monarch_nb.tensor.compiled.recording import is_recording, recorded
+from monarch_nb.tensor.compiled.program import RunDifference, Trace
+from monarch_nb.tensor.errors import CompileError, CompileWarning
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.origin import origin_of
 from monarch_nb.tensor.propagation import Meta
-from monarch_nb.tensor.references import Copied, Reference, StepWrites
+from monarch_nb.tensor.references import CallSites, Copied, Reference, StepWrites, WriteRecord
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import make_again, make_stale, share

@@ -2,7 +2,6 @@
 
 model = module_to_mesh(model, mesh, {"*.up": "column", "*.down": "row"})
 
-A plan says where parameters lie (`plan`, `styles`); they are cut and sent, or made on the mesh (`parameters`); hooks
-place what goes through the module, gather what is fully sharded, and sum up gradients (`flow`, `gathering`,
-`gradients`).
+A plan says where parameters lie (`plan`); they are cut and sent, or made on the mesh, and hooks place what goes through
+the module and gather what is fully sharded (`to_mesh`); gradients are summed up (`gradients`).
 """

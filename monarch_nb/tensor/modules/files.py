@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from monarch_nb.tensor.checkpoints.nested import all_of
+from monarch_nb.tensor.checkpoints import workers
+from monarch_nb.tensor.checkpoints.workers import all_of
 from monarch_nb.tensor.commands import RunFunction, TensorOf
 from monarch_nb.tensor.factories import refilling
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
-from monarch_nb.tensor.workers import files
 
 
 def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -26,7 +26,7 @@ def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     path = os.path.abspath(path)
     stream = _stream(state_dict)
     stream.held.require_contents(tensor.reference.number for tensor in all_of(MeshTensor, state_dict))
-    _run(stream, state_dict, files.write, path, f"{path}.{uuid.uuid4().hex[:8]}")
+    _run(stream, state_dict, workers.write, path, f"{path}.{uuid.uuid4().hex[:8]}")
 
 
 def load(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -39,7 +39,7 @@ def load(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     stream = _stream(state_dict)
     tensors = tuple(all_of(MeshTensor, state_dict))
     with rewriting(tensor.reference for tensor in tensors), refilling(stream, tensors):
-        loaded = _run(stream, state_dict, files.read, os.path.abspath(path), written=tensors)
+        loaded = _run(stream, state_dict, workers.read, os.path.abspath(path), written=tensors)
     _take(state_dict, loaded)
 
 

@@ -18,8 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from monarch_nb.tensor.handle import MeshTensor, redistributed
 from monarch_nb.tensor.mesh import Mesh
 from monarch_nb.tensor.modules.gradients import sum_gradients
-from monarch_nb.tensor.modules.plan import Plan, Resolved
-from monarch_nb.tensor.modules.styles import Style
+from monarch_nb.tensor.modules.plan import Plan, Resolved, Style
 from monarch_nb.tensor.propagation import Placements, replicated
 from monarch_nb.wire import kind_of
 

@@ -3,9 +3,19 @@
 place((1024, 1024), "float32", 4, ("data", "model"), (4, 2), [Shard(0), Replicate()])   # -> Placement
 """
 
-from monarch_nb.tensor.placement.document import document
-from monarch_nb.tensor.placement.kinds import Kind, Partial, Replicate, Shard, kind_of
-from monarch_nb.tensor.placement.placement import Block, Placement, place, shape_text, size_text
+from monarch_nb.tensor.placement.picture import document
+from monarch_nb.tensor.placement.placement import (
+    Block,
+    Kind,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    kind_of,
+    place,
+    shape_text,
+    size_text,
+)
 from monarch_nb.tensor.placement.text import text_of
 from monarch_nb.tensor.placement.values import EDGE, values_document
 

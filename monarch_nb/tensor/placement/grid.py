@@ -5,8 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monarch_nb.tensor.placement.cutting import Span
-from monarch_nb.tensor.placement.placement import Placement
+from monarch_nb.tensor.placement.placement import Placement, Span
 
 Segment = tuple[Span, ...]  # neighbours along a dimension that are drawn as one, mostly one span
 WHOLE: Segment = ((0, 1),)  # of a dimension that a tensor does not have

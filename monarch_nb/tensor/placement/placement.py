@@ -1,16 +1,104 @@
-"""Placement of a tensor: its blocks, their ranks and sizes."""
+"""Placement of a tensor: how mesh dimensions cut it, its blocks, their ranks and sizes."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from monarch_nb.shape import Extent, spans
-from monarch_nb.tensor.placement.cutting import Spans, cut, length
-from monarch_nb.tensor.placement.kinds import Kind, Partial, Replicate, Shard, kind_of
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+Span = tuple[int, int]  # from, to: half open
+Spans = tuple[Span, ...]  # ascending and apart; empty where a rank has nothing
+
+
+def length(spans: Iterable[Span]) -> int:
+    """Total length of the spans."""
+    return sum(stop - start for start, stop in spans)
+
+
+def cut(spans: Spans, pieces: int, at: int, factor: int = 1) -> Spans:
+    """Piece number `at` of so many, by the rule of PyTorch's Shard; with a `factor`, of its _StridedShard."""
+    if factor == 1:
+        return _chunk(spans, pieces, at)
+    found: list[Span] = []
+    for part in range(factor):
+        found += _chunk(_chunk(spans, factor, part), pieces, at)
+    return _joined(found)
+
+
+def _chunk(spans: Spans, pieces: int, at: int) -> Spans:
+    total = length(spans)
+    size = -(-total // pieces)
+    return _taken(spans, at * size, min((at + 1) * size, total))
+
+
+def _taken(spans: Spans, first: int, last: int) -> Spans:
+    """The sub-spans from index `first` to `last` in the concatenated spans."""
+    found: list[Span] = []
+    before = 0
+    for start, stop in spans:
+        begin, end = max(first - before, 0), min(last - before, stop - start)
+        if begin < end:
+            found.append((start + begin, start + end))
+        before += stop - start
+    return tuple(found)
+
+
+def _joined(spans: Iterable[Span]) -> Spans:
+    found: list[Span] = []
+    for start, stop in sorted(spans):
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return tuple(found)
+
+
+class Shard(msgspec.Struct, frozen=True, tag="shard"):
+    """Cuts dimension `dim` of the tensor as torch.chunk does: the last pieces may be smaller, or empty.
+
+    With `factor` > 1 each of so many equal parts of the dimension is cut, and a rank has one piece of each.
+    """
+
+    dim: int
+    factor: int = 1
+
+    def __str__(self) -> str:
+        return f"Shard({self.dim})" if self.factor == 1 else f"Shard({self.dim}, in {self.factor} parts)"
+
+
+class Replicate(msgspec.Struct, frozen=True, tag="replicate"):
+    """Replicates the tensor on every rank."""
+
+    def __str__(self) -> str:
+        return "Replicate()"
+
+
+class Partial(msgspec.Struct, frozen=True, tag="partial"):
+    """Every rank has a partial value of each element; reducing them with `op` gives the tensor."""
+
+    op: str = "sum"
+
+    def __str__(self) -> str:
+        return f"Partial({self.op})"
+
+
+Kind = Shard | Replicate | Partial
+
+
+def kind_of(placement: Any) -> Kind:
+    """Converts a placement of PyTorch or of this module. Raises TypeError for anything else."""
+    if isinstance(placement, Kind):
+        return placement
+    if hasattr(placement, "reduce_op"):
+        return Partial(str(placement.reduce_op))
+    if hasattr(placement, "dim"):
+        return Shard(int(placement.dim), int(getattr(placement, "split_factor", 1)))
+    if getattr(placement, "is_replicate", bool)():
+        return Replicate()
+    raise TypeError(f"{placement!r} is no placement: use Shard(dim), Replicate() or Partial(op)")
 
 
 def size_text(count: float) -> str:

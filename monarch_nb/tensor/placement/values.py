@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from monarch_nb.shape import spans
-from monarch_nb.tensor.placement.kinds import Partial
-from monarch_nb.tensor.placement.placement import Placement
+from monarch_nb.tensor.placement.placement import Partial, Placement
 from monarch_nb.tensor.verbs import Values
 
 EDGE = 8  # elements that are shown along each of the last two dimensions

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._lazy import lazy_names
 
-from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
+from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError, user_line
 from .execute import Runner, leaves, overload
-from .lines import user_line
-from .meta import MeshLayout, Meta, Placements, replicated
+from .meta import MeshLayout, Meta, Placements, carrier, replicated, spec_of
 from .placing import laid_out, one_piece_each, placed, placed_otherwise, reduced_as_they_are, whole
 from .plan import (
     Call,
@@ -27,7 +26,6 @@ from .plan import (
     StepProgram,
     Write,
 )
-from .specs import carrier, spec_of
 
 if TYPE_CHECKING:
     from .propagator import Propagator

@@ -1,22 +1,52 @@
-"""Builder of programs."""
+"""Builder of programs: steps, and the collectives that they cost."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from .accounting import Recorder
+from .counting import counted_from_front
 from .meta import Meta, Placements, replicated
-from .operation import Operation
+from .operation import Operation, slots, summed
 from .placing import placed
 from .plan import Call, Collective, LocalStep, Redistribute, Slot, Step, StepProgram, Write
 from .world import World
 
-__all__ = ["Draft"]
-
 aten = torch.ops.aten
+_QUIET = ("wait_tensor",)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records collectives of DTensors in a `with` block. `dims` maps groups to mesh dimensions."""
+
+    def __init__(self, dims: Mapping[str, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dims = dims
+        self.found: list[Collective] = []
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: tuple[type, ...],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        """Lets DTensors dispatch; records their collectives."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func.namespace in ("_c10d_functional", "_dtensor", "c10d_functional"):
+            kind = func.__name__.partition(".")[0]
+            group = next((a for a in reversed(args) if isinstance(a, str) and a in self._dims), None)
+            if group is not None and kind not in _QUIET:
+                nbytes = sum(t.numel() * t.element_size() for t in tree_leaves(args[0]) if isinstance(t, torch.Tensor))
+                self.found.append(Collective(kind, self._dims[group], nbytes))
+        return func(*args, **(kwargs or {}))
 
 
 class Draft:
@@ -156,3 +186,69 @@ def redistribution(world: World, meta: Meta, placements: Placements) -> list[Col
     with recorder, contextlib.suppress(DataDependentOutputException):  # shards that views cut unevenly: not counted
         placed(tensor._local_tensor, tensor._spec, wanted, world.spec(wanted))
     return recorder.found
+
+
+class Writer:
+    """Adds operations to a draft; a call returns the slot of the first result."""
+
+    def __init__(
+        self, operation: Operation, draft: Draft, ask: Callable[[Operation], tuple[Draft, list[int | None]]]
+    ) -> None:
+        self._operation = operation
+        self._draft = draft
+        self._ask = ask
+
+    def __call__(self, func: torch._ops.OpOverload, *args: object, **kwargs: object) -> Slot:
+        """Adds an operation; returns the slot of the first result."""
+        return self.all(func, *args, **kwargs)[0]
+
+    def all(self, func: torch._ops.OpOverload, *args: object, **kwargs: object) -> list[Slot]:
+        """Adds an operation; returns the slots of all results."""
+        args, kwargs = counted_from_front(func, args, kwargs, self._shape) or (args, kwargs)
+        registers = [*slots(list(args)), *slots(list(kwargs.values()))]
+        numbers = iter(range(len(registers)))
+
+        def renumbered(given: object) -> object:
+            if isinstance(given, Slot):
+                return Slot(next(numbers))
+            return type(given)(map(renumbered, given)) if isinstance(given, list | tuple) else given
+
+        inner, results = self._ask(
+            replace(
+                self._operation,
+                func=func,
+                args=tuple(renumbered(a) for a in args),
+                kwargs={name: renumbered(a) for name, a in kwargs.items()},
+                metas=tuple(self._draft.metas[at] for at in registers),
+            )
+        )
+        at = self._draft.splice(inner, registers)
+        return [Slot(at[register]) for register in results if register is not None]
+
+    def whole(self, slot: Slot) -> Slot:
+        """The tensor, replicated."""
+        return Slot(self._draft.gather(slot.register))
+
+    def summed(self, slot: Slot) -> Slot:
+        """The tensor, reduced if it is partial."""
+        placements = self._draft.metas[slot.register].placements
+        return Slot(self._draft.redistribute(slot.register, summed(placements)))
+
+    def cut(self, slot: Slot, placements: Sequence[Placement]) -> Slot:
+        """The tensor with these placements."""
+        return Slot(self._draft.redistribute(slot.register, tuple(placements)))
+
+    def like(self, slot: Slot, other: Slot) -> Slot:
+        """The tensor with the placements of another one."""
+        return Slot(self._draft.redistribute(slot.register, self._draft.metas[other.register].placements))
+
+    def placements(self, slot: Slot) -> Placements:
+        """The placements of a slot."""
+        return self._draft.metas[slot.register].placements
+
+    def _shape(self, given: object) -> tuple[int, ...] | None:
+        return self.shape(given) if isinstance(given, Slot) else None
+
+    def shape(self, slot: Slot) -> tuple[int, ...]:
+        """The global shape of a slot."""
+        return self._draft.metas[slot.register].shape

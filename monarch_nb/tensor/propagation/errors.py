@@ -1,8 +1,13 @@
-"""Exceptions for operations on sharded tensors that are refused when they are issued."""
+"""Exceptions for operations on sharded tensors that are refused when they are issued, and the user's line."""
+
+import os
+import sys
+from types import FrameType
+
+import torch
 
 from monarch_nb._about import more
-
-__all__ = ["DataDependentShapeError", "NoRuleError", "PropagationError", "ViewWriteError"]
+from monarch_nb.code.file_names import name_of
 
 _MORE = more("manual/tensors.md#what-goes-wrong")
 
@@ -26,3 +31,20 @@ class NoRuleError(PropagationError):
 
 class ViewWriteError(PropagationError):
     """A write through a view that is a copy, because the dimension it cuts is sharded: it would be lost."""
+
+
+_INSIDE = (os.path.dirname(torch.__file__) + os.sep, __file__.rpartition(os.sep + "tensor" + os.sep)[0] + os.sep)
+
+
+def user_line() -> str:
+    """`file:line` of the innermost frame that is neither PyTorch's nor ours; empty where there is none.
+
+    In a backward pass that is the line that called `backward()`, if autograd runs on the calling thread.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_INSIDE) and not name.startswith("<frozen"):
+            return f"{name_of(name)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -9,10 +9,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .meta import Meta, dense
+from .meta import Meta, dense, spec_of
 from .placing import is_in_order, laid_out, placed
 from .plan import Call, LocalStep, Redistribute, Scalar, Slot, Step, StepProgram, Write
-from .specs import spec_of
 
 __all__ = ["Runner", "leaves", "overload"]
 

@@ -1,4 +1,4 @@
-"""Metadata of sharded tensors: global shape, dtype, strides and placements."""
+"""Metadata of sharded tensors: global shape, dtype, strides and placements; their DTensorSpecs."""
 
 import math
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._math_ops import _NormPartial
-from torch.distributed.tensor.placement_types import Placement
-
-__all__ = ["MeshLayout", "Meta", "Placements", "contiguous", "dense", "replicated"]
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 Placements = tuple[Placement, ...]
 
@@ -170,3 +170,33 @@ def _word(placement: Placement) -> str:
     if type(placement) is Partial:
         return f"Partial({placement.reduce_op})"
     return "Replicate" if placement.is_replicate() else str(placement)
+
+
+# Process groups carry these as wider ones, which hold the same numbers.
+_CARRIERS = {
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+    torch.float8_e4m3fnuz: torch.float32,
+    torch.float8_e5m2fnuz: torch.float32,
+    torch.float8_e8m0fnu: torch.float32,
+}
+
+
+def carrier(dtype: torch.dtype) -> torch.dtype | None:
+    """The wider dtype in which collectives carry values of a dtype; None if they carry it directly."""
+    return _CARRIERS.get(dtype)
+
+
+def spec_of(meta: Meta, mesh: DeviceMesh) -> DTensorSpec:
+    """The spec of a tensor with this meta.
+
+    Strided shards are what views make of shards, cut in order of the mesh dimensions; not an order of their own.
+    """
+    facts = TensorMeta(torch.Size(meta.shape), meta.stride, meta.dtype)
+    strided = any(isinstance(p, _StridedShard) for p in meta.placements)
+    return DTensorSpec(
+        mesh, meta.placements, tensor_meta=facts, use_strided_shard_as_shard_order=False if strided else None
+    )

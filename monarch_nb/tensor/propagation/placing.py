@@ -8,8 +8,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from .meta import Meta, dense
-from .specs import carrier
+from .meta import Meta, carrier, dense
 
 __all__ = ["is_in_order", "laid_out", "one_piece_each", "placed", "placed_otherwise", "reduced_as_they_are", "whole"]
 

@@ -7,21 +7,17 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.distributed.tensor import Partial
 
-from .draft import Draft
-from .errors import DataDependentShapeError, PropagationError
-from .lines import user_line
-from .lowered import Unfit, flat, lowered, reason
+from .draft import Draft, Writer
+from .errors import DataDependentShapeError, PropagationError, user_line
+from .lowered import Unfit, flat, imagined, lowered, reason, refuse_one_address
 from .meta import MeshLayout, Meta, Placements, replicated
-from .operation import Leaf, Operation, out_of_place
-from .partial import carries_parts, has_parts, summed
+from .operation import Leaf, Operation, carries_parts, has_parts, out_of_place, summed
 from .plan import OperationPlan, PlanNotice, Redistribute, ResultSlot, Slot, Write, builder
 from .rewrites import ALWAYS, REWRITES
 from .rules import as_they_lie, by_own_rules, has_own_rule
-from .shapes import imagined, refuse_one_address
 from .sharded import by_rules
 from .substitutes import Body, SubstituteTrace, substitute
 from .world import World, imagining
-from .writing import Writer
 
 __all__ = ["Planner"]
 

@@ -7,8 +7,7 @@ import torch
 from monarch_nb.transport import held_back
 
 from .counting import counted_from_front
-from .errors import PropagationError
-from .lines import user_line
+from .errors import PropagationError, user_line
 from .meta import MeshLayout, Meta, Placements
 from .operation import Operation
 from .plan import OperationPlan, Scalar, Slot

@@ -9,11 +9,11 @@ from functools import reduce
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
+from .draft import Writer
 from .meta import Meta
 from .operation import Operation
 from .plan import Slot
 from .rules import LOSSES, MEAN, NONE, SUM
-from .writing import Writer
 
 __all__ = ["ALWAYS", "REWRITES", "Rewrite"]
 

@@ -14,8 +14,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from .lowered import Lowering, Unfit
 from .meta import Meta, Placements
-from .operation import Leaf, Operation, slots
-from .partial import has_parts
+from .operation import Leaf, Operation, has_parts, slots
 from .plan import Slot
 
 __all__ = ["IS_BEFORE_2_13", "LOSSES", "MEAN", "NONE", "SUM", "as_they_lie", "by_own_rules", "has_own_rule"]

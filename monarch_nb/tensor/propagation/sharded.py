@@ -17,13 +17,11 @@ from torch.distributed.tensor._op_schema import OutputSharding
 from torch.distributed.tensor._ops import utils
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from .accounting import Recorder
-from .draft import Draft
+from .draft import Draft, Recorder
 from .lowered import Lowering, Unfit, flat, lowered, reason
-from .meta import Meta, Placements
+from .meta import Meta, Placements, carrier
 from .operation import Leaf, Operation, slots
 from .plan import Collective, Slot
-from .specs import carrier
 from .world import World
 
 __all__ = ["by_rules"]

@@ -11,11 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .errors import PropagationError
-from .lines import user_line
+from .draft import Writer
+from .errors import PropagationError, user_line
 from .operation import Operation
 from .plan import Slot
-from .writing import Writer
 
 __all__ = ["Body", "SubstituteTrace", "has_kernel", "substitute"]
 

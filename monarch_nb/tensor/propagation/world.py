@@ -22,8 +22,7 @@ from torch.distributed.tensor import DTensor, _collective_utils, placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from .meta import MeshLayout, Meta, dense
-from .specs import spec_of
+from .meta import MeshLayout, Meta, dense, spec_of
 
 __all__ = ["World", "imagining"]
 

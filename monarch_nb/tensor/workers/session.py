@@ -36,10 +36,9 @@ from monarch_nb.tensor.failure import Failure, LostInputError, LostTensor
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.propagation import whole
 from monarch_nb.tensor.replicas import StreamContents, receive, send
+from monarch_nb.tensor.seeds import BORROWED
 from monarch_nb.tensor.verbs import MemoryUsed
-from monarch_nb.tensor.workers.making import distributed, empty, held, made_in_parts
-from monarch_nb.tensor.workers.plans import Env, Executable, PlanSignature
-from monarch_nb.tensor.workers.randomness import BORROWED
+from monarch_nb.tensor.workers.plans import Env, Executable, PlanSignature, distributed, empty, held, made_in_parts
 from monarch_nb.tensor.workers.usage import Stopwatch, usage
 from monarch_nb.wire import format_exception
 
