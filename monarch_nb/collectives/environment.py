@@ -22,10 +22,18 @@ def of_rank(rank: int, size: int, local_rank: int, local_size: int, master: tupl
     group = rank // local_size
     groups = -(-size // local_size)
     values = {
-        "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size,
-        "GROUP_RANK": group, "GROUP_WORLD_SIZE": groups, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size,
-        "ROLE_NAME": "rank", "MASTER_ADDR": master[0], "MASTER_PORT": master[1],
-    }  # fmt: skip
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_RANK": group,
+        "GROUP_WORLD_SIZE": groups,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": size,
+        "ROLE_NAME": "rank",
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": master[1],
+    }
     return {name: str(value) for name, value in values.items()}
 
 

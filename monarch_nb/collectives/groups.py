@@ -10,9 +10,10 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -44,9 +45,14 @@ from monarch_nb.collectives.threads import (
 )
 from monarch_nb.collectives.verbs import GroupKey
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 logger = logging.getLogger(__name__)
 
 _C10D = "torch.distributed.distributed_c10d"
+_HELPER = "_new_process_group_helper"  # the function there that makes groups
+_patched: "weakref.WeakSet[Callable[..., object]]" = weakref.WeakSet()
 _CONNECTS_S = 0.5  # for a connection to a store to be made
 _STORE_OPENS_S = 5.0  # for a thread that looks for a store that is not there to find the stand-in
 
@@ -97,15 +103,15 @@ class ProcessGroups:
         when_imported(DEVICE_MESH, watch_meshes)
 
     def _change(self, module: ModuleType) -> None:
-        make = getattr(module, "_new_process_group_helper", None)
-        if make is None or getattr(make, "_monarch", False):
+        make = getattr(module, _HELPER, None)
+        if make is None or make in _patched:
             return
 
-        def helper(*args: Any, **kwargs: Any) -> Any:
+        def helper(*args: object, **kwargs: object) -> "tuple[ProcessGroup, object]":
             return self._make(module, make, args, kwargs)
 
-        helper._monarch = True  # type: ignore[attr-defined]
-        module._new_process_group_helper = helper  # type: ignore[attr-defined]
+        _patched.add(helper)
+        setattr(module, _HELPER, helper)
         if self._number:
             module._world.group_count = self._number
 
@@ -118,7 +124,13 @@ class ProcessGroups:
         finally:
             self._local.apart = False
 
-    def _make(self, module: Any, make: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _make(
+        self,
+        module: ModuleType,
+        make: "Callable[..., tuple[ProcessGroup, object]]",
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> "tuple[ProcessGroup, object]":
         thread, connections = threading.get_ident(), Connections()
         apart = getattr(self._local, "apart", False)
         since = time.time_ns()
@@ -146,20 +158,20 @@ class ProcessGroups:
 
     # -- what there is ----------------------------------------------------------------------------------------------
 
-    def _live(self) -> dict[str, Any]:
+    def _live(self) -> "dict[str, ProcessGroup]":
         """The program's groups, by name."""
-        module: Any = sys.modules.get(_C10D)
+        module = sys.modules.get(_C10D)
         if module is None:
             return {}
         return {name: group for group, name in tuple(module._world.pg_names.items()) if name not in self._apart}
 
     def keys(self) -> dict[str, GroupKey]:
         """The program's groups, by name."""
-        module: Any = sys.modules.get(_C10D)
         found = {}
         for name, group in self._live().items():
-            members = module._world.pg_group_ranks.get(group, {})
-            host, port = address(module._world.pg_map.get(group, (None, None))[1])
+            world = sys.modules[_C10D]._world
+            members = world.pg_group_ranks.get(group, {})
+            host, port = address(world.pg_map.get(group, (None, None))[1])
             found[name] = GroupKey(name, tuple(sorted(map(int, members))), f"{host}:{port}" if port else "")
         return found
 
@@ -239,11 +251,11 @@ class ProcessGroups:
         mine = (one for one in remembered if one.thread == thread and one.time_created_ns >= since_ns)
         return {one.process_group[0] for one in mine} & set(live)
 
-    def _in_frames(self, frames: list[FrameType], live: Mapping[str, Any]) -> set[str]:
+    def _in_frames(self, frames: list[FrameType], live: "Mapping[str, ProcessGroup]") -> set[str]:
         """The group of the innermost function of torch.distributed that a thread is in."""
-        module: Any = sys.modules.get(_C10D)
+        module = sys.modules.get(_C10D)
         for frame in frames:
-            if frame.f_globals is getattr(module, "__dict__", None):
+            if module is not None and frame.f_globals is vars(module):
                 for name in ("group", "pg", "process_group"):
                     if name in frame.f_code.co_varnames:
                         group = frame.f_locals.get(name)
@@ -302,7 +314,7 @@ class ProcessGroups:
         tries again, after a pause that grows with each time. Only where the store was to be on this host; other
         processes may look for it, too.
         """
-        distributed: Any = sys.modules["torch.distributed"]
+        distributed = sys.modules["torch.distributed"]
         for host, port in places:
             try:
                 store = distributed.TCPStore(host, port, None, True, wait_for_workers=False)
@@ -331,11 +343,12 @@ class ProcessGroups:
         """Gives groups up: those of `keys`, those with a lost member, those that were cut, or all; others, and those of
         `again`, live on. Names of groups that are made next begin at `number`, which has to be the same on all ranks.
         Blocks for a moment."""
-        module: Any = sys.modules.get(_C10D)
+        module = sys.modules.get(_C10D)
         mine = self.keys()
-        names = {
+        names = self.broken - {key.name for key in again if key in mine.values()}
+        names |= {
             name for name, key in mine.items() if everything or key in keys or not set(lost).isdisjoint(key.members)
-        } | (self.broken - {key.name for key in again if key in mine.values()})  # fmt: skip
+        }
         self._cut_joins = False
         self._number = number
         if module is None:
@@ -370,7 +383,7 @@ class ProcessGroups:
     def ended(self, busy: set[str]) -> set[str]:
         """Groups that cannot go on once they are cut: those that a call still uses, those that were made in the call
         that was cut, where the next one makes them anew, and those that PyTorch cannot connect anew."""
-        module: Any = sys.modules.get(_C10D)
+        module = sys.modules.get(_C10D)
         times = {name: made.times for name, made in tuple(self._made.items())}
         return {
             name
@@ -381,8 +394,12 @@ class ProcessGroups:
     def renew(self, keys: tuple[GroupKey, ...], number: int) -> tuple[GroupKey, ...]:
         """Connects groups anew, with all their members, and resets what modules had begun with them. Blocks for some
         seconds at most. Those that could not be connected."""
-        module: Any = sys.modules.get(_C10D)
-        mine, live, failed, groups = self.keys(), self._live(), list[GroupKey](), list[Any]()
+        mine, live, failed, groups = (
+            self.keys(),
+            self._live(),
+            list[GroupKey](),
+            list[tuple[GroupKey, "ProcessGroup", _CreatedGroup]](),
+        )
         for key in keys:
             made = self._made.get(key.name)
             if mine.get(key.name) != key or made is None:
@@ -390,7 +407,7 @@ class ProcessGroups:
             self._cut_group(key.name)
             since = time.time_ns()
             try:
-                connections = renew(module, live[key.name], number, made.times)
+                connections = renew(sys.modules[_C10D], live[key.name], number, made.times)
             except Exception:
                 logger.debug("the process group %s was not connected anew", key.name, exc_info=True)
                 failed.append(key)
@@ -420,14 +437,14 @@ class ProcessGroups:
 PROCESS_GROUPS = ProcessGroups()
 
 
-def _abort(group: Any) -> None:
+def _abort(group: "ProcessGroup") -> None:
     """NCCL's collectives end by this; gloo's do not."""
     for device in tuple(getattr(group, "_device_types", ())):
         with contextlib.suppress(Exception):
             group._get_backend(device).abort()
 
 
-def _forget_default(module: Any, group: Any) -> None:
+def _forget_default(module: ModuleType, group: "ProcessGroup") -> None:
     """Takes the default group out of torch's tables, and leaves the others there, which `destroy` would not."""
     world = module._world
     name = world.pg_names.pop(group, None)

@@ -10,10 +10,17 @@ import sys
 import weakref
 from collections.abc import Collection, Iterator
 from datetime import timedelta
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.collectives.connections import Connections
 from monarch_nb.collectives.threads import address
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.nn import Module
+    from torch.nn.parallel import DistributedDataParallel
 
 _FIRST_TYPE = 100  # of backends; PyTorch's own are below
 MOST = 64  # times that one group is renewed: PyTorch keeps the threads of each backend until the group goes
@@ -25,7 +32,7 @@ _GROUPS = ("shard_process_group", "replicate_process_group", "reduce_scatter_pro
 _STATES = "torch.distributed._composable_state"
 
 
-def can_renew(module: Any, group: Any, times: int) -> bool:
+def can_renew(module: ModuleType | None, group: "ProcessGroup", times: int) -> bool:
     """Returns whether a group can be renewed once more, as gloo groups can. `module` is torch's."""
     gloo = getattr(module, "ProcessGroupGloo", None)
     try:
@@ -41,14 +48,14 @@ def can_renew(module: Any, group: Any, times: int) -> bool:
         return False
 
 
-def renew(module: Any, group: Any, number: int, times: int) -> Connections:
+def renew(module: ModuleType, group: "ProcessGroup", number: int, times: int) -> Connections:
     """Connects the members of a group anew; all of them call this, with the same number. Blocks until all have, or
     raises after some seconds."""
     name, store = module._world.pg_names[group], module._world.pg_map[group][1]
     before = group._get_backend(next(iter(group._device_types)))
     host, port = address(store)
     if port:  # another thread may wait in the group's own
-        torch: Any = sys.modules["torch.distributed"]
+        torch = sys.modules["torch.distributed"]
         store = torch.TCPStore(host, port, None, False, timedelta(seconds=_JOINS_S), wait_for_workers=False)
     connections = Connections()
     with connections.noted():
@@ -71,7 +78,7 @@ def renew(module: Any, group: Any, number: int, times: int) -> Connections:
     return connections
 
 
-def reset_modules(groups: Collection[Any]) -> None:
+def reset_modules(groups: "Collection[ProcessGroup]") -> None:
     """Resets what modules have begun but not ended with these groups, equally on all members."""
     for replicated in _replicated(groups):
         _reset_replicated(replicated)
@@ -88,33 +95,33 @@ def reset_modules(groups: Collection[Any]) -> None:
 
 
 # DDP modules, with their built-in communication hooks, which DDP hands to its reducer and does not remember
-_made: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+_made: "weakref.WeakKeyDictionary[DistributedDataParallel, object]" = weakref.WeakKeyDictionary()
 _meshes: "dict[int, weakref.ref[Any]]" = {}  # device meshes by identity: equal ones are different meshes here
 
 
-def watch_replicated(module: Any) -> None:
+def watch_replicated(module: ModuleType) -> None:
     """DDP modules that are made from now on are known. `module` is torch's."""
     kind = module.DistributedDataParallel
     begin, register = kind._ddp_init_helper, kind._register_builtin_comm_hook
 
-    def helper(ddp: Any, *args: Any, **kwargs: Any) -> Any:
+    def helper(ddp: "DistributedDataParallel", *args: object, **kwargs: object) -> object:
         _made.setdefault(ddp, None)
         return begin(ddp, *args, **kwargs)
 
-    def register_builtin(ddp: Any, comm_hook_type: Any) -> None:
+    def register_builtin(ddp: "DistributedDataParallel", comm_hook_type: object) -> None:
         register(ddp, comm_hook_type)
         _made[ddp] = comm_hook_type
 
     kind._ddp_init_helper, kind._register_builtin_comm_hook = helper, register_builtin
 
 
-def watch_meshes(module: Any) -> None:
+def watch_meshes(module: ModuleType) -> None:
     """Device meshes that are made from now on are known. `module` is torch's."""
     kind = module.DeviceMesh
     begin = kind.__init__
 
     @functools.wraps(begin)
-    def init(mesh: Any, *args: Any, **kwargs: Any) -> None:
+    def init(mesh: "DeviceMesh", *args: object, **kwargs: object) -> None:
         key = id(mesh)
         _meshes[key] = weakref.ref(mesh, lambda _: _meshes.pop(key, None))
         begin(mesh, *args, **kwargs)
@@ -134,7 +141,7 @@ def retire_meshes(names: Collection[str]) -> None:
             mesh._thread_id = f"given up {id(mesh)}"  # a part of what meshes are compared by, unused here
 
 
-def _names_of_groups(mesh: Any) -> list[str]:
+def _names_of_groups(mesh: "DeviceMesh") -> list[str]:
     """Names of the groups of a mesh, one for each dimension."""
     names = getattr(mesh, "_dim_group_names", None)
     if names is None:  # before PyTorch 2.8
@@ -142,7 +149,7 @@ def _names_of_groups(mesh: Any) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def outlived(groups: Collection[Any]) -> None:
+def outlived(groups: "Collection[ProcessGroup]") -> None:
     """These groups are given up: modules on them say so when they are used."""
     if groups:
         with contextlib.suppress(Exception):  # of a version of PyTorch that keeps them otherwise
@@ -150,7 +157,7 @@ def outlived(groups: Collection[Any]) -> None:
                 module.register_forward_pre_hook(_say_outlived, prepend=True)
 
 
-def _say_outlived(module: Any, *_: Any) -> None:
+def _say_outlived(module: "Module", *_: object) -> None:
     inner = getattr(module, "module", None)
     name, of = type(module).__name__, "" if inner is None else f"({type(inner).__name__})"
     raise RuntimeError(
@@ -159,7 +166,7 @@ def _say_outlived(module: Any, *_: Any) -> None:
     )
 
 
-def _replicated(groups: Collection[Any]) -> list[Any]:
+def _replicated(groups: "Collection[ProcessGroup]") -> "list[DistributedDataParallel]":
     """The DDP modules on these groups."""
     return [ddp for ddp in tuple(_made) if any(ddp.process_group is group for group in groups)]
 
@@ -182,7 +189,7 @@ def _reset_replicated(ddp: Any) -> None:
         ddp._register_builtin_comm_hook(builtin)
 
 
-def _sharded(groups: Collection[Any]) -> Iterator[Any]:
+def _sharded(groups: "Collection[ProcessGroup]") -> Iterator[Any]:
     """The roots of FSDP2 that have run, of those on these groups; without groups all."""
     module, states = sys.modules.get(_FSDP), sys.modules.get(_STATES)
     if module is None or states is None:

@@ -58,6 +58,7 @@ _ROUNDS = 64  # of ranks that wait for ranks that wait for others
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -184,7 +185,7 @@ class Collectives:
         """
         done: Future[None] = pending_future(describe=lambda: f"process groups of {procs.name} are being given up")
         body, then = AskBroken(mesh, call, tuple(broken_off)), partial(self._give_up, procs, done)
-        self._in_turn(procs, done, lambda: self.ask(procs, procs.ranks, BROKEN, body, then, _AGREE_S))
+        self._in_turn(procs, done, lambda: self.ask(procs, procs.ranks, BROKEN, body, then, _AGREE_S), None)
         return done
 
     def renew_after_loss(
@@ -206,10 +207,11 @@ class Collectives:
         self._in_turn(procs, done, begin, set())
         return done
 
-    def _in_turn(self, procs: ProcState, done: Future[Any], begin: Callable[[], None], nothing: Any = None) -> None:
+    def _in_turn(self, procs: ProcState, done: Future[T], begin: Callable[[], None], nothing: T) -> None:
         """Begins when what came before is done: all ranks have to agree on where their next groups meet."""
         with self._lock:
-            before, self._last[procs.uid] = self._last.get(procs.uid), done
+            before = self._last.get(procs.uid)
+            self._last[procs.uid] = done
         self._runtime.later(_MOST_S, lambda: resolve_future(done, nothing))  # where something here fails
         if before is None:
             begin()

@@ -4,7 +4,6 @@ import logging
 import sys
 import threading
 from types import FrameType
-from typing import Any
 
 import msgspec
 
@@ -52,7 +51,7 @@ def records() -> list[FlightRecord]:
 
     Empty if PyTorch is configured to record none; older versions do not record those of gloo.
     """
-    library: Any = sys.modules.get("torch._C._distributed_c10d")
+    library = sys.modules.get("torch._C._distributed_c10d")
     found: list[FlightRecord] = []
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         dump = getattr(library, name, None)
@@ -64,15 +63,15 @@ def records() -> list[FlightRecord]:
     return found
 
 
-def address(store: Any) -> tuple[str, int]:
+def address(store: object) -> tuple[str, int]:
     """Host and port of the server behind a store of torch.distributed; ("", 0) where it has none."""
     for _ in range(8):
         kind = type(store)
         if not kind.__module__.startswith("torch."):  # nothing is asked of objects of the program's
             break
         if kind.__name__ == "TCPStore":
-            return str(store.host), int(store.port)
-        store = store.underlying_store if kind.__name__ == "PrefixStore" else None
+            return str(getattr(store, "host", "")), int(getattr(store, "port", 0))
+        store = getattr(store, "underlying_store", None) if kind.__name__ == "PrefixStore" else None
     return "", 0
 
 
@@ -95,7 +94,7 @@ def is_in_torch(frames: list[FrameType]) -> bool:
     return bool(frames) and str(frames[0].f_globals.get("__name__", "")).startswith("torch")
 
 
-def stores(frame: FrameType) -> list[Any]:
+def stores(frame: FrameType) -> list[object]:
     """Stores that a function has in a variable."""
     return [value for value in tuple(frame.f_locals.values()) if address(value)[1]]
 

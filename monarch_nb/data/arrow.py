@@ -10,14 +10,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ArrowError", "batches_of_stream"]
+import numpy as np
+from numpy.typing import NDArray
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 # https://arrow.apache.org/docs/format/CDataInterface.html#data-type-description-format-strings
 _TYPES = {
-    "c": "int8", "C": "uint8", "s": "int16", "S": "uint16", "i": "int32", "I": "uint32", "l": "int64", "L": "uint64",
-    "e": "float16", "f": "float32", "g": "float64",
-}  # fmt: skip
+    "c": "int8",
+    "C": "uint8",
+    "s": "int16",
+    "S": "uint16",
+    "i": "int32",
+    "I": "uint32",
+    "l": "int64",
+    "L": "uint64",
+    "e": "float16",
+    "f": "float32",
+    "g": "float64",
+}
 _TIMES = {"tdD": "int32", "tdm": "int64", "tts": "int32", "ttm": "int32", "ttu": "int64", "ttn": "int64"}
 _TEXTS = ("u", "U", "vu")
 _get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
@@ -130,14 +140,10 @@ def _column_of(column: Column, array: Any, keeper: object, offset: int, length: 
         return values
     if not dtype.startswith("float"):
         _no_nulls(column, array)
-    import numpy as np
-
     return np.where(_bits(array.buffers[0], start, length), values, np.array(np.nan, values.dtype))
 
 
-def _values(address: int | None, dtype: str, start: int, length: int, keeper: object) -> Any:
-    import numpy as np
-
+def _values(address: int | None, dtype: str, start: int, length: int, keeper: object) -> NDArray[np.generic]:
     kind = np.dtype(dtype)
     if not length or not address:
         return np.empty(0, kind)
@@ -148,10 +154,8 @@ def _values(address: int | None, dtype: str, start: int, length: int, keeper: ob
     return values
 
 
-def _decimals(scale: int, address: int | None, start: int, length: int) -> Any:
+def _decimals(scale: int, address: int | None, start: int, length: int) -> NDArray[np.float64]:
     """Numbers of 128 bits, in units of 10^-scale."""
-    import numpy as np
-
     if not length or not address:
         return np.empty(0)
     halves = np.frombuffer(ctypes.string_at(address + 16 * start, 16 * length), np.uint64).reshape(length, 2).copy()
@@ -160,9 +164,7 @@ def _decimals(scale: int, address: int | None, start: int, length: int) -> Any:
     return units / 10.0**scale
 
 
-def _bits(address: int | None, start: int, length: int) -> Any:
-    import numpy as np
-
+def _bits(address: int | None, start: int, length: int) -> NDArray[np.bool_]:
     if not length or not address:
         return np.empty(0, bool)
     first, last = start // 8, (start + length + 7) // 8

@@ -10,8 +10,6 @@ from monarch_nb.data.server import FeedServer, Progress, Serving, server
 from monarch_nb.runtime import Future, current_runtime
 from monarch_nb.shape import Extent, Point
 
-__all__ = ["Feed"]
-
 _PATIENCE_S = 600.0
 
 
@@ -62,7 +60,7 @@ class Feed:
             raise ValueError(f"the state is of {self._before:,} rows, and the source has fewer: it is another source")
         parts = prod(self._extent[name] for name in self._split) if self._split else 1
         self._number = next(Serving.numbers)
-        self._server: Any = server()
+        self._server = server()
         FeedServer.open[self._number] = Serving(
             rows,
             ranks=self._extent.nelements,
@@ -115,11 +113,11 @@ class Feed:
         )
 
     def _progress(self) -> Progress:
-        progress: Progress = self._server.progress.call_one(self._number).get()
-        return progress
+        return self._server.progress.call_one(self._number).get()
 
     def _ask(self, rank: int, part: int, step: int, done: int) -> Future[Batch | None]:
-        future: Future[Batch | None] = self._server.pull.call_one(self._number, rank, part, step, done)
+        pull: Any = self._server.pull  # what it gives encoded arrives decoded
+        future: Future[Batch | None] = pull.call_one(self._number, rank, part, step, done)
         return future
 
     def _mine(self) -> tuple[int, int]:

@@ -5,12 +5,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["Batch", "Rows", "batches_of", "rows_of"]
+Column = Any  # an array, a tensor or a list
+Batch = dict[str, Column]  # columns by name, of one length
 
-Batch = dict[str, Any]  # columns by name: arrays, tensors or lists of one length
 
-
-def rows_of(batch: Mapping[str, Any]) -> int:
+def rows_of(batch: Mapping[str, Column]) -> int:
     """Number of rows of a batch. Raises ValueError if its columns differ."""
     counts = {name: len(column) for name, column in batch.items()}
     if len(set(counts.values())) > 1:
@@ -43,7 +42,7 @@ def batches_of(source: Any) -> Iterator[Batch]:
             yield {"0": _column(item)}
 
 
-def _column(value: Any) -> Any:
+def _column(value: Any) -> Column:
     """A value with rows as it is; a single number or text, or an array without dimensions, as a column of one row."""
     if isinstance(value, list):
         return value
@@ -53,7 +52,7 @@ def _column(value: Any) -> Any:
     return value if len(shape) else value.reshape(1)
 
 
-def _array(values: list[Any]) -> Any:
+def _array(values: list[object]) -> Column:
     import numpy as np
 
     return np.asarray(values)
@@ -97,10 +96,10 @@ class Rows:
             count -= size
 
 
-def _joined(columns: list[Any]) -> Any:
+def _joined(columns: list[Column]) -> Column:
     if isinstance(columns[0], list):
         return [value for column in columns for value in column]
-    join: Callable[[list[Any]], Any]
+    join: Callable[[list[Column]], Column]
     if type(columns[0]).__module__.startswith("torch"):
         import torch
 

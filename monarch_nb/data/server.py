@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import deque
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 from monarch_nb.data.rows import Rows, rows_of
@@ -12,8 +12,6 @@ from monarch_nb.mesh.declare import Actor, concurrent_endpoint
 from monarch_nb.mesh.handle import state_of
 from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.wire import Encoded, encode
-
-__all__ = ["FeedServer", "Progress", "Serving", "server"]
 
 Progress = tuple[list[int], int | None, int, int, int]
 """Steps done by each rank, total of steps (if known), steps held, rows done, bytes read."""
@@ -34,7 +32,7 @@ class Ledger:
         self.done = [0] * ranks  # by rank: steps that it is done with
         self.ended: int | None = None  # how many steps there are, once that is known
         self._ahead = ahead
-        self._held: deque[Any] = deque()
+        self._held: deque[Step] = deque()
         self._first = 0  # the number of the first that is held
 
     @property
@@ -60,7 +58,7 @@ class Ledger:
         """Returns whether another step may be read."""
         return self.ended is None and self.next < self.slowest + self._ahead
 
-    def add(self, step: Any | None) -> None:
+    def add(self, step: Step | None) -> None:
         """Adds the next step; None marks the end."""
         if step is None:
             self.ended = self.next
@@ -76,7 +74,7 @@ class Ledger:
             self._first += 1
         return self._first > first
 
-    def step(self, number: int) -> Any:
+    def step(self, number: int) -> Step | None:
         """Returns a held step, or None before it is read. Raises LookupError after all ranks are done with it."""
         index = number - self._first
         if index < 0:
@@ -109,7 +107,7 @@ class Serving:
     async def pull(self, part: int, step: int) -> Encoded | None:
         """Waits for a part of a step; None after the last step."""
         while True:
-            held: Step | None = self.ledger.step(step)
+            held = self.ledger.step(step)
             if held is not None:
                 return held.parts[part]  # None: the last step has nothing for this part
             if self.ledger.ended is not None and step >= self.ledger.ended:
@@ -205,7 +203,7 @@ class Serving:
 class FeedServer(Actor):
     """Serves all feeds of this process. Feeds add themselves to `open`, since a source cannot be sent."""
 
-    open: "dict[int, Serving]" = {}  # noqa: RUF012  # of the process
+    open: ClassVar[dict[int, Serving]] = {}  # of the process
 
     @concurrent_endpoint
     async def begin(self, feed: int, rank: int) -> int:
@@ -246,10 +244,11 @@ class FeedServer(Actor):
 _servers: "WeakKeyDictionary[Runtime, Any]" = WeakKeyDictionary()
 
 
-def server() -> Any:
+def server() -> FeedServer:
     """The server of this process."""
     runtime = current_runtime()
     found = _servers.get(runtime)
     if found is None or state_of(found).stopped:  # the user may have stopped the actor
-        found = _servers[runtime] = this_proc().spawn("feeds", cast("Any", FeedServer))
-    return found
+        found = _servers[runtime] = this_proc().spawn("feeds", FeedServer)
+    actor: FeedServer = found
+    return actor

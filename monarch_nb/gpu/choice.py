@@ -4,8 +4,7 @@ import os
 from collections.abc import Callable
 
 from monarch_nb.gpu.driver import GpuDriver
-
-__all__ = ["driver", "use"]
+from monarch_nb.gpu.pretence import PretenceDriver
 
 _chosen: list[GpuDriver | None] = []
 
@@ -36,8 +35,6 @@ def _find(wanted: str) -> GpuDriver | None:
     if wanted == "none":
         return None
     if wanted == "pretence":
-        from monarch_nb.gpu.pretence import PretenceDriver
-
         return PretenceDriver()
     if not os.path.exists("/dev/nvidiactl"):
         return None

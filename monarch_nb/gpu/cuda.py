@@ -7,15 +7,16 @@ file descriptor) and "Stream Management"; docs.nvidia.com/cuda/cuda-driver-api.
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver as cu
 
 from monarch_nb.gpu.driver import GpuError, GpuMemoryError
 
-__all__ = ["CudaDriver"]
+if TYPE_CHECKING:
+    import torch
 
 _HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 _DEFAULT_STREAM = 1  # CU_STREAM_LEGACY: torch's own name for it, 0, is that of no stream here
@@ -52,23 +53,23 @@ class CudaDriver:
         self._devices: dict[int, _Device] = {}
         self._initialised = False
 
-    def device_of_tensor(self, tensor: Any) -> int | None:
+    def device_of_tensor(self, tensor: "torch.Tensor | torch.UntypedStorage") -> int | None:
         """See GpuDriver."""
         return tensor.device.index if tensor.device.type == "cuda" else None
 
-    def new_storage(self, size: int, device: int) -> Any:
+    def new_storage(self, size: int, device: int) -> "torch.UntypedStorage":
         """See GpuDriver."""
-        torch: Any = sys.modules["torch"]
-        return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device)).untyped_storage()
+        library = sys.modules["torch"]
+        memory: torch.Tensor = library.empty(size, dtype=library.uint8, device=library.device("cuda", device))
+        return memory.untyped_storage()
 
     def current_stream(self, device: int) -> int:
         """See GpuDriver."""
-        torch: Any = sys.modules["torch"]
-        return int(torch.cuda.current_stream(device).cuda_stream) or _DEFAULT_STREAM
+        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream) or _DEFAULT_STREAM
 
     def devices(self) -> tuple[int, ...]:
         """See GpuDriver."""
-        cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
         return tuple(range(cuda.device_count())) if cuda is not None and cuda.is_initialized() else ()
 
     def device_of(self, address: int) -> int | None:
@@ -215,7 +216,7 @@ class _Device:
         self.number = _call(cu.cuDeviceGet, index)
         self._context = _call(cu.cuDevicePrimaryCtxRetain, self.number)
         self._lock = threading.Lock()
-        self._streams: list[Any] = []
+        self._streams: list[cu.CUstream] = []
         self._pinned: list[tuple[int, int]] = []  # pairs of buffers
         self.allocation = cu.CUmemAllocationProp()
         self.allocation.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -239,7 +240,7 @@ class _Device:
             cu.cuCtxPopCurrent()
 
     @contextmanager
-    def stream(self) -> Iterator[Any]:
+    def stream(self) -> Iterator[cu.CUstream]:
         """A stream that nobody else uses meanwhile, and that waits for no other."""
         with self._lock:
             stream = self._streams.pop() if self._streams else None
@@ -249,7 +250,7 @@ class _Device:
         with self._lock:
             self._streams.append(stream)
 
-    def wait_for(self, stream: Any, other: int) -> None:
+    def wait_for(self, stream: cu.CUstream, other: int) -> None:
         """What comes next in `stream` waits for what has been put into another stream so far."""
         if cu.cuStreamQuery(cu.CUstream(other))[0] == cu.CUresult.CUDA_SUCCESS:
             return
@@ -260,7 +261,7 @@ class _Device:
         finally:
             cu.cuEventDestroy(event)
 
-    def staged(self, target: int, source: int, size: int, stream: Any, *, to_host: bool) -> None:
+    def staged(self, target: int, source: int, size: int, stream: cu.CUstream, *, to_host: bool) -> None:
         """Copies between the device and pageable memory: while one pinned buffer is filled, the other is emptied."""
         with self._lock:
             buffers = self._pinned.pop() if self._pinned else None
@@ -305,14 +306,14 @@ def _pinned(size: int) -> int:
     return int(_call(cu.cuMemHostAlloc, size, 0))
 
 
-def _call(function: Any, *args: Any) -> Any:
+def _call(function: Callable[..., Any], *args: object) -> Any:
     """Calls the driver; returns what follows the error number, alone or as a tuple."""
     error, *found = function(*args)
     _checked(error, function.__name__)
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def _checked(error: Any, title: str) -> None:
+def _checked(error: cu.CUresult, title: str) -> None:
     if error == cu.CUresult.CUDA_SUCCESS:
         return
     name = getattr(error, "name", str(error))

@@ -1,8 +1,9 @@
 """What Monarch-NB asks of the driver of a GPU."""
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["GpuDriver", "GpuError", "GpuMemoryError"]
+if TYPE_CHECKING:
+    import torch
 
 
 class GpuError(RuntimeError):
@@ -29,10 +30,10 @@ class GpuDriver(Protocol):
 
     # -- torch's side -------------------------------------------------------------------------------------------------
 
-    def device_of_tensor(self, tensor: Any) -> int | None:
+    def device_of_tensor(self, tensor: "torch.Tensor | torch.UntypedStorage") -> int | None:
         """The device that a torch tensor or storage is on; None for one elsewhere. Makes no call of the driver."""
 
-    def new_storage(self, size: int, device: int) -> Any:
+    def new_storage(self, size: int, device: int) -> "torch.UntypedStorage":
         """Memory of torch's allocator as a `torch.UntypedStorage` of so many bytes.
 
         Raises torch.OutOfMemoryError.

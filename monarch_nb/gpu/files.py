@@ -16,8 +16,6 @@ from typing import Any
 from monarch_nb.gpu.choice import driver
 from monarch_nb.gpu.driver import GpuError
 
-__all__ = ["SMALLEST", "DeviceFile", "Marker", "announce", "announced"]
-
 SMALLEST = 1 << 20  # bytes; below, the way through the host is as quick
 _SYS_PIDFD_GETFD = 438  # the same on all architectures
 _PR_SET_PTRACER, _ANY = 0x59616D61, 2**64 - 1  # <sys/prctl.h>

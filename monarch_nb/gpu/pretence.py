@@ -12,11 +12,12 @@ import struct
 import sys
 import threading
 from bisect import bisect_right
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.gpu.driver import GpuError, GpuMemoryError
 
-__all__ = ["ASSUMPTIONS", "PretenceDriver"]
+if TYPE_CHECKING:
+    import torch
 
 ASSUMPTIONS = (
     "a descriptor of create() outlives the process that made it, in whoever holds it",
@@ -47,7 +48,7 @@ class PretenceDriver:
         self.capacity = capacity
         self.copies: list[tuple[int | None, int | None, int]] = []  # to and from which device (None: the host), bytes
         self._lock = threading.RLock()
-        self._maps: dict[int, tuple[Any, int, int]] = {}  # by address: mapping, bytes, device
+        self._maps: dict[int, tuple[mmap.mmap, int, int]] = {}  # by address: mapping, bytes, device
         self._starts: list[int] = []
         self._lent: dict[int, int] = {}  # by address: descriptor
         self._used = dict.fromkeys(range(devices), 0)
@@ -64,9 +65,8 @@ class PretenceDriver:
         memory = tensor if type(tensor).__name__ == "UntypedStorage" else tensor.untyped_storage()
         return self._find(memory.data_ptr()) if memory.device.type == "cpu" and memory.nbytes() else None
 
-    def new_storage(self, size: int, device: int) -> Any:
+    def new_storage(self, size: int, device: int) -> "torch.UntypedStorage":
         """See GpuDriver."""
-        torch: Any = sys.modules["torch"]
         descriptor, rounded = self.create(size, device)
         with self._lock:
             address = self.map(descriptor, rounded, device)
@@ -74,7 +74,9 @@ class PretenceDriver:
             self._used[device] += rounded
         holder: Any = (ctypes.c_ubyte * size).from_address(address)
         holder.memory = _PretendedMemory(self, address, rounded, device)
-        return torch.frombuffer(holder, dtype=torch.uint8).untyped_storage()
+        library = sys.modules["torch"]
+        memory: torch.Tensor = library.frombuffer(holder, dtype=library.uint8)
+        return memory.untyped_storage()
 
     def current_stream(self, device: int) -> int:
         """See GpuDriver."""

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.buffer import RDMABuffer, aside, service
@@ -12,8 +12,6 @@ from monarch_nb.rdma.movers import Move
 from monarch_nb.rdma.movers.messages import checked
 from monarch_nb.rdma.service import WORD, RdmaService
 from monarch_nb.runtime import Future, resolved_future
-
-__all__ = ["RDMAAction"]
 
 _TIMEOUT_S = 60.0
 _Step = Callable[[RdmaService, Limit], None]
@@ -31,14 +29,14 @@ class RDMAAction:
         self._filled = Ranges()  # local bytes that a step fills
         self._taken = Ranges()  # and that a step takes from
 
-    def read_remote(self, dst: Any, buf: RDMABuffer) -> Self:
+    def read_remote(self, dst: object, buf: RDMABuffer) -> Self:
         """Adds a read of all of a buffer into `dst`. Raises ValueError where that does not fit."""
         target = memory_of(dst, writable=True, what="dst")
         if target.size < buf.size():
             raise ValueError(f"dst has {target.size:,} bytes, and must have at least the {buf.size():,} of the buffer")
         return self._add("read", Move(buf.handle, 0, target.part(0, buf.size())), fills=True)
 
-    def write_remote(self, buf: RDMABuffer, src: Any) -> Self:
+    def write_remote(self, buf: RDMABuffer, src: object) -> Self:
         """Adds a write of `src` into the beginning of a buffer. Raises ValueError, PermissionError as `write_from`."""
         source = memory_of(src, what="src")
         if buf.readonly:
@@ -47,15 +45,15 @@ class RDMAAction:
             raise ValueError(f"src has {source.size:,} bytes, and the buffer has room for {buf.size():,}")
         return self._add("write", Move(buf.handle, 0, source), fills=False)
 
-    def read_into(self, src: RDMABuffer, dst: Any) -> Self:
+    def read_into(self, src: RDMABuffer, dst: object) -> Self:
         """As `read_remote`, with its older name and argument order."""
         return self.read_remote(dst, src)
 
-    def write_from(self, src: RDMABuffer, dst: Any) -> Self:
+    def write_from(self, src: RDMABuffer, dst: object) -> Self:
         """As `write_remote`, with its older name: `src` is the buffer, `dst` the local memory."""
         return self.write_remote(src, dst)
 
-    def fetch_add(self, src: RDMABuffer, dst: Any, add: int) -> Self:
+    def fetch_add(self, src: RDMABuffer, dst: object, add: int) -> Self:
         """Adds a step that adds to the first 8 bytes of a buffer and puts what they were into `dst`, all in one.
 
         They are a signed little-endian number that wraps around. It is atomic towards the other atomic steps on buffers
@@ -63,7 +61,7 @@ class RDMAAction:
         """
         return self._add_atomic(src, dst, add, None)
 
-    def compare_and_swap(self, src: RDMABuffer, dst: Any, compare: int, swap: int) -> Self:
+    def compare_and_swap(self, src: RDMABuffer, dst: object, compare: int, swap: int) -> Self:
         """Adds a step that sets the first 8 bytes of a buffer to `swap` if they are `compare`; `dst` as `fetch_add`."""
         return self._add_atomic(src, dst, swap, compare)
 
@@ -80,7 +78,7 @@ class RDMAAction:
 
         return aside(work, limit) if by_process else resolved_future(None)
 
-    def _add_atomic(self, buffer: RDMABuffer, dst: Any, operand: int, expected: int | None) -> Self:
+    def _add_atomic(self, buffer: RDMABuffer, dst: object, operand: int, expected: int | None) -> Self:
         target = memory_of(dst, writable=True, what="dst")
         if buffer.readonly:
             raise PermissionError(f"{buffer!r} is read-only")

@@ -4,7 +4,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import BufferDroppedError, TransferCancelledError
@@ -26,8 +26,6 @@ from monarch_nb.runtime import (
     resolve_future,
     resolved_future,
 )
-
-__all__ = ["RDMABuffer", "service", "transfer"]
 
 _INLINE = 128 << 10  # bytes; a smaller copy is over before another thread would have begun it
 _INLINE_ON_DEVICE = 4 << 30  # bytes, of memory of one GPU at both ends: three milliseconds
@@ -54,7 +52,7 @@ class RDMABuffer:
     __slots__ = ("_handle",)
     _handle: BufferHandle
 
-    def __init__(self, data: Any, *, readonly: bool = False) -> None:
+    def __init__(self, data: object, *, readonly: bool = False) -> None:
         memory = memory_of(data)
         if not memory.size:
             raise ValueError("an RDMABuffer has at least one byte; the data has none")
@@ -85,7 +83,7 @@ class RDMABuffer:
         """Size in bytes."""
         return self._handle.size
 
-    def read_into(self, dst: Any, *, offset: int = 0, timeout: float = _TIMEOUT_S) -> Future[None]:
+    def read_into(self, dst: object, *, offset: int = 0, timeout: float = _TIMEOUT_S) -> Future[None]:
         """Copies its bytes, from `offset` on, into `dst`: contiguous memory of this process, at least as large.
 
         Raises ValueError at once where `dst` does not fit. The future fails with BufferDroppedError, OwnerLostError or
@@ -97,7 +95,7 @@ class RDMABuffer:
             raise ValueError(f"dst has {target.size:,} bytes, and must have at least the {size:,} of the buffer")
         return transfer([Move(self._handle, offset, target.part(0, size))], timeout, write=False)
 
-    def write_from(self, src: Any, *, offset: int = 0, timeout: float = _TIMEOUT_S) -> Future[None]:
+    def write_from(self, src: object, *, offset: int = 0, timeout: float = _TIMEOUT_S) -> Future[None]:
         """Copies `src`, contiguous memory of this process, into the buffer from `offset` on.
 
         Raises ValueError at once where `src` has more bytes than the buffer has from there on, PermissionError where
@@ -176,7 +174,7 @@ def aside(work: Callable[[Limit], T], limit: Limit) -> Future[T]:
     future: Future[T] = pending_future(describe=lambda: f"{limit.title} is under way")
     hand_out(future)
 
-    def cancel(_: Future[Any]) -> bool:
+    def cancel(_: object) -> bool:
         limit.cancel()
         return give_up(future)
 

@@ -2,8 +2,6 @@
 
 from monarch_nb._about import more
 
-__all__ = ["BufferDroppedError", "OwnerLostError", "RDMAError", "TransferCancelledError", "owner_lost"]
-
 
 class RDMAError(RuntimeError):
     """A transfer failed. The text names the buffer, its owner, the mover, and what to do."""

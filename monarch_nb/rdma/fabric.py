@@ -14,13 +14,11 @@ import os
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from monarch_nb.host.linux import rdma_devices
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.movers import CannotReachError
-
-__all__ = ["Fabric", "LinkCutError", "Span", "nixl_name", "verbs_available"]
 
 _PACKAGES = ("nixl_cu12", "nixl_cu13", "nixl")  # the same library, built for one CUDA or another, which none needs
 _HOST = "DRAM"  # NIXL's word for memory of the host
@@ -217,7 +215,7 @@ def _make(name: str) -> _Agent:
         ctypes.CDLL("libibverbs.so.1")
     with _environment(_ENVIRONMENT | ({"UCX_TLS": "^tcp"} if rdma_devices() else {})):
         try:
-            nixl: Any = importlib.import_module(f"{package}._api")
+            nixl = importlib.import_module(f"{package}._api")
             logging.getLogger("nixl").setLevel(logging.ERROR)  # it would print that all is well
             config = nixl.nixl_agent_config(
                 enable_prog_thread=False, backends=["UCX"], sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT

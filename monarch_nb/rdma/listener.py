@@ -14,8 +14,6 @@ from monarch_nb.rdma.handle import ProcessIdentity, own_identity
 from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.wire import DROPPED, GO, HEAD, READ, Key, StreamError, make_ready, receive_into, welcome
 
-__all__ = ["BulkListener"]
-
 _PIECE = 4 << 20  # bytes for which the memory is held at a time; a drop waits no longer than for one of them
 _HANDSHAKE_S = 5.0
 _STALLED_S = 20.0  # without a byte in a piece that has begun: the other side is stuck, and the memory is let go

@@ -6,12 +6,13 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.gpu import GpuDriver, driver
 from monarch_nb.wire import kind_of
 
-__all__ = ["Memory", "Ranges", "memory_of", "move_bytes"]
+if TYPE_CHECKING:
+    import torch
 
 
 class Memory:
@@ -50,7 +51,7 @@ class Memory:
         with self.on_host(write=False) as room:
             return builtins.bytes(room)
 
-    def write(self, data: Any) -> None:
+    def write(self, data: bytes) -> None:
         """Replaces the bytes by as many others."""
         with self.on_host(write=True) as room:
             room[:] = data
@@ -101,8 +102,8 @@ def memory_of(data: Any, *, writable: bool = False, what: str = "data") -> Memor
     `writable` asks for memory that may be written. Raises ValueError for what has gaps, lies on another device or may
     not be written, and TypeError for what has no memory of its own. `what` names the argument in these errors.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(data, torch.Tensor):
+    library = sys.modules.get("torch")
+    if library is not None and isinstance(data, library.Tensor):
         return _of_tensor(data, what)
     try:
         view = memoryview(data)
@@ -141,7 +142,7 @@ class Ranges:
         self._ends[first:last] = [end]
 
 
-def _of_tensor(tensor: Any, what: str) -> Memory:
+def _of_tensor(tensor: "torch.Tensor", what: str) -> Memory:
     device = _device_of(tensor, what)
     layout = str(tensor.layout)
     if layout != "torch.strided":
@@ -164,7 +165,7 @@ def _of_tensor(tensor: Any, what: str) -> Memory:
     return Memory(address, size, tensor.detach(), device=device, stream=stream)
 
 
-def _device_of(tensor: Any, what: str) -> int | None:
+def _device_of(tensor: "torch.Tensor", what: str) -> int | None:
     """The GPU that a tensor is on; None for one on the CPU. Raises ValueError for other devices."""
     if tensor.device.type == "cpu":
         gpu = driver()

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.service import RdmaService
 
 
-__all__ = ["MOVERS", "movers_named", "register"]
-
-
 def movers_named() -> tuple[str, ...]:
     """Movers that the settings name; empty if all are allowed."""
     return tuple(name.strip() for name in settings.rdma_movers.split(",") if name.strip())

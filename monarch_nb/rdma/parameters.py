@@ -5,7 +5,7 @@ import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,8 +17,6 @@ from monarch_nb.runtime import Future
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["ParameterSource", "ParameterStore", "Shard"]
 
 _TIMEOUT_S = 60.0
 _VERSIONS = struct.Struct("<qq")  # the newest whole version, and the one that is being written
@@ -108,8 +106,8 @@ class Published(msgspec.Struct, array_like=True, frozen=True):
     """The published parameters of a store, for readers."""
 
     parts: dict[str, Part]
-    versions: Any  # an RDMABuffer, of the newest version and the one being written
-    slots: tuple[Any, ...]  # RDMABuffers: version n is in slot n % 2
+    versions: RDMABuffer  # of the newest version and the one being written
+    slots: tuple[RDMABuffer, ...]  # version n is in slot n % 2
 
 
 class ParameterStore:
@@ -119,7 +117,7 @@ class ParameterStore:
     that readers of the last one are not disturbed while the next is written: twice the memory of the parameters.
     """
 
-    def __init__(self, parameters: "Mapping[str, Any] | torch.nn.Module") -> None:
+    def __init__(self, parameters: "Mapping[str, torch.Tensor | Shard] | torch.nn.Module") -> None:
         self._shards = {name: _shard(tensor) for name, tensor in _named(parameters).items()}
         if not self._shards:
             raise ValueError("a ParameterStore publishes at least one parameter")
@@ -180,7 +178,11 @@ class ParameterSource:
         return {name: part.shape for store in self._stores for name, part in store.parts.items()}
 
     def pull(
-        self, into: "Mapping[str, Any] | torch.nn.Module", *, after: int = 0, timeout: float = _TIMEOUT_S
+        self,
+        into: "Mapping[str, torch.Tensor | Shard] | torch.nn.Module",
+        *,
+        after: int = 0,
+        timeout: float = _TIMEOUT_S,
     ) -> Future[int]:
         """Reads one whole version, the same of all stores, into tensors or `Shard`s; the result is its number.
 
@@ -258,7 +260,7 @@ def _transfer(moves: list[Move], limit: Limit) -> None:
         service().routes.transfer(moves, limit, write=False)
 
 
-def _named(parameters: Any) -> dict[str, Any]:
+def _named(parameters: "Mapping[str, torch.Tensor | Shard] | torch.nn.Module") -> "dict[str, torch.Tensor | Shard]":
     if isinstance(parameters, Mapping):
         return dict(parameters)
     if hasattr(parameters, "state_dict"):
@@ -266,7 +268,7 @@ def _named(parameters: Any) -> dict[str, Any]:
     raise TypeError(f"parameters are a module, or tensors by name, not {type(parameters).__name__}")
 
 
-def _shard(tensor: Any) -> Shard:
+def _shard(tensor: "torch.Tensor | Shard") -> Shard:
     if isinstance(tensor, Shard):
         return tensor
     shape = tuple(tensor.shape)

@@ -12,8 +12,6 @@ from monarch_nb.transport import SharedMemoryError
 from monarch_nb.transport.shared import MemoryFile
 from monarch_nb.wire import Pieces, decode, encode
 
-__all__ = ["Put", "put"]
-
 T = TypeVar("T")
 _TIMEOUT_S = 60.0
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.service import RdmaService
 
 
-__all__ = ["Puts", "StoredValue", "starts"]
-
 _MARGIN = 64  # bytes before the first frame, which start with the token; frames are aligned to this
 _TOKEN = 16
 A = TypeVar("A")

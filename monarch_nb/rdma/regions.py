@@ -15,7 +15,6 @@ import secrets
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from monarch_nb.rdma.memory import Memory
 
@@ -82,7 +81,7 @@ class OfferedRegion:
 
     __slots__ = ("actor", "lock", "mark", "memory", "number", "owner", "readonly", "secret", "writers")
 
-    def __init__(self, number: int, memory: Memory, owner: str, actor: Any, mark: int, *, readonly: bool) -> None:
+    def __init__(self, number: int, memory: Memory, owner: str, actor: object, mark: int, *, readonly: bool) -> None:
         self.number = number
         self.actor = actor  # whose end ends the offer; None: the process itself
         self.memory: Memory | None = memory
@@ -118,7 +117,7 @@ class Regions:
         """Retains withdrawn memory while `held(number)` is True. The caller ends that with `release_withdrawn`."""
         self._held.append(held)
 
-    def offer(self, memory: Memory, owner: str, actor: Any = None, *, readonly: bool = False) -> OfferedRegion:
+    def offer(self, memory: Memory, owner: str, actor: object = None, *, readonly: bool = False) -> OfferedRegion:
         """Offers memory; it is kept alive until the offer is withdrawn. Read-only memory is offered for reading."""
         self.release_withdrawn()
         with self._lock:

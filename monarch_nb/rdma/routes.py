@@ -12,8 +12,6 @@ from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move, Mover
 
-__all__ = ["SOCKETS", "MoverRoutes", "Route"]
-
 _GPU_MOVERS = frozenset({"local", "gpu"})  # those that take memory of this process on a GPU as it is
 _PIECE = 16 << 20  # bytes staged at a time
 SOCKETS = frozenset({"streams", "messages"})  # the movers that go through sockets

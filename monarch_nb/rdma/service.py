@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,8 +32,7 @@ from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker, Verb
 
-__all__ = ["RdmaService", "attach"]
-
+Q = TypeVar("Q", bound=msgspec.Struct)
 _WORKERS = 4  # threads that execute requests, started on demand
 _FETCHED_S = 15.0  # wait for another process of the host to fetch a value
 _ASK_S = 10.0  # wait for the addresses of an owner
@@ -188,7 +187,7 @@ class RdmaService:
     # -- requests to other processes --------------------------------------------------------------------------------
 
     def ask(
-        self, handle: BufferHandle, verb: Verb[Any, TransferOutcome], question: Any
+        self, handle: BufferHandle, verb: Verb[Q, TransferOutcome], question: Q
     ) -> Callable[[Limit], TransferOutcome]:
         """Sends a request to the owner of a buffer; the returned function waits for the reply."""
         future = request(self.runtime, handle.process, verb, question)
@@ -234,10 +233,10 @@ class RdmaService:
 
     # -- requests of other processes --------------------------------------------------------------------------------
 
-    def _later(self, function: Callable[[Any], Any]) -> Callable[[Any, Asker[Any]], None]:
+    def _later(self, function: Callable[[Q], object]) -> Callable[[Q, Asker[Any]], None]:
         """Wraps a function as a handler that runs on a worker thread, so that the receiving thread does not block."""
 
-        def handle(question: Any, asker: Asker[Any]) -> None:
+        def handle(question: Q, asker: Asker[Any]) -> None:
             def work() -> None:
                 try:
                     asker.reply(function(question))

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from typing import Any
+from typing import TypedDict
 
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.text_table import text_table
@@ -12,12 +12,18 @@ from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.shape import Point
 from monarch_nb.wire import parse_address
 
-__all__ = ["RouteTable", "TransferTable", "routes", "transfers"]
-
 MOVED = ("source", "target", "mover", "moved", "transfers", "rate")
 OFFERED = ("registered memory of", "buffers", "bytes")
 NOTHING = "no transfers between processes yet, and no registered memory: see monarch.rdma"
 _HEADS = ("process", "mover", "read", "written", "transfers", "bytes/s", "why not a better one")
+
+
+# What is known of the bytes between two processes by a mover, or of the memory that a process offers (no mover).
+TransferRecord = TypedDict(
+    "TransferRecord",
+    {"from": str, "to": str, "mover": str, "bytes": int, "transfers": int, "rate": int, "regions": int},
+    total=False,
+)
 
 
 class RouteTable(tuple[Route, ...]):
@@ -62,7 +68,7 @@ class TransferTable:
             runtime, {address for flow in known.flows.values() for address in flow.key[:2]} | {*known.offered}
         )
         flows = sorted(known.flows.values(), key=lambda flow: -flow.size)
-        self.records: dict[str, dict[str, Any]] = {
+        moved: dict[str, TransferRecord] = {
             "|".join(flow.key): {
                 "from": names[flow.source],
                 "to": names[flow.target],
@@ -72,29 +78,36 @@ class TransferTable:
                 "rate": round(known.rate(flow, now)),
             }
             for flow in flows
-        } | {
+        }
+        offered: dict[str, TransferRecord] = {
             process: {"from": names[process], "mover": "", "regions": held.regions, "bytes": held.size}
             for process, held in sorted(known.offered.items())
         }
+        self.records = moved | offered
 
     @property
     def moved(self) -> list[tuple[str, ...]]:
         """A row for each pair of processes and mover, as texts."""
         return [
             (
-                one["from"], one["to"], one["mover"], _bytes(one["bytes"]), f"{one['transfers']:,}",
-                f"{_bytes(one['rate'])}/s" if one["rate"] else "",
+                record["from"],
+                record["to"],
+                record["mover"],
+                _bytes(record["bytes"]),
+                f"{record['transfers']:,}",
+                f"{_bytes(record['rate'])}/s" if record["rate"] else "",
             )
-            for one in self.records.values() if one["mover"]
-        ]  # fmt: skip
+            for record in self.records.values()
+            if record["mover"]
+        ]
 
     @property
     def offered(self) -> list[tuple[str, ...]]:
         """A row for each process that offers memory."""
         return [
-            (one["from"], f"{one['regions']:,}", _bytes(one["bytes"]))
-            for one in self.records.values()
-            if not one["mover"]
+            (record["from"], f"{record['regions']:,}", _bytes(record["bytes"]))
+            for record in self.records.values()
+            if not record["mover"]
         ]
 
     def __repr__(self) -> str:

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-__all__ = ["Flow", "Offered", "Traffic", "TrafficReport"]
-
 _OUTDATED_S = 3.0  # seconds after which a rate is outdated
 
 

@@ -4,7 +4,7 @@
 PyTorch would compute attention by its plain operations, with a matrix of all words by all words.
 """
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -13,8 +13,6 @@ from monarch_nb.tensor.commands import RunFunction
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.propagation.rules import IS_BEFORE_2_13
 
-__all__ = ["attend"]
-
 aten = torch.ops.aten
 _ON_CPU = frozenset({torch.float32, torch.bfloat16, torch.float16, *(() if IS_BEFORE_2_13 else (torch.float64,))})
 _ON_CUDA = frozenset({torch.bfloat16, torch.float16})
@@ -22,37 +20,41 @@ _LARGEST_HEAD, _MULTIPLE = 256, 8  # of flash attention on CUDA; aten/native/tra
 
 
 def attend(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> torch.Tensor:
     """Implements `scaled_dot_product_attention`: fused where a kernel takes these tensors, else by plain operations."""
     tensors = (query, key, value)
+    made: torch.Tensor
     if not dropout_p and not enable_gqa and _are_alike(tensors):
-        device = query.meta.layout.device
+        device = tensors[0].meta.layout.device
         if device == "cpu" and query.dtype in _ON_CPU and _fits(attn_mask, query, is_causal):
             flash = aten._scaled_dot_product_flash_attention_for_cpu.default
-            return flash(*tensors, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+            made = flash(*tensors, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+            return made
         if device == "cuda" and query.dtype in _ON_CUDA and attn_mask is None and _has_flash_width(query.shape[-1]):
-            kernel = _kernel_of_ranks(query, key, is_causal, scale)
+            kernel = _kernel_of_ranks(*tensors[:2], is_causal, scale)
             if kernel == SDPBackend.CUDNN_ATTENTION.value:
                 cudnn = aten._scaled_dot_product_cudnn_attention.default
-                return cudnn(*tensors, None, True, 0.0, is_causal, False, scale=scale)[0]
+                made = cudnn(*tensors, None, True, 0.0, is_causal, False, scale=scale)[0]
+                return made
             if kernel == SDPBackend.FLASH_ATTENTION.value:
-                return aten._scaled_dot_product_flash_attention.default(*tensors, 0.0, is_causal, False, scale=scale)[0]
+                made = aten._scaled_dot_product_flash_attention.default(*tensors, 0.0, is_causal, False, scale=scale)[0]
+                return made
     return _plainly(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def _kernel_of_ranks(query: Any, key: Any, is_causal: bool, scale: float | None) -> int:
+def _kernel_of_ranks(query: MeshTensor, key: MeshTensor, is_causal: bool, scale: float | None) -> int:
     """The kernel that PyTorch would choose on the ranks, as a number of SDPBackend. Blocks, once for each kind."""
     stream = query.reference.stream
-    flags: Any = torch.backends.cuda
+    flags: Any = torch.backends.cuda  # without types
     enabled = {
         SDPBackend.CUDNN_ATTENTION: flags.cudnn_sdp_enabled(),
         SDPBackend.FLASH_ATTENTION: flags.flash_sdp_enabled(),
@@ -67,16 +69,20 @@ def _kernel_of_ranks(query: Any, key: Any, is_causal: bool, scale: float | None)
 
 
 def _kernel_here(
-    dtype: torch.dtype, queries: int, keys: int, width: int, is_causal: bool, scale: float | None,
+    dtype: torch.dtype,
+    queries: int,
+    keys: int,
+    width: int,
+    is_causal: bool,
+    scale: float | None,
     enabled: tuple[int, ...],
-) -> int:  # fmt: skip
+) -> int:
     """Which of these kernels PyTorch chooses on the GPU of this process."""
     query = torch.empty(1, 1, queries, width, dtype=dtype, device="cuda", requires_grad=True)
     key = torch.empty(1, 1, keys, width, dtype=dtype, device="cuda", requires_grad=True)
-    choose: Any = torch._fused_sdp_choice
     kernels = [kernel for kernel in SDPBackend.__members__.values() if kernel.value in enabled]
     with torch.enable_grad(), sdpa_kernel(kernels):
-        return int(choose(query, key, key, None, 0.0, is_causal, scale=scale, enable_gqa=False))
+        return int(torch._fused_sdp_choice(query, key, key, None, 0.0, is_causal, scale=scale, enable_gqa=False))
 
 
 def _has_flash_width(width: int) -> bool:
@@ -84,13 +90,23 @@ def _has_flash_width(width: int) -> bool:
 
 
 def _plainly(
-    query: Any, key: Any, value: Any, mask: Any, dropout: float, is_causal: bool, scale: float | None, grouped: bool
-) -> Any:
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+    grouped: bool,
+) -> torch.Tensor:
     operation = aten.scaled_dot_product_attention.default
-    return operation.decompose(query, key, value, mask, dropout, is_causal, scale=scale, enable_gqa=grouped)
+    made: torch.Tensor = operation.decompose(
+        query, key, value, mask, dropout, is_causal, scale=scale, enable_gqa=grouped
+    )
+    return made
 
 
-def _are_alike(tensors: tuple[Any, ...]) -> bool:
+def _are_alike(tensors: tuple[torch.Tensor, ...]) -> TypeGuard[tuple[MeshTensor, MeshTensor, MeshTensor]]:
     """Whether these are handles of four dimensions with words in each, of one type, and as many heads of one width.
 
     The numbers of a word lie side by side; aten/native/transformers/sdp_utils_cpp.h.
@@ -111,7 +127,7 @@ def _are_alike(tensors: tuple[Any, ...]) -> bool:
     )
 
 
-def _fits(mask: Any, query: Any, is_causal: bool) -> bool:
+def _fits(mask: torch.Tensor | None, query: torch.Tensor, is_causal: bool) -> bool:
     """Whether a mask is added as it is: of the type of the tensors, without a gradient, and the only one."""
     if mask is None:
         return True

@@ -1,12 +1,14 @@
 """`with torch.autocast("mesh", torch.bfloat16)`: which operations run in lower precision, and which never do."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
+_KEY = "AutocastPrivateUse1"
 
 # As PyTorch does it for its own accelerators (ATen/autocast_mode.h): products in the lower precision …
 LOWER = [
@@ -116,23 +118,23 @@ WIDEST = [
 
 def register_autocast(every: Any, ours: Any) -> None:
     """Registers the casts for the device."""
-    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    every.fallback(torch.library.fallthrough_kernel, _KEY)
     for names, kind in ((LOWER, _lower), (FLOAT32, _float32), (WIDEST, _widest)):
         for name in names:
             base, _, overload = name.partition(".")
             operation = getattr(getattr(aten, base), overload or "default")
-            ours.impl(operation.name(), _casting(operation, kind), "AutocastPrivateUse1")
+            ours.impl(operation.name(), _casting(operation, kind), _KEY)
 
 
-def _lower(args: Any) -> torch.dtype:
+def _lower(args: object) -> torch.dtype:
     return torch.get_autocast_dtype(torch._C._get_privateuse1_backend_name())
 
 
-def _float32(args: Any) -> torch.dtype:
+def _float32(args: object) -> torch.dtype:
     return torch.float32
 
 
-def _widest(args: Any) -> torch.dtype:
+def _widest(args: object) -> torch.dtype:
     widest = _lower(args)
     found: list[torch.dtype] = []
     tree_map(lambda value: found.append(value.dtype) if _casts(value) else None, args)
@@ -141,18 +143,18 @@ def _widest(args: Any) -> torch.dtype:
     return widest
 
 
-def _casts(value: Any) -> bool:
+def _casts(value: object) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
 
 
-def _casting(operation: Any, kind: Callable[[Any], torch.dtype]) -> Callable[..., Any]:
-    without = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, "AutocastPrivateUse1"))  # noqa: B009 - not in its stubs
+def _casting(operation: OpOverload, kind: Callable[[object], torch.dtype]) -> Callable[..., object]:
+    without = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         with torch._C._ExcludeDispatchKeyGuard(without):
             dtype = kind((args, kwargs))
 
-            def cast(value: Any) -> Any:
+            def cast(value: object) -> object:
                 return value.to(dtype) if _casts(value) and value.device.type != "cpu" else value
 
             args, kwargs = tree_map(cast, (args, kwargs))

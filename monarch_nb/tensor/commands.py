@@ -7,15 +7,21 @@ operations, so that workers need no more memory than a program that runs locally
 to the batch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
-from monarch_nb.tensor.propagation import MeshLayout, Meta, StepProgram
+from monarch_nb.tensor.failure import Failure
+from monarch_nb.tensor.propagation import MeshLayout, Meta, Placements, StepProgram
 from monarch_nb.wire import msgpack_decoder
 
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
 OBJECT = -1  # the next object of the batch
 FREE = -2
 WHOLE = -3  # requests a whole tensor: `[WHOLE, number]`; rank 0 of the mesh sends it
@@ -26,6 +32,9 @@ FIRST_MAKING = -16  # plans of factories count down from here, those of operatio
 _MAKINGS = 1024  # factory plans that workers store; a new plan replaces the oldest
 
 Number = int | float
+# Reply to a batch: operations that failed on the rank, requested values, and the generation of process groups that
+# ended before all had run (-1 if none).
+Receipt = tuple[list[Failure], list[object], int]
 
 encode_numbers = msgspec.msgpack.Encoder().encode
 decode_numbers = msgpack_decoder(list[Number]).decode
@@ -60,8 +69,8 @@ class Making:
 
     number: int
     operation: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     made: Meta
     in_parts: bool
     seeded: tuple[int, ...] | None = None  # the mesh dimensions along which ranks draw different numbers
@@ -71,8 +80,8 @@ class Making:
 class PutTensor:
     """Sends a tensor of the controller, of which each worker stores its shard."""
 
-    tensor: Any
-    placements: tuple[Any, ...]
+    tensor: "torch.Tensor"
+    placements: Placements
     result: int
 
 
@@ -80,7 +89,7 @@ class PutTensor:
 class Locals:
     """Sends the shards of a tensor in rank order; equal shards are the same object."""
 
-    tensors: tuple[Any, ...]
+    tensors: "tuple[torch.Tensor, ...]"
     made: Meta
     result: int
 
@@ -94,20 +103,20 @@ class Revive:
 
 
 @dataclass(frozen=True)
-class RunFunction:
+class RunFunction(Generic[T]):
     """Runs a function on each rank, with the shards of tensors among its arguments."""
 
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    function: Callable[..., T]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
 
 
 @dataclass(frozen=True)
 class MakeParts:
     """Makes a tensor from `function(part, *args)` on each rank; `part` has a slice for each dimension."""
 
-    function: Any
-    args: tuple[Any, ...]
+    function: Callable[..., object]
+    args: tuple[object, ...]
     made: Meta
     result: int
 
@@ -131,13 +140,13 @@ def nbytes_of(command: object) -> int:
     """Bytes of local tensors in a command."""
     match command:
         case PutTensor():
-            return int(command.tensor.nbytes)
+            return command.tensor.nbytes
         case Locals():
             return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in command.tensors}.values())
     return 0
 
 
-Command = Open | Define | Making | PutTensor | Locals | MakeParts | Revive | RunFunction | Cell
+Command = Open | Define | Making | PutTensor | Locals | MakeParts | Revive | RunFunction[object] | Cell
 
 
 class Makings:

@@ -1,23 +1,22 @@
 """Operations on sharded tensors without sharding rules: they share, fetch or send tensors."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import torch
+from torch._ops import OpOverload
 
 from monarch_nb.tensor.factories import refill
-from monarch_nb.tensor.handle import OWN, MeshTensor, current, is_leaf, issue, upload
+from monarch_nb.tensor.handle import OWN, Args, Kwargs, MeshTensor, Own, current, is_leaf, issue, upload
 from monarch_nb.tensor.propagation import PropagationError, replicated, user_line
 
 aten = torch.ops.aten
-Own = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def _whole(tensor: MeshTensor, what: str) -> torch.Tensor:
     return tensor.reference.stream.fetch(current(tensor), what)
 
 
-def _share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _share(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Returns another handle of the same tensor."""
     tensor = args[0]
     if tensor.requires_grad and is_leaf(tensor):
@@ -25,22 +24,22 @@ def _share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return MeshTensor(tensor.meta, tensor.reference)
 
 
-def _number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _number(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     return args[0].reference.stream.number_in(current(args[0]), "item")
 
 
-def _truth(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _truth(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
     if args[0].numel() != 1:
         raise RuntimeError(f"the truth of a tensor of shape {tuple(args[0].shape)} is ambiguous: use .any() or .all()")
     return bool(args[0].reference.stream.number_in(current(args[0]), "bool"))
 
 
-def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _equal(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
     first, second = args
     return first.shape == second.shape and bool((first == second).all())
 
 
-def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _moved(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Implements `to`: an operation on the mesh; to another device it fetches the tensor."""
     device = kwargs.get("device")
     tensor = args[0]
@@ -51,7 +50,7 @@ def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(whole, *args[1:], **kwargs)
 
 
-def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _copied(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Implements `copy_`, the only operation that accepts local tensors, since it copies explicitly."""
     target, source = args[0], args[1]
     if not isinstance(target, MeshTensor):
@@ -83,7 +82,7 @@ def _shows_same_elements(first: MeshTensor, second: MeshTensor) -> bool:
     return shares and facts[0] == facts[1]
 
 
-def _strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _strided(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Implements `as_strided`, refused where memory on the workers differs from that of the program."""
     tensor = args[0]
     if tensor.reference.is_view and (tensor.meta.copied or not tensor.meta.is_replicated):
@@ -96,7 +95,7 @@ def _strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return issue(func, args, kwargs)
 
 
-def _with_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _with_lengths(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Fetches lengths on which the sizes of results depend."""
     named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     for name in ("input_lengths", "target_lengths"):
@@ -110,7 +109,7 @@ def _with_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     )
 
 
-def index_fill(tensor: Any, dim: int, index: Any, value: Any) -> Any:
+def index_fill(tensor: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Implements `index_fill` of a value that is a tensor by a mask.
 
     PyTorch's own gradient of the value counts the different indices, which only the workers have.
@@ -118,19 +117,19 @@ def index_fill(tensor: Any, dim: int, index: Any, value: Any) -> Any:
     return tensor.masked_fill(_at(tensor, dim, index), value)
 
 
-def index_fill_(tensor: Any, dim: int, index: Any, value: Any) -> Any:
+def index_fill_(tensor: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Implements `index_fill_` in the same way."""
     return tensor.masked_fill_(_at(tensor, dim, index), value)
 
 
-def _at(tensor: Any, dim: int, index: Any) -> Any:
+def _at(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     """True where a dimension has one of these indices; of a shape that goes with the tensor's."""
     sizes = list(tensor.shape)
     mask = tensor.new_zeros((sizes[dim] if sizes else 1,), dtype=torch.bool).index_fill(0, index, True)
     return mask.view([-1 if at == dim % len(sizes) else 1 for at in range(len(sizes))])
 
 
-def tensor_split(tensor: Any, indices_or_sections: Any, dim: int = 0) -> Any:
+def tensor_split(tensor: torch.Tensor, indices_or_sections: torch.Tensor, dim: int = 0) -> Sequence[torch.Tensor]:
     """Implements `tensor_split` at indices that are a tensor; fetches them."""
     given = indices_or_sections
     return tensor.tensor_split(
@@ -140,7 +139,7 @@ def tensor_split(tensor: Any, indices_or_sections: Any, dim: int = 0) -> Any:
 
 def register() -> None:
     """Registers these implementations with `MeshTensor`."""
-    own: dict[Any, Own] = {
+    own: dict[OpOverload, Own] = {
         aten.detach.default: _share,
         aten.alias.default: _share,
         aten.lift_fresh.default: _share,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import repeat, starmap
 from operator import attrgetter, itemgetter
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -24,20 +24,24 @@ from monarch_nb.tensor.errors import too_old
 from monarch_nb.tensor.seeds import mixed
 from monarch_nb.tensor.stream import Stream
 
+if TYPE_CHECKING:
+    from monarch_nb.tensor.mesh import Mesh
+
+Device = torch.device | str | int | None
 NAME = "mesh"
 _FREE = "privateuseone"
 _MOST = 127  # an index has seven bits
 
 _streams: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()  # by index
 _open: "weakref.WeakKeyDictionary[Stream, ProcMesh]" = weakref.WeakKeyDictionary()
-_meshes: "weakref.WeakKeyDictionary[Stream, Callable[[Stream], Any]]" = weakref.WeakKeyDictionary()
+_meshes: "weakref.WeakKeyDictionary[Stream, Callable[[Stream], Mesh]]" = weakref.WeakKeyDictionary()
 _entered: list[Stream] = []  # `with mesh:`
 _latest: "weakref.ref[Stream] | None" = None
 _claimed: bool | None = None
 _seeded = (0, 0)  # torch's seed, and how many meshes have begun since it was set
-_variable: Any = torch.autograd.Variable
+_variable: Any = torch.autograd.Variable  # without types
 _engine: Any = type(_variable._execution_engine)
-_Taken = tuple[Any, ...]  # None, the addresses of an error's parts, its thread
+_Taken = tuple[int | None, ...]  # None, the addresses of an error's parts, its thread
 _taken: list[_Taken] = []
 
 
@@ -66,7 +70,7 @@ class MeshModule(types.ModuleType):
         stream = current_stream()
         return (stream.device.index or 0) if stream is not None else 0
 
-    def set_device(self, device: Any) -> None:
+    def set_device(self, device: torch.device | str | int) -> None:
         """Sets the current mesh."""
         global _latest
         index = device if isinstance(device, int) else torch.device(device).index
@@ -74,7 +78,7 @@ class MeshModule(types.ModuleType):
             _latest = weakref.ref(stream_at(index))
 
     @contextlib.contextmanager
-    def device(self, device: Any) -> Iterator[None]:
+    def device(self, device: Device) -> Iterator[None]:
         """Sets the current mesh in a `with` block."""
         stream = _of(device)
         _entered.append(stream)
@@ -92,12 +96,12 @@ class MeshModule(types.ModuleType):
 
     manual_seed = manual_seed_all
 
-    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+    def get_rng_state(self, device: Device = None) -> torch.Tensor:
         """The state for `set_rng_state`: two numbers."""
         stream = _of(device)
         return torch.tensor([stream.seed, stream.drawn], dtype=torch.int64).view(torch.uint8)
 
-    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+    def set_rng_state(self, state: torch.Tensor, device: Device = None) -> None:
         """Restores a state of random operations."""
         stream = _of(device)
         stream.seed, stream.drawn = (int(number) for number in state.view(torch.int64).tolist())
@@ -106,7 +110,7 @@ class MeshModule(types.ModuleType):
         """The dtypes for `torch.autocast("mesh")`."""
         return [torch.bfloat16, torch.float16]
 
-    def synchronize(self, device: Any = None) -> None:
+    def synchronize(self, device: Device = None) -> None:
         """Blocks until all issued operations have run. Raises TensorError for one that failed."""
         _of(device).synchronise()
 
@@ -128,7 +132,7 @@ class _Error(ctypes.Structure):
 _PARTS = [name for name, _ in _Error._fields_]
 
 
-def _taking() -> list[Iterable[Any]]:
+def _taking() -> list[Iterable[object]]:
     """Iterators: a step of the first two takes away what is pending, the second and the following give the addresses of
     its parts, or None."""
     if sys.version_info >= (3, 12):
@@ -146,7 +150,7 @@ def _raise(parts: tuple[int | None, ...]) -> NoReturn:
     raise AssertionError("nothing was raised")
 
 
-def device_guard() -> Any:
+def device_guard() -> object:
     """The guard that PyTorch asks for the device type and streams.
 
     Its function consists of C functions: a Python function would check signals, and be traced by a debugger, with an
@@ -154,7 +158,7 @@ def device_guard() -> Any:
     """
     taken = zip(*_taking(), starmap(threading.get_ident, repeat(())), strict=False)
     errors = map(partial(filter, itemgetter(1)), zip(taken, strict=False))
-    kind: Any = torch._C._autograd.DeviceType
+    kind = torch._C._autograd.DeviceType
     answers = zip(map(_taken.extend, errors), repeat(kind.PrivateUse1), strict=False)
     acc: Any = torch._C._acc
     answer = staticmethod(partial(next, map(itemgetter(1), answers)))
@@ -164,7 +168,7 @@ def device_guard() -> Any:
 class _Engine(_engine):  # type: ignore[misc]
     """PyTorch's autograd engine, which also raises the errors that the device guard has stored."""
 
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+    def run_backward(self, *args: object, **kwargs: object) -> object:
         """Runs a backward pass; raises what an operation or hook has raised."""
         try:
             return super().run_backward(*args, **kwargs)
@@ -218,7 +222,7 @@ def new_device() -> torch.device:
     return torch.device(NAME, index)
 
 
-def occupy(stream: Stream, procs: ProcMesh, mesh: Callable[[Stream], Any]) -> None:
+def occupy(stream: Stream, procs: ProcMesh, mesh: "Callable[[Stream], Mesh]") -> None:
     """Binds a device to its stream, and makes the stream current unless another one is entered.
 
     `mesh` returns the `Mesh` of the stream, without a strong reference.
@@ -242,7 +246,7 @@ def _first_seed() -> int:
     return mixed(seed, before) if before else seed
 
 
-def mesh_of(stream: Stream) -> Any:
+def mesh_of(stream: Stream) -> "Mesh":
     """The `Mesh` of a stream."""
     return _meshes[stream](stream)
 
@@ -281,6 +285,6 @@ def entered(stream: Stream) -> Iterator[None]:
         _entered.remove(stream)
 
 
-def _of(device: Any) -> Stream:
+def _of(device: Device) -> Stream:
     index = device if isinstance(device, int) or device is None else torch.device(device).index
     return stream_at(index)

@@ -31,8 +31,10 @@ class TensorError(ActorError, RuntimeError):
             summary += f"\n  issued at {origin}"
         super().__init__(remote, summary, formatted=[first.traceback])
         self.operation, self.origin = operation, origin
-        self.failures = {failure.rank: RemoteException(failure.type_name, failure.text, failure.traceback, "")
-                         for failure in failures}  # fmt: skip
+        self.failures = {
+            failure.rank: RemoteException(failure.type_name, failure.text, failure.traceback, "")
+            for failure in failures
+        }
         self._arguments = (operation, origin, tuple(failures), mesh)
 
     def copy(self) -> "TensorError":

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.commands import Making, Revive
@@ -33,7 +34,7 @@ _IGNORED = ("device", "layout", "pin_memory", "generator")  # without influence 
 
 
 def make(
-    stream: Stream, operation: Any, args: Sequence[Any], kwargs: dict[str, Any], placements: Placements
+    stream: Stream, operation: OpOverload, args: Sequence[object], kwargs: dict[str, object], placements: Placements
 ) -> MeshTensor:
     """Issues an operation without tensor inputs, and returns the handle of its result. Allocates nothing here."""
     where = call_site()

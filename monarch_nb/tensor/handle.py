@@ -1,7 +1,7 @@
 """Handles of sharded tensors: tensors on the controller that hold no values."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast, runtime_checkable
 
 import torch
 from torch.distributed.tensor import Replicate
@@ -29,18 +29,25 @@ from monarch_nb.tensor.views import (
     written,
 )
 
-_make: Any = torch.Tensor._make_wrapper_subclass
+if TYPE_CHECKING:
+    from monarch_nb.tensor.mesh import Mesh
+
+Args = tuple[Any, ...]  # of an ATen operation
+Kwargs = dict[str, Any]
+Own = Callable[[torch._ops.OpOverload, Args, Kwargs], object]
+
+_make = torch.Tensor._make_wrapper_subclass
 _STRIDED = torch.strided
 _DATA: Any = torch._C.TensorBase.data
 # Autograd creates a thread for each mesh at the first backward pass, and none for later meshes; operations on these
 # threads have no line of the program. The setting is thread-local.
-_is_threaded: Any = torch._C._is_multithreading_enabled
-_thread: Any = torch._C._set_multithreading_enabled
+_is_threaded = torch._C._is_multithreading_enabled
+_thread = torch._C._set_multithreading_enabled
 # With view replay, autograd of writes through views replays the views instead of using offsets into a storage that is
 # not here. The setting is thread-local.
-_replays_views: Any = torch._C._is_view_replay_enabled
-_replay_views: Any = torch._C._set_view_replay_enabled
-_ABSENT: Any = object()  # default of arguments for which None is valid
+_replays_views = torch._C._is_view_replay_enabled
+_replay_views = torch._C._set_view_replay_enabled
+_ABSENT = object()  # default of arguments for which None is valid
 _COPIED = 1 << 16  # bytes up to which an uploaded tensor is copied and waits for the next batch
 
 
@@ -66,11 +73,12 @@ class MeshTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, meta: Meta, reference: Reference) -> "MeshTensor":  # noqa: D102
+    def __new__(cls, meta: Meta, reference: Reference) -> "MeshTensor":
+        """Makes the handle; nothing is sent."""
         device = reference.stream.device
         tensor = _make(cls, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
         tensor.meta, tensor.reference = meta, reference
-        return cast(MeshTensor, tensor)
+        return tensor
 
     @property
     def placements(self) -> Placements:
@@ -78,11 +86,13 @@ class MeshTensor(torch.Tensor):
         return self.meta.placements
 
     @property
-    def device_mesh(self) -> Any:
+    def device_mesh(self) -> "Mesh":
         """The `Mesh` of the tensor."""
         return mesh_of(self.reference.stream)
 
-    def redistribute(self, spec: Any = _ABSENT, placements: Any = _ABSENT, *, async_op: bool = False) -> "MeshTensor":
+    def redistribute(
+        self, spec: object = _ABSENT, placements: object = _ABSENT, *, async_op: bool = False
+    ) -> "MeshTensor":
         """Returns a copy with other placements, given as a sharding spec or PyTorch's placements; differentiable.
 
         Also called as for DTensor: `redistribute(placements=[Shard(0)])`, `redistribute(t.device_mesh, [Shard(0)])`.
@@ -100,10 +110,10 @@ class MeshTensor(torch.Tensor):
             raise TypeError(
                 "redistribute: say how it is to be placed, once: redistribute(placements=[Shard(0), Replicate()])"
             )
-        placements = placements_of(placements if spec is _ABSENT else spec, self.meta.layout, self.dim())
-        if placements == self.meta.placements:
+        wanted = placements_of(placements if spec is _ABSENT else spec, self.meta.layout, self.dim())
+        if wanted == self.meta.placements:
             return self
-        return cast(MeshTensor, Redistribution.apply(self, placements))  # type: ignore[no-untyped-call]
+        return _redistribute(self, wanted)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """As for any tensor; `to(mesh)` copies it to another mesh, sharded alike along dimensions of equal names.
@@ -121,7 +131,7 @@ class MeshTensor(torch.Tensor):
         """
         return self.reference.stream.fetch(current(self), "full_tensor")
 
-    def to_local(self, *, grad_placements: Any = None) -> torch.Tensor:
+    def to_local(self, *, grad_placements: object = None) -> torch.Tensor:
         """Always raises RuntimeError, since this process holds no shard."""
         raise RuntimeError(
             "to_local: this process holds no part of the tensor. t.local_shards() gives what each rank holds, "
@@ -156,7 +166,7 @@ class MeshTensor(torch.Tensor):
         _DATA.__set__(self, other)
         self.meta, self.reference = other.meta, other.reference
 
-    def backward(self, *args: Any, **kwargs: Any) -> None:
+    def backward(self, *args: object, **kwargs: object) -> None:
         """As for any tensor, but on this thread, so that operations are attributed to lines of the program."""
         with torch.autograd.set_multithreading_enabled(False):
             super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -175,7 +185,7 @@ class MeshTensor(torch.Tensor):
             memo[id(self)] = known
         return known
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
             "a sharded tensor cannot be pickled: its values are in other processes. Save t.full_tensor(), or all of a "
             "model with torch.distributed.checkpoint"
@@ -183,34 +193,45 @@ class MeshTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        cls,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         own = OWN.get(func)
         if own is not None:
             return own(func, args, kwargs or {})
         return issue(func, args, kwargs)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         shape, placements = tuple(self.shape), self.meta.placements
         return f"MeshTensor({shape}, {self.dtype}, {placements}; full_tensor() gives its values)"
+
+
+class _Redistributed(torch.autograd.function.FunctionCtx):
+    before: Placements
 
 
 class Redistribution(torch.autograd.Function):
     """Differentiable redistribution; the gradient has the placements of the input."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: MeshTensor, placements: Placements) -> MeshTensor:
+    def forward(ctx: _Redistributed, tensor: MeshTensor, placements: Placements) -> MeshTensor:
         """Redistributes the tensor."""
         ctx.before = tensor.meta.placements
         return redistributed(tensor, placements)
 
     @staticmethod
-    def backward(ctx: Any, grad: MeshTensor) -> Any:
+    def backward(ctx: _Redistributed, grad: MeshTensor) -> tuple[torch.Tensor, None]:
         """Redistributes the gradient back; partial placements become replicated ones."""
         before = tuple(Replicate() if placement.is_partial() else placement for placement in ctx.before)
         if before == grad.meta.placements:  # the same handle: autograd must not take it for a gradient of its own
             return grad, None
-        return Redistribution.apply(grad, before), None  # type: ignore[no-untyped-call]
+        return _redistribute(grad, before), None
+
+
+_redistribute: Callable[[MeshTensor, Placements], MeshTensor] = Redistribution.apply
 
 
 def current(tensor: MeshTensor) -> int:
@@ -232,10 +253,10 @@ def redistributed(tensor: MeshTensor, placements: Placements) -> MeshTensor:
 
 
 # Operations with implementations of their own, added by `conversions.register`.
-OWN: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+OWN: dict[torch._ops.OpOverload, Own] = {}
 
 
-def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def issue(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object] | None) -> object:
     """Issues an operation and returns the handles of its results."""
     stream = stream_of(args, kwargs)
     refused: PropagationError | None = None
@@ -249,27 +270,26 @@ def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
             raise refused
         plan, given, floats = stream.propagator.plan(func, *uploaded)
     for tensor in given:
-        tensor_stream = tensor.reference.stream  # type: ignore[attr-defined]
+        tensor_stream = tensor.reference.stream
         if tensor_stream is not stream:
             raise RuntimeError(
                 f"{func}: tensors of two meshes, {stream.title} and {tensor_stream.title}. Bring them together first: "
                 "tensor.to(mesh)"
             )
-    handles = cast("list[MeshTensor]", given)
-    if plan.writes and len(handles) > 1:
-        known = [(handle, handle.reference, handle.meta) for handle in handles]
+    if plan.writes and len(given) > 1:
+        known = [(handle, handle.reference, handle.meta) for handle in given]
         if read := overlapping_inputs(func, args, kwargs or {}, plan, known):
             copies = {id(tensor): tensor.clone() for tensor in read}
             args, kwargs = tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
             return issue(func, args, kwargs)
-    result = run(stream, plan, handles, floats)
+    result = run(stream, plan, given, floats)
     if plan.rebinds:
         with no_dispatch():  # its own sizes and strides, too
             func(*args, **(kwargs or {}))
     return result
 
 
-def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: list[object]) -> Any:
+def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: Sequence[float]) -> object:
     """Issues a plan on tensors of one mesh, and returns what the operation returns."""
     where = call_site()
     if _is_threaded():
@@ -339,7 +359,7 @@ def is_leaf(tensor: torch.Tensor) -> bool:
     return (base is None or not base.requires_grad) and tensor.is_leaf
 
 
-def stream_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Stream:
+def stream_of(args: tuple[object, ...], kwargs: dict[str, object] | None) -> Stream:
     """Returns the stream of the first sharded tensor among the arguments."""
     for value in args:
         if type(value) is MeshTensor:
@@ -350,7 +370,7 @@ def stream_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Stream:
     return found.reference.stream
 
 
-def _first(values: Any) -> MeshTensor | None:
+def _first(values: Iterable[object]) -> MeshTensor | None:
     for value in values:
         if isinstance(value, MeshTensor):
             return value
@@ -360,15 +380,15 @@ def _first(values: Any) -> MeshTensor | None:
 
 
 def _with_numbers_uploaded(
-    stream: Stream, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    stream: Stream, func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]] | None:
     """Returns the arguments with local scalars uploaded to the mesh; None if there are none.
 
     Raises RuntimeError for other local tensors, which are never sent implicitly.
     """
     found = False
 
-    def replaced(value: Any) -> Any:
+    def replaced(value: object) -> object:
         nonlocal found
         if isinstance(value, (list, tuple)):
             return type(value)(map(replaced, value))

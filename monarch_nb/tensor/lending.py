@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.commands import RunFunction, TensorOf
@@ -14,7 +13,7 @@ from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
 
 _NOTHING = object()
-_before: dict[str, tuple[Any, Any]] = {}  # what a name meant, and the tensor that it means while it is lent
+_before: dict[str, tuple[object, object]] = {}  # what a name meant, and the tensor that it means while it is lent
 
 
 @contextmanager
@@ -44,7 +43,7 @@ def lent(tensors: Mapping[str, MeshTensor]) -> Iterator[None]:
                 stream.run_everywhere(RunFunction(_take_back, (list(references),), {}), written)
 
 
-def _lend(tensors: dict[str, Any]) -> None:
+def _lend(tensors: dict[str, object]) -> None:
     """Binds the shards of this process to names in cells."""
     names = vars(sys.modules["__main__"])
     for name, part in tensors.items():

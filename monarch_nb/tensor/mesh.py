@@ -5,9 +5,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import product
 from math import prod
-from typing import Any, Self
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import torch
+from torch._ops import OpOverload
 from torch.distributed.tensor import Replicate
 
 from monarch_nb.mesh import ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of, this_host
@@ -24,11 +26,12 @@ from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.processes import processes_of, shrunk
 from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, replicated
-from monarch_nb.tensor.sharding import locals_of, placements_of, put_together
+from monarch_nb.tensor.sharding import LocalTensors, ShardingSpec, locals_of, placements_of, put_together
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
 
 aten = torch.ops.aten
+R = TypeVar("R")
 _LARGE = 1 << 16  # bytes of local tensors that are sent without waiting for the next batch
 _MAX_CHOICES = 4096  # slices without lost processes that are compared; else all are left out along one dimension
 _STRIDES = 8  # every second, …, every eighth
@@ -162,7 +165,7 @@ class Mesh(MeshTrait):
 
     # -- tensors ----------------------------------------------------------------------------------------------------
 
-    def distribute(self, tensor: torch.Tensor, sharding_spec: Any = None) -> MeshTensor:
+    def distribute(self, tensor: torch.Tensor, sharding_spec: ShardingSpec = None) -> MeshTensor:
         """See `monarch.distribute`."""
         placements = placements_of(sharding_spec, self.layout, tensor.dim())
         if isinstance(tensor, MeshTensor):
@@ -173,7 +176,7 @@ class Mesh(MeshTrait):
         made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
         return made
 
-    def from_local(self, local_tensors: Any, sharding_spec: Any) -> MeshTensor:
+    def from_local(self, local_tensors: LocalTensors, sharding_spec: ShardingSpec) -> MeshTensor:
         """See `monarch.from_local`."""
         parts = locals_of(local_tensors, self.layout)
         placements = placements_of(sharding_spec, self.layout, parts[0].dim())
@@ -197,55 +200,62 @@ class Mesh(MeshTrait):
         return self.distribute(tensor, [whole if placement.is_partial() else placement for placement in placements])
 
     def _make(
-        self, operation: Any, args: Sequence[Any], sharding_spec: Any, options: dict[str, Any], ndim: int
+        self,
+        operation: OpOverload,
+        args: Sequence[object],
+        sharding_spec: ShardingSpec,
+        options: Mapping[str, object],
+        ndim: int,
     ) -> MeshTensor:
-        requires_grad = options.pop("requires_grad", False)
-        unknown = set(options) - {"dtype"}
+        unknown = set(options) - {"dtype", "requires_grad"}
         if unknown:
             raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(unknown))}")
         placements = placements_of(sharding_spec, self.layout, ndim)
-        made = factories.make(self.stream, operation, args, options, placements)
-        made.requires_grad_(requires_grad)
+        dtype = {name: value for name, value in options.items() if name == "dtype"}
+        made = factories.make(self.stream, operation, args, dtype, placements)
+        made.requires_grad_(bool(options.get("requires_grad", False)))
         return made
 
-    def zeros(self, *size: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+    def zeros(self, *size: int | Sequence[int], sharding_spec: ShardingSpec = None, **options: object) -> MeshTensor:
         """As torch.zeros; each process makes its own part. `options` are dtype and requires_grad. Does not block."""
         sizes = factories.size_of(size)
         return self._make(aten.zeros.default, (sizes,), sharding_spec, options, len(sizes))
 
-    def ones(self, *size: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+    def ones(self, *size: int | Sequence[int], sharding_spec: ShardingSpec = None, **options: object) -> MeshTensor:
         """As torch.ones; see `zeros`."""
         sizes = factories.size_of(size)
         return self._make(aten.ones.default, (sizes,), sharding_spec, options, len(sizes))
 
-    def empty(self, *size: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+    def empty(self, *size: int | Sequence[int], sharding_spec: ShardingSpec = None, **options: object) -> MeshTensor:
         """As torch.empty; see `zeros`."""
         sizes = factories.size_of(size)
         return self._make(aten.empty.memory_format, (sizes,), sharding_spec, options, len(sizes))
 
-    def full(self, size: Sequence[int], fill_value: Any, *, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+    def full(
+        self, size: Sequence[int], fill_value: complex, *, sharding_spec: ShardingSpec = None, **options: object
+    ) -> MeshTensor:
         """As torch.full; see `zeros`."""
         sizes = factories.size_of(size)
         return self._make(aten.full.default, (sizes, fill_value), sharding_spec, options, len(sizes))
 
-    def rand(self, *size: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+    def rand(self, *size: int | Sequence[int], sharding_spec: ShardingSpec = None, **options: object) -> MeshTensor:
         """As torch.rand: shards draw different numbers, replicas equal ones, the same again after a seed."""
         sizes = factories.size_of(size)
         return self._make(aten.rand.default, (sizes,), sharding_spec, options, len(sizes))
 
-    def randn(self, *size: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+    def randn(self, *size: int | Sequence[int], sharding_spec: ShardingSpec = None, **options: object) -> MeshTensor:
         """As torch.randn: shards draw different numbers, replicas equal ones, the same again after a seed."""
         sizes = factories.size_of(size)
         return self._make(aten.randn.default, (sizes,), sharding_spec, options, len(sizes))
 
     def randint(
-        self, low: int, high: int, size: Sequence[int], *, sharding_spec: Any = None, **options: Any
+        self, low: int, high: int, size: Sequence[int], *, sharding_spec: ShardingSpec = None, **options: object
     ) -> MeshTensor:
         """As torch.randint(low, high, size); see `zeros`."""
         sizes = factories.size_of(size)
         return self._make(aten.randint.low, (low, high, sizes), sharding_spec, options, len(sizes))
 
-    def arange(self, *bounds: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+    def arange(self, *bounds: float, sharding_spec: ShardingSpec = None, **options: object) -> MeshTensor:
         """As torch.arange; see `zeros`."""
         operation = (aten.arange.default, aten.arange.start, aten.arange.start_step)[len(bounds) - 1]
         return self._make(operation, bounds, sharding_spec, options, 1)
@@ -253,10 +263,10 @@ class Mesh(MeshTrait):
     def from_parts(
         self,
         function: Callable[..., torch.Tensor],
-        *args: Any,
+        *args: object,
         size: Sequence[int],
         dtype: torch.dtype = torch.float32,
-        sharding_spec: Any = None,
+        sharding_spec: ShardingSpec = None,
     ) -> MeshTensor:
         """Makes a tensor from `function(part, *args)`, called in each process for its part.
 
@@ -271,14 +281,16 @@ class Mesh(MeshTrait):
 
     # -- programs ---------------------------------------------------------------------------------------------------
 
-    def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> ValueMesh[Any]:
+    def execute(self, function: Callable[..., R], *args: object, **kwargs: object) -> ValueMesh[R]:
         """Runs `function(*args, **kwargs)` in each process, in order with the operations on its tensors.
 
         Tensors of the mesh among the arguments are passed as their shards, which may be written to. Returns the result
         of each process; blocks. Raises TensorError with the errors by rank.
         """
         written: list[MeshTensor] = []
-        sent = RunFunction(function, _as_references(args, written), _as_references(kwargs, written))
+        sent_args = tuple(_as_references(value, written) for value in args)
+        sent_kwargs = {name: _as_references(value, written) for name, value in kwargs.items()}
+        sent = RunFunction(function, sent_args, sent_kwargs)
         with rewriting(tensor.reference for tensor in written):
             return self.stream.run_everywhere(sent, [tensor.reference for tensor in written])
 
@@ -316,8 +328,10 @@ class Mesh(MeshTrait):
         self._entered.append(entered)
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._entered.pop().__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.pop().__exit__(kind, error, trace)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
@@ -329,7 +343,7 @@ def _check_spares(count: int) -> None:
         raise ValueError(f"spares={count}: a number of processes, 0 or more")
 
 
-def _as_references(value: Any, found: list[MeshTensor]) -> Any:
+def _as_references(value: object, found: list[MeshTensor]) -> object:
     if isinstance(value, MeshTensor):
         value.reference.stream.held.require_contents((value.reference.number,))
         found.append(value)
@@ -416,7 +430,7 @@ def register_kernels() -> None:
     every.fallback(_made, "PrivateUse1")
     ours = library("aten", "IMPL")
     _libraries.extend((every, ours))
-    operation: Any
+    operation: Any  # its methods have no types
     for operation in _WHOLE:
         ours.impl(operation.name(), _kernel(operation), "PrivateUse1")
     ours.impl("aten::copy_", _copy, "PrivateUse1")
@@ -427,11 +441,11 @@ def register_kernels() -> None:
     register_autocast(every, ours)
 
 
-def _kernel(operation: Any) -> Callable[..., MeshTensor]:
+def _kernel(operation: OpOverload) -> Callable[..., MeshTensor]:
     return lambda *args, **kwargs: _made(operation, *args, **kwargs)
 
 
-def _made(operation: Any, *args: Any, **kwargs: Any) -> Any:
+def _made(operation: OpOverload, *args: object, **kwargs: Any) -> MeshTensor:
     if operation is aten._efficientzerotensor.default:  # has no memory
         operation = aten.zeros.default
     wanted = kwargs.get("device")

@@ -7,8 +7,6 @@ from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import NoRuleError, OperationPlan, PlanNotice, user_line
 from monarch_nb.tensor.stream import Stream
 
-__all__ = ["GatherWarning", "check_notices", "is_refused", "warn_once"]
-
 CHOICES = ("warn", "allow", "refuse")
 FORMER = "tell"  # the name of "warn" in 0.1.0
 

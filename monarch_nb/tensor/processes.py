@@ -5,17 +5,17 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from monarch_nb.host.protocol import KeepSpares
 from monarch_nb.host.verbs import SPARES
-from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of
+from monarch_nb.mesh import ActorMesh, Endpoint, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of
 from monarch_nb.runtime import Context, Future, ProcState, current, current_runtime, reported_elsewhere
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
-from monarch_nb.tensor.commands import Open
+from monarch_nb.tensor.commands import Open, Receipt
 from monarch_nb.tensor.errors import ContentsLostError, lost_text, replaced_text, stopped_text
 from monarch_nb.tensor.groups.coordinator import GroupCoordinator
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
@@ -25,6 +25,8 @@ from monarch_nb.tensor.workers.actor import TensorWorker
 from monarch_nb.transport import UnreachableError, held_back
 from monarch_nb.wire import agent_of
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _WARM_UP = "monarch_nb.tensor.workers.actor:warm_up"
 _registry: "dict[str, MeshProcesses]" = {}  # by uid of the proc mesh; the group lasts as long as the processes
 _making = threading.Lock()
@@ -50,7 +52,7 @@ class MeshProcesses:
         current_runtime().part(Driver).raised_in_use(self._state.uid)
         workers: Any = procs.spawn(f"{procs.name}_workers", TensorWorker)
         self._spawned: ActorMesh[TensorWorker] = workers  # grows with the processes
-        self.workers: Any = as_it_is(workers)
+        self.workers = as_it_is(self._spawned)
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self._openings: dict[int, Open] = {}
         self._lock = threading.RLock()
@@ -76,9 +78,9 @@ class MeshProcesses:
                 f"and its controller torch {ours}: sharded tensors need the same version on both sides"
             )
 
-    def _all(self, endpoint: Any, *args: Any) -> ValueMesh[Any]:
+    def _all(self, endpoint: Endpoint[P, R], *args: P.args, **kwargs: P.kwargs) -> ValueMesh[R]:
         """The answers of all workers; blocks."""
-        return self._send(endpoint, *args).get()
+        return self._send(endpoint, *args, **kwargs).get()
 
     # -- generations ------------------------------------------------------------------------------------------------
 
@@ -90,8 +92,7 @@ class MeshProcesses:
         With these contents, after a heal; returns what failed in their restoration, or "".
         """
         layout = self._state.layout
-        workers: ActorMesh[TensorWorker] = self.workers
-        first: Any = part_of(workers, Region((), NDSlice(self._members[0], (), ())))
+        first = part_of(self.workers, Region((), NDSlice(self._members[0], (), ())))
         process = (self._state.address(self._members[0]), len(layout.hosts) == 1)
         if self._store is None or self._store[0] != process:  # a heal or growth has changed it
             [address] = self._all(first.keep_store, len(layout.hosts) == 1).values()
@@ -110,9 +111,9 @@ class MeshProcesses:
         spec: GroupSpec,
         streams: dict[int, tuple[Open, int, int]],
         contents: dict[int, StreamContents],
-    ) -> Future[ValueMesh[Any]]:
+    ) -> Future[ValueMesh[str]]:
         self._coordinator.begin(spec.generation)
-        joined = self._send(self.workers.join, store, spec, streams, contents)
+        joined: Future[ValueMesh[str]] = self._send(self.workers.join, store, spec, streams, contents)
         self.generation = spec.generation  # workers continue in it whether or not the caller waits
         return joined
 
@@ -261,15 +262,14 @@ class MeshProcesses:
             )
         return tuple(map(self._members.index, ranks))
 
-    def sender(self, region: Region) -> Callable[..., Future[ValueMesh[Any]]]:
+    def sender(self, region: Region) -> Callable[..., Future[ValueMesh[Receipt]]]:
         """A function that sends a batch to the workers of a slice."""
-        workers: Any = part_of(self.workers, region)
-        return partial(self._send, workers.batch)
+        return partial(self._send, part_of(self.workers, region).batch)
 
-    def _send(self, endpoint: Any, *args: Any) -> Future[ValueMesh[Any]]:
+    def _send(self, endpoint: Endpoint[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         token = current.set(self._context)
         try:
-            future: Future[ValueMesh[Any]] = endpoint.call(*args)
+            future = endpoint.call(*args, **kwargs)
         finally:
             current.reset(token)
         reported_elsewhere(future)  # where the mesh is used next

@@ -6,8 +6,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+import torch
 from torch.utils.weak import TensorWeakRef
 
 from monarch_nb.tensor.commands import FREE
@@ -36,7 +37,7 @@ class CallSites(tuple[CallSite | None, ...]):
 
 # A command as it waits to be sent, the call site that issued it, and what keeps the numbers of writes, for each tensor
 # that the command writes to. The object of an `OBJECT` command is part of it until it is sent.
-Item = tuple[tuple[Any, ...], CallSite | CallSites | None, Sequence[WriteRecord]]
+Item = tuple[tuple[object, ...], CallSite | CallSites | None, Sequence[WriteRecord]]
 
 
 class Reference:
@@ -122,14 +123,15 @@ class LiveEntry(weakref.ref[Reference]):
     meta: Meta
     call_site: CallSite | None
 
-    def __new__(  # noqa: D102
+    def __new__(
         cls, reference: Reference, ended: Callable[["LiveEntry"], None], meta: Meta, call_site: CallSite | None
     ) -> "LiveEntry":
+        """Makes the entry of a reference."""
         entry = super().__new__(cls, reference, ended)
         entry.number, entry.meta, entry.call_site = reference.number, meta, call_site
         return entry
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: object) -> None:
         pass
 
 
@@ -164,7 +166,7 @@ class HeldObjects:
         entries = self.entries
         return [entry() if (entry := entries.get(number)) is not None else None for number in numbers]
 
-    def register_leaf(self, number: int, handle: Any) -> None:
+    def register_leaf(self, number: int, handle: torch.Tensor) -> None:
         """Records a handle that takes part in an operation and accumulates gradients."""
         known = self.leaves.get(number)
         if known is None or known.ref() is not handle:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,6 @@ from torch.distributed.tensor import DTensor
 from monarch_nb.tensor.failure import ranks_text
 from monarch_nb.tensor.propagation import MeshLayout, Placements
 from monarch_nb.tensor.references import HeldObjects
-
-__all__ = ["ShardTransfer", "StreamContents", "contents_of", "receive", "send", "transfers"]
 
 _PACKED = 32 << 20  # bytes of storages that are sent together
 
@@ -161,7 +159,7 @@ class _SentShard:
         )
 
 
-def send(tensors: Sequence[Any], rank: int) -> None:
+def send(tensors: Sequence[DTensor], rank: int) -> None:
     """Sends the shards of tensors to a rank of the group, with the memory that they share. Blocks."""
     storages: dict[int, tuple[int, torch.Tensor]] = {}
     parts = []
@@ -173,9 +171,19 @@ def send(tensors: Sequence[Any], rank: int) -> None:
             storages[storage._cdata] = (len(storages), bytes_)
         index, _ = storages[storage._cdata]
         parts.append(
-            _SentShard(index, local.dtype, local.storage_offset(), tuple(local.shape), local.stride(), local.is_conj(),
-                  local.is_neg(), tuple(tensor.placements), tensor.shape, tensor.stride())
-        )  # fmt: skip
+            _SentShard(
+                index,
+                local.dtype,
+                local.storage_offset(),
+                tuple(local.shape),
+                local.stride(),
+                local.is_conj(),
+                local.is_neg(),
+                tuple(tensor.placements),
+                tensor.shape,
+                tensor.stride(),
+            )
+        )
     sizes = [bytes_.numel() for _, bytes_ in storages.values()]
     about = bytearray(pickle.dumps((parts, sizes)))
     dist.send(torch.tensor([len(about)]), rank)

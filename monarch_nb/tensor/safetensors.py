@@ -14,6 +14,7 @@ import torch
 
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.mesh import Mesh
+from monarch_nb.tensor.sharding import ShardingSpec
 
 _TYPES = {
     "BOOL": torch.bool,
@@ -92,7 +93,9 @@ def read_part(part: Sequence[slice], stored: Stored) -> torch.Tensor:
 
 
 def load_safetensors(
-    path: str, mesh: Mesh, sharding_spec: Mapping[str, Any] | Callable[[str, tuple[int, ...]], Any] | None = None
+    path: str,
+    mesh: Mesh,
+    sharding_spec: Mapping[str, ShardingSpec] | Callable[[str, tuple[int, ...]], ShardingSpec] | None = None,
 ) -> dict[str, MeshTensor]:
     """The tensors in a file of safetensors, or in all such files of a folder, cut over the processes of a mesh.
 

@@ -1,8 +1,7 @@
 """Converts sharding specs to placements, and local shards to the meta of the whole tensor."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
@@ -13,11 +12,13 @@ from monarch_nb.tensor.placement import place
 from monarch_nb.tensor.propagation import MeshLayout, Meta
 from monarch_nb.wire import counted
 
-# One entry for each dimension of a tensor: the mesh dimension it is sharded over, several of them, or None.
-Spec = Sequence[str | tuple[str, ...] | None]
+# One entry for each dimension of a tensor: the mesh dimension it is sharded over, several of them, or None. Or one of
+# PyTorch's placements for each dimension of the mesh.
+ShardingSpec = Sequence[str | tuple[str, ...] | Placement | None] | Placement | None
+LocalTensors = torch.Tensor | Sequence[torch.Tensor] | ValueMesh[torch.Tensor]
 
 
-def placements_of(spec: Any, layout: MeshLayout, ndim: int) -> tuple[Placement, ...]:
+def placements_of(spec: object, layout: MeshLayout, ndim: int) -> tuple[Placement, ...]:
     """The placements, one for each mesh dimension, that a sharding spec means for a tensor of `ndim` dimensions.
 
     A spec has one entry for each dimension of the tensor: the name of the mesh dimension it is sharded over, a tuple of
@@ -28,15 +29,18 @@ def placements_of(spec: Any, layout: MeshLayout, ndim: int) -> tuple[Placement, 
         return (Replicate(),) * len(layout.shape)
     if isinstance(spec, (str, Placement)):
         spec = (spec,)
+    if not isinstance(spec, Iterable):
+        raise TypeError(f"sharding_spec: {spec!r} is no list of mesh dimensions or placements")
     entries = tuple(spec)
-    if entries and all(isinstance(entry, Placement) for entry in entries):
-        return _checked(entries, layout, ndim)
+    placements = [entry for entry in entries if isinstance(entry, Placement)]
+    if entries and len(placements) == len(entries):
+        return _checked(placements, layout, ndim)
     if len(entries) != ndim:
         raise ValueError(
             f"sharding_spec has {counted(len(entries), 'entry')}, but the tensor has {ndim} dimensions: give one for "
             "each, None where it is not sharded"
         )
-    placements: list[Placement] = [Replicate()] * len(layout.shape)
+    placements = [Replicate()] * len(layout.shape)
     for dim, entry in enumerate(entries):
         last = -1
         for name in _names(entry):
@@ -60,7 +64,7 @@ def _dimension(layout: MeshLayout, name: str) -> int:
         raise ValueError(f"the mesh has no dimension {name!r}; it has {', '.join(map(repr, layout.names))}") from None
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def _names(entry: object) -> tuple[str, ...]:
     if entry is None:
         return ()
     if isinstance(entry, str):
@@ -70,7 +74,7 @@ def _names(entry: Any) -> tuple[str, ...]:
     raise TypeError(f"sharding_spec: {entry!r} is neither a mesh dimension, a tuple of them, None, nor a Placement")
 
 
-def _checked(entries: tuple[Placement, ...], layout: MeshLayout, ndim: int) -> tuple[Placement, ...]:
+def _checked(entries: Sequence[Placement], layout: MeshLayout, ndim: int) -> tuple[Placement, ...]:
     if len(entries) != len(layout.shape):
         sizes = ", ".join(f"{name}={size}" for name, size in zip(layout.names, layout.shape, strict=True))
         raise ValueError(
@@ -85,7 +89,7 @@ def _checked(entries: tuple[Placement, ...], layout: MeshLayout, ndim: int) -> t
     return tuple(placements)
 
 
-def locals_of(given: Any, layout: MeshLayout) -> list[torch.Tensor]:
+def locals_of(given: LocalTensors, layout: MeshLayout) -> list[torch.Tensor]:
     """Returns a local tensor for each rank of a mesh; a single tensor is used on all ranks.
 
     Raises TypeError for other values than local tensors, ValueError for a wrong number of tensors or several dtypes.

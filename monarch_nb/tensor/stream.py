@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -29,6 +29,7 @@ from monarch_nb.tensor.commands import (
     Define,
     Making,
     Makings,
+    Receipt,
     RunFunction,
     encode_numbers,
     nbytes_of,
@@ -53,6 +54,7 @@ from monarch_nb.transport import held_back, uninterrupted
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.compiled.capture import Recording
+    from monarch_nb.tensor.handle import MeshTensor
     from monarch_nb.tensor.processes import MeshProcesses
 
 BATCH_SIZE = 256  # commands that are sent without delay
@@ -60,6 +62,7 @@ WINDOW = 4096  # operations in flight above which the controller waits
 WINDOW_BYTES = 64 << 20  # the same for bytes of tensors
 NAMED_FAILURES, REMEMBERED_FAILURES = 3, 256  # further failures that an error names; failures stored by number
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 WAIT_S = 0.001
 TICK_S = 0.5  # after which released tensors are freed on workers although nothing else is sent
@@ -78,7 +81,9 @@ class CommandBatch:
     `first_byte` counts the bytes of tensors that were sent before.
     """
 
-    def __init__(self, first: int, sites: list[CallSite | None], first_byte: int, future: Future[Any]) -> None:
+    def __init__(
+        self, first: int, sites: list[CallSite | None], first_byte: int, future: Future[ValueMesh[Receipt]]
+    ) -> None:
         self.first, self.sites, self.first_byte, self.future = first, sites, first_byte, future
 
 
@@ -131,9 +136,9 @@ class Stream:
     def __init__(
         self,
         title: str,
-        propagator: Propagator,
-        device: Any,
-        send: Callable[..., Future[ValueMesh[Any]]],
+        propagator: "Propagator[MeshTensor]",
+        device: torch.device,
+        send: Callable[..., Future[ValueMesh[Receipt]]],
         group: "MeshProcesses",
     ) -> None:
         self.number = next(_numbers)
@@ -157,7 +162,8 @@ class Stream:
         self._context: Context = current_runtime().context()
         self._batches: deque[CommandBatch] = deque()  # without replies so far
         self._batch_numbers, self._issued, self._bytes = count(), 0, 0  # batch numbers; operations and bytes sent
-        self.kernels: dict[Any, int] = {}  # that the ranks have chosen for attention, by what they were asked
+        # That the ranks have chosen for attention, by what they were asked.
+        self.kernels: dict[tuple[object, ...], int] = {}
         self._checked_until = 0  # by operations: their replies say that the group goes on
         self._over = -1  # the generation of process groups that has ended, or -1
         self._failed: dict[int, TensorError] = {}  # the latest failures, by operation
@@ -168,7 +174,7 @@ class Stream:
 
     # -- issuing ----------------------------------------------------------------------------------------------------
 
-    def issue(self, command: tuple[Any, ...], where: CallSite | None, written: Sequence[WriteRecord] = ()) -> None:
+    def issue(self, command: tuple[object, ...], where: CallSite | None, written: Sequence[WriteRecord] = ()) -> None:
         """Appends an operation, which writes to these. Blocks, interruptibly, only while the window is exceeded.
 
         Raises ContentsLostError if the mesh is lost.
@@ -232,7 +238,7 @@ class Stream:
         with self._lock:
             held_back(self._send_batch)
 
-    def repeat(self, command: tuple[Any, ...], sites: CallSites, written: Sequence[WriteRecord]) -> None:
+    def repeat(self, command: tuple[object, ...], sites: CallSites, written: Sequence[WriteRecord]) -> None:
         """Sends a command that runs many operations, after what was issued before. Does not wait for the window.
 
         Raises ContentsLostError if the mesh is lost.
@@ -285,7 +291,7 @@ class Stream:
         if self.lost is not None:
             _mark_unsent(items)
             return None
-        commands, objects = [command for command, _, _ in items], list[Any]()
+        commands, objects = [command for command, _, _ in items], list[object]()
         for index, command in enumerate(commands):
             if command[0] == OBJECT:
                 objects.append(command[1])
@@ -353,13 +359,13 @@ class Stream:
             self._over = max(self._over, self._group.over)
         self._regroup_if_over()
 
-    def _settle_up_to(self, batch: CommandBatch) -> ValueMesh[Any]:
+    def _settle_up_to(self, batch: CommandBatch) -> ValueMesh[Receipt]:
         """Waits for the replies to a batch and all earlier ones, and returns those to the batch."""
         with self._settling:
             while self._batches and self._batches[0].first < batch.first:
                 self._settle_up_to(self._batches[0])
             try:
-                replies: ValueMesh[Any] = batch.future.get()
+                replies = batch.future.get()
             except KeyboardInterrupt:
                 if batch.future.done():  # the ranks were interrupted, too, and have replied
                     self._process_replies()
@@ -375,7 +381,7 @@ class Stream:
             self._regroup_if_over()
             return replies
 
-    def _settle_batch(self, batch: CommandBatch, replies: ValueMesh[Any]) -> None:
+    def _settle_batch(self, batch: CommandBatch, replies: ValueMesh[Receipt]) -> None:
         if not self._batches or self._batches[0] is not batch:
             return
         self._batches.popleft()
@@ -444,11 +450,11 @@ class Stream:
 
     # -- synchronising ----------------------------------------------------------------------------------------------
 
-    def run_everywhere(self, command: RunFunction, written: Iterable[Reference] = ()) -> ValueMesh[Any]:
+    def run_everywhere(self, command: RunFunction[T], written: Iterable[Reference] = ()) -> ValueMesh[T]:
         """Runs a function that may write to these on each rank, and returns the results; blocks and raises as `ask`."""
         return self.ask((OBJECT, command), "execute", [reference.writes for reference in written])
 
-    def ask(self, command: tuple[Any, ...], what: str, written: Sequence[WriteRecord] = ()) -> ValueMesh[Any]:
+    def ask(self, command: tuple[object, ...], what: str, written: Sequence[WriteRecord] = ()) -> ValueMesh[Any]:
         """Returns the value of a command by rank; blocks until all that was issued before has run.
 
         `what` names the request in records. Raises TensorError for an operation that failed, DeviceMeshError if the
@@ -461,7 +467,7 @@ class Stream:
         self.resume_if_healed()
         replies = self._settle_up_to(self._send_request(command, where, written))
         self.raise_failures()
-        values = ValueMesh(replies.extent, [values[-1] for _, (_, values, _) in replies])
+        values: ValueMesh[Any] = ValueMesh(replies.extent, [values[-1] for _, (_, values, _) in replies])
         lost = [value for _, value in values if isinstance(value, Failure)]
         if lost:
             known = self._failed.get(lost[0].number) if lost[0].stream == self.number else None
@@ -470,11 +476,13 @@ class Stream:
 
     def fetch(self, number: int, what: str) -> torch.Tensor:
         """Returns a whole tensor as a local one; blocks and raises as `ask`."""
-        return cast(torch.Tensor, self._fetch((WHOLE, number), what).get(0))
+        tensor: torch.Tensor = self._fetch((WHOLE, number), what).get(0)
+        return tensor
 
-    def number_in(self, number: int, what: str) -> Any:
+    def number_in(self, number: int, what: str) -> complex:
         """Returns the only element of a tensor as a Python number; blocks and raises as `ask`."""
-        return self._fetch((NUMBER, number), what).get(0)
+        value: complex = self._fetch((NUMBER, number), what).get(0)
+        return value
 
     def shards_of(self, number: int) -> ValueMesh[torch.Tensor]:
         """Returns the shard of each rank; blocks and raises as `ask`."""
@@ -486,7 +494,7 @@ class Stream:
         return self.ask(command, what)
 
     def _send_request(
-        self, command: tuple[Any, ...], where: CallSite | None, written: Sequence[WriteRecord]
+        self, command: tuple[object, ...], where: CallSite | None, written: Sequence[WriteRecord]
     ) -> CommandBatch:
         """Sends what was issued and a command, whose value is the last of the batch."""
         self.wait_for_window()

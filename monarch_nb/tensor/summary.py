@@ -3,13 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from monarch_nb.tensor.placement import Placement, place, shape_text, size_text
 from monarch_nb.tensor.placement.picture import Box, thumbnail
 from monarch_nb.tensor.verbs import MemoryUsed
+
+if TYPE_CHECKING:
+    from monarch_nb.tensor.origin import ProgramLine
+    from monarch_nb.tensor.propagation import MeshLayout, Meta
+    from monarch_nb.tensor.table import LiveTensor, Moved, Synchronised
 
 ROWS = 60  # tensors that are listed, the largest on a rank first
 RANKS = 256  # ranks whose memory is listed one by one
@@ -95,21 +100,24 @@ class Summary(msgspec.Struct, frozen=True):
     memory: MemoryUse | None = None  # None until ranks have answered
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The summary as JSON."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
+        found: dict[str, object] = msgspec.to_builtins(self)
         return found
 
 
+Liner = Callable[["ProgramLine | None"], SourceLine]
+
+
 @lru_cache(maxsize=1024)
-def placement_of(meta: Any) -> Placement:
-    """The placement of a tensor with this meta (propagation.Meta)."""
+def placement_of(meta: "Meta") -> Placement:
+    """The placement of a tensor with this meta."""
     layout = meta.layout
     dtype = str(meta.dtype).removeprefix("torch.")
     return place(meta.shape, dtype, meta.dtype.itemsize, layout.names, layout.shape, meta.placements)
 
 
-def live_bytes(metas: Iterable[Any], ranks: int) -> list[int]:
+def live_bytes(metas: "Iterable[Meta]", ranks: int) -> list[int]:
     """Bytes on each rank of tensors with these metas, each with memory of its own."""
     total = [0] * ranks
     for meta, count in Counter(metas).items():
@@ -121,10 +129,10 @@ def live_bytes(metas: Iterable[Any], ranks: int) -> list[int]:
 
 def summary_of(
     name: str,
-    layout: Any,
-    live: Sequence[Any],
-    moved: Sequence[Any],
-    waited: Sequence[Any],
+    layout: "MeshLayout",
+    live: "Sequence[LiveTensor]",
+    moved: "Sequence[Moved]",
+    waited: "Sequence[Synchronised]",
     *,
     names: Mapping[int, str] | None = None,
     file_name: FileName = str,
@@ -176,7 +184,7 @@ def _busy(names: Sequence[str], used: Sequence[MemoryUsed], cell: int) -> tuple[
     return tuple(found)
 
 
-def _memory(layout: Any, used: Sequence[MemoryUsed]) -> MemoryUse:
+def _memory(layout: "MeshLayout", used: Sequence[MemoryUsed]) -> MemoryUse:
     of = "device" if layout.device == "cuda" else "process"
     return MemoryUse(tuple(rank.allocated for rank in used), tuple(rank.peak for rank in used), of)
 
@@ -222,7 +230,7 @@ def by_dimension(moved: Sequence[Movement]) -> list[tuple[str, str, int, int]]:
     return sorted(rows, key=lambda row: -row[3])
 
 
-def _row(tensor: Any, name: str, line: Callable[[Any], SourceLine], lost: bool) -> TensorRow:
+def _row(tensor: "LiveTensor", name: str, line: Liner, lost: bool) -> TensorRow:
     placement = placement_of(tensor.meta)
     return TensorRow(
         tensor.number,
@@ -237,8 +245,8 @@ def _row(tensor: Any, name: str, line: Callable[[Any], SourceLine], lost: bool) 
     )
 
 
-def _liner(file_name: FileName) -> Callable[[Any], SourceLine]:
-    def line(origin: Any) -> SourceLine:
+def _liner(file_name: FileName) -> Liner:
+    def line(origin: "ProgramLine | None") -> SourceLine:
         return SourceLine() if origin is None else SourceLine(f"{file_name(origin.file)}:{origin.line}", origin.source)
 
     return line

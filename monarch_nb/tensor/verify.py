@@ -5,17 +5,16 @@ import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import Any
 
 import cloudpickle
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.mesh import Mesh
+from monarch_nb.tensor.propagation.execute import DispatchMode
 from monarch_nb.wire import DISPATCH_TABLE, counted
-
-__all__ = ["Verification", "compared", "verify"]
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,16 @@ class Verification:
         return "\n".join(lines)
 
 
-class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Draws(DispatchMode):
     seen = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: tuple[type, ...],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         self.seen |= torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
 
@@ -58,7 +63,7 @@ class LocalTensor(torch.Tensor):
         """Returns the tensor itself."""
         return self.as_subclass(torch.Tensor)
 
-    def redistribute(self, *spec: Any, **options: Any) -> torch.Tensor:
+    def redistribute(self, *spec: object, **options: object) -> torch.Tensor:
         """Returns the tensor itself."""
         return self
 
@@ -68,7 +73,7 @@ class LocalMesh:
 
     device = torch.device("cpu")
 
-    def distribute(self, tensor: torch.Tensor, sharding_spec: Any = None) -> torch.Tensor:
+    def distribute(self, tensor: torch.Tensor, sharding_spec: object = None) -> torch.Tensor:
         """Returns the tensor itself."""
         return tensor.as_subclass(LocalTensor)
 
@@ -77,7 +82,7 @@ class LocalMesh:
             raise AttributeError(name)
         function = getattr(torch, name)
 
-        def make(*args: Any, sharding_spec: Any = None, **options: Any) -> torch.Tensor:
+        def make(*args: object, sharding_spec: object = None, **options: object) -> torch.Tensor:
             made: torch.Tensor = function(*args, **options)
             return made.as_subclass(LocalTensor)
 
@@ -87,7 +92,7 @@ class LocalMesh:
 class _Taker(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles a value without its tensors and meshes, which it collects in order, each once."""
 
-    dispatch_table: ClassVar[Any] = DISPATCH_TABLE
+    dispatch_table = DISPATCH_TABLE
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
@@ -114,11 +119,11 @@ class _Giver(pickle.Unpickler):
         super().__init__(file)
         self._twins = twins
 
-    def persistent_load(self, at: Any) -> object:
+    def persistent_load(self, at: int) -> object:
         return self._twins[at]
 
 
-def _twin(value: Any) -> Any:
+def _twin(value: object) -> Any:
     """A copy in which every sharded tensor is a local one, with its gradient, and every mesh stands for this process.
 
     Blocks until tensors are here. Functions of the program's own modules are copied with what they refer to. Raises
@@ -128,12 +133,12 @@ def _twin(value: Any) -> Any:
     return _Giver(io.BytesIO(data), [_local(one) for _, one in taken]).load()
 
 
-def _tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:
+def _tensors_in(value: object) -> list[tuple[str, torch.Tensor]]:
     """All tensors that a value refers to, with parameter names, in the same order as for its twin."""
     return [(name, one) for name, one in _taken(value)[1] if isinstance(one, torch.Tensor)]
 
 
-def _taken(value: Any) -> tuple[bytes, list[tuple[str, object]]]:
+def _taken(value: object) -> tuple[bytes, list[tuple[str, object]]]:
     file = io.BytesIO()
     taker = _Taker(file)
     home = _home_of(value)
@@ -148,7 +153,7 @@ def _taken(value: Any) -> tuple[bytes, list[tuple[str, object]]]:
     return file.getvalue(), taker.taken
 
 
-def _home_of(value: Any) -> Any:
+def _home_of(value: object) -> ModuleType | None:
     """The module to pickle by value: that of the function, unless that is done already."""
     function = value[0] if isinstance(value, tuple) and value and callable(value[0]) else None
     name = getattr(function, "__module__", None)
@@ -176,7 +181,7 @@ def _local(value: object) -> object:
 
 
 def verify(
-    function: Callable[..., Any], *args: Any, rtol: float = 1e-3, atol: float = 1e-5, **kwargs: Any
+    function: Callable[..., object], *args: object, rtol: float = 1e-3, atol: float = 1e-5, **kwargs: object
 ) -> Verification:
     """Runs the function on the mesh, and once more in this process on whole local copies of all that it refers to.
 
@@ -187,7 +192,7 @@ def verify(
     """
     lone, lone_args, lone_kwargs = _twin((function, args, kwargs))
     result = function(*args, **kwargs)
-    draws = _Draws()  # type: ignore[no-untyped-call]
+    draws = _Draws()
     try:
         with draws:
             lone_result = lone(*lone_args, **lone_kwargs)
@@ -213,9 +218,9 @@ def compared(
         differences.append(f"{counted(len(found), 'tensor')}, where one process has {len(expected)}")
     for at, ((name, plain), (_, sharded)) in enumerate(zip(expected, found, strict=False)):
         title = name or f"tensor {at}"
-        pairs = [(title, plain, sharded)]
+        pairs: list[tuple[str, torch.Tensor | None, torch.Tensor | None]] = [(title, plain, sharded)]
         if plain.is_leaf and sharded.is_leaf and (plain.grad is not None or sharded.grad is not None):
-            pairs.append((f"gradient of {title}", plain.grad, sharded.grad))  # type: ignore[arg-type]
+            pairs.append((f"gradient of {title}", plain.grad, sharded.grad))
         for label, wanted, given in pairs:
             if text := _difference(wanted, given, rtol, atol):
                 differences.append(f"{label} {text}")

@@ -7,9 +7,10 @@ changed, and writes to it are also written to its base.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map
 
@@ -20,6 +21,8 @@ from monarch_nb.tensor.propagation import Meta, OperationPlan, PlanNotice, Propa
 from monarch_nb.tensor.references import Copied, LogicalMemory, Reference
 from monarch_nb.tensor.stream import Stream
 
+T = TypeVar("T")
+Tree = TypeVar("Tree", tuple[object, ...], dict[str, object])
 _REAL = 1 << 24  # bytes of real tensors that test whether a kernel accepts overlapping memory
 
 _RESHAPE_INSTEAD = (
@@ -128,8 +131,12 @@ def check_gradients(plan: OperationPlan, given: Sequence[Reference]) -> None:
 
 
 def overlapping_inputs(
-    func: Any, args: Any, kwargs: Any, plan: OperationPlan, given: Sequence[tuple[Any, Reference, Meta]]
-) -> list[Any]:
+    func: OpOverload,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    plan: OperationPlan,
+    given: Sequence[tuple[T, Reference, Meta]],
+) -> list[T]:
     """Returns the tensors that an operation has to read from copies, since it writes to other elements of their memory.
 
     Workers would not notice, or refuse a shard whose strides differ from those of the whole. `given` are the tensors
@@ -191,7 +198,7 @@ def _is_index(meta: Meta) -> bool:
 
 
 def _real_tensors(
-    plan: OperationPlan, given: Sequence[tuple[Any, Reference, Meta]], size: int, memory: LogicalMemory, shared: bool
+    plan: OperationPlan, given: Sequence[tuple[object, Reference, Meta]], size: int, memory: LogicalMemory, shared: bool
 ) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
     """Returns CPU tensors by the id of what they stand for, and the bytes of `memory`, which is written to.
 
@@ -223,9 +230,12 @@ def _real_tensors(
     return real, buffers[memory]
 
 
-def _with_real(values: Any, real: dict[int, torch.Tensor]) -> Any:
+def _with_real(values: Tree, real: dict[int, torch.Tensor]) -> Tree:
     cpu = torch.device("cpu")
-    return tree_map(lambda value: cpu if isinstance(value, torch.device) else real.get(id(value), value), values)
+    replaced: Tree = tree_map(
+        lambda value: cpu if isinstance(value, torch.device) else real.get(id(value), value), values
+    )
+    return replaced
 
 
 def _end(reference: Reference, meta: Meta) -> int:

@@ -47,7 +47,7 @@ class TransferReporter:
         if runtime.features.loaded(RDMA) is not None:  # otherwise no process has used it
             from monarch_nb.rdma import transfers
 
-            records = transfers().records
+            records = {key: dict(record) for key, record in transfers().records.items()}
         put = store_of(runtime).put
         with self._lock:
             for key in self._reported.keys() - records.keys():

@@ -20,8 +20,6 @@ from monarch_nb.rdma.limits import Limit, side_by_side
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
 from monarch_nb.rdma.regions import MARK, for_reading_only, writing
 
-__all__ = ["CrossMemory", "check_identity", "check_offered", "written"]
-
 _PIECE = 16 << 20  # bytes the kernel copies between two checks of the limit
 _SMALL = 4096  # bytes up to which one system call brings all, to be looked at before they are handed on
 _AT_ONCE = 256  # reads in one system call; each takes two of the kernel's 1,024 vectors
@@ -33,13 +31,14 @@ _Piece = tuple[int, int, int]  # address here, address there, bytes
 
 def _kernel(name: str) -> "Callable[..., int] | None":
     try:
-        function: Callable[..., int] = ctypes.CDLL(None, use_errno=True)[name]
+        function = ctypes.CDLL(None, use_errno=True)[name]
     except (AttributeError, OSError):
         return None
     address, count = ctypes.c_void_p, ctypes.c_ulong
-    function.argtypes = (ctypes.c_int, address, count, address, count, count)  # type: ignore[attr-defined]
-    function.restype = ctypes.c_ssize_t  # type: ignore[attr-defined]
-    return function
+    function.argtypes = (ctypes.c_int, address, count, address, count, count)
+    function.restype = ctypes.c_ssize_t
+    call: Callable[..., int] = function
+    return call
 
 
 _readv, _writev = _kernel("process_vm_readv"), _kernel("process_vm_writev")

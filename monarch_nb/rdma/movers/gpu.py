@@ -13,8 +13,6 @@ from monarch_nb.rdma.memory import Memory, move_bytes
 from monarch_nb.rdma.movers.cross_memory import check_identity, check_offered, written
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
 
-__all__ = ["GpuMover"]
-
 _PIECE = 8 << 30  # bytes copied between two checks of the limit: some milliseconds on the device
 _OPEN = 32  # allocations that stay open: each keeps its owner's memory from being freed
 

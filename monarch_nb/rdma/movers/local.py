@@ -8,8 +8,6 @@ from monarch_nb.rdma.memory import move_bytes
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
 from monarch_nb.rdma.regions import Regions
 
-__all__ = ["LocalMover"]
-
 _PIECE = 64 << 20  # bytes copied between two checks of the limit
 
 

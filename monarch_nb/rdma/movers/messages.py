@@ -2,20 +2,30 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol, TypeVar
+
+import msgspec
 
 from monarch_nb.rdma.errors import BufferDroppedError, RDMAError, owner_lost
 from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers.mover import Move
 from monarch_nb.rdma.verbs import READ, WRITE, Reading, TransferOutcome, Writing
-
-__all__ = ["Messages"]
+from monarch_nb.wire import Verb
 
 _PIECE = 1 << 20  # bytes in one message
 _UNDER_WAY = 4  # pieces at a time
 
-Ask = Callable[[BufferHandle, Any, Any], Callable[[Limit], TransferOutcome]]
+Q = TypeVar("Q", bound=msgspec.Struct)
+
+
+class AskOwner(Protocol):
+    """Sends a request to the owner of a buffer; the returned function waits for the reply."""
+
+    def __call__(
+        self, handle: BufferHandle, verb: Verb[Q, TransferOutcome], question: Q
+    ) -> Callable[[Limit], TransferOutcome]:
+        """Does not block."""
 
 
 class Messages:
@@ -23,8 +33,8 @@ class Messages:
 
     alone = False
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask  # sends a request to the owner of a handle; the returned function waits for the reply
+    def __init__(self, ask: AskOwner) -> None:
+        self._ask = ask
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
         """Requests bytes from the owner, a few pieces ahead."""

@@ -8,8 +8,6 @@ from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory
 
-__all__ = ["CannotReachError", "Move", "Mover"]
-
 
 class CannotReachError(Exception):
     """The mover cannot reach a process, so that the next one is tried. The text, if any, is shown as the reason."""

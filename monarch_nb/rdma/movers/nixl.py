@@ -18,8 +18,6 @@ from monarch_nb.rdma.movers.mover import CannotReachError, Move
 from monarch_nb.rdma.verbs import Leased, Leasing, TransferOutcome
 from monarch_nb.runtime import Future
 
-__all__ = ["Nixl"]
-
 _PIECE = 16 << 20  # bytes under way between two checks of the limit
 _AT_ONCE = 256  # moves
 _FIRST_S = 10.0  # for the first byte from a process, without which the devices are not connected

@@ -15,8 +15,6 @@ from monarch_nb.rdma.movers.mover import CannotReachError, Move
 from monarch_nb.rdma.verbs import Listening
 from monarch_nb.rdma.wire import GO, HEAD, READ, WRITE, StreamError, greet, receive, receive_into
 
-__all__ = ["Streams"]
-
 _DIAL_S = 2.0  # per address of the owner
 _PARALLEL = 16 << 20  # bytes above which a move is divided among several streams
 _IDLE = 8  # idle streams to one owner

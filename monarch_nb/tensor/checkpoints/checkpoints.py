@@ -3,9 +3,9 @@
 import os
 import pickle
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch.distributed.tensor import Replicate
@@ -37,11 +37,11 @@ class TensorPlaceholder:
     placements: Placements
 
 
-def _taken_apart(state: Any, path: str = "") -> tuple[Any, dict[str, MeshTensor]]:
+def _taken_apart(state: object, path: str = "") -> tuple[object, dict[str, MeshTensor]]:
     """Splits a state: `TensorPlaceholder`s for its sharded tensors, and these by name (`optimizer.state.0.exp_avg`)."""
     tensors: dict[str, MeshTensor] = {}
 
-    def rest(value: Any, path: str) -> Any:
+    def rest(value: object, path: str) -> object:
         if isinstance(value, MeshTensor):
             tensors[path] = value
             return TensorPlaceholder(path, value.meta.shape, value.meta.dtype, value.meta.placements)
@@ -54,7 +54,7 @@ def _taken_apart(state: Any, path: str = "") -> tuple[Any, dict[str, MeshTensor]
     return rest(state, path), tensors
 
 
-def _put_together(rest: Any, tensor: Callable[[TensorPlaceholder], Any]) -> Any:
+def _put_together(rest: object, tensor: Callable[[TensorPlaceholder], object]) -> object:
     """The state again, with `tensor(kept)` for each that was taken out."""
     if isinstance(rest, TensorPlaceholder):
         return tensor(rest)
@@ -65,11 +65,11 @@ def _put_together(rest: Any, tensor: Callable[[TensorPlaceholder], Any]) -> Any:
     return rest
 
 
-def _put_into(target: Any, values: Any) -> None:
+def _put_into(target: dict[str, object], values: Mapping[str, object]) -> None:
     """Replaces what is in the dictionaries of a state, which stay the same objects, but for tensors of the mesh."""
     for key, value in values.items():
-        if isinstance(value, dict) and isinstance(target.get(key), dict):
-            _put_into(target[key], value)
+        if isinstance(value, dict) and isinstance(inner := target.get(key), dict):
+            _put_into(inner, value)
         elif not isinstance(target.get(key), MeshTensor):
             target[key] = value
 
@@ -91,7 +91,12 @@ class Checkpoints:
     """Checkpoints of one training run in a folder, or in memory if `folder` is None; made by `monarch.checkpoint`."""
 
     def __init__(
-        self, state: Any, optimizer: torch.optim.Optimizer | None, every: int | None, folder: str | None, keep: int
+        self,
+        state: torch.nn.Module | dict[str, object],
+        optimizer: torch.optim.Optimizer | None,
+        every: int | None,
+        folder: str | None,
+        keep: int,
     ) -> None:
         if (every is not None and every < 1) or keep < 1:
             raise ValueError("checkpoint: every and keep have to be 1 or more")
@@ -113,9 +118,9 @@ class Checkpoints:
             raise ValueError("checkpoint: tensors of several meshes; make one checkpoint of each")
         return streams.pop()
 
-    def _whole(self) -> dict[str, Any]:
+    def _whole(self) -> dict[str, object]:
         state = self._state
-        whole = {"model": state.state_dict() if isinstance(state, torch.nn.Module) else state}
+        whole: dict[str, object] = {"model": state.state_dict() if isinstance(state, torch.nn.Module) else state}
         if self._optimizer is not None:
             whole["optimizer"] = self._optimizer.state_dict()
         return whole
@@ -185,14 +190,16 @@ class Checkpoints:
             raise CheckpointError(f"the checkpoint of step {number} in {self.folder} has no {', '.join(missing[:3])}")
         self._load(stream, tensors, number)
         stream.seed, stream.drawn = about["random"]
-        state = _put_together(rest, lambda kept: tensors[kept.name])
+        state = {name: _put_together(part, lambda kept: tensors[kept.name]) for name, part in rest.items()}
+        model, optimizer = state["model"], state.get("optimizer")
+        assert isinstance(model, dict)
         if isinstance(self._state, torch.nn.Module):
-            local = {name: value for name, value in state["model"].items() if not isinstance(value, MeshTensor)}
+            local = {name: value for name, value in model.items() if not isinstance(value, MeshTensor)}
             self._state.load_state_dict(local, strict=False)
         else:
-            _put_into(self._state, state["model"])
-        if self._optimizer is not None and "optimizer" in state:
-            self._optimizer.load_state_dict(state["optimizer"])
+            _put_into(self._state, model)
+        if self._optimizer is not None and isinstance(optimizer, dict):
+            self._optimizer.load_state_dict(optimizer)
         return number
 
     def _found(self, stream: Stream, step: int | None) -> tuple[int, bytes] | None:

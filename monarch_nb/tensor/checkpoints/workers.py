@@ -27,9 +27,10 @@ REST = "controller.pickle"  # what of the state is no sharded tensor
 _COMPLETE = re.compile(r"step-(\d+)")
 _ATTEMPT = re.compile(r"\.step-\d+\.\w+\.part")
 T = TypeVar("T")
+State = dict[str, Any]  # nested: tensors and anything else, by name
 
 
-def all_of(kind: type[T], value: Any) -> Iterator[T]:
+def all_of(kind: type[T], value: object) -> Iterator[T]:
     """Yields all items of a type in a state, in order."""
     if isinstance(value, kind):
         yield value
@@ -41,7 +42,7 @@ def all_of(kind: type[T], value: Any) -> Iterator[T]:
             yield from all_of(kind, item)
 
 
-def mapped(kind: type[T], function: Callable[[T], Any], value: Any) -> Any:
+def mapped(kind: type[T], function: Callable[[T], object], value: object) -> object:
     """Copies the structure with `function(item)` for each item of a type."""
     if isinstance(value, kind):
         return function(value)
@@ -87,7 +88,7 @@ def save(state: dict[str, DTensor], folder: str, step: int, mark: str, rest: byt
         raise RuntimeError(f"the checkpoint before that of step {step} was not saved: {wrong}")
 
 
-def ready(tensors: dict[str, Any]) -> None:
+def ready(tensors: dict[str, object]) -> None:
     """Does nothing, where all of these tensors have been made."""
 
 
@@ -124,7 +125,7 @@ def in_pieces(tensor: DTensor) -> DTensor:
 
 
 @contextmanager
-def read_in_pieces(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def read_in_pieces(state: State) -> Iterator[State]:
     """The state to read into, of tensors in pieces; what was read is in the tensors of this one afterwards."""
     others: list[tuple[DTensor, DTensor]] = []
 
@@ -134,7 +135,7 @@ def read_in_pieces(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
             others.append((tensor, pieces))
         return pieces
 
-    yield mapped(DTensor, piecewise, state)
+    yield {name: mapped(DTensor, piecewise, value) for name, value in state.items()}
     for tensor, pieces in others:
         tensor._local_tensor.copy_(placed_otherwise(pieces, tensor.placements)._local_tensor)
 
@@ -208,10 +209,10 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write(state: dict[str, Any], path: str, aside: str) -> None:
+def write(state: State, path: str, aside: str) -> None:
     """Saves a state to `aside`, which is renamed to `path` when it is complete."""
     group, first = _group(state)
-    state = mapped(DTensor, in_pieces, state)
+    state = {name: mapped(DTensor, in_pieces, value) for name, value in state.items()}
     with _plainly():
         try:
             write_shards(state, checkpoint_id=aside, process_group=group)
@@ -227,7 +228,7 @@ def write(state: dict[str, Any], path: str, aside: str) -> None:
             shutil.rmtree(before, ignore_errors=True)
 
 
-def read(state: dict[str, Any], path: str) -> Any:
+def read(state: State, path: str) -> object:
     """Loads shards in place. The first rank returns the other values, with None for shards."""
     group, first = _group(state)
     with _plainly(), read_in_pieces(state) as pieces:
@@ -245,11 +246,11 @@ def _plainly() -> Iterator[None]:
         raise RuntimeError(f"{type(cause).__name__}: {cause}") from cause
 
 
-def _group(state: dict[str, Any]) -> tuple[Any, bool]:
+def _group(state: State) -> tuple[dist.ProcessGroup, bool]:
     return group_of(next(iter(all_of(DTensor, state))).device_mesh)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, DTensor):
         return None
     if isinstance(value, dict):

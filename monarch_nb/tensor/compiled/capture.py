@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -71,23 +71,24 @@ class Recording:
 
     # -- as a watcher of the stream ---------------------------------------------------------------------------------
 
-    def issued(self, command: tuple[Any, ...], where: CallSite | None) -> None:
+    def issued(self, command: tuple[object, ...], where: CallSite | None) -> None:
         """Records an operation, by the definition of its plan."""
         if threading.get_ident() != self._thread:
             return
         if command[0] == OBJECT:
             self._on_object(command[1], where)
             return
-        plan = self.stream.defined.get(int(command[0]))
+        numbers = [number for number in command if isinstance(number, int | float)]  # all of it
+        plan = self.stream.defined.get(int(numbers[0]))
         if plan is None:
             return
         signature = PlanSignature(plan)
         drawn = 0
         if signature.seeded is not None:
             drawn = self.stream.drawn - self._drawn
-            if command[1] != seed_number(self._seed, self.stream.drawn):
+            if numbers[1] != seed_number(self._seed, self.stream.drawn):
                 self._refuse("it sets the seed of random numbers", where, "Call torch.manual_seed outside of it")
-        self._add(plan, where, command[signature.tensors], command[signature.floats], command[signature.results], drawn)
+        self._add(plan, where, numbers[signature.tensors], numbers[signature.floats], numbers[signature.results], drawn)
 
     def asked(self, what: str, where: CallSite | None) -> None:
         """Refuses the step, since what follows may depend on the value."""
@@ -186,7 +187,7 @@ class Leaf(NamedTuple):
 
     kind: str
     position: int = 0  # among the tensors that it made, or was given
-    value: Any = None
+    value: object = None
     has_graph: bool = False
 
 
@@ -218,7 +219,7 @@ class Capture:
     slots: tuple[GradientSlot, ...]
     given: tuple[int, ...]  # numbers of tensor arguments, without repetition
     returned: tuple[Leaf, ...]
-    tree: Any
+    tree: pytree.TreeSpec
     sites: tuple[CallSite | None, ...]
     made_at: list[CallSite | None]  # call sites of the results of the program
     aliases: tuple[SharedResult, ...]
@@ -272,8 +273,8 @@ def parameters(stream: Stream) -> dict[int, tuple[MeshTensor, int | None]]:
 def captured(
     recordings: Sequence[Recording],
     before: dict[int, dict[int, tuple[MeshTensor, int | None]]],
-    leaves: Sequence[Any],
-    result: Any,
+    leaves: Sequence[object],
+    result: object,
 ) -> Capture | str:
     """Builds the capture of a run, or returns why there is none. `before` has the parameters by stream."""
     used = [recording for recording in recordings if recording.issued_here or recording.reason]
@@ -312,9 +313,20 @@ def captured(
         for number in issued.results
     }
     return Capture(
-        stream, reason, program, fixed, slots, given, tuple(template), tree, tuple(recording.sites),
-        [sites[number] for number in (*results, *grads)], aliases, shared_memory(inputs), recording,
-    )  # fmt: skip
+        stream,
+        reason,
+        program,
+        fixed,
+        slots,
+        given,
+        tuple(template),
+        tree,
+        tuple(recording.sites),
+        [sites[number] for number in (*results, *grads)],
+        aliases,
+        shared_memory(inputs),
+        recording,
+    )
 
 
 def shared_memory(inputs: Sequence[Reference | None]) -> tuple[tuple[int, ...], ...]:
@@ -395,14 +407,14 @@ def _unreturned(recording: Recording, known: Iterable[int], bases: Container[int
     return ""
 
 
-def _leaf(value: Any, results: list[int], given: tuple[int, ...]) -> tuple[Leaf, str]:
+def _leaf(value: object, results: list[int], given: tuple[int, ...]) -> tuple[Leaf, str]:
     if type(value) is not MeshTensor:
         wrong = "it returns a local tensor. Return that of the mesh, and fetch it outside"
         return Leaf("value", value=value), wrong if isinstance(value, torch.Tensor) else ""
     number = value.reference.number
     has_graph = value.grad_fn is not None
     wrong = ""
-    if has_graph and _is_open(value.grad_fn):
+    if value.grad_fn is not None and _is_open(value.grad_fn):
         wrong = "it returns a tensor with its graph. Call backward() inside of it, or return it detached"
     if number in results:
         return Leaf("made", results.index(number), has_graph=has_graph), wrong
@@ -411,7 +423,7 @@ def _leaf(value: Any, results: list[int], given: tuple[int, ...]) -> tuple[Leaf,
     return Leaf("value", value=value), wrong
 
 
-def _is_open(node: Any) -> bool:
+def _is_open(node: torch.autograd.graph.Node) -> bool:
     """Returns whether gradients can flow through a graph, i.e. its saved tensors have not been freed."""
     pending, seen = [node], {node}
     while pending and len(seen) < _NODES:
@@ -429,7 +441,7 @@ def _is_open(node: Any) -> bool:
     return True
 
 
-def _alike(before: Any, now: Any) -> bool:
+def _alike(before: object, now: object) -> bool:
     if before is now:
         return True
     if type(before) is MeshTensor and type(now) is MeshTensor:  # of a tensor that was there before, such as a parameter

@@ -6,13 +6,10 @@ Source: "CUDA Graphs", docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from monarch_nb.tensor.errors import CompileWarning
-
-__all__ = ["CudaGraph", "Run"]
 
 _IN_VAIN = 8  # captures, after which the step is not captured any more
 Run = Callable[[list[torch.Tensor], int], list[torch.Tensor]]
@@ -103,7 +100,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def captured(run: Callable[[], list[torch.Tensor]]) -> tuple[Callable[[], None], list[torch.Tensor]]:
     """Captures a function without running it; returns what runs it, and its results. Raises RuntimeError."""
-    graph: Any = torch.cuda.CUDAGraph()
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads use the device meanwhile
         made = run()
     return graph.replay, made

@@ -15,6 +15,7 @@ import torch
 
 from monarch_nb.wire import LIBRARIES
 
+Namespace = dict[str, Any]  # attributes of an object, or globals
 _MISSING = object()
 _DEPTH = 4
 _MOST = 64  # elements of a container that are guarded
@@ -24,14 +25,14 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torc
 class Watched:
     """A snapshot of the values that a function reads. `changed` takes about 50 ns for each."""
 
-    def __init__(self, function: Any, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, function: object, arguments: tuple[object, ...]) -> None:
         self.optimizers: list[torch.optim.Optimizer] = []
         self._names: list[str] = []
-        self._homes: list[dict[Any, Any]] = []
-        self._keys: list[Any] = []
-        self._values: list[Any] = []
-        self._same: list[tuple[str, dict[Any, Any], Any, Any]] = []
-        self._cells: list[tuple[str, types.CellType, Any]] = []
+        self._homes: list[Namespace] = []
+        self._keys: list[str] = []
+        self._values: list[object] = []
+        self._same: list[tuple[str, Namespace, str, object]] = []
+        self._cells: list[tuple[str, types.CellType, object]] = []
         self._seen: set[int] = set()
         self._collect(function, "", 0)
         for value in arguments:
@@ -48,8 +49,9 @@ class Watched:
                 if was != value:
                     return f"{name} changed from {was!r} to {value!r}"
         if not all(map(is_, map(dict.get, self._of_same, self._same_keys), self._same_values)):
-            return next(f"{name} is another object" for name, home, key, value in self._same
-                        if home.get(key) is not value)  # fmt: skip
+            return next(
+                f"{name} is another object" for name, home, key, value in self._same if home.get(key) is not value
+            )
         for name, cell, value in self._cells:
             now = _content(cell)
             if now is not value and not (_is_scalar(value) and _is_scalar(now) and now == value):
@@ -58,7 +60,7 @@ class Watched:
 
     # -- collecting -------------------------------------------------------------------------------------------------
 
-    def _note(self, name: str, home: dict[Any, Any], key: Any, depth: int) -> None:
+    def _note(self, name: str, home: Namespace, key: str, depth: int) -> None:
         value = home.get(key, _MISSING)
         if value is _MISSING:
             return
@@ -71,7 +73,7 @@ class Watched:
         self._same.append((name, home, key, value))
         self._collect(value, name, depth + 1)
 
-    def _collect(self, value: Any, name: str, depth: int) -> None:
+    def _collect(self, value: object, name: str, depth: int) -> None:
         if id(value) in self._seen or depth > _DEPTH:
             return
         self._seen.add(id(value))
@@ -124,7 +126,7 @@ class Watched:
                 self._note(f"{path}.{key}", one._parameters, key, depth)
             self._collect(type(one).forward, path, depth)
 
-    def _object(self, value: Any, name: str, depth: int) -> None:
+    def _object(self, value: object, name: str, depth: int) -> None:
         if type(value).__module__.partition(".")[0] in ("torch", "builtins", "monarch_nb", "numpy"):
             return
         for key in tuple(getattr(value, "__dict__", ())):
@@ -140,11 +142,11 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
             yield from _global_names(constant)
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     return isinstance(value, _SCALARS) or (type(value) is tuple and all(map(_is_scalar, value)))
 
 
-def _content(cell: types.CellType) -> Any:
+def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # not filled yet, or emptied

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import has_side_effect
 
@@ -14,9 +15,9 @@ from monarch_nb.tensor.compiled.cuda_graph import CudaGraph, Run
 from monarch_nb.tensor.compiled.program import Sent, Trace
 from monarch_nb.tensor.compiled.source import Constant, FunctionSource, source_of, variables
 from monarch_nb.tensor.failure import Failure, LostTensor
-from monarch_nb.tensor.propagation import Meta, laid_out, leaves, overload, placed, spec_of
+from monarch_nb.tensor.propagation import Meta, dtensor, laid_out, leaves, overload, placed, spec_of
 from monarch_nb.tensor.seeds import later, seeder
-from monarch_nb.tensor.workers.plans import distributed, maker
+from monarch_nb.tensor.workers.plans import Env, distributed, maker
 from monarch_nb.tensor.workers.usage import Stopwatch
 
 Failed = Callable[[int, str, BaseException], Failure]  # index of the operation, its name, the error
@@ -65,10 +66,23 @@ def _graph_of(
 
 
 def _fused_adamw(
-    parameters: Any, grads: Any, means: Any, squares: Any, most: Any, steps: Any, *, lr: Any, beta1: float,
-    beta2: float, weight_decay: float, eps: float, amsgrad: bool, maximize: bool, grad_scale: Any = None,
-    found_inf: Any = None,
-) -> None:  # fmt: skip
+    parameters: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    means: Sequence[torch.Tensor],
+    squares: Sequence[torch.Tensor],
+    most: Sequence[torch.Tensor],
+    steps: Sequence[torch.Tensor],
+    *,
+    lr: float | torch.Tensor,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> None:
     """Decomposes fused AdamW (Loshchilov and Hutter 2019), since inductor lacks operations that write to lists."""
     if amsgrad or grad_scale is not None or found_inf is not None:
         raise NotImplementedError('AdamW with amsgrad or a scaled gradient has no graph: use backend="python"')
@@ -106,9 +120,7 @@ class Replay:
         metas = program.metas
         self._specs = [spec_of(metas[at], mesh) for at in program.results]
 
-    def run(
-        self, env: dict[Number, Any], given: Sequence[Number], into: Sequence[Number], seed: int, failed: Failed
-    ) -> None:
+    def run(self, env: Env, given: Sequence[Number], into: Sequence[Number], seed: int, failed: Failed) -> None:
         """Runs the program. After a failure the tensors concerned are lost, as without a program."""
         numbers = (*given, *self._fixed)
         tensors = [env[number] for number in numbers]
@@ -131,7 +143,7 @@ class Replay:
             self._run_remaining(env, numbers, into, values, lost, at + 1, failed)
             return
         for number, shard, spec in zip(into, made, self._specs, strict=True):
-            env[number] = DTensor(shard, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+            env[number] = dtensor(shard, spec, requires_grad=False)
 
     def _graph(self, shards: list[torch.Tensor]) -> Run:
 
@@ -139,8 +151,7 @@ class Replay:
         names = dict(self._names)
         for name, constant in self._source.constants.items():
             if constant.kind == "seed":
-                dims: Any = constant.value
-                names[name] = seeds.node_of(seeder(self._mesh, dims))
+                names[name] = seeds.node_of(seeder(self._mesh, constant.value))
         self._run = _graph_of(self._source, names, shards, seeds, self._backend)
         return self._run
 
@@ -151,7 +162,7 @@ class Replay:
 
     # -- when an operation fails ------------------------------------------------------------------------------------
 
-    def _state_at(self, error: BaseException) -> tuple[dict[str, Any], int]:
+    def _state_at(self, error: BaseException) -> tuple[dict[str, object], int]:
         """The registers at the error, and the index of the failed line."""
         trace = error.__traceback__
         while trace is not None:
@@ -161,9 +172,8 @@ class Replay:
         raise error
 
     def _lose_all(
-        self, env: dict[Number, Any], numbers: Sequence[Number], into: Sequence[Number], error: BaseException,
-        failed: Failed,
-    ) -> None:  # fmt: skip
+        self, env: Env, numbers: Sequence[Number], into: Sequence[Number], error: BaseException, failed: Failed
+    ) -> None:
         """Marks all results and written tensors as lost, since the progress in a graph is unknown."""
         lost = LostTensor(failed(0, f"a compiled step ({self._backend})", error))
         env.update(dict.fromkeys((*into, *(numbers[at] for at in self._program.written)), lost))
@@ -185,10 +195,10 @@ class Replay:
 
     def _run_remaining(
         self,
-        env: dict[Number, Any],
+        env: Env,
         numbers: Sequence[Number],
         into: Sequence[Number],
-        values: dict[str, Any],
+        values: dict[str, object],
         lost: dict[str, LostTensor],
         at: int,
         failed: Failed,
@@ -217,7 +227,7 @@ class Replay:
                 broken.add(number)
         for at, spec, number_of in zip(program.results, self._specs, into, strict=True):
             name = f"r{at}"
-            env[number_of] = lost[name] if name in lost else DTensor(values[name], spec, requires_grad=False)  # type: ignore[no-untyped-call]
+            env[number_of] = lost[name] if name in lost else dtensor(values[name], spec, requires_grad=False)
         for at in program.written:
             if f"r{at}" in lost:
                 env[numbers[at]] = lost[f"r{at}"]
@@ -235,8 +245,8 @@ def linked(source: FunctionSource, mesh: DeviceMesh) -> dict[str, Any]:
     return names | {name: _link(constant, mesh) for name, constant in source.constants.items()}
 
 
-def _link(constant: Constant, mesh: DeviceMesh) -> Any:
-    value: Any = constant.value
+def _link(constant: Constant, mesh: DeviceMesh) -> object:
+    value = constant.value
     match constant.kind:
         case "operation":
             return overload(value)
@@ -265,5 +275,5 @@ def _ended(shard: torch.Tensor, meta: Meta) -> torch.Tensor:
     return laid_out(torch.ops._c10d_functional.wait_tensor(shard), meta.stride)
 
 
-def _sharded(shard: torch.Tensor, spec: Any) -> DTensor:
-    return DTensor(shard, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+def _sharded(shard: torch.Tensor, spec: DTensorSpec) -> DTensor:
+    return dtensor(shard, spec, requires_grad=False)

@@ -7,7 +7,7 @@ Registers are `r`, temporaries of an operation `t`, DTensors `d`.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import Partial
@@ -34,7 +34,7 @@ class Constant(NamedTuple):
     """Meaning of a name in the source; `kind` says how a worker converts the value."""
 
     kind: str  # operation, spec, group, value, maker, part, seed
-    value: object
+    value: Any
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from sys import getrefcount
-from typing import Any
+from typing import Any, NoReturn, overload
 
 import torch
 from torch.utils import _pytree as pytree
@@ -30,7 +30,7 @@ from monarch_nb.tensor.compiled.guards import Watched
 from monarch_nb.tensor.compiled.program import RunDifference, Trace
 from monarch_nb.tensor.errors import CompileError, CompileWarning
 from monarch_nb.tensor.handle import MeshTensor
-from monarch_nb.tensor.origin import origin_of
+from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import Meta
 from monarch_nb.tensor.references import CallSites, Copied, Reference, StepWrites, WriteRecord
 from monarch_nb.tensor.seeds import seed_number
@@ -64,7 +64,7 @@ class Variant:
     """A program of a step, sent to the workers on construction. `leaves` are the arguments of the captured run."""
 
     def __init__(
-        self, capture: Capture, leaves: Sequence[Any], floats: tuple[float, ...], watched: Watched, backend: str
+        self, capture: Capture, leaves: Sequence[object], floats: tuple[float, ...], watched: Watched, backend: str
     ) -> None:
         self.stream: Stream = capture.stream
         self._heals = self.stream.heals
@@ -93,7 +93,7 @@ class Variant:
         self.stream.held.steps.add(self._writes)
         self.stream.issue_object(Trace(self._reference.number, program, capture.fixed, backend))
 
-    def unfit(self, leaves: Sequence[Any] | None = None) -> str:
+    def unfit(self, leaves: Sequence[object] | None = None) -> str:
         """The reason why this program may differ from the step now, called with `leaves`; "" if there is none."""
         if self.stream.lost is not None:
             return "the mesh has lost its tensors"
@@ -123,13 +123,13 @@ class Variant:
         found += [_grad(slot).reference for slot in self._read]
         return found + self.stream.held.references(self.capture.fixed)
 
-    def __call__(self, leaves: Sequence[Any]) -> Any:
+    def __call__(self, leaves: Sequence[object]) -> object:
         """Replays the step and returns its results. Blocks, interruptibly, while the window is exceeded."""
         self.calls += 1
         self.stream.wait_for_window()
         return held_back(self._call, leaves)
 
-    def _call(self, leaves: Sequence[Any]) -> Any:
+    def _call(self, leaves: Sequence[Any]) -> object:
         stream, sites = self.stream, self.capture.made_at
         given = [leaves[index].reference.number for index in self._given]
         given += [_grad(slot).reference.number for slot in self._read]
@@ -179,12 +179,12 @@ class Variant:
             if reference is not None and reference.memory is not None:
                 make_stale(self.stream, reference.memory)
 
-    def _handle(self, leaf: Leaf, references: Sequence[Reference], leaves: Sequence[Any]) -> Any:
+    def _handle(self, leaf: Leaf, references: Sequence[Reference], leaves: Sequence[object]) -> object:
         if leaf.kind == "given":
             return leaves[self._given[leaf.position]]
         if leaf.kind == "value":
             return leaf.value
-        make: Any = _Ended.apply if leaf.has_graph else _handle
+        make: Callable[..., object] = _Ended.apply if leaf.has_graph else _handle
         return make(_anchor(), self._metas[leaf.position], references[leaf.position])
 
 
@@ -196,15 +196,15 @@ class _Gradient:
         self._number = 0
         self._new: MeshTensor | None = None
 
-    def number(self, stream: Stream, meta: Any, where: Any) -> int:
+    def number(self, stream: Stream, meta: Meta, where: CallSite | None) -> int:
         """Returns the number of the gradient on the workers."""
         leaf = self._slot.leaf()
         grad = leaf.grad if leaf is not None else None
         if (
-            grad is not None
-            and grad.reference.number == self._number  # type: ignore[attr-defined]
+            type(grad) is MeshTensor
+            and grad.reference.number == self._number
             and getrefcount(grad) <= _HANDLE_ALONE
-            and getrefcount(grad.reference) <= _REFERENCE_ALONE  # type: ignore[attr-defined]
+            and getrefcount(grad.reference) <= _REFERENCE_ALONE
         ):
             return self._number
         if leaf is not None and self._slot.before != "read":
@@ -226,12 +226,12 @@ class _Ended(torch.autograd.Function):
     """A result whose graph was consumed by the step."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, meta: Meta, reference: Reference) -> MeshTensor:
+    def forward(ctx: object, anchor: torch.Tensor, meta: Meta, reference: Reference) -> MeshTensor:
         """Makes the result here, since passing a tensor through would be an operation."""
         return MeshTensor(meta, reference)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: object, *grads: object) -> NoReturn:
         """Raises CompileError."""
         raise CompileError(
             "this tensor came out of a compiled step, which has called backward() on it already. "
@@ -262,7 +262,7 @@ def _grad(slot: GradientSlot) -> MeshTensor:
 class CompiledStep:
     """A step whose Python runs only for capture and checks. See `monarch.compile`."""
 
-    def __init__(self, function: Callable[..., Any], backend: str, check_every: int) -> None:
+    def __init__(self, function: Callable[..., object], backend: str, check_every: int) -> None:
         functools.update_wrapper(self, function)
         self._function, self._backend, self._check_every = function, backend, check_every
         self._variants: dict[Hashable, list[Variant]] = {}
@@ -305,7 +305,7 @@ class CompiledStep:
                 return self._function(*args, **kwargs)
             return self._captured(key, leaves, floats, args, kwargs)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> "CompiledStep | types.MethodType":
         return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
@@ -322,8 +322,8 @@ class CompiledStep:
     # -- capturing --------------------------------------------------------------------------------------------------
 
     def _run(
-        self, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Capture | str, Watched]:
+        self, leaves: Sequence[object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[object, Capture | str, Watched]:
         """Runs the Python and returns its result and capture."""
         watched = Watched(self._function, (*args, *kwargs.values()))
         self._check_optimizers(watched)
@@ -344,11 +344,11 @@ class CompiledStep:
     def _captured(
         self,
         key: Hashable,
-        leaves: Sequence[Any],
+        leaves: Sequence[object],
         floats: tuple[float, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> object:
         if self.programs >= PROGRAMS:
             self._drop_unfit()
         if self.programs >= PROGRAMS:
@@ -384,8 +384,13 @@ class CompiledStep:
         return result
 
     def _checked(
-        self, variant: Variant, key: Hashable, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        self,
+        variant: Variant,
+        key: Hashable,
+        leaves: Sequence[object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> object:
         """Runs the Python and compares it with the program. Raises CompileError if they differ."""
         result, found, _ = self._run(leaves, args, kwargs)
         if isinstance(found, str) or found.reason:
@@ -467,11 +472,11 @@ def _of_scalars(found: Capture, difference: RunDifference) -> CompileError:
     )
 
 
-def _are_tensors(args: tuple[Any, ...]) -> bool:
+def _are_tensors(args: tuple[object, ...]) -> bool:
     return all(type(value) is MeshTensor for value in args)
 
 
-def _facts(leaves: Sequence[Any]) -> tuple[tuple[Hashable, ...], tuple[float, ...]]:
+def _facts(leaves: Sequence[object]) -> tuple[tuple[Hashable, ...], tuple[float, ...]]:
     """Properties of the arguments that a program depends on, and the floats among them."""
     facts: list[Hashable] = []
     floats: list[float] = []
@@ -500,7 +505,7 @@ class _Same:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -510,9 +515,15 @@ class _Same:
         return id(self.value)
 
 
+@overload
+def compile_step(step: Callable[..., object], *, backend: str = ..., check_every: int = ...) -> CompiledStep: ...
+@overload
 def compile_step(
-    step: Callable[..., Any] | None = None, *, backend: str = "python", check_every: int = CHECK_EVERY
-) -> Any:
+    step: None = None, *, backend: str = ..., check_every: int = ...
+) -> Callable[[Callable[..., object]], CompiledStep]: ...
+def compile_step(
+    step: Callable[..., object] | None = None, *, backend: str = "python", check_every: int = CHECK_EVERY
+) -> CompiledStep | Callable[[Callable[..., object]], CompiledStep]:
     """See `monarch.compile`."""
     if step is None:
         return functools.partial(compile_step, backend=backend, check_every=check_every)

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map_only
-
-__all__ = ["Staging"]
 
 # By namespace; torch/csrc/distributed/c10d/Functional.cpp has their schemas.
 _OPERATIONS = {
@@ -38,7 +37,7 @@ class Staging:
     """Puts the kernels in place for this process; `end` takes them back."""
 
     def __init__(self, key: str = "CUDA") -> None:
-        make: Any = torch.library.Library
+        make: Any = torch.library.Library  # without types
         self._libraries: list[Any] = []
         for space, names in _OPERATIONS.items():
             library = make(space, "IMPL")
@@ -54,10 +53,10 @@ class Staging:
             self._libraries.pop()._destroy()
 
 
-def _staged(operation: Any) -> Callable[..., Any]:
+def _staged(operation: OpOverload) -> Callable[..., object]:
     in_place = operation._schema.name.endswith("_")
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         device = given[0].device
         here, options = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), (args, kwargs))

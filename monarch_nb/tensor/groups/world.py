@@ -12,7 +12,6 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import torch
@@ -59,7 +58,7 @@ class TorchGroups:
         self.rank = 0
         self.connections = Connections()
         self.size = 0
-        self._store: Any = None  # in the process of rank 0
+        self._store: TCPStore | None = None  # in the process of rank 0
         self._at: StoreAddress | None = None
         self._on_loopback = False  # this class has set the interface
         self._ours = False  # the default group of this process was made here
@@ -147,7 +146,7 @@ class TorchGroups:
         """
         for group in tuple(c10d._world.pg_map):
             with contextlib.suppress(RuntimeError, AttributeError):  # it has none, or is being destroyed
-                backend: Any = group._get_backend(torch.device("cuda"))
+                backend = group._get_backend(torch.device("cuda"))
                 if backend.name() == "nccl":
                     backend.abort()
 
@@ -172,10 +171,13 @@ class TorchGroups:
         mesh._dim_group_names = names
         mesh._pg_registry = {each: _resolve_process_group(each) for each in names}
 
-    def _group(self, name: str, members: list[int], *, shared: bool = True, backend: str | None = None) -> Any:
+    def _group(
+        self, name: str, members: list[int], *, shared: bool = True, backend: str | None = None
+    ) -> c10d.GroupName:
         default = c10d._get_default_group()
         if shared and len(members) == self.size:
-            return default.group_name
+            whole: c10d.GroupName = default.group_name
+            return whole
         default_backend, store = c10d._world.pg_map[default]
         with PROCESS_GROUPS.apart(), self.connections.noted():
             group, _ = c10d._new_process_group_helper(
@@ -189,7 +191,8 @@ class TorchGroups:
                 group_desc=name,
             )
         c10d._world.pg_group_ranks[group] = {rank: position for position, rank in enumerate(members)}
-        return group.group_name
+        made: c10d.GroupName = group.group_name
+        return made
 
 
 def _devices(store: PrefixStore, rank: int, size: int) -> list[str]:

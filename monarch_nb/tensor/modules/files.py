@@ -2,21 +2,23 @@
 
 import os
 import uuid
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 
 from monarch_nb.tensor.checkpoints import workers
-from monarch_nb.tensor.checkpoints.workers import all_of
+from monarch_nb.tensor.checkpoints.workers import State, all_of
 from monarch_nb.tensor.commands import RunFunction, TensorOf
 from monarch_nb.tensor.factories import refilling
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
 
+T = TypeVar("T")
 
-def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
+
+def save(state_dict: State, path: str | os.PathLike[str]) -> None:
     """Saves a state dict to a folder in the format of `torch.distributed.checkpoint`; blocks until it is there.
 
     `state_dict` may be nested: {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}. All hosts
@@ -29,7 +31,7 @@ def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     _run(stream, state_dict, workers.write, path, f"{path}.{uuid.uuid4().hex[:8]}")
 
 
-def load(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
+def load(state_dict: State, path: str | os.PathLike[str]) -> None:
     """Loads what `save`, or `torch.distributed.checkpoint`, has written into a state dict of the same form, in place.
 
     Tensors may be placed otherwise than when they were saved, on a mesh of another shape. Numbers and the like are
@@ -43,7 +45,7 @@ def load(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     _take(state_dict, loaded)
 
 
-def _stream(state: dict[str, Any]) -> Stream:
+def _stream(state: State) -> Stream:
     streams = {tensor.reference.stream for tensor in all_of(MeshTensor, state)}
     if len(streams) != 1:
         what = "no tensor on a mesh" if not streams else "tensors of several meshes"
@@ -53,12 +55,14 @@ def _stream(state: dict[str, Any]) -> Stream:
     return stream
 
 
-def _run(stream: Stream, state: dict[str, Any], function: Any, *args: Any, written: Iterable[MeshTensor] = ()) -> Any:
+def _run(
+    stream: Stream, state: State, function: Callable[..., T], *args: object, written: Iterable[MeshTensor] = ()
+) -> T:
     command = RunFunction(function, (_as_references(state), *args), {})
     return stream.run_everywhere(command, [tensor.reference for tensor in written]).get(0)
 
 
-def _as_references(value: Any) -> Any:
+def _as_references(value: object) -> object:
     if isinstance(value, MeshTensor):
         return TensorOf(current(value), sharded=True)
     if isinstance(value, dict):

@@ -3,7 +3,6 @@
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +28,7 @@ class Summing:
         if grad.placements != parameter.placements:
             parameter.grad = grad.redistribute(parameter.placements)
 
-    def __deepcopy__(self, memo: Any) -> "Summing":
+    def __deepcopy__(self, memo: object) -> "Summing":
         return self
 
 

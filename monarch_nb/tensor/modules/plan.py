@@ -20,8 +20,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
+from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.propagation import MeshLayout, Placements
-from monarch_nb.tensor.sharding import placements_of
+from monarch_nb.tensor.sharding import ShardingSpec, placements_of
 from monarch_nb.wire import kind_of
 
 # What a pattern can stand for: "column", "row" or "sequence"; one of PyTorch's styles; where parameters lie.
@@ -178,7 +179,7 @@ class Plan:
     fully_sharded: bool = False
 
     @classmethod
-    def of(cls, plan: Any) -> "Plan":
+    def of(cls, plan: object) -> "Plan":
         """The plan that is meant: a Plan, a mapping of patterns, "fully_sharded", or None for data-parallel.
 
         Raises TypeError or ValueError for anything else.
@@ -220,7 +221,7 @@ class Resolved:
         }
         self.styles: dict[str, Style] = {}  # by the path of a module
         self._cuts: dict[str, Placement] = {}  # by the name of a parameter: along the dimension for tensors
-        self._specs: dict[str, Any] = {}  # by the name of a parameter: along all dimensions
+        self._specs: dict[str, ShardingSpec] = {}  # by the name of a parameter: along all dimensions
         if isinstance(plan.styles, str):
             if plan.styles != AUTO:
                 raise ValueError(f'plan: styles are {{pattern: style}} or "auto", not {plan.styles!r}')
@@ -241,8 +242,10 @@ class Resolved:
             silent = [name for name in each if name not in self._specs and name not in self._cuts]
             said = next((name for name in each if name not in silent), None)
             if said is not None:
-                places: dict[str, Any] = self._specs if said in self._specs else self._cuts
-                places.update(dict.fromkeys(silent, places[said]))
+                if said in self._specs:
+                    self._specs |= dict.fromkeys(silent, self._specs[said])
+                else:
+                    self._cuts |= dict.fromkeys(silent, self._cuts[said])
 
     def _enter(self, pattern: str, entry: Entry) -> None:
         parameters = [name for name in self._owners if fnmatchcase(name, pattern)]
@@ -296,8 +299,11 @@ class Resolved:
 
     def is_gathered(self, parameter: torch.Tensor) -> bool:
         """Returns whether a parameter is sharded along data dimensions and gathered for use."""
-        placements = parameter.placements  # type: ignore[attr-defined]
-        return self.fully_sharded and any(not placements[dim].is_replicate() for dim in self.data)
+        return (
+            self.fully_sharded
+            and isinstance(parameter, MeshTensor)
+            and any(not parameter.placements[dim].is_replicate() for dim in self.data)
+        )
 
     @property
     def data_ranks(self) -> int:

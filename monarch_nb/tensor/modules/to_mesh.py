@@ -6,7 +6,7 @@ Parameters are sharded and sent, hooks place inputs and outputs, and fully shard
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from monarch_nb.tensor.propagation import Placements, replicated
 from monarch_nb.wire import kind_of
 
 Module = TypeVar("Module", bound=nn.Module)
+Arguments = tuple[tuple[object, ...], dict[str, object]]
 
 _hooks: "weakref.WeakKeyDictionary[nn.Module, list[RemovableHandle]]" = weakref.WeakKeyDictionary()
 _RESETS = ("reset_parameters", "_reset_parameters")
@@ -46,10 +47,10 @@ class Gathering:
             module.register_forward_hook(self._after, always_call=True),
         ]
 
-    def _before(self, module: nn.Module, args: Any) -> None:
+    def _before(self, module: nn.Module, args: object) -> None:
         kept: list[tuple[MeshTensor, MeshTensor, Placements]] = []
         for name in self._names:
-            parameter: Any = module._parameters[name]
+            parameter: object = module._parameters[name]
             if not isinstance(parameter, MeshTensor):
                 continue
             whole = tuple(Replicate() if dim in self._dims else p for dim, p in enumerate(parameter.placements))
@@ -60,13 +61,13 @@ class Gathering:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_Packing(kept), _unpacked))
         self._open.append(stack)
 
-    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
+    def _after(self, module: nn.Module, args: object, result: object) -> None:
         for name in self._names:
             module.__dict__.pop(name, None)
         if self._open:
             self._open.pop().close()
 
-    def __deepcopy__(self, memo: Any) -> "Gathering":
+    def __deepcopy__(self, memo: object) -> "Gathering":
         return Gathering(self._names, tuple(self._dims))
 
 
@@ -98,7 +99,7 @@ def _hooked() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def _unpacked(packed: object) -> Any:
+def _unpacked(packed: "torch.Tensor | _Again") -> torch.Tensor:
     if not isinstance(packed, _Again):
         return packed
     with torch.no_grad():
@@ -106,7 +107,7 @@ def _unpacked(packed: object) -> Any:
         return again.t() if packed.transposed else again
 
 
-def module_to_mesh(module: Module, mesh: Mesh, plan: Any = None) -> Module:
+def module_to_mesh(module: Module, mesh: Mesh, plan: object = None) -> Module:
     """Brings a module to a mesh and gives it back: its parameters are sharded tensors from then on.
 
     `plan` is None for data-parallel (parameters whole on every rank, batches cut), "fully_sharded" (parameters cut,
@@ -143,14 +144,14 @@ def _place_flow(module: nn.Module, style: Style, dim: int) -> list[RemovableHand
     hooks = []
     if any(style.inputs) or any(style.keywords.values()):
 
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments:
             placed = {name: _placed(value, style.keywords.get(name), dim) for name, value in kwargs.items()}
             return _each(args, style.inputs, dim), placed
 
         hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
     if any(style.outputs):
 
-        def after(module: nn.Module, args: Any, result: Any) -> Any:
+        def after(module: nn.Module, args: object, result: object) -> object:
             if isinstance(result, tuple):
                 return _each(result, style.outputs, dim)
             return _placed(result, style.outputs[0], dim)
@@ -162,23 +163,23 @@ def _place_flow(module: nn.Module, style: Style, dim: int) -> list[RemovableHand
 def _take_local(module: nn.Module, mesh: Mesh, batch: Placements) -> RemovableHandle:
     """Registers a hook that sends local tensors, sharded along the first dimension like batches."""
 
-    def sent(value: Any) -> Any:
+    def sent(value: object) -> object:
         if not isinstance(value, torch.Tensor) or isinstance(value, MeshTensor) or not value.dim():
             return value
         return mesh.distribute(value, batch)
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments:
         return tuple(map(sent, args)), {name: sent(value) for name, value in kwargs.items()}
 
     return module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
 
 
-def _each(values: tuple[Any, ...], wanted: Sequence[Placement | None], dim: int) -> tuple[Any, ...]:
+def _each(values: tuple[object, ...], wanted: Sequence[Placement | None], dim: int) -> tuple[object, ...]:
     rest = len(values) - len(wanted)
     return tuple(_placed(value, one, dim) for value, one in zip(values, (*wanted, *[None] * rest), strict=False))
 
 
-def _placed(value: Any, wanted: Placement | None, dim: int) -> Any:
+def _placed(value: object, wanted: Placement | None, dim: int) -> object:
     """Redistributes a tensor along one mesh dimension."""
     if wanted is None or not isinstance(value, MeshTensor):
         return value
@@ -248,9 +249,9 @@ def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [each for kind in kinds for each in kind(recurse=False, remove_duplicate=False)]
 
 
-def _resets(module: nn.Module) -> list[Callable[[], Any]]:
+def _resets(module: nn.Module) -> list[Callable[[], object]]:
     """Methods that initialise tensors on the meta device, in module order."""
-    found: list[Callable[[], Any]] = []
+    found: list[Callable[[], object]] = []
     for path, owner in module.named_modules():
         empty = [name for name, tensor in _own_tensors(owner) if tensor.is_meta]
         if not empty:

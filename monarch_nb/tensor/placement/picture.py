@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
@@ -342,12 +341,12 @@ class _Tensor:
         for dim, way in shown:
             cut = " ".join(cutters(placement, dim))
             lines.append(f"{way} dim {dim}: {placement.shape[dim]}{f' ÷ {cut}' if cut else ''}")
-        for sign, kind, count, what in (
-            ("×", Replicate, placement.copies, "copies"),
-            ("Σ", Partial, placement.parts, "parts"),
+        for sign, dims, count, what in (
+            ("×", placement.dims(Replicate), placement.copies, "copies"),
+            ("Σ", placement.dims(Partial), placement.parts, "parts"),
         ):
             if count > 1:
-                along = " ".join(label for label, _, _ in placement.dims(kind))
+                along = " ".join(label for label, _, _ in dims)
                 lines.append(f"{sign} {count} {what} along {along}")
         return lines
 
@@ -457,10 +456,10 @@ def thumbnail(placement: Placement) -> tuple[Box, ...]:
 _DESCRIBED = 1024  # blocks that are described in words
 
 
-def document(placement: Placement, name: str = "") -> dict[str, Any]:
+def document(placement: Placement, name: str = "") -> dict[str, object]:
     """Drawings and texts of a placement; docs/protocol.md has the fields."""
     descriptions = [placement.describe(at, name) for at in range(min(len(placement.blocks), _DESCRIBED))]
-    found: dict[str, Any] = msgspec.to_builtins(
+    found: dict[str, object] = msgspec.to_builtins(
         {
             "name": name or "Tensor",
             "title": title(placement),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -86,9 +86,10 @@ class Partial(msgspec.Struct, frozen=True, tag="partial"):
 
 
 Kind = Shard | Replicate | Partial
+K = TypeVar("K", Shard, Replicate, Partial)
 
 
-def kind_of(placement: Any) -> Kind:
+def kind_of(placement: object) -> Kind:
     """Converts a placement of PyTorch or of this module. Raises TypeError for anything else."""
     if isinstance(placement, Kind):
         return placement
@@ -185,7 +186,7 @@ class Placement(msgspec.Struct, frozen=True):
         block = self.block_of[rank]
         return self.blocks[block].nbytes if block >= 0 else 0
 
-    def dims(self, kind: type[Kind]) -> Iterator[tuple[str, int, Any]]:
+    def dims(self, kind: type[K]) -> Iterator[tuple[str, int, K]]:
         """Label, size and kind of the dimensions of the mesh that are of this kind; those of size 1 do nothing."""
         for label, size, found in zip(self.labels, self.sizes, self.kinds, strict=True):
             if size > 1 and isinstance(found, kind):
@@ -228,7 +229,7 @@ def place(
     itemsize: int,
     labels: Sequence[str],
     sizes: Sequence[int],
-    placements: Sequence[Any],
+    placements: Sequence[object],
 ) -> Placement:
     """Computes the placement of a tensor of a global shape, with one placement for each mesh dimension.
 

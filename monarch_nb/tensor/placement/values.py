@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from monarch_nb.shape import spans
 from monarch_nb.tensor.placement.placement import Partial, Placement
@@ -15,7 +14,7 @@ Number = complex | float | int
 _UNKNOWN = "·"  # shown for an element without an answer
 
 
-def values_document(placement: Placement, parts: Sequence[Values | str]) -> dict[str, Any]:
+def values_document(placement: Placement, parts: Sequence[Values | str]) -> dict[str, object]:
     """The view of values as JSON (fields in docs/protocol.md). `parts` are the answers of the ranks, in order."""
     there = {rank: one for rank, one in enumerate(parts) if isinstance(one, Values) and one.state == "there"}
     return {

@@ -11,7 +11,7 @@ from monarch_nb._lazy import lazy_names
 
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError, user_line
 from .execute import Runner, leaves, overload
-from .meta import MeshLayout, Meta, Placements, carrier, replicated, spec_of
+from .meta import MeshLayout, Meta, Placements, carrier, dtensor, replicated, spec_of
 from .placing import laid_out, one_piece_each, placed, placed_otherwise, reduced_as_they_are, whole
 from .plan import (
     Call,
@@ -54,6 +54,7 @@ __all__ = [
     "ViewWriteError",
     "Write",
     "carrier",
+    "dtensor",
     "laid_out",
     "leaves",
     "one_piece_each",

@@ -5,11 +5,8 @@ of them, PyTorch's own among them, compare the numbers as they were written.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-
-__all__ = ["counted_from_front"]
 
 _DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "dimension", "axis", "start_dim", "end_dim"})
 # These count one dimension more than their input has: their result's.
@@ -57,11 +54,12 @@ def counted_from_front(
     return new_args, {name: changed.get(name, value) for name, value in kwargs.items()}
 
 
-def _sizes(given: dict[str, Any], shape: Shape) -> Sequence[int] | None:
+def _sizes(given: dict[str, object], shape: Shape) -> Sequence[int] | None:
     """Sizes in which dimensions are counted: of the tensor, or of that which a gradient belongs to."""
     for name in ("input_sizes", "self_sizes"):
-        if name in given:
-            return list(given[name])
+        sizes = given.get(name)
+        if isinstance(sizes, list | tuple):
+            return list(sizes)
     for value in given.values():
         found = shape(value)
         if found is not None:
@@ -81,7 +79,7 @@ def _plain(packet: str) -> str:
     return packet
 
 
-def _counted(value: Any, rank: int) -> Any:
+def _counted(value: object, rank: int) -> object:
     if type(value) is int:
         return value + rank if -rank <= value < 0 else value
     if isinstance(value, list | tuple):
@@ -89,7 +87,7 @@ def _counted(value: Any, rank: int) -> Any:
     return value
 
 
-def _placed(value: Any, size: int, *, exact: bool) -> Any:
+def _placed(value: object, size: int, *, exact: bool) -> object:
     """A position counted from the front; ends of a slice are clamped."""
     if type(value) is not int:
         return value

@@ -8,10 +8,10 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .counting import counted_from_front
+from .execute import DispatchMode
 from .meta import Meta, Placements, replicated
 from .operation import Operation, slots, summed
 from .placing import placed
@@ -22,11 +22,11 @@ aten = torch.ops.aten
 _QUIET = ("wait_tensor",)
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(DispatchMode):
     """Records collectives of DTensors in a `with` block. `dims` maps groups to mesh dimensions."""
 
     def __init__(self, dims: Mapping[str, str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._dims = dims
         self.found: list[Collective] = []
 

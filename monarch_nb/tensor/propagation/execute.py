@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -9,11 +10,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .meta import Meta, dense, spec_of
+from .meta import Meta, dense, dtensor, spec_of
 from .placing import is_in_order, laid_out, placed
 from .plan import Call, LocalStep, Redistribute, Scalar, Slot, Step, StepProgram, Write
-
-__all__ = ["Runner", "leaves", "overload"]
 
 # PyTorch registers these when they are first used, which may have been in another process.
 _REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy", "prims": "torch._prims"}
@@ -22,11 +21,21 @@ Run = Callable[[Sequence[DTensor], Sequence[float]], list[DTensor]]
 Placer = Callable[[torch.Tensor, DTensorSpec, Meta, DTensorSpec], torch.Tensor]  # as `placed` does
 
 
-class OperationRecorder(TorchDispatchMode):
-    """Records the operations on plain tensors in a `with` block."""
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode of PyTorch, with types."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+
+
+class OperationRecorder(DispatchMode):
+    """Records the operations on plain tensors in a `with` block."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.seen: list[tuple[object, tuple[object, ...], dict[str, object]]] = []
 
     def __torch_dispatch__(
@@ -119,7 +128,7 @@ class Runner:
         if self._run is not None:
             return self._run(tensors, scalars)
         program = self._program
-        registers: list[object] = [*tensors, *[None] * (program.registers - program.inputs)]
+        registers: list[Any] = [*tensors, *[None] * (program.registers - program.inputs)]
         writer = _FunctionWriter(program, self._mesh, self._placer)
         with torch.no_grad():
             for step in program.steps:
@@ -128,7 +137,7 @@ class Runner:
                 else:
                     writer.once(step, registers, scalars)
         self._run = writer.finished()
-        return [registers[register] for register in program.results]  # type: ignore[misc]
+        return [registers[register] for register in program.results]
 
     def _first_call(
         self, step: Call, registers: list[object], scalars: Sequence[float], writer: "_FunctionWriter"
@@ -154,7 +163,7 @@ class _FunctionWriter:
     def __init__(self, program: StepProgram, mesh: DeviceMesh, placer: Placer) -> None:
         self._program, self._mesh = program, mesh
         self._placer = placer
-        self._names: dict[str, object] = {"mesh": mesh, "tensor": DTensor._dtensor__new__, "kind": DTensor}
+        self._names: dict[str, Any] = {"mesh": mesh, "tensor": DTensor._dtensor__new__, "kind": DTensor}
         self._lines: list[str] = []
         inputs = "".join(f"r{at}, " for at in range(program.inputs))
         if inputs:
@@ -165,7 +174,8 @@ class _FunctionWriter:
         results = ", ".join(f"r{at}" for at in self._program.results)
         source = "\n ".join(["def run(t, s):", *self._lines, f"return [{results}]"])
         exec(source, self._names)
-        return self._names["run"]  # type: ignore[return-value]
+        run: Run = self._names["run"]
+        return run
 
     def once(self, step: Step, registers: list[object], scalars: Sequence[float]) -> None:
         """Runs a step other than a call on DTensors, and writes it to the source."""
@@ -273,7 +283,7 @@ def overload(name: str) -> torch._ops.OpOverload:
 
 def _moved(given: DTensor, meta: Meta, spec: DTensorSpec, placer: Placer) -> DTensor:
     """Redistributes a tensor to a spec."""
-    return DTensor(placer(given._local_tensor, given._spec, meta, spec), spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return dtensor(placer(given._local_tensor, given._spec, meta, spec), spec, requires_grad=False)
 
 
 def _is_out_of_order(value: DTensor) -> bool:
@@ -287,22 +297,21 @@ def _is_out_of_order(value: DTensor) -> bool:
 def _relaid(value: DTensor) -> DTensor:
     spec = value._spec
     assert spec.tensor_meta is not None
-    make: Callable[..., DTensor] = DTensor
-    return make(laid_out(value._local_tensor, spec.tensor_meta.stride), spec, requires_grad=False)
+    return dtensor(laid_out(value._local_tensor, spec.tensor_meta.stride), spec, requires_grad=False)
 
 
 def _has_slot(value: object) -> bool:
     return isinstance(value, Slot | Scalar) or (isinstance(value, list | tuple) and any(map(_has_slot, value)))
 
 
-def _value(given: object, registers: list[object], scalars: Sequence[float]) -> object:
+def _value(given: Any, registers: list[object], scalars: Sequence[float]) -> object:
     kind = type(given)
     if kind is Slot:
-        return registers[given.register]  # type: ignore[attr-defined]
+        return registers[given.register]
     if kind is Scalar:
-        return scalars[given.index]  # type: ignore[attr-defined]
+        return scalars[given.index]
     if kind is list or kind is tuple:
-        return kind(_value(each, registers, scalars) for each in given)  # type: ignore[attr-defined]
+        return kind(_value(each, registers, scalars) for each in given)
     return given
 
 

@@ -83,9 +83,12 @@ def _as_of_a_sum(args: Sequence[object]) -> Sequence[object]:
 
 
 def _grouped_mm(
-    one: Tensor, other: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+    one: Tensor,
+    other: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Meta function, since PyTorch's supports bfloat16 only."""
     if one.dtype not in (torch.float32, torch.bfloat16, torch.float16) or one.dtype != other.dtype:
         raise RuntimeError(f"grouped_mm is for float32, bfloat16 or float16, not {one.dtype} and {other.dtype}")
@@ -165,9 +168,12 @@ def lowered(way: Lowering, leaves: Sequence[Leaf], worlds: Sequence[World]) -> t
 
 
 def _meta(
-    operation: Operation, leaf: tuple[torch.Tensor, tuple[int, ...]], placements: Placements | None, moved: list[int],
+    operation: Operation,
+    leaf: tuple[torch.Tensor, tuple[int, ...]],
+    placements: Placements | None,
+    moved: list[int],
     world: World,
-) -> Meta:  # fmt: skip
+) -> Meta:
     plain, bases = leaf
     if placements is None:
         raise Unfit("it says nothing of the placement of a result")

@@ -1,18 +1,19 @@
 """Metadata of sharded tensors: global shape, dtype, strides and placements; their DTensorSpecs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 Placements = tuple[Placement, ...]
+dtensor: Callable[..., DTensor] = DTensor  # its constructor has no types
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ def carries_parts(operation: Operation) -> bool:
     if not all(map(_adds_up, metas)):
         return False
     dtype = operation.argument("dtype")
-    if dtype is not None and not (dtype.is_floating_point and metas[0].dtype.is_floating_point):  # type: ignore[attr-defined]
+    if isinstance(dtype, torch.dtype) and not (dtype.is_floating_point and metas[0].dtype.is_floating_point):
         return False  # each part would be rounded
     if packet == "_to_copy":
         return True

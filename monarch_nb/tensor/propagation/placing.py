@@ -8,9 +8,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from .meta import Meta, carrier, dense
-
-__all__ = ["is_in_order", "laid_out", "one_piece_each", "placed", "placed_otherwise", "reduced_as_they_are", "whole"]
+from .meta import Meta, carrier, dense, dtensor
 
 
 def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
@@ -42,7 +40,7 @@ def one_piece_each(placements: Sequence[Placement]) -> tuple[Placement, ...]:
 def placed_otherwise(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
     """A sharded tensor with the same values, placed so; each rank of its mesh calls it."""
     spec = _with(tensor._spec, placements)
-    return DTensor(_moved(tensor._local_tensor, tensor._spec, spec), spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return dtensor(_moved(tensor._local_tensor, tensor._spec, spec), spec, requires_grad=False)
 
 
 def reduced_as_they_are(placement: Placement, dtype: torch.dtype) -> bool:

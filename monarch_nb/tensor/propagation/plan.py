@@ -5,21 +5,6 @@ from dataclasses import dataclass
 
 from .meta import Meta
 
-__all__ = [
-    "Call",
-    "Collective",
-    "LocalStep",
-    "OperationPlan",
-    "PlanNotice",
-    "Redistribute",
-    "ResultSlot",
-    "Scalar",
-    "Slot",
-    "Step",
-    "StepProgram",
-    "Write",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:

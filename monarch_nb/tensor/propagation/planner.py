@@ -19,8 +19,6 @@ from .sharded import by_rules
 from .substitutes import Body, SubstituteTrace, substitute
 from .world import World, imagining
 
-__all__ = ["Planner"]
-
 aten = torch.ops.aten
 
 

@@ -1,6 +1,7 @@
 """Caches the plans of operations on sharded tensors."""
 
 from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 import torch
 
@@ -14,15 +15,24 @@ from .plan import OperationPlan, Scalar, Slot
 from .planner import Planner
 from .substitutes import has_kernel
 
-__all__ = ["Propagator"]
-
 _TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED, _BACK = (object() for _ in range(9))
 
 # Of these, too, no number decides on the shape or placement of a result, though they carry no tag that says so.
 _PLAIN_NUMBERS = frozenset({"fill", "fill_", "full_like", "masked_fill", "masked_fill_", "lerp", "lerp_"})
 
 
-class Propagator:
+class HasMeta(Protocol):
+    """What stands for a tensor in arguments."""
+
+    @property
+    def meta(self) -> Meta:
+        """All properties of the tensor except its values."""
+
+
+L = TypeVar("L", bound=HasMeta)
+
+
+class Propagator(Generic[L]):
     """Plans for the operations of one mesh.
 
     `leaf` is the class of what stands for a tensor in arguments; its instances have a `meta`. Nothing here blocks or
@@ -30,23 +40,27 @@ class Propagator:
     and one that is cut off there would leave them on for all that follows.
     """
 
-    def __init__(self, layout: MeshLayout, *, leaf: type = Meta) -> None:
+    @overload
+    def __init__(self: "Propagator[Meta]", layout: MeshLayout) -> None: ...
+    @overload
+    def __init__(self, layout: MeshLayout, *, leaf: type[L]) -> None: ...
+    def __init__(self, layout: MeshLayout, *, leaf: type[Any] = Meta) -> None:
         self.layout = layout
-        self._leaf = leaf
+        self._leaf: type[L] = leaf
         self._planner = Planner(layout)
         self._plans: dict[tuple[object, ...], OperationPlan] = {}
         self._number_free: dict[object, bool] = {}
 
     def plan(
         self, func: torch._ops.OpOverload, args: Sequence[object] = (), kwargs: dict[str, object] | None = None
-    ) -> tuple[OperationPlan, list[object], list[object]]:
+    ) -> tuple[OperationPlan, list[L], list[float]]:
         """The plan, the tensors among the arguments, and the numbers that go with them, in the plan's order.
 
         Raises what the operation raises on local tensors of these shapes, or a PropagationError that says what to do.
         """
         key: list[object] = [func]
-        leaves: list[object] = []
-        scalars: list[object] = []
+        leaves: list[L] = []
+        scalars: list[float] = []
         self._read(args, key, leaves, scalars, func)
         if kwargs:
             key.append(_KEYWORDS)
@@ -76,14 +90,14 @@ class Propagator:
         return plan
 
     def _read(
-        self, args: Sequence[object], key: list[object], leaves: list[object], scalars: list[object], func: object
+        self, args: Sequence[Any], key: list[object], leaves: list[L], scalars: list[float], func: object
     ) -> None:
         leaf = self._leaf
         for value in args:
             kind = type(value)
             if kind is leaf:
                 leaves.append(value)
-                key.append(value.meta)  # type: ignore[attr-defined]
+                key.append(value.meta)
             elif kind is float:
                 if self._free(func):
                     scalars.append(value)
@@ -95,11 +109,11 @@ class Propagator:
                 key.append(_TRUE if value else _FALSE)
             elif kind is list or kind is tuple:
                 key.append(_LIST if kind is list else _TUPLE)
-                self._read(value, key, leaves, scalars, func)  # type: ignore[arg-type]
+                self._read(value, key, leaves, scalars, func)
                 key.append(_END)
             elif isinstance(value, leaf):
                 leaves.append(value)
-                key.append(value.meta)  # type: ignore[attr-defined]
+                key.append(value.meta)
             elif isinstance(value, torch.Tensor):
                 raise PropagationError(
                     str(func),
@@ -127,15 +141,15 @@ class Propagator:
         return known
 
     def _shape(self, value: object) -> tuple[int, ...] | None:
-        return value.meta.shape if isinstance(value, self._leaf) else None  # type: ignore[attr-defined]
+        return value.meta.shape if isinstance(value, self._leaf) else None
 
     def _planned(
         self,
         func: torch._ops.OpOverload,
         args: Sequence[object],
         kwargs: dict[str, object],
-        leaves: Sequence[object],
-        scalars: Sequence[object],
+        leaves: Sequence[L],
+        scalars: Sequence[float],
     ) -> OperationPlan:
         counted = counted_from_front(func, args, kwargs, self._shape)
         if counted is not None:
@@ -157,7 +171,7 @@ class Propagator:
                 func,
                 tuple(map(template, args)),
                 {name: template(value) for name, value in kwargs.items()},
-                tuple(leaf.meta for leaf in leaves),  # type: ignore[attr-defined]
+                tuple(leaf.meta for leaf in leaves),
                 tuple(scalars),
             )
         )

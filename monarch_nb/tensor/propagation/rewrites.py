@@ -15,8 +15,6 @@ from .operation import Operation
 from .plan import Slot
 from .rules import LOSSES, MEAN, NONE, SUM
 
-__all__ = ["ALWAYS", "REWRITES", "Rewrite"]
-
 aten = torch.ops.aten
 
 # Writes an operation otherwise and gives the slots of its results; None where it is as well left as it is.

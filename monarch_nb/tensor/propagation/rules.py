@@ -17,8 +17,6 @@ from .meta import Meta, Placements
 from .operation import Leaf, Operation, has_parts, slots
 from .plan import Slot
 
-__all__ = ["IS_BEFORE_2_13", "LOSSES", "MEAN", "NONE", "SUM", "as_they_lie", "by_own_rules", "has_own_rule"]
-
 R = Replicate()
 Row = tuple[Sequence[Placement | None], Sequence[Placement]]
 Rule = Callable[[Operation, Sequence[Leaf]], list[Row]]
@@ -135,7 +133,9 @@ def _convolution(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Sharded along the batch, or along output channels with weight and bias."""
     given, weight = operation.args[0], operation.args[1]
     assert isinstance(given, Slot)
-    if len(operation.metas[given.register].shape) != len(operation.args[3]) + 2:  # type: ignore[arg-type]
+    strides = operation.args[3]
+    assert isinstance(strides, list | tuple)
+    if len(operation.metas[given.register].shape) != len(strides) + 2:
         return []
     assert isinstance(weight, Slot)
     bias = [R] * (len(operation.metas) - 2)

@@ -4,16 +4,17 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, _decompositions, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OutputSharding
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._ops import utils
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -24,9 +25,8 @@ from .operation import Leaf, Operation, slots
 from .plan import Collective, Slot
 from .world import World
 
-__all__ = ["by_rules"]
-
 aten = torch.ops.aten
+T = TypeVar("T")
 _EXPAND = "expand_to_full_mesh_op_strategy"  # which modules of PyTorch's import by its name
 # Limit of costs to compute; each takes about 10 µs.
 _MOST = 40_000
@@ -70,7 +70,7 @@ def _remember_neighbours() -> None:
         return
 
     @functools.wraps(search)
-    def get_next_state(self: Any, placements: Any, order: Any) -> Any:
+    def get_next_state(self: Any, placements: object, order: object) -> object:
         try:  # two sets that only grow
             reached = len(self.strided_shard_placements_in_target), len(self.partial_reduce_ops_in_target)
         except AttributeError:  # of another version of PyTorch
@@ -174,9 +174,15 @@ def _install() -> None:
         strategy._get_candidate_placements = staticmethod(_counting_candidates(candidates))
 
 
-def _counting(expand: Any) -> Any:
+def _counting(expand: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(expand)
-    def counted(mesh: Any, op_schema: Any, single_mesh_dim_strategies: Any, *args: Any, **kwargs: Any) -> Any:
+    def counted(
+        mesh: DeviceMesh,
+        op_schema: OpSchema,
+        single_mesh_dim_strategies: Sequence[object],
+        *args: object,
+        **kwargs: object,
+    ) -> T:
         if _bound.on:
             _check(mesh.ndim, len(single_mesh_dim_strategies), op_schema)
         return expand(mesh, op_schema, single_mesh_dim_strategies, *args, **kwargs)
@@ -184,7 +190,7 @@ def _counting(expand: Any) -> Any:
     return counted
 
 
-def _check(ndim: int, rules: int, schema: Any) -> None:
+def _check(ndim: int, rules: int, schema: OpSchema) -> None:
     given = [*schema.args_strategy, *getattr(schema, "kwargs_strategy", ())]
     combinations = rules**ndim
     costs = combinations * max(len(given), 1)
@@ -194,9 +200,9 @@ def _check(ndim: int, rules: int, schema: Any) -> None:
         raise TooManyWays(f"its sharding rules would try {combinations} combinations of placements")
 
 
-def _counting_candidates(candidates: Any) -> Any:
+def _counting_candidates(candidates: Callable[[OpSchema], T]) -> Callable[[OpSchema], T]:
     @functools.wraps(candidates)
-    def counted(op_schema: Any) -> Any:
+    def counted(op_schema: OpSchema) -> T:
         if _bound.on:
             count = _candidates(op_schema)
             if count > _MOST_IN_PARTS:
@@ -206,9 +212,9 @@ def _counting_candidates(candidates: Any) -> Any:
     return counted
 
 
-def _candidates(schema: Any) -> int:
+def _candidates(schema: OpSchema) -> int:
     """Number of candidates: for each input, each kind of placement among all inputs, along each dimension."""
-    specs = [*schema.args_spec, *(one for one in schema.kwargs_schema.values() if hasattr(one, "placements"))]
+    specs = [*schema.args_spec, *(one for one in schema.kwargs_schema.values() if isinstance(one, DTensorSpec))]
     kinds = {p for spec in specs for p in spec.placements}
     strided = {p.split_factor for p in kinds if isinstance(p, _StridedShard)}
     cut = any(p.is_shard() and not isinstance(p, _StridedShard) for p in kinds)

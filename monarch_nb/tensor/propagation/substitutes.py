@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._decomp import decomposition_table
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .draft import Writer
 from .errors import PropagationError, user_line
+from .execute import DispatchMode
 from .operation import Operation
 from .plan import Slot
-
-__all__ = ["Body", "SubstituteTrace", "has_kernel", "substitute"]
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -37,7 +36,7 @@ def substitute(operation: Operation, device: str) -> Body | None:
         return other
     if has_kernel(func, device):
         return None
-    found = _OURS.get(operation.packet) or _table().get(func)
+    found = _OURS.get(operation.packet) or decomposition_table.get(func)
     if found is None or operation.writes:
         raise PropagationError(
             operation.name,
@@ -68,17 +67,11 @@ def _is_registered(name: str, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
-def _table() -> dict[torch._ops.OperatorBase, Body]:
-    from torch._decomp import decomposition_table
-
-    return decomposition_table
-
-
-class SubstituteTrace(TorchDispatchMode):
+class SubstituteTrace(DispatchMode):
     """Writes down the operations on tensors with known slots in a `with` block."""
 
     def __init__(self, write: Writer, tensors: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._write = write
         self._known: dict[int, tuple[Tensor, Slot]] = {id(one): (one, Slot(at)) for at, one in enumerate(tensors)}
 
@@ -116,9 +109,12 @@ class SubstituteTrace(TorchDispatchMode):
 
 
 def _lstm_cell(
-    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None = None,
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     gates = _with_biases(input_gates, input_bias) + _with_biases(hidden_gates, hidden_bias)
     i, f, g, o = gates.chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
@@ -140,9 +136,12 @@ def _lstm_cell_backward(
 
 
 def _gru_cell(
-    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None = None,
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     given_r, given_z, given_n = _with_biases(input_gates, input_bias).chunk(3, 1)
     own_r, own_z, own_n = _with_biases(hidden_gates, hidden_bias).chunk(3, 1)
     r, z = (given_r + own_r).sigmoid(), (given_z + own_z).sigmoid()

@@ -2,8 +2,9 @@
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,9 +23,7 @@ from torch.distributed.tensor import DTensor, _collective_utils, placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from .meta import MeshLayout, Meta, dense, spec_of
-
-__all__ = ["World", "imagining"]
+from .meta import MeshLayout, Meta, dense, dtensor, spec_of
 
 _numbers = itertools.count()
 _logs = [
@@ -38,10 +37,11 @@ _logs = [
 _exchange: Any = _collective_utils.shard_dim_alltoall
 
 
-def _exchanged(input: torch.Tensor, gather_dim: int, shard_dim: int, mesh: DeviceMesh, mesh_dim: int) -> Any:
+def _exchanged(input: torch.Tensor, gather_dim: int, shard_dim: int, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
     """As `shard_dim_alltoall`, whose fake kernel asks the driver of a GPU since PyTorch 2.14."""
     if mesh.device_type == "cpu":
-        return _exchange(input, gather_dim, shard_dim, mesh, mesh_dim)
+        moved: torch.Tensor = _exchange(input, gather_dim, shard_dim, mesh, mesh_dim)
+        return moved
     size, shape = mesh.size(mesh_dim), list(input.shape)
     shape[gather_dim] *= size
     shape[shard_dim] //= size
@@ -49,7 +49,7 @@ def _exchanged(input: torch.Tensor, gather_dim: int, shard_dim: int, mesh: Devic
 
 
 # Functions of PyTorch in whose place others stand while ranks are imagined.
-_REPLACED: tuple[tuple[Any, str, Any], ...] = (
+_REPLACED: tuple[tuple[ModuleType, str, Callable[..., object]], ...] = (
     (fake_tensor, "init_gpu_context", lambda device: None),  # makes a tensor on the GPU for the first fake one there
     (placement_types, "shard_dim_alltoall", _exchanged),
     (_collective_utils, "get_rank", lambda group=None: 0),  # of the default group, which there is none of
@@ -168,7 +168,7 @@ class World:
         for dim in meta.expanded:
             stride[dim] = 0
         local = torch.empty_strided(shape, stride, dtype=meta.dtype, device=self.layout.device)
-        return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        return dtensor(local, spec, requires_grad=False)
 
     def spec(self, meta: Meta) -> DTensorSpec:
         """The DTensorSpec of a meta."""

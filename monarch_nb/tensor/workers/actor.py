@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import torch
@@ -18,23 +18,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from monarch_nb.runtime import Actor, Instance, current, current_runtime, endpoint
-from monarch_nb.tensor.commands import Open, decode_numbers
-from monarch_nb.tensor.failure import Failure, LostTensor
+from monarch_nb.tensor.commands import Open, Receipt, decode_numbers
+from monarch_nb.tensor.failure import LostTensor
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
 from monarch_nb.tensor.replicas import StreamContents
 from monarch_nb.tensor.verbs import AskValues, MemoryUsed, Values
 from monarch_nb.tensor.workers.session import WorkerSession
 
-# Reply to a batch: operations that failed on this rank, requested values, and the generation of process groups that
-# ended before all had run (-1 if none).
-Receipt = tuple[list[Failure], list[Any], int]
 _VALUES_WAIT_S = 2.0  # for operations that were issued before values are read
 _POLL_S = 0.01
 _PIECE_SIZE = 1 << 22  # elements per step of the statistics, to avoid copies of large shards
 
 
-def _values_of(held: Any, edge: int) -> Values:
+def _values_of(held: object, edge: int) -> Values:
     """Corner and statistics of the object that a stream holds under a number, or None."""
     if isinstance(held, LostTensor):
         return Values("lost", held.failure.line)
@@ -202,7 +199,7 @@ class TensorWorker(Actor):
         return self._restore(contents)
 
     @endpoint
-    def batch(self, stream: int, number: int, first: int, numbers: bytes, objects: tuple[Any, ...]) -> Receipt:
+    def batch(self, stream: int, number: int, first: int, numbers: bytes, objects: tuple[object, ...]) -> Receipt:
         """Executes a batch of a stream."""
         if number <= self._taken.get(stream, -1):
             return self._last[stream]
@@ -230,7 +227,7 @@ class TensorWorker(Actor):
         self._taken.pop(stream, None)
         self._member.world.drop(_mesh_name(stream))
 
-    def _execute(self, stream: int, first: int, numbers: bytes, objects: tuple[Any, ...]) -> Receipt:
+    def _execute(self, stream: int, first: int, numbers: bytes, objects: tuple[object, ...]) -> Receipt:
         session = self._sessions.get(stream)
         given = decode_numbers(numbers)
         if session is None:

@@ -15,7 +15,7 @@ from monarch_nb.tensor.seeds import seeder
 from monarch_nb.tensor.workers.usage import Stopwatch
 from monarch_nb.wire import kind_of
 
-Env = dict[Number, Any]  # tensors of a stream, by number
+Env = dict[Number, Any]  # DTensors of a stream, by number
 
 
 def maker(making: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
@@ -108,7 +108,7 @@ class Executable(PlanSignature):
         self._env = env
         self._agreed = not self.made
         self._seed = seeder(mesh, self.seeded) if self.seeded is not None else None
-        self._call: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+        self._call: Callable[[Sequence[DTensor], Sequence[Number]], Sequence[DTensor]]
         if isinstance(definition, Define):
             self._call = Runner(definition.program, mesh, stopwatch.placed)
         else:
@@ -127,7 +127,7 @@ class Executable(PlanSignature):
         if not self._agreed:
             self._compare(made)
 
-    def _compare(self, made: Sequence[Any]) -> None:
+    def _compare(self, made: Sequence[object]) -> None:
         """Checks on the first run that the results are those that the controller predicted."""
         for tensor, meta in zip(made, self.made, strict=True):
             different = _difference(tensor, meta)
@@ -139,7 +139,7 @@ class Executable(PlanSignature):
         self._agreed = True
 
 
-def _difference(made: Any, expected: Meta) -> str:
+def _difference(made: object, expected: Meta) -> str:
     if not isinstance(made, DTensor):
         return kind_of(made)
     if tuple(made.shape) != expected.shape:

@@ -68,7 +68,7 @@ class BatchJournal:
         self._steps: deque[tuple[int, int, Sequence[Number], Sequence[Number]]] = deque()
         self._batches: deque[tuple[int, Sequence[Number], tuple[Number | None, ...]]] = deque()
 
-    def note(self, first: int, numbers: Sequence[Number], objects: Sequence[Any]) -> None:
+    def note(self, first: int, numbers: Sequence[Number], objects: Sequence[object]) -> None:
         """Adds a batch that begins with operation `first`."""
         self._batches.append((first, numbers, tuple(getattr(item, "result", None) for item in objects)))
         while self._batches[0][0] < first - JOURNAL_LENGTH:
@@ -213,11 +213,13 @@ class WorkerSession:
         """True if commands are skipped, since this generation of the group is over."""
         return self._halted is not None
 
-    def run(self, first: int, numbers: Sequence[Number], objects: Sequence[Any]) -> tuple[list[Failure], list[Any]]:
+    def run(
+        self, first: int, numbers: Sequence[Number], objects: Sequence[object]
+    ) -> tuple[list[Failure], list[object]]:
         """Runs a batch from operation `first` on; returns failures and requested values."""
         self._number, self._failures, self._first, self._runs, self.is_whole = first - 1, [], first, True, True
         self._journal.note(first, numbers, objects)
-        values: list[Any] = []
+        values: list[object] = []
         try:
             if self._halted is None and self._member.over is not None:
                 self._halt(self._generation_failure(), (first, first))
@@ -237,12 +239,11 @@ class WorkerSession:
             return
         while self._marks and self._marks[0][1].query():
             self._marks.popleft()
-        cuda: Any = torch.cuda
-        mark = cuda.Event()
+        mark = _event()
         mark.record()
         self._marks.append((first, mark))
 
-    def _execute(self, numbers: Sequence[Number], pending: deque[Any], values: list[Any]) -> int:
+    def _execute(self, numbers: Sequence[Number], pending: deque[object], values: list[object]) -> int:
         """Runs commands; gives where it stopped."""
         position, end = 0, len(numbers)
         env, plans = self.env, self._plans
@@ -279,7 +280,9 @@ class WorkerSession:
     def _halt(self, failure: Failure, reached: tuple[int, int]) -> None:
         self._halted, self._reached = failure, reached
 
-    def _skip_batch(self, numbers: Sequence[Number], position: int, pending: deque[Any], values: list[Any]) -> None:
+    def _skip_batch(
+        self, numbers: Sequence[Number], position: int, pending: deque[object], values: list[object]
+    ) -> None:
         """Skips commands after a halt, but counts operations and stores plans."""
         halted = self._halted
         assert halted is not None
@@ -334,16 +337,16 @@ class WorkerSession:
         reason = over.reason if over is not None else "the mesh was grouped anew"
         return Failure(self._number, "", self._rank, "DeviceMeshError", reason, "", self._stream)
 
-    def tensor(self, number: Number) -> Any:
+    def tensor(self, number: Number) -> DTensor:
         """Returns a tensor by number. Raises LostInputError if it could not be made."""
-        value = self.env[number]
+        value: DTensor | LostTensor = self.env[number]
         if isinstance(value, LostTensor):
             raise LostInputError(value.failure)
         return value
 
     # -- requested values -------------------------------------------------------------------------------------------
 
-    def _reply(self, code: Number, number: Number, values: list[Any]) -> None:
+    def _reply(self, code: Number, number: Number, values: list[object]) -> None:
         try:
             value = self._value(code, self.tensor(number))
             if self._marks is not None and self._member.over is not None:  # of collectives that have been ended
@@ -352,7 +355,7 @@ class WorkerSession:
         except BaseException as error:
             values.append(self._failure("full_tensor" if code != SHARDS else "local_shards", error))
 
-    def _value(self, code: Number, tensor: DTensor) -> Any:
+    def _value(self, code: Number, tensor: DTensor) -> object:
         if code == SHARDS:
             return tensor.to_local().cpu()
         local = whole(tensor)
@@ -362,7 +365,7 @@ class WorkerSession:
 
     # -- commands other than operations -----------------------------------------------------------------------------
 
-    def _object(self, command: Any, values: list[Any]) -> None:
+    def _object(self, command: object, values: list[object]) -> None:
         try:
             value = self._do(command)
         except BaseException as error:
@@ -376,7 +379,7 @@ class WorkerSession:
         if isinstance(command, RunFunction):
             values.append(value)
 
-    def _do(self, command: Any) -> Any:
+    def _do(self, command: object) -> object:
         match command:
             case Define() | Making():
                 self._plans[command.number] = Executable(command, self.env, self._mesh, self._stopwatch)
@@ -404,7 +407,7 @@ class WorkerSession:
                     return _off_device(command.function(*args, **kwargs))
         return None
 
-    def _local(self, value: Any) -> Any:
+    def _local(self, value: object) -> object:
         if isinstance(value, TensorOf):
             tensor = self.tensor(value.number)
             return tensor if value.sharded else tensor.to_local()
@@ -495,11 +498,16 @@ class WorkerSession:
         return failure
 
 
+def _event() -> Any:
+    """A mark for the work of a device."""
+    event: Any = torch.cuda.Event  # without types
+    return event()
+
+
 def _settles() -> bool:
     """Whether the device does what it has been given within a moment: else it waits in a collective. Blocks as long."""
-    cuda: Any = torch.cuda
-    mark, end = cuda.Event(), time.monotonic() + _SETTLES_S
-    mark.record(cuda.default_stream())
+    mark, end = _event(), time.monotonic() + _SETTLES_S
+    mark.record(torch.cuda.default_stream())
     while not mark.query():
         if time.monotonic() > end:
             return False
@@ -519,7 +527,7 @@ class Unusable(PlanSignature):
         raise LostInputError(self._why)
 
 
-def _off_device(value: Any) -> Any:
+def _off_device(value: object) -> object:
     """Converts results for sending: DTensors to shards, on the CPU."""
     if isinstance(value, DTensor):
         value = value.to_local()

@@ -1,13 +1,13 @@
 """Memory that a rank uses for the tensors of a stream, and time for moving shards between ranks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import Placement
 
 from monarch_nb.host.linux import memory_resident, memory_used
 from monarch_nb.tensor.propagation import Meta, placed
@@ -70,7 +70,7 @@ class Stopwatch:
         ]
 
 
-def usage(tensors: Iterable[Any], stopwatch: Stopwatch, device: str) -> MemoryUsed:
+def usage(tensors: Iterable[object], stopwatch: Stopwatch, device: str) -> MemoryUsed:
     """Bytes in use by these tensors, each storage once, and by the process or on its device."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
@@ -92,7 +92,7 @@ def _of_process() -> tuple[int, int]:
     return used, used + max(0, peak - resident)
 
 
-def _moving(now: tuple[Any, ...], wanted: tuple[Any, ...]) -> tuple[int, ...]:
+def _moving(now: Sequence[Placement], wanted: Sequence[Placement]) -> tuple[int, ...]:
     """The mesh dimensions along which ranks communicate, which cutting a replicated tensor does not need."""
     return tuple(
         dim
