@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 
     from monarch_nb.mesh import ValueMesh
     from monarch_nb.tensor.checkpoints import Checkpoints
-    from monarch_nb.tensor.errors import CompileError, CompileWarning, ContentsLostError, TensorError
+    from monarch_nb.tensor.errors import CompileError, CompileWarning, ContentsLostError, GatherWarning, TensorError
     from monarch_nb.tensor.handle import MeshTensor
     from monarch_nb.tensor.mesh import Mesh
     from monarch_nb.tensor.modules.files import load, save
-    from monarch_nb.tensor.modules.gradients import no_sync
     from monarch_nb.tensor.modules.plan import Plan
-    from monarch_nb.tensor.modules.to_mesh import module_to_mesh
-    from monarch_nb.tensor.notices import GatherWarning
+    from monarch_nb.tensor.modules.to_mesh import module_to_mesh, no_sync
     from monarch_nb.tensor.safetensors import load_safetensors
     from monarch_nb.tensor.verify import Verification, verify
 
@@ -54,15 +52,13 @@ __all__ = [
 
 _HOMES = {
     "checkpoints": ("Checkpoints",),
-    "errors": ("CompileError", "CompileWarning", "ContentsLostError", "TensorError"),
+    "errors": ("CompileError", "CompileWarning", "ContentsLostError", "GatherWarning", "TensorError"),
     "handle": ("MeshTensor",),
     "safetensors": ("load_safetensors",),
     "mesh": ("Mesh",),
     "modules.files": ("load", "save"),
-    "modules.gradients": ("no_sync",),
     "modules.plan": ("Plan",),
-    "modules.to_mesh": ("module_to_mesh",),
-    "notices": ("GatherWarning",),
+    "modules.to_mesh": ("module_to_mesh", "no_sync"),
     "verify": ("Verification", "verify"),
 }
 _look_up = lazy_names("monarch_nb.tensor", _HOMES)

@@ -3,7 +3,7 @@
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -25,8 +25,7 @@ from monarch_nb.rdma.movers import CannotReachError
 from monarch_nb.rdma.puts import Puts
 from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.routes import SOCKETS, MoverRoutes, Route
-from monarch_nb.rdma.traffic import Flow, Offered, Traffic, TrafficReport
-from monarch_nb.rdma.verbs import TransferOutcome
+from monarch_nb.rdma.verbs import Flow, Offered, TrafficReport, TransferOutcome
 from monarch_nb.runtime import Feature, Instance, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError
@@ -39,6 +38,44 @@ _ASK_S = 10.0  # wait for the addresses of an owner
 DONE = TransferOutcome("done")
 WORD = 8  # bytes of an atomic operand
 _REPORT_INTERVAL_S = 0.5
+_OUTDATED_S = 3.0  # seconds after which a rate is outdated
+
+
+class Traffic:
+    """Flows of all processes, with their current rates."""
+
+    def __init__(self) -> None:
+        self.flows: dict[tuple[str, str, str], Flow] = {}
+        self.offered: dict[str, Offered] = {}
+        self._rates: dict[tuple[str, str, str], tuple[float, float]] = {}  # bytes per second, and when
+
+    def add(self, report: TrafficReport) -> None:
+        """Adds the report of a process."""
+        for flow in report.flows:
+            before = self.flows.get(flow.key)
+            self.flows[flow.key] = flow
+            seconds = flow.seconds - (before.seconds if before is not None else 0.0)
+            moved = flow.size - (before.size if before is not None else 0)
+            if moved > 0 and seconds > 0:
+                self._rates[flow.key] = (moved / seconds, report.at)
+        if report.offered.regions:
+            self.offered[report.process] = report.offered
+        else:
+            self.offered.pop(report.process, None)
+
+    def rate(self, flow: Flow, now: float) -> float:
+        """Bytes per second of the latest transfers; 0 if they are outdated."""
+        rate, at = self._rates.get(flow.key, (0.0, 0.0))
+        return rate if now - at < _OUTDATED_S else 0.0
+
+    def forget(self, processes: Iterable[str]) -> None:
+        """Removes processes that have ended."""
+        ended = set(processes)
+        for key in [key for key in self.flows if ended & set(key[:2])]:
+            del self.flows[key]
+            self._rates.pop(key, None)
+        for process in ended:
+            self.offered.pop(process, None)
 
 
 class TrafficReporter:

@@ -3,7 +3,6 @@
 import msgspec
 
 from monarch_nb.rdma.handle import ProcessIdentity
-from monarch_nb.rdma.traffic import TrafficReport
 from monarch_nb.rdma.wire import Key
 from monarch_nb.wire import Lane, Verb
 
@@ -125,6 +124,38 @@ class Releasing(msgspec.Struct, array_like=True, frozen=True):
     """Returns a lease."""
 
     lease: int
+
+
+class Flow(msgspec.Struct, array_like=True):
+    """Bytes moved from one process to another by one mover, in total."""
+
+    source: str  # address of the process whose memory is read
+    target: str
+    mover: str
+    size: int = 0  # bytes
+    transfers: int = 0
+    seconds: float = 0.0  # spent in transfers, measured by the side that requested them
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Source, target and mover."""
+        return self.source, self.target, self.mover
+
+
+class Offered(msgspec.Struct, array_like=True, frozen=True):
+    """Memory that a process offers now."""
+
+    regions: int
+    size: int  # bytes
+
+
+class TrafficReport(msgspec.Struct, array_like=True, frozen=True):
+    """Report of one process: its flows that have changed, and the memory that it offers."""
+
+    process: str
+    flows: list[Flow]
+    offered: Offered
+    at: float  # seconds since the epoch
 
 
 READ = Verb(

@@ -12,7 +12,7 @@ from monarch_nb._about import more
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import Define, PutTensor
 from monarch_nb.tensor.device import mesh_of
-from monarch_nb.tensor.notices import check_notices
+from monarch_nb.tensor.errors import check_notices
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, OperationPlan, Placements, PropagationError, replicated
 from monarch_nb.tensor.references import LiveEntry, Reference, WriteRecord

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from monarch_nb.rdma.traffic import Flow, Offered, Traffic, TrafficReport
+from monarch_nb.rdma.service import Traffic
+from monarch_nb.rdma.verbs import Flow, Offered, TrafficReport
 
 pytestmark = pytest.mark.timeout(60)
 NOTHING = Offered(0, 0)

@@ -3,5 +3,5 @@
 model = module_to_mesh(model, mesh, {"*.up": "column", "*.down": "row"})
 
 A plan says where parameters lie (`plan`); they are cut and sent, or made on the mesh, and hooks place what goes through
-the module and gather what is fully sharded (`to_mesh`); gradients are summed up (`gradients`).
+the module, gather what is fully sharded, and sum up gradients (`to_mesh`).
 """

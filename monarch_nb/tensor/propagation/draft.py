@@ -10,10 +10,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils._pytree import tree_leaves
 
-from .counting import counted_from_front
 from .execute import DispatchMode
 from .meta import Meta, Placements, replicated
-from .operation import Operation, slots, summed
+from .operation import Operation, counted_from_front, slots, summed
 from .placing import placed
 from .plan import Call, Collective, LocalStep, Redistribute, Slot, Step, StepProgram, Write
 from .world import World

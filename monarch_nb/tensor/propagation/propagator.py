@@ -7,10 +7,9 @@ import torch
 
 from monarch_nb.transport import held_back
 
-from .counting import counted_from_front
 from .errors import PropagationError, user_line
 from .meta import MeshLayout, Meta, Placements
-from .operation import Operation
+from .operation import Operation, counted_from_front
 from .plan import OperationPlan, Scalar, Slot
 from .planner import Planner
 from .substitutes import has_kernel
