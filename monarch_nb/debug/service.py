@@ -1,17 +1,21 @@
 """The debugger of this process: both its sides, attached to the runtime when they are first needed."""
 
 import types
+from typing import Any
 
 from monarch_nb.debug.control.controller import Controller
+from monarch_nb.debug.reproduce import reproduce
 from monarch_nb.debug.session.debuggers import Debuggers
 from monarch_nb.debug.session.handlers import DebugHandlers
 from monarch_nb.runtime import DEBUG, ActorCell, Feature, Runtime, current_runtime
+from monarch_nb.wire import ActorError
 
 
 class DebugService:
     """The debugger of a process: collects stopped ranks and sends commands; stops threads and answers commands."""
 
     def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._debuggers = Debuggers(runtime)
         self.controller = Controller(runtime, attend=_attend, here=self._debuggers.take)
         self._handlers = DebugHandlers(runtime, self._debuggers)
@@ -36,6 +40,10 @@ class DebugService:
         """The location at which an actor is stopped and takes no messages; "" if it is not."""
         record = self.controller.stopped.holding(mesh, rank)
         return f"{record.frame.function}, line {record.frame.line}" if record is not None else ""
+
+    def reproduce(self, error: ActorError, **options: Any) -> Any:
+        """Runs a failed call again in this process."""
+        return reproduce(self._runtime, error, **options)
 
 
 _SERVICE: Feature[DebugService] = Feature(DEBUG.name)

@@ -174,6 +174,8 @@ class PendingCall:
         where = RankNames(self._process.meshes.get(self.mesh), ranks)
         error = actor_error(self._process, self.title, raised, size, missing, where)
         error.origin = (self.mesh, ranks[next(iter(raised))], self.call)
+        error.base_ranks = {place: ranks[place] for place in raised}
+        error.reproducer = self._process.reproduce
         return error
 
     def _settle(self, thunk: Thunk) -> None:

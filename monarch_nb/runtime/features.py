@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from monarch_nb.wire import Header
+from monarch_nb.wire import ActorError, Header
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.actors.cell import ActorCell
@@ -45,6 +45,9 @@ class DebuggerFeature(Protocol):
 
     def arm(self, cell: "ActorCell", cls: type) -> None:
         """An actor is about to be constructed, on its thread."""
+
+    def reproduce(self, error: ActorError, **options: Any) -> Any:
+        """Runs a failed call again in this process."""
 
 
 class CollectivesFeature(Protocol):

@@ -32,7 +32,7 @@ from monarch_nb.runtime.tables import ProcessTables
 from monarch_nb.runtime.verbs import CANCEL, DOING, END, INTERRUPT, PROBE
 from monarch_nb.runtime.waits import DeadlockDetector
 from monarch_nb.transport import Clock, Parcel, Transport
-from monarch_nb.wire import Handlers, decode
+from monarch_nb.wire import ActorError, Handlers, decode
 from monarch_nb.wire.header import SKIP
 
 Loader = Callable[["Runtime"], object]  # attaches a feature
@@ -146,6 +146,10 @@ class Runtime:
         """Where an actor is stopped by the debugger, and takes no messages for that; "" where it is not."""
         debugger = self.features.loaded(DEBUG)
         return debugger.held_at(mesh, rank) if debugger is not None else ""
+
+    def reproduce(self, error: ActorError, **options: Any) -> Any:
+        """Runs a failed call again here, under the debugger."""
+        return self.feature(DEBUG).reproduce(error, **options)
 
     def release(self, call: PendingCall, then: Callable[[], None]) -> None:
         """Frees ranks that wait for others that have raised in a call, and does `then`."""

@@ -97,7 +97,9 @@ class Effective:
 
     # Debugging
     debug_freeze_on_error = flag(False, "whether an endpoint that raises stops there, as at a breakpoint")
-    debug_keep_failures = count(3, "how many failed calls of each actor keep their frames for %mpm; 0: none")
+    debug_keep_failures = count(
+        3, "how many failed calls of each actor keep their frames and arguments, for %mpm and %reproduce; 0: none"
+    )
     debug_keep_bytes = count(256 * _MIB, "how many bytes these frames may hold in each process")
     debug_command_timeout = seconds(10, "how long a debugger command may run on a rank before it is ended")
     debug_lease = seconds(60, "how long a stopped rank waits for a controller that is silent")

@@ -33,7 +33,7 @@ from monarch_nb.wire.folded import Folded, fold, unfold, unfold_each
 from monarch_nb.wire.handlers import Asker, Handlers, VerbTakenError
 from monarch_nb.wire.header import CastPlan, Flags, Header, Kind, Layout, Run, Status, decode_header, encode_header
 from monarch_nb.wire.hosts import begin_host_names, host_id, host_name, with_host_names
-from monarch_nb.wire.pickler import DISPATCH_TABLE, REDUCERS
+from monarch_nb.wire.pickler import DISPATCH_TABLE, REDUCERS, Pickler
 from monarch_nb.wire.plain import converted, decode_plain, json_decoder, msgpack_decoder
 from monarch_nb.wire.tensors import land_on_gpus, without_modes
 from monarch_nb.wire.texts import (
@@ -78,6 +78,7 @@ __all__ = [
     "MalformedMessageError",
     "MessageTooLargeError",
     "PickleFailure",
+    "Pickler",
     "Pieces",
     "Refused",
     "RemoteException",

@@ -161,11 +161,14 @@ class MessageTooLargeError(ValueError):
     """A message that leaves its process has more bytes than `codec_max_frame_length` allows."""
 
 
-def encode(obj: object, context: object = None, *, gpu: bool = False) -> list[Sent]:
+def encode(
+    obj: object, context: object = None, *, gpu: bool = False, pickler: Callable[[Cargo], Pickler] | None = None
+) -> list[Sent]:
     """The frames of `obj`. Those after the first may be the caller's own memory: copy them before it can change.
 
     `context` is what `current_codec()` returns meanwhile. With `gpu`, large tensors of a GPU are files of it
-    (`gpu.DeviceFile`) among the frames. Raises what the objects' own pickling raises.
+    (`gpu.DeviceFile`) among the frames. `pickler` makes another pickler than the usual one. Raises what the objects'
+    own pickling raises.
     """
     if obj is None:
         return [_NONE]
@@ -176,14 +179,14 @@ def encode(obj: object, context: object = None, *, gpu: bool = False) -> list[Se
     previous = enter_codec(context)
     try:
         cargo = Cargo()
-        pickler = Pickler(cargo, gpu=gpu)
+        made = Pickler(cargo, gpu=gpu) if pickler is None else pickler(cargo)
         with without_modes():
-            pickler.dump(obj)
-            chunks, frames = pickler.chunks, pickler.buffers
-            if not cargo.classes and not pickler.files and max(map(len, chunks)) < _LARGE:
+            made.dump(obj)
+            chunks, frames = made.chunks, made.buffers
+            if not cargo.classes and not made.files and max(map(len, chunks)) < _LARGE:
                 first = chunks[0] if len(chunks) == 1 else b"".join(chunks)
                 return _pack(first, frames) if len(frames) > 1 else [first, *frames]
-            cargo.files.update(pickler.files)
+            cargo.files.update(made.files)
             units, sources = cargo.pack(_unit_pickler)
     finally:
         leave_codec(previous)

@@ -4,7 +4,7 @@ import functools
 import pickle
 import sysconfig
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +41,9 @@ class ActorError(Exception):
         self.summary = message
         self.failures: dict[int, BaseException] = {}
         self.origin: tuple[str, int, str] | None = None  # mesh, rank and call, in the process that called
+        self.base_ranks: dict[int, int] = {}  # of the ranks in `failures`, in the whole mesh
+        self.reproducer: Callable[..., Any] | None = None  # the debugger of the process that called
+        self.reproduced: BaseException | None = None  # what `reproduce` raised last
         self.exception_formatted: list[str] = list(formatted) if formatted else format_exception(exception)
 
     @classmethod
@@ -49,6 +52,27 @@ class ActorError(Exception):
         error = cls(next(iter(failures.values())), message)
         error.failures, error.summary = dict(sorted(failures.items())), summary
         return error
+
+    def reproduce(
+        self,
+        *,
+        rank: int | None = None,
+        step: bool | Callable[[], Any] = False,
+        limit: int = 1 << 28,
+        timeout: float = 60.0,
+    ) -> Any:
+        """Runs the failed call again, in this process: with the actor of the rank that failed, as it is now, and with
+        the arguments that the rank has kept.
+
+        Raises what the method raises here, with this error as its cause; a debugger can look into it. If it raises
+        nothing, gives its result and warns, with what differs here from the rank. Attributes and arguments that cannot
+        be pickled are named, and raise where they are used. `rank` is one of `failures`; with `step` the debugger
+        (`pdb.Pdb`, or what `step()` makes) stops at the first line of the method. Waits up to `timeout` seconds for
+        the calls that run there now. Raises DebugError where the rank has nothing any more, or more than `limit` bytes.
+        """
+        if self.reproducer is None:
+            raise RuntimeError("this error is of no call of this process, so it does not say which rank can send it")
+        return self.reproducer(self, rank=rank, step=step, limit=limit, timeout=timeout)
 
     def __str__(self) -> str:
         formatted = "".join(self.exception_formatted)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import partial
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -11,10 +12,11 @@ from monarch_nb import debug
 from monarch_nb.debug import DebugError
 from monarch_nb.debug.prompt import DebugPrompt, NoPrompt, WaitPrompt, converse
 from monarch_nb.debug.render import named
+from monarch_nb.debug.reproduce import SKIPPED
 from monarch_nb.mesh import ActorMesh, state_of
-from monarch_nb.wire import ActorError
+from monarch_nb.wire import ActorError, kind_of
 
-from ..arguments import read_names, read_place
+from ..arguments import REPRODUCE_OPTIONS, read_names, read_place, read_reproduce
 from ..completion import LineCompletion
 from ..jupyter import give_back_underscores
 from ..session import Session
@@ -27,12 +29,16 @@ _BREAK = re.compile(r"(?P<where>\S+)(?:\s+if\s+(?P<condition>.+?))?\s+on\s+(?P<m
 class DebugCompletion(LineCompletion):
     """On the lines of the debugger's magics."""
 
-    magics = ("%%mdb", "%break", "%mpm", "%stacks", "%freeze")
+    magics = ("%%mdb", "%break", "%mpm", "%reproduce", "%stacks", "%freeze")
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
         """Words that can follow `before` on the line of a magic."""
         if magic == "%break":
             return self._break(before)
+        if magic == "%reproduce":
+            values = self._shell.user_ns.items()
+            errors = [name for name, value in values if isinstance(value, ActorError) and not name.startswith("_")]
+            return [*([] if before else errors), *(option for option in REPRODUCE_OPTIONS if option not in before)]
         if magic == "%stacks":
             return self._dims(before) if before else self._session.names()
         if magic == "%freeze":
@@ -70,7 +76,7 @@ class DebugCompletion(LineCompletion):
 
 @magics_class
 class DebugMagics(Magics):
-    """%mdb, %%mdb, %break, %mpm, %stacks."""
+    """%mdb, %%mdb, %break, %mpm, %reproduce, %stacks."""
 
     def __init__(self, shell: Any, session: Session) -> None:
         super().__init__(shell)
@@ -180,6 +186,39 @@ class DebugMagics(Magics):
             if prompt.leave != "detach":
                 debug.controller().go([record])
         return None
+
+    @line_magic
+    def reproduce(self, line: str) -> Any:
+        """Run a call that failed on a rank again, here in the kernel, with the rank's actor and arguments.
+
+        %reproduce [NAME] [--step] [--rank N] [--limit BYTES]
+
+            %reproduce                # of the last ActorError; %debug then opens the frames
+            %reproduce error          # of one in a variable
+            %reproduce --step         # the debugger stops at the first line of the method
+            %reproduce --rank 3       # another one of the ranks that raised
+            %reproduce --limit 2G     # where the actor and its arguments have more than 256 MiB
+
+        The actor comes as it is now on its rank; calls that the method makes on other meshes are real ones. What
+        cannot be pickled is named, and raises where it is used. If nothing is raised here, the value is shown, and
+        what differs from the rank. From Python: error.reproduce().
+        """
+        given = read_reproduce(line)
+        shell: Any = self.shell
+        error: Any = shell.user_ns.get(given.name) if given.name else last_error(shell)
+        if not isinstance(error, ActorError):
+            what = f"{given.name} is {kind_of(error)}, and no ActorError" if given.name else "the last error was none"
+            raise UsageError(
+                f"%reproduce: {what}; it runs a call again that an ActorError is about: write %reproduce NAME for one "
+                "in a variable"
+            )
+        if given.step and (self.waiting is None or not self.waiting.terminal.can_ask):
+            raise UsageError("%reproduce --step asks for commands, and there is no prompt here: leave --step out")
+        step = partial(shell.debugger_cls, skip=SKIPPED) if given.step else False
+        try:
+            return error.reproduce(rank=given.rank, step=step, limit=given.limit)
+        except DebugError as refused:
+            raise UsageError(f"%reproduce: {refused}") from None
 
     def _converse(self, prompt: DebugPrompt) -> None:
         assert self.waiting is not None
@@ -291,7 +330,8 @@ def with_remote(shell: Any) -> Any:
 
     def run(line: str = "", cell: Any = None) -> Any:
         error = None if line.strip() or cell else last_error(shell)
-        if error is not None and error.origin is not None:
+        is_local = error is not None and error.reproduced is getattr(sys, "last_value", None)
+        if error is not None and error.origin is not None and not is_local:
             return shell.run_line_magic("mpm", "")
         return before(line) if cell is None else before(line, cell)
 

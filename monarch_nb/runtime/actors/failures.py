@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.gpu import GpuError, driver
 from monarch_nb.runtime.actors.traceback_cleanup import chain, release_frame_locals
+from monarch_nb.runtime.context import current
 from monarch_nb.settings import settings
 
 if TYPE_CHECKING:
@@ -32,8 +33,19 @@ class StoredFailure:
     endpoint: str
     at: float  # wall clock
     instance: "Instance"
-    point: Any
+    point: Any  # in the slice that was called
     chain: tuple[str, ...]
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments of the call, as they are now; None where they could not be unpickled.
+
+        They are variables of the frame that has run the endpoint, which the exception holds: a call that succeeds
+        keeps nothing.
+        """
+        trace = self.error.__traceback__
+        found = trace.tb_frame.f_locals if trace is not None else {}
+        return (found["args"], found["kwargs"]) if "method" in found else None
 
 
 class FailureStore:
@@ -71,7 +83,9 @@ class FailureStore:
         if not settings.debug_keep_failures:
             return None
         place = (instance.mesh, instance.base_rank)
-        kept = StoredFailure(error, header.call, header.method, time.time(), instance, instance.rank, header.chain)
+        context = current.get()
+        point = instance.rank if context is None else context.message_rank
+        kept = StoredFailure(error, header.call, header.method, time.time(), instance, point, header.chain)
         with self._lock:
             mine = self._kept.get(place)
             if mine is None:
@@ -126,7 +140,7 @@ class FailureStore:
         seen: set[int] = set()
         total = 0
         for _, place, kept in reversed(every):  # the newest stay
-            total += sum(_size(value, seen) for value in _held(kept.error))
+            total += sum(_size(value, seen) for value in (*_held(kept.error), *(kept.arguments or ())))
             if total > limit:
                 with self._lock:
                     mine = self._kept.get(place)
