@@ -1,4 +1,4 @@
-"""The command `monarch-nb`: version, agents, jobs, meshes, top, the doctor. Its exit status says if all is well."""
+"""The command `monarch-nb`: version, agents, jobs, meshes, findings, top, the doctor.."""
 
 import argparse
 import importlib.util
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help(sys.stderr)
         return 2
-    return _mesh(options) if options.command == "mesh" else _doctor(options)
+    return _doctor(options) if options.command == "doctor" else _mesh(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,6 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     stop = verbs.add_parser("stop", help="end the processes of a mesh")
     stop.add_argument("name", help="its name, or its id where several have that name")
     stop.add_argument("--steal", action="store_true", help="also if a program holds it, which is notified")
+    why = commands.add_parser(
+        "why", help="show what was found about a mesh while it had no controller, also afterwards"
+    )
+    why.add_argument("run", metavar="RUN", help="its name or id, or the name of actors on it, as in monarch-nb mesh ls")
     doctor = commands.add_parser("doctor", help="check this machine, its notebook kernel, and hosts; say what to do")
     doctor.add_argument("hosts", nargs="*", metavar="tcp://HOST:PORT|JOB",
                         help="hosts where monarch-nb agent runs, and jobs: each leg of the way is tried")  # fmt: skip
@@ -85,8 +89,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _mesh(options: argparse.Namespace) -> int:
-    from monarch_nb.connect import AttachError, detached_meshes, end_mesh, listing
+    from monarch_nb.connect import AttachError, detached_meshes, end_mesh, findings_report, listing
 
+    if options.command == "why":
+        try:
+            sys.stdout.write(f"{findings_report(options.run)}\n")
+        except (LookupError, OSError) as error:
+            sys.stderr.write(f"{error.args[0] if isinstance(error, LookupError) else error}\n")
+            return 1
+        return 0
     if options.verb in ("ls", "list"):
         sys.stdout.write(f"{listing(detached_meshes())}\n")
         return 0

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from monarch_nb._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from monarch_nb.connect.downtime import DowntimeReport, listing
+    from monarch_nb.connect.downtime import DowntimeReport, findings_report, listing
     from monarch_nb.connect.hosts import AttachError, attach_hosts
     from monarch_nb.connect.joining import accept_hosts
     from monarch_nb.connect.mesh_attach import AttachedMesh, attach_mesh, detached_meshes, end_mesh
@@ -40,6 +40,7 @@ __all__ = [
     "detached_meshes",
     "enable_transport",
     "end_mesh",
+    "findings_report",
     "listing",
     "local_hosts",
     "prestart",
@@ -60,7 +61,7 @@ __getattr__ = lazy_names(
         "mesh_detach": ("DetachError", "Detacher"),
         "stored_results": ("Result", "ResultLostError", "Results", "results"),
         "mesh_attach": ("AttachedMesh", "attach_mesh", "end_mesh", "detached_meshes"),
-        "downtime": ("DowntimeReport", "listing"),
+        "downtime": ("DowntimeReport", "findings_report", "listing"),
         "own_hosts": ("local_hosts", "prestart", "shutdown", "shutdown_context"),
         "transports": ("enable_transport",),
         "worker_loop": (

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from monarch_nb.host import mesh_files
+from monarch_nb.host import mesh_files, run_findings
 from monarch_nb.host import protocol as p
 from monarch_nb.host.mesh_files import MeshFile, clock
 from monarch_nb.logs import MeshLogs
@@ -54,12 +54,13 @@ def downtime_report(
     ended: Sequence[RankEnd] = (),
     unreached: Mapping[str, str] = {},
     notices: Mapping[str, Sequence[p.PreemptionNotice]] = {},
+    findings: Sequence[p.RunFinding] = (),
 ) -> DowntimeReport:
     """Builds the report from the answers of a mesh's hosts and processes."""
     states: dict[str, MeshState] = {state.uid: state for state in (procs, *actors)}
     events = [
         *_ends(procs, exits), *_failed(states, ended), *_missed(states, welcomes), *_running(states, welcomes),
-        *_unreached(procs, unreached), *_noticed(procs, notices),
+        *_unreached(procs, unreached), *_noticed(procs, notices), *_found(procs, findings),
     ]  # fmt: skip
     with_them = f" with {', '.join(state.name for state in actors)}" if actors else ""
     living = len(welcomes)
@@ -92,6 +93,15 @@ def _ends(procs: ProcState, exits: Sequence[p.Exited]) -> list[tuple[float, str]
             ended = f"{procs.name} {where} ended: {how}"
             events.append((gone.at, f"{clock(gone.at)} {ended}; heal_mesh brings it back"))
     return events
+
+
+def _found(procs: ProcState, findings: Sequence[p.RunFinding]) -> list[tuple[float, str]]:
+    """Returns what host agents have found out; ends are events of their own."""
+    return [
+        (found.first, f"{finding_line(found)} ({procs.name})")
+        for found in findings
+        if found.kind not in ("dead", "memory")
+    ]
 
 
 def _unreached(procs: ProcState, hosts: Mapping[str, str]) -> list[tuple[float, str]]:
@@ -204,3 +214,58 @@ def _line(mesh: MeshFile) -> str:
         return f"{what}: held by {by.what}, process {by.pid} on {by.machine}, since {clock(by.since)}"
     left = format_duration(max(0, round(mesh_files.lease_left(mesh))) * 10**9)
     return f"{what}: left at {clock(mesh.left_at)}: {mesh.why}; {left} of its lease left"
+
+
+def findings_report(name: str) -> str:
+    """What was found about the mesh of that name or id, or with actors of that name, while it had no controller.
+
+    Raises LookupError if nothing is known about such a mesh.
+    """
+    runs, wrong = list[run_findings.RunFindings](), list[str]()
+    for path in run_findings.all_files():
+        try:
+            runs.append(run_findings.read(path))
+        except ValueError as error:
+            if path.name.startswith(f"{name}.") or f".{name}." in path.name:
+                wrong.append(str(error))
+    meshes = [mesh for _, mesh in mesh_files.tidied()]
+    every: dict[str, run_findings.RunFindings | MeshFile] = {run.uid: run for run in runs}
+    every.update((mesh.uid, mesh) for mesh in meshes)
+    called = [uid for uid, each in every.items() if name in (each.name, uid)]
+    called = called or [uid for uid, each in every.items() if name in each.actors]
+    if not called and not wrong:
+        known = ", ".join(sorted({each.name for each in every.values()})) or "none"
+        raise LookupError(f"nothing is known on this machine about a mesh {name!r}; known are: {known}")
+    lines = []
+    for uid in called:
+        mesh = next((mesh for mesh in meshes if mesh.uid == uid), None)
+        lines += _described(every[uid].name, mesh, [run for run in runs if run.uid == uid])
+    return "\n".join([*lines, *wrong])
+
+
+def _described(name: str, mesh: MeshFile | None, runs: Sequence[run_findings.RunFindings]) -> list[str]:
+    lines = [f"{name}: {_state_of(mesh)}"]
+    for run in runs:
+        for found in run.findings:
+            lines.append(f"  {finding_line(found)}")
+    if not any(run.findings for run in runs):
+        lines.append("  nothing found")
+    lines += [f"inspected: {run.inspected} on host {host_name(run.host)} since {clock(run.since)}" for run in runs]
+    hosts = [] if mesh is None else [way.host for way in mesh.ways]
+    if elsewhere := [host_name(host) for host in hosts if host not in {run.host for run in runs}]:
+        lines.append(f"inspected on their own machines, if at all: {', '.join(elsewhere)}")
+    return lines
+
+
+def finding_line(found: p.RunFinding) -> str:
+    """A finding with its times."""
+    until = f"–{clock(found.last)}" if found.times > 1 else ""
+    return f"{clock(found.first)}{until} {'' if found.sure else 'perhaps: '}{found.text}"
+
+
+def _state_of(mesh: MeshFile | None) -> str:
+    if mesh is None:
+        return "its record is gone: it was stopped, or has ended"
+    if mesh.ended:
+        return f"ended at {clock(mesh.ended_at)}: {mesh.ended}"
+    return "a program has it" if mesh.holder is not None else f"left at {clock(mesh.left_at)}: {mesh.why}"

@@ -375,7 +375,8 @@ def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failu
     notes = first.parts.get(NOTES, b"")
     runtime.part(Detacher).adopt(mesh, notes, (first.grant, first.turn))
     notices = {answer.host: answer.notices for answer in answers if answer.notices}
-    report = downtime_report(runtime, procs, actors, first, exits, welcomes, tuple(reconciler.ended), failures, notices)
+    report = downtime_report(runtime, procs, actors, first, exits, welcomes, tuple(reconciler.ended), failures, notices,
+                             [found for answer in answers for found in answer.findings])  # fmt: skip
     whole: tuple[ActorMesh[object], ...] = tuple(ActorMesh(state, state.region) for state in actors)
     return AttachedMesh(ProcMesh(procs, procs.region), whole, report, notes)
 

@@ -56,8 +56,9 @@ class DetachError(RuntimeError):
 class Detacher:
     """Detaches the meshes of this controller, and keeps their records with the host agents up to date until then."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, diagnoser: str) -> None:
+        """`diagnoser` is what agents diagnose detached meshes with: a name, as it crosses to other processes."""
+        self._runtime, self._diagnoser = runtime, diagnoser
         self._secrets: dict[str, str] = {}  # by uid of the procs
         self._notes: dict[str, bytes] = {}
         self._grants: dict[str, tuple[int, int]] = {}  # grant and turn of each attached mesh
@@ -259,6 +260,7 @@ class Detacher:
             uid=state.uid, name=state.name, secret=secret, seconds=seconds, keep=keep, holder=self.holder,
             meshes=(state.uid, *(one.uid for one in actors)), parts=parts, file=str(file),
             grant=grant, turn=turn,
+            unwatched=p.Unwatched(diagnoser=self._diagnoser, extent=dict(state.region.extent), actors=written.actors),
         )  # fmt: skip
         second, other = msgspec.structs.replace(first, file=""), msgspec.structs.replace(first, parts={}, file="")
         return {host: second if place < KEEPERS else other for place, host in enumerate(hosts)} | {hosts[0]: first}

@@ -29,6 +29,7 @@ from monarch_nb.supervision import ActorEnd, Driver, MeshFailure, RankIncarnatio
 from monarch_nb.transport import Clock, Transport
 
 RUNNER = "monarch_nb.engine.worker:run_proc"  # what a process of a mesh runs: a name, as it crosses to other processes
+DIAGNOSER = "monarch_nb.diagnosis.unwatched:begin"  # what a host agent diagnoses detached meshes with
 # Features that a process loads when they are first used, or when one of their verbs comes: one line each.
 FEATURES: dict[str, Loader] = {
     "debug": lambda runtime: import_module("monarch_nb.debug.service").attach(runtime),
@@ -183,7 +184,7 @@ def compose(
     )
     parts.add(Handover, Handover(runtime, driver, registry, watcher, updates, events))
     if not role.is_worker:
-        parts.add(Detacher, Detacher(runtime))
+        parts.add(Detacher, Detacher(runtime, DIAGNOSER))
     this_proc = ThisProc(runtime, registry)
     parts.add(Operations, operations(runtime))  # type: ignore[type-abstract]
     parts.add(Controllers, Controllers(runtime, registry))

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -19,7 +20,7 @@ from monarch_nb.host.mesh_files import clock
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children
 from monarch_nb.host.procs.stopping import ProcStopper
-from monarch_nb.host.protocol import Attach, Exited, Hold, MeshHolder
+from monarch_nb.host.protocol import Attach, Exited, Hold, MeshHolder, RunFinding, Unwatched
 from monarch_nb.host.sender import AgentSender
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.settings import format_duration
@@ -48,6 +49,7 @@ class MeshLease(Struct, eq=False):
     parts: dict[str, bytes] = field(default_factory=dict)
     file: str = ""
     exits: deque[Exited] = field(default_factory=lambda: deque(maxlen=_EXITS))
+    unwatched: Unwatched | None = None
 
     @property
     def left(self) -> bool:
@@ -91,7 +93,7 @@ class MeshLeases:
         elif known.holder is None or known.holder.address != owner:
             raise HeldError(f"{wanted.name} is not yours any more: {self._held_by(known)}")
         known.seconds, known.keep, known.holder = wanted.seconds, wanted.keep, wanted.holder
-        known.meshes, known.file = wanted.meshes, wanted.file
+        known.meshes, known.file, known.unwatched = wanted.meshes, wanted.file, wanted.unwatched
         known.grant, known.turn = max(known.grant, wanted.grant), max(known.turn, wanted.turn)
         known.parts = {name: part for name, part in {**known.parts, **wanted.parts}.items() if part}
         return known
@@ -187,6 +189,8 @@ class MeshLeases:
 
 
 log = logging.getLogger(__name__)
+# What takes the ends of processes, and what ends a diagnosis and gives its findings.
+Diagnosis = tuple[Callable[[Exited], None], Callable[[], tuple[RunFinding, ...]]]
 NOBODY = ""  # the owner of processes of a detached mesh
 
 
@@ -204,6 +208,7 @@ class MeshLeaseService:
         self._children, self._stopper, self._sender, self._logs = children, stopper, sender, logs
         self._later, self._changed, self._grant, self._notices = later, changed, grant, notices
         self._leases = MeshLeases()
+        self._diagnoses: dict[str, Diagnosis] = {}  # of detached meshes
         self.attached_controllers: set[str] = set()
 
     def serve(self, takes: Handlers) -> None:
@@ -244,6 +249,8 @@ class MeshLeaseService:
         uid = parse_address(child.address).mesh
         if child.exit is not None:
             self._leases.exited(uid, child.exit)
+            if uid in self._diagnoses:
+                self._diagnoses[uid][0](child.exit)
         one = self._leases.get(uid)
         stopped = child.exit is not None and child.exit.expected
         if one is not None and stopped and not one.left and not self._alive(one):  # by its owner
@@ -289,10 +296,12 @@ class MeshLeaseService:
         self._note(one)
         exits = tuple(one.exits)
         one.exits.clear()
+        findings = self._end_diagnosis(one.uid)
         return p.Attached(
             grant=one.grant, turn=one.turn, left_at=left_at, why=why, parts=one.parts,
             procs=tuple(child.describe() for child in mine),
             logs={child.address: child.log_file for child in mine}, exits=exits, before=before,
+            findings=findings,
             notices=self._notices(left_at) if left_at else (),
         )  # fmt: skip
 
@@ -302,6 +311,7 @@ class MeshLeaseService:
         except HeldError as error:
             asker.refuse(str(error))
             return None
+        self._end_diagnosis(wanted.uid)
         old = []
         for child in self._children.alive():
             mesh, rank, incarnation = parse_address(child.address).place
@@ -330,6 +340,24 @@ class MeshLeaseService:
         self._announce_owner(one, NOBODY, unread)
         self._note(one)
         self._later(one.seconds, self._look)
+        self._begin_diagnosis(one)
+
+    def _begin_diagnosis(self, one: MeshLease) -> None:
+        how = one.unwatched
+        if how is None or not how.diagnoser.startswith("monarch_nb."):
+            return
+        module, _, name = how.diagnoser.partition(":")
+        try:
+            begin = getattr(import_module(module), name)
+            self._diagnoses[one.uid] = begin(
+                one.uid, one.name, how, lambda: self._procs(one), self._sender, self._later
+            )
+        except Exception:  # the mesh runs without it
+            log.exception("%s cannot be diagnosed", one.name)
+
+    def _end_diagnosis(self, uid: str) -> tuple[RunFinding, ...]:
+        _, end = self._diagnoses.pop(uid, (None, None))
+        return () if end is None else end()
 
     def _announce_owner(self, one: MeshLease, owner: str, unread: tuple[int, ...] = ()) -> None:
         """Notifies all processes here, of which any may refer to the mesh."""
@@ -353,6 +381,7 @@ class MeshLeaseService:
             log.info("%s (%s) ends: %s", one.name, one.uid, why)
             if one.file:
                 mesh_files.end(Path(one.file), why)
+            self._end_diagnosis(one.uid)
             self._stopper.stop(self._alive(one), timeout_s=3.0, grace_s=1.0, reason=why,
                                done=lambda _exits: self._changed())  # fmt: skip
         due = self._leases.due(now)

@@ -279,12 +279,34 @@ class MeshHolder(Harmless, frozen=True, kw_only=True):
     started: int = 0  # of the process, in clock ticks since the boot; 0: not known
 
 
+class Unwatched(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent diagnoses a mesh while it has no controller: "module:function" of this library, and names."""
+
+    diagnoser: str
+    extent: dict[str, int]
+    actors: tuple[str, ...]
+
+
+class RunFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding of a diagnosis that an agent has made; times are of the wall clock."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    text: str
+    source: str = ""
+    sure: bool = True
+    first: float
+    last: float
+    times: int = 1  # that it was found
+
+
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """agent.hold: the record of a mesh that can be detached; with `keep` it is, for `seconds`, when its owner ends.
 
     `meshes` are the uids of the processes and of the actors on them; `parts` makes the mesh usable by another
     controller, by part, opaque to the agent (an empty part is deleted); `file` is the mesh's file. `grant` and `turn`
-    are those with which the owner has attached it, which a restarted agent cannot know.
+    are those with which the owner has attached it, which a restarted agent cannot know. `unwatched` says how
+    agents diagnose it while it is detached.
     """
 
     uid: str
@@ -298,6 +320,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
     grant: int = 0
     turn: int = 0
+    unwatched: Unwatched | None = None
 
 
 class Detach(msgspec.Struct, frozen=True):
@@ -332,6 +355,7 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True):
     procs: "tuple[ProcStatus, ...]" = ()
     logs: dict[str, str] = {}  # the log file of each proc
     exits: tuple[Exited, ...] = ()
+    findings: tuple[RunFinding, ...] = ()  # of the agent since it was detached
     notices: "tuple[PreemptionNotice, ...]" = ()  # of its host since it was detached, with current `seconds`
     before: MeshHolder | None = None  # from whom it was taken over
     known: bool = True  # False for an agent that was restarted, or has seen it end, and has nothing of it

@@ -116,6 +116,33 @@ def leave(lease: str = "60s") -> None:
             say("error", str(error).splitlines()[0])
 
 
+class Hanger(Actor):
+    @endpoint
+    def hang(self) -> None:
+        """The last rank waits for ever."""
+        if current_rank().rank == 2:
+            threading.Event().wait()
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def leave_hanging(lease: str = "60s") -> None:
+    """Leaves a mesh of which one rank hangs, and another one can be killed."""
+    procs = this_host().spawn_procs(per_host={"gpus": 3}, name="trainers")
+    hanger: Any = procs.spawn("hanger", Hanger)
+    say("pids", *hanger.pid.call().get().values())
+    hanger.hang.call()
+    procs.detach(lease=lease)
+
+
+def find(_: str = "") -> None:
+    """Attaches a mesh, which says what has happened, and stops it."""
+    procs: Any = monarch.attach("trainers")
+    procs.stop().get()
+
+
 def leave_while_recording(_: str = "") -> None:
     """Leaves an attached mesh while its record is written again, between the two messages to its host."""
     spawn()[0].detach("60s")
@@ -438,8 +465,8 @@ def again(_: str = "") -> None:
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     programs = (
-        leave, leave_while_recording, leave_hosts, leave_local, look, leave_busy, leave_behind, leave_callers,
-        leave_job, nap, hold, hold_busy, hold_unread, leave_pair, take_pair, rob, take, mend, wait_and_mend,
-        fall, fall_on_hosts, pick_up, again,
+        leave, leave_hanging, find, leave_while_recording, leave_hosts, leave_local, look, leave_busy, leave_behind,
+        leave_callers, leave_job, nap, hold, hold_busy, hold_unread, leave_pair, take_pair, rob, take, mend,
+        wait_and_mend, fall, fall_on_hosts, pick_up, again,
     )  # fmt: skip
     {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

@@ -106,7 +106,7 @@ def test_shell_commands_on_pages_exist_with_their_options(capsys: pytest.Capture
             main([*words, "--help"])
         return capsys.readouterr().out
 
-    commands = {name: helped(name) for name in ("agent", "doctor", "job", "mesh", "top", "torchrun")}
+    commands = {name: helped(name) for name in ("agent", "doctor", "job", "mesh", "top", "torchrun", "why")}
     verbs = {name: helped(*name.split()) for name in ("job start", "job logs", "job kill", "mesh ls", "mesh stop")}
     typed = [(line, page) for line, page in every(r"(?:`|^)monarch-nb ([a-z][^`\n#]*)") if line.strip()]
     assert len(typed) > 20

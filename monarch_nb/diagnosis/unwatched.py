@@ -1,0 +1,212 @@
+"""Diagnoses a mesh that has no controller, in the agent of each of its hosts: looks at the ranks there again and again.
+
+An agent loads this for the first mesh that is left to it. It sees the ranks of its own host only.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from monarch_nb.diagnosis.judge import Procs, UnansweredCall, judge
+from monarch_nb.diagnosis.verbs import INSPECT, EndpointRun, Evidence, Inspect
+from monarch_nb.host import run_findings
+from monarch_nb.host.linux import state_letter
+from monarch_nb.host.procs.child import Child
+from monarch_nb.host.protocol import Exited, RunFinding, Unwatched
+from monarch_nb.host.run_findings import RunFindings
+from monarch_nb.host.sender import AgentSender
+from monarch_nb.shape import Extent, places_of, spans
+from monarch_nb.wire import counted, host_of, parse_address
+
+WITHOUT_PROGRESS_S = 10.0  # between two rounds, and until ranks that do the same are judged
+LOOKS_APART_S = 0.5  # a rank that works has moved by then
+ASK_AGAIN_S = 60.0  # who has not answered before
+ANSWER_S = 1.5  # for the second look
+_STOPPED = {"T": "halted", "t": "traced"}
+_PREFIX = "the process this actor was running on failed: "
+log = logging.getLogger(__name__)
+Doing = frozenset[tuple[object, ...]]
+
+
+class UnwatchedMesh:
+    """The ranks of one mesh on this host while it has no controller. All methods are for the agent's loop.
+
+    Each round looks at the ranks once. If none has come further since the round before, a second look follows, and the
+    judge decides. Findings are in the mesh's file of findings; what goes wrong is logged, and disturbs nothing.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        name: str,
+        how: Unwatched,
+        procs: Callable[[], Sequence[Child]],
+        sender: AgentSender,
+        later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        self._procs, self._sender, self._later = procs, sender, later
+        self._region = Extent([*how.extent], [*how.extent.values()]).region
+        host = host_of(sender.address)
+        self._run = RunFindings(uid=uid, name=name, host=host, actors=how.actors, since=time.time())
+        self._ended = False
+        self._asked: dict[str, float] = {}  # processes that have not answered yet, and since when
+        self._doing: Doing = frozenset()
+        self._seen: dict[str, set[int]] = {}  # ranks that have run a call, by call
+        self._exits: dict[int, Exited] = {}
+        self._unwritten = ""  # why, if the file is not up to date
+
+    def end(self) -> tuple[RunFinding, ...]:
+        """Looks no more; returns what was found."""
+        self._ended = True
+        return self._run.findings
+
+    def exited(self, gone: Exited) -> None:
+        """A process of the mesh has ended."""
+        if not gone.expected and not self._ended:
+            self._exits[parse_address(gone.address).rank] = gone
+            self._judge({}, {}, ends_only=True)
+
+    # -- rounds -------------------------------------------------------------------------------------------------------
+
+    def round(self) -> None:
+        """Looks at the ranks, and does so again and again from then on."""
+        if self._ended:
+            return
+        self._later(WITHOUT_PROGRESS_S, self.round)
+        before: dict[int, Evidence] = {}
+        self._look(before)
+        self._later(LOOKS_APART_S, lambda: self._compare(before))
+
+    def _look(self, found: dict[int, Evidence]) -> None:
+        """Asks all processes but those that have not answered a question before."""
+        now = time.monotonic()
+        for child in self._living():
+            address = child.address
+            if child.state != "running" or now - self._asked.get(address, -ASK_AGAIN_S) < ASK_AGAIN_S:
+                continue
+            self._asked[address] = now
+
+            def take(evidence: Evidence, address: str = address) -> None:  # on the thread that reads
+                found[parse_address(address).rank] = evidence
+                self._asked.pop(address, None)
+
+            self._sender.request(address, INSPECT, Inspect(), take)
+
+    def _compare(self, before: dict[int, Evidence]) -> None:
+        if self._ended:
+            return
+        first = dict(before)
+        for rank, run in _runs(first):
+            self._seen.setdefault(run.call, set()).add(rank)
+        doing = _doing(first)
+        has_stopped = bool(doing or len(first) < len(self._living())) and doing == self._doing
+        self._doing = doing
+        if has_stopped:
+            after: dict[int, Evidence] = {}
+            self._look(after)
+            self._later(ANSWER_S, lambda: self._judge(before, after))
+        else:
+            calls = {run.call for _, run in _runs(first)}
+            self._seen = {call: ranks for call, ranks in self._seen.items() if call in calls}
+            self._note(())
+
+    def _judge(self, before: dict[int, Evidence], after: dict[int, Evidence], *, ends_only: bool = False) -> None:
+        if self._ended:
+            return
+        before, after = dict(before), dict(after)
+        states, details = self._states(before, after, () if ends_only else self._living())
+        calls = [*self._calls(after)]
+        uncertain = {rank for call in calls for rank in call.missing}
+        found = judge(Procs(self._run.name, states, details, before, after, calls, self._where))
+        now = time.time()
+        self._note(
+            RunFinding(
+                kind=each.kind,
+                ranks=each.ranks,
+                text=each.text,
+                source=each.source,
+                # Who was called is not known here.
+                sure=each.sure and not (each.kind == "stuck" and uncertain.issuperset(each.ranks)),
+                first=now,
+                last=now,
+            )
+            for each in found
+        )
+
+    # -- the evidence -------------------------------------------------------------------------------------------------
+
+    def _living(self) -> list[Child]:
+        return [child for child in self._procs() if child.alive]
+
+    def _states(
+        self, before: Mapping[int, Evidence], after: Mapping[int, Evidence], living: Iterable[Child]
+    ) -> tuple[dict[int, str], dict[int, str]]:
+        states = {rank: "out of memory" if gone.oom else "failed" for rank, gone in self._exits.items()}
+        details = {rank: gone.reason.removeprefix(_PREFIX) for rank, gone in self._exits.items()}
+        for child in living:
+            rank = parse_address(child.address).rank
+            letter = "" if rank in before or rank in after else state_letter(child.pid)
+            states[rank] = "starting" if child.state == "starting" else _STOPPED.get(letter, "busy")
+            details.pop(rank, None)
+        return states, details
+
+    def _calls(self, after: Mapping[int, Evidence]) -> Iterator[UnansweredCall]:
+        """Calls that some ranks have not answered; how many were called is known of those that others were seen in."""
+        missing: dict[tuple[str, str, str], set[int]] = {}
+        for rank, run in _runs(after):
+            missing.setdefault((run.call, run.actor, run.endpoint.lstrip("@!")), set()).add(rank)
+        here = len(self._living()) + len(self._exits)
+        for (call, actor, endpoint), ranks in missing.items():
+            seen = self._seen.get(call, ranks)
+            size = len(seen) if len(seen) > len(ranks) else here
+            yield UnansweredCall(call, f"{actor}.{endpoint}", frozenset(ranks), size)
+
+    def _where(self, ranks: Iterable[int]) -> str:
+        ranks = sorted(ranks)
+        if all(rank < len(self._region) for rank in ranks):
+            return places_of(self._region, ranks) or "it"
+        return f"ranks {spans(ranks)}"
+
+    def _note(self, found: Iterable[RunFinding]) -> None:
+        count = counted(len(self._living()), "process")
+        before = self._run
+        self._run = msgspec.structs.replace(
+            before, inspected=f"{count} of {before.name}", findings=run_findings.added(before.findings, found)
+        )
+        if self._run == before and not self._unwritten:
+            return
+        wrong = ""
+        try:
+            run_findings.write(self._run)
+        except OSError as error:
+            wrong = str(error)
+            if wrong != self._unwritten:
+                log.warning("the findings about %s were not written: %s", before.name, wrong)
+        self._unwritten = wrong
+
+
+def _runs(found: Mapping[int, Evidence]) -> Iterator[tuple[int, EndpointRun]]:
+    return ((rank, run) for rank, evidence in found.items() for run in evidence.running)
+
+
+def _doing(found: Mapping[int, Evidence]) -> Doing:
+    """What ranks do, without what changes while they do it."""
+    runs = ((rank, run.call) for rank, run in _runs(found))
+    newest = ((rank, each.group, each.number) for rank, evidence in found.items() for each in evidence.collectives)
+    return frozenset((*runs, *newest)) if any(evidence.running for evidence in found.values()) else frozenset()
+
+
+def begin(
+    uid: str,
+    name: str,
+    how: Unwatched,
+    procs: Callable[[], Sequence[Child]],
+    sender: AgentSender,
+    later: Callable[[float, Callable[[], None]], object],
+) -> tuple[Callable[[Exited], None], Callable[[], tuple[RunFinding, ...]]]:
+    """Begins to diagnose a mesh; returns what takes the ends of its processes, and what ends the diagnosis."""
+    mesh = UnwatchedMesh(uid, name, how, procs, sender, later)
+    mesh.round()
+    return mesh.exited, mesh.end

@@ -1,0 +1,78 @@
+"""What host agents find out about meshes without a controller, in a file for each mesh and host.
+
+It is beside the mesh's file, on the machine of the agent, and stays for a week after its last change: it can be read
+when the mesh, its agent and its own file are gone.
+"""
+
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from monarch_nb._private import read_private, write_private
+from monarch_nb.host import mesh_files
+from monarch_nb.host.protocol import RunFinding
+from monarch_nb.wire import json_decoder
+
+MOST = 100  # findings of one mesh on one host
+LONGEST = 2000  # characters of one
+_STORED_S = 7 * 86400.0
+
+
+class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a file: what one agent has inspected of a mesh, and found."""
+
+    uid: str
+    name: str
+    host: str
+    actors: tuple[str, ...]
+    since: float  # times are of the wall clock
+    inspected: str = ""
+    findings: tuple[RunFinding, ...] = ()
+
+
+def added(findings: Sequence[RunFinding], new: Iterable[RunFinding]) -> tuple[RunFinding, ...]:
+    """The findings with new ones, in the order of time; one that was known is extended. Pure."""
+    known = {(each.kind, each.ranks, each.source): each for each in findings}
+    for each in new:
+        key = (each.kind, each.ranks, each.source)
+        before = known.pop(key, each)
+        times = before.times + (before is not each)
+        text = each.text if len(each.text) <= LONGEST else f"{each.text[: LONGEST - 1]}…"
+        known[key] = msgspec.structs.replace(each, text=text, first=before.first, times=times)
+    return tuple(known.values())[-MOST:]
+
+
+def path_of(run: RunFindings) -> Path:
+    """The file of a mesh and a host. Raises OSError."""
+    name, host = (re.sub(r"[^\w.-]", "_", text)[:40] for text in (run.name, run.host))
+    return mesh_files.folder() / f"{name}.{run.uid}.{host}.findings"
+
+
+def write(run: RunFindings) -> None:
+    """Writes a file, whole or not at all. Raises OSError."""
+    write_private(path_of(run), msgspec.json.encode(run))
+
+
+def read(path: Path) -> RunFindings:
+    """Reads a file. Raises ValueError with the reason if it cannot be read."""
+    try:
+        return json_decoder(RunFindings).decode(read_private(path))
+    except (OSError, msgspec.DecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def all_files() -> list[Path]:
+    """All files, the oldest first, after removing those of a week ago."""
+    found = []
+    for path in mesh_files.folder().glob("*.findings"):
+        with contextlib.suppress(OSError):
+            at = path.stat().st_mtime
+            if time.time() - at > _STORED_S:
+                path.unlink()
+            else:
+                found.append((at, path))
+    return [path for _, path in sorted(found)]
