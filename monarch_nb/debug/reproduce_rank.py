@@ -184,7 +184,7 @@ def surroundings() -> Surroundings:
 
 
 @dataclass
-class _Part:
+class _NamedValue:
     """A value with its name in messages, as it is pickled."""
 
     name: str
@@ -240,8 +240,8 @@ class _Packer:
         """The frames of the `ActorAndArguments`. Raises StateTooLargeError."""
         assert stored.arguments is not None
         args, kwargs = stored.arguments
-        wrapped = tuple(_Part(f"argument {place}", value) for place, value in enumerate(args))
-        named = {name: _Part(f"argument {name}", value) for name, value in kwargs.items()}
+        wrapped = tuple(_NamedValue(f"argument {place}", value) for place, value in enumerate(args))
+        named = {name: _NamedValue(f"argument {name}", value) for name, value in kwargs.items()}
         body = ActorAndArguments(self.actor, wrapped, named)
         while True:
             self.missing, self.new_locks, self.part = [*self.whole.values()], [], ""
@@ -259,7 +259,7 @@ class _Packer:
                 raise StateTooLargeError
             return frames
 
-    def enter(self, part: _Part) -> Any:
+    def enter(self, part: _NamedValue) -> Any:
         """How a part is taken apart."""
         self.part = part.name
         return unwrapped, (self.whole.get(part.name, part.value),)
@@ -274,7 +274,7 @@ class _Packer:
         """Those of the actor."""
         found = {name: getattr(self.actor, name) for name, _ in _slots(type(self.actor)) if hasattr(self.actor, name)}
         found.update(getattr(self.actor, "__dict__", {}))
-        return {name: _Part(f"self.{name}", value) for name, value in found.items()}
+        return {name: _NamedValue(f"self.{name}", value) for name, value in found.items()}
 
 
 class _LenientPickler(Pickler):
@@ -289,7 +289,7 @@ class _LenientPickler(Pickler):
         """How `obj` is taken apart."""
         packer = self._packer
         kind = type(obj)
-        if kind is _Part:
+        if kind is _NamedValue:
             self._check_size()
             return packer.enter(obj)
         if obj is packer.actor:

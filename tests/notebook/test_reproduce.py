@@ -115,7 +115,7 @@ def test_interrupt_ends_the_wait_for_a_busy_rank(nb: Debugged) -> None:
     [
         ("%reproduce pids", "pids is a list, and no ActorError"),
         ("%reproduce error other", "takes the name of one error, or none"),
-        ("%reproduce error --limit much", "much is not a number of bytes, such as 512M or 2G"),
+        ("%reproduce error --limit much", "%reproduce --limit much: write a number of bytes, such as 512M or 2G"),
         ("%reproduce error --limit 1K", "more than 1,024 bytes"),
         ("%reproduce error --rank 7", "rank 7 has not raised in this call; these have: 0-1"),
         ("%reproduce --fast", "%reproduce knows no option --fast"),

@@ -5,20 +5,17 @@ from .log_arguments import LOG_OPTIONS, LogArguments, read_logs
 from .mesh_arguments import USUAL_DIMS, MeshArguments, read_mesh
 from .place import MeshSelection, read_place
 from .profile_arguments import PROFILE_OPTIONS, ProfileArguments, read_profile
-from .reproduce_arguments import REPRODUCE_OPTIONS, ReproduceArguments, read_reproduce
 from .words import check_name, check_options, read_names
 
 __all__ = [
     "LOG_OPTIONS",
     "PROFILE_OPTIONS",
-    "REPRODUCE_OPTIONS",
     "USUAL_DIMS",
     "ActorArguments",
     "LogArguments",
     "MeshArguments",
     "MeshSelection",
     "ProfileArguments",
-    "ReproduceArguments",
     "check_name",
     "check_options",
     "read_actor",
@@ -27,5 +24,4 @@ __all__ = [
     "read_names",
     "read_place",
     "read_profile",
-    "read_reproduce",
 ]

@@ -3,7 +3,7 @@
 import re
 import sys
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
@@ -16,7 +16,7 @@ from monarch_nb.debug.reproduce import SKIPPED
 from monarch_nb.mesh import ActorMesh, state_of
 from monarch_nb.wire import ActorError, kind_of
 
-from ..arguments import REPRODUCE_OPTIONS, read_names, read_place, read_reproduce
+from ..arguments import check_options, read_names, read_place
 from ..completion import LineCompletion
 from ..jupyter import give_back_underscores
 from ..session import Session
@@ -24,6 +24,39 @@ from ..tensors import workers_on
 from .results import CellResults, Listing, StoppedTable
 
 _BREAK = re.compile(r"(?P<where>\S+)(?:\s+if\s+(?P<condition>.+?))?\s+on\s+(?P<mesh>[^\d\W].*)", re.DOTALL)
+
+REPRODUCE_OPTIONS = ("--step", "--rank", "--limit")
+_BYTES = re.compile(r"(\d+)([KMG]?)(i?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class _ReproduceArguments(NamedTuple):
+    name: str = ""
+    step: bool = False
+    options: tuple[tuple[str, int], ...] = ()  # of `ActorError.reproduce`
+
+
+def _read_reproduce(line: str) -> _ReproduceArguments:
+    """Reads the line of %reproduce. Raises UsageError."""
+    names, options = list[str](), dict[str, int]()
+    words = iter(line.split())
+    step = False
+    for word in words:
+        if not word.startswith("-"):
+            names.append(word)
+            continue
+        check_options("%reproduce", {word}, set(REPRODUCE_OPTIONS))
+        if word == "--step":
+            step = True
+            continue
+        number = _BYTES.fullmatch(value := next(words, ""))
+        if number is None:
+            example = "the number of a rank, such as 3" if word == "--rank" else "a number of bytes, such as 512M or 2G"
+            raise UsageError(f"%reproduce {word} {value}: write {example}")
+        options[word.removeprefix("--")] = int(number[1]) * _UNITS[number[2].upper()]
+    if len(names) > 1:
+        raise UsageError("%reproduce takes the name of one error, or none")
+    return _ReproduceArguments("".join(names), step, tuple(options.items()))
 
 
 class DebugCompletion(LineCompletion):
@@ -203,7 +236,7 @@ class DebugMagics(Magics):
         cannot be pickled is named, and raises where it is used. If nothing is raised here, the value is shown, and
         what differs from the rank. From Python: error.reproduce().
         """
-        given = read_reproduce(line)
+        given = _read_reproduce(line)
         shell: Any = self.shell
         error: Any = shell.user_ns.get(given.name) if given.name else last_error(shell)
         if not isinstance(error, ActorError):
@@ -216,7 +249,7 @@ class DebugMagics(Magics):
             raise UsageError("%reproduce --step asks for commands, and there is no prompt here: leave --step out")
         step = partial(shell.debugger_cls, skip=SKIPPED) if given.step else False
         try:
-            return error.reproduce(rank=given.rank, step=step, limit=given.limit)
+            return error.reproduce(step=step, **dict(given.options))
         except DebugError as refused:
             raise UsageError(f"%reproduce: {refused}") from None
 
