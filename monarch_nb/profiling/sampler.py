@@ -54,7 +54,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> Samples:
-        """Stops sampling; returns the samples that were not sent yet. Any thread."""
+        """Stops sampling; returns the samples that were not sent yet. Thread-safe."""
         with self._sending:  # nothing is sent after this result
             self._over.set()
             return self._take()

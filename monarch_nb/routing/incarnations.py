@@ -36,7 +36,7 @@ class LinkIncarnations:
         self._count = itertools.count(first_link_incarnation(incarnation) + 1)
 
     def next(self) -> int:
-        """The incarnation of one more link. Any thread."""
+        """The incarnation of one more link. Thread-safe."""
         return next(self._count)
 
 

@@ -49,7 +49,7 @@ class StoredAnswer(Struct):
 
 
 class StoredAnswers:
-    """The stored answers of one process. Any thread."""
+    """The stored answers of one process. Thread-safe."""
 
     def __init__(self) -> None:
         self._all: deque[StoredAnswer] = deque()
@@ -134,7 +134,7 @@ class StoredAnswers:
 
 
 class UnreadCalls:
-    """A controller's calls of one mesh of processes whose results have not been read, by number. Any thread.
+    """A controller's calls of one mesh of processes whose results have not been read, by number. Thread-safe.
 
     `announce` is to send ranks what is unread, as in `Header.unread`, when no further call does.
     """

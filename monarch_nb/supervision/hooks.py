@@ -43,9 +43,9 @@ def run_hook(
     *,
     judging: bool = False,
 ) -> None:
-    """Has an actor run a hook, and calls `done` with its bool. Any thread; does not block.
+    """Has an actor run a hook, and calls `done` with its bool. Thread-safe; does not block.
 
-    Any exception counts, CancelledError and SystemExit too, or nobody would ever be notified: unless the actor ends, of
+    Every exception counts, CancelledError and SystemExit too, or nobody would ever be notified: unless the actor ends, of
     which its owner is notified anyway. An actor that is to end by the time its turn comes runs no such hook.
     """
 

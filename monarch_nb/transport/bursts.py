@@ -22,7 +22,7 @@ LONGEST_S = 0.0003  # the oldest message is held back
 
 
 class Bursts:
-    """The connections of one process that hold something back. Any thread."""
+    """The connections of one process that hold something back. Thread-safe."""
 
     __slots__ = ("_nudge", "holders", "last", "pauses")
 

@@ -35,7 +35,7 @@ Trust = tuple[Keys | None, bool]  # keys, and whether loopback may do without
 
 
 class Links:
-    """All peers of one process. Any thread."""
+    """All peers of one process. Thread-safe."""
 
     def __init__(
         self, address: str, agent: str | None, node: "Node", *, reader: Reader, keys: Keys | None,

@@ -265,7 +265,7 @@ class Node:
             self._links.to(header.dst, lane).send(header, parcel, exempt)
 
     def flush(self) -> None:
-        """Write what was held back for company: the calling thread is about to wait. Any thread; never blocks."""
+        """Write what was held back for company: the calling thread is about to wait. Thread-safe; never blocks."""
         if self._reader.bursts.holders:
             if not interrupts.inside():  # else a finalizer cut into a write, which the reading thread completes
                 interrupts.uninterrupted(self._reader.bursts.flush)
@@ -412,7 +412,7 @@ class Node:
         return self._loans.lend(parcel, to)
 
     def give_back(self, to: str, number: int) -> None:
-        """A loan of `to` is not needed any more; it is notified soon. Any thread, also in a finalizer."""
+        """A loan of `to` is not needed any more; it is notified soon. Thread-safe, also in a finalizer."""
         self._loans.give_back(to, number)
 
     def first_dial(self, address: str) -> None:

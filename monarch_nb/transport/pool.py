@@ -58,7 +58,7 @@ class _Entry:
 
 
 class Pool:
-    """The memory files of one process that may be filled again. Any thread; a call that finds it busy does without."""
+    """The memory files of one process that may be filled again. Thread-safe; a call that finds it busy does without."""
 
     def __init__(self, began: Callable[["Pool"], None]) -> None:
         """`began` is called when there is something to be ticked from then on."""
@@ -192,7 +192,7 @@ class Loan:
 
 
 class Loans:
-    """The loans that one process has given and taken. Any thread."""
+    """The loans that one process has given and taken. Thread-safe."""
 
     def __init__(self, address: str, pool: Pool, reader: Reader, send: Callable[[Header, Parcel], None]) -> None:
         """`send` may raise TransportError: nobody is there then to use the files again."""

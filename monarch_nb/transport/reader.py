@@ -104,7 +104,7 @@ class Reader:
         return memoryview(mmap.mmap(-1, _SPACE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
     def watch(self, fd: int, callback: Callable[[], bool], writable: Callable[[], None] | None = None) -> None:
-        """Call `callback` when `fd` is readable; if it returns True it wants to be called again soon. Any thread.
+        """Call `callback` when `fd` is readable; if it returns True it wants to be called again soon. Thread-safe.
 
         `writable` is called when there is room to write, while `watch_writing` asks for that.
         """
@@ -114,7 +114,7 @@ class Reader:
         self._selector.add(fd)
 
     def watch_writing(self, fd: int, on: bool) -> None:
-        """Whether room to write is waited for. Any thread."""
+        """Whether room to write is waited for. Thread-safe."""
         with contextlib.suppress(OSError, KeyError, ValueError):
             self._selector.writing(fd, on)
 
@@ -126,12 +126,12 @@ class Reader:
                 self._selector.remove(fd)
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Run `function(*args)` on the thread. Any thread, also a finalizer in the middle of something."""
+        """Run `function(*args)` on the thread. Thread-safe, also for a finalizer in the middle of something."""
         self._calls.append((function, args))
         self.wake()
 
     def settled(self, function: Callable[..., object], *args: Any) -> None:
-        """Run `function(*args)` on the thread once all has been read that is here by now. Any thread.
+        """Run `function(*args)` on the thread once all has been read that is here by now. Thread-safe.
 
         Descriptors are read in any order: the news of a death may come before what was said last. Where it does not
         become quiet, that is waited for only so long.
@@ -163,7 +163,7 @@ class Reader:
         self._again.add(fd)  # of the set that is there then: the thread replaces it
 
     def busy(self, peer: Ticking) -> None:
-        """Tick `peer` from now on until it says that it is idle. Any thread."""
+        """Tick `peer` from now on until it says that it is idle. Thread-safe."""
         self._newly_busy.append(peer)
         if self.deep:
             self.wake()

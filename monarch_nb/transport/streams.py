@@ -130,7 +130,7 @@ class UnixStream:
         return not waits
 
     def push(self) -> None:
-        """Write what was put. Any thread, with or without the lock of the link. Raises zmq.Again if it is gone."""
+        """Write what was put. Thread-safe, with or without the lock of the link. Raises zmq.Again if it is gone."""
         with self._writing:
             put = self._put
             while put:
@@ -146,7 +146,7 @@ class UnixStream:
                 self._write(parts, size)
 
     def flush(self) -> None:
-        """Write what was held back. Any thread."""
+        """Write what was held back. Thread-safe."""
         self._burst.written()
         with contextlib.suppress(zmq.Again):  # reading says that it is gone; its link sends it again
             self.push()
@@ -290,7 +290,7 @@ class UnixStream:
         self._lost()
 
     def close(self, linger_ms: int) -> None:
-        """Stop using it. Any thread."""
+        """Stop using it. Thread-safe."""
         self.flush()
         with self._writing:
             self._closed = True

@@ -114,7 +114,7 @@ class Hosting:
         return parked
 
     def host_actor(self, spec: SpawnActor, mesh: str, rank: int, incarnation: int, obj: Any) -> ActorCell:
-        """Hosts a ready-made object of the engine itself; its thread is started by the caller. Any thread."""
+        """Hosts a ready-made object of the engine itself; its thread is started by the caller. Thread-safe."""
         here = self._local.address
         header = Header(Kind.CALL, here, here, mesh=mesh, rank=rank, incarnation=incarnation)
         cell = ActorCell(self._process, spec, header, None)
@@ -165,7 +165,7 @@ class Hosting:
         self._clock.every(1.0, look)
 
     def ended(self, cell: ActorCell) -> None:
-        """An actor is gone; what comes for it later is refused with its cause. Any thread."""
+        """An actor is gone; what comes for it later is refused with its cause. Thread-safe."""
         self._parking.ended(cell.mesh, cell.rank, cell.incarnation, cell.cause)
         with self._lock:
             if self._local.cells.get((cell.mesh, cell.rank)) is cell:
@@ -176,7 +176,7 @@ class Hosting:
             listener(cell)
 
     def latest(self, meshes: Collection[str]) -> dict[tuple[str, int], tuple[int, object]]:
-        """Of actors of these meshes the latest incarnation here, and why it has ended, if it has. Any thread."""
+        """Of actors of these meshes the latest incarnation here, and why it has ended, if it has. Thread-safe."""
         found: dict[tuple[str, int], tuple[int, object]] = {}
         for mesh, rank, incarnation, cause in self._parking.ends_of(meshes):
             if incarnation >= found.get((mesh, rank), (0, None))[0]:

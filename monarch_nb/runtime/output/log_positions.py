@@ -6,7 +6,7 @@ TO_THE_END = 1 << 62  # the position of a process that has ended: all that it wr
 
 
 class LogPositions(dict[str, int]):
-    """By address; each reply of a process that keeps its output sets its position. Any thread."""
+    """By address; each reply of a process that keeps its output sets its position. Thread-safe."""
 
     def ended(self, address: str) -> None:
         """A process has ended: what it wrote last is waited for, too."""
