@@ -13,7 +13,8 @@ from monarch.config import configured
 from monarch_nb import debug
 from monarch_nb.debug.prompt.terminal import NoPrompt
 from monarch_nb.debug.prompt.waits import WaitPrompt
-from monarch_nb.runtime.waiting import join
+from monarch_nb.runtime.waiting import WaitObserver, join
+from monarch_nb.runtime.waiting import leave as leave_waits
 
 
 class Worker(Actor):
@@ -126,18 +127,19 @@ def main() -> None:
     waiting = WaitPrompt(debug.controller(), shown, lambda: True)
     debug.controller().mark_attended()
 
-    class Tick:
-        def waiting(self, future: Any, seconds: float) -> None:
+    class Tick(WaitObserver):
+        def tick(self, future: Any, seconds: float) -> None:
             waiting.look(future)
 
-    unwait = join(waiter=Tick())
+    tick = Tick()
+    join(tick)
     for row, size in (("debug: 8 stops", 8), ("debug: 64 stops", plan.scale)):
         procs = this_host().spawn_procs(per_host={"gpus": size})
         workers = procs.spawn("workers", Worker)
         workers.noop.call().get()
         stops(workers, shown, row, max(2, plan.kills // 2))
         procs.stop().get()
-    unwait()
+    leave_waits(tick)
     unattached(max(2, plan.calls // 100))
     failing(max(2, plan.calls // 100))
     leave()

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from monarch_nb.job import DEFAULT_JOB_PATH, exec_command, job_load, load_current_job, set_current_job, shell
 from monarch_nb.job.cli import find_job
@@ -163,7 +162,7 @@ def _hosts() -> Mapping[str, HostMesh]:
     return found
 
 
-def _named(found: Mapping[str, Any], name: str | None) -> str:
+def _named(found: Mapping[str, object], name: str | None) -> str:
     if name is None:
         return next(iter(found))
     if name not in found:

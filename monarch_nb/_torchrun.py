@@ -77,7 +77,7 @@ class SPMDJob(JobTrait):
         self._end_failed()
         procs = job.state().workers.spawn_procs(per_host={"gpus": job._processes}, name="spmd")
         try:
-            ranks: Any = procs.spawn("spmd", SPMDActor)
+            ranks = procs.spawn("spmd", SPMDActor)
             address, port = ranks.slice(**dict.fromkeys(ranks.extent, 0)).get_host_port.call_one().get()
             ended = all(ranks.main.call(address, port, job._script).get().values())
         except ActorError:
@@ -90,9 +90,7 @@ class SPMDJob(JobTrait):
         return ended
 
 
-def serve(
-    app: "Sequence[str] | Any", scheduler: str = "local", scheduler_cfg: Mapping[str, Any] | None = None
-) -> SPMDJob:
+def serve(app: object, scheduler: str = "local", scheduler_cfg: Mapping[str, object] | None = None) -> SPMDJob:
     """The job of a torchrun command line: `serve(["torchrun", "--nnodes=2", "--nproc-per-node=4", "train.py"])`.
 
     It is applied: its hosts are asked for. `scheduler` is a kind of jobs (`"slurm"`, `"ray"`, `"process"`…;
@@ -110,7 +108,7 @@ def serve(
     return job
 
 
-def _words(app: Any) -> tuple[list[str], int]:
+def _words(app: object) -> tuple[list[str], int]:
     """A command line, and on how many hosts it is wanted."""
     if isinstance(app, Sequence) and not isinstance(app, str):
         return list(app), 1

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Unpack, cast
 
 from monarch_nb.settings import ConfigureArgs, Encoding, settings
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def configure(**values: Unpack[ConfigureArgs]) -> None:
@@ -21,7 +21,7 @@ def configure(**values: Unpack[ConfigureArgs]) -> None:
     Durations are text ("30s", "1h 30m"), numbers of seconds or timedeltas. Raises ValueError for an unknown key,
     TypeError for a value of another type; then nothing was set. A key that does nothing here is said once.
     """
-    settings.configure(cast(dict[str, Any], values))
+    settings.configure({**values})
 
 
 def get_global_config() -> dict[str, Any]:
@@ -53,7 +53,7 @@ def configured(**overrides: Unpack[ConfigureArgs]) -> Iterator[dict[str, Any]]:
         settings.replace(before)
 
 
-def parametrize_config(**options: Iterable[Any]) -> Callable[[F], F]:
+def parametrize_config(**options: Iterable[object]) -> Callable[[F], F]:
     """Runs a pytest test once for each combination of the values given for each key."""
     if not options:
         raise ValueError("parametrize_config: name a key and its values")
@@ -61,7 +61,7 @@ def parametrize_config(**options: Iterable[Any]) -> Callable[[F], F]:
     return _parametrized([dict(zip(options, values, strict=True)) for values in itertools.product(*choices)])
 
 
-def parametrize_config_pointwise(**options: Sequence[Any]) -> Callable[[F], F]:
+def parametrize_config_pointwise(**options: Sequence[object]) -> Callable[[F], F]:
     """Runs a pytest test once with the first values of all keys, once with the second ones, and so on."""
     if not options:
         raise ValueError("parametrize_config_pointwise: name a key and its values")
@@ -71,7 +71,7 @@ def parametrize_config_pointwise(**options: Sequence[Any]) -> Callable[[F], F]:
     return _parametrized([dict(zip(options, values, strict=True)) for values in zip(*options.values(), strict=True)])
 
 
-def _parametrized(sets: list[dict[str, Any]]) -> Callable[[F], F]:
+def _parametrized(sets: list[dict[str, object]]) -> Callable[[F], F]:
     import pytest
 
     def decorate(function: F) -> F:
@@ -81,7 +81,7 @@ def _parametrized(sets: list[dict[str, Any]]) -> Callable[[F], F]:
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
-            async def run_async(*args: Any, _config: ConfigureArgs, **kwargs: Any) -> Any:
+            async def run_async(*args: object, _config: ConfigureArgs, **kwargs: object) -> object:
                 with configured(**_config):
                     return await function(*args, **kwargs)
 
@@ -89,7 +89,7 @@ def _parametrized(sets: list[dict[str, Any]]) -> Callable[[F], F]:
         else:
 
             @functools.wraps(function)
-            def run_sync(*args: Any, _config: ConfigureArgs, **kwargs: Any) -> Any:
+            def run_sync(*args: object, _config: ConfigureArgs, **kwargs: object) -> object:
                 with configured(**_config):
                     return function(*args, **kwargs)
 

@@ -104,7 +104,7 @@ def from_local(
 
 
 def compile(  # noqa: A001 - as torch.compile
-    step: Callable[..., Any] | None = None, *, backend: str = "python", check_every: int = 1000
+    step: Callable[..., object] | None = None, *, backend: str = "python", check_every: int = 1000
 ) -> Any:
     """A step on sharded tensors that is one message, and runs no Python, once it has done the same twice.
 

@@ -20,7 +20,7 @@ from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.compat.network import AddrType, get_ipaddr
 from monarch_nb.host.gpus import devices
 from monarch_nb.host.procs.proc_main import reseed
-from monarch_nb.mesh import region_of, state_of
+from monarch_nb.mesh import ValueMesh, region_of, state_of
 from monarch_nb.mesh.console import remember_source
 from monarch_nb.mesh.operations import operations
 from monarch_nb.runtime.output.display_hooks import open_figures, show_figures
@@ -135,7 +135,7 @@ class SPMDProgram(Struct, frozen=True):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
-        code: Any = None if spec is None else getattr(spec.loader, "get_code", lambda _: None)(spec.name)
+        code = None if spec is None else getattr(spec.loader, "get_code", lambda _: None)(spec.name)
         if spec is None or code is None:
             raise ModuleNotFoundError(f"the ranks find no module {name} that can be run", name=name)
         sys.argv[0] = spec.origin or name
@@ -166,7 +166,7 @@ def _edited_at(file: str) -> float:
 
 def _reset_frameworks() -> None:
     """Forgets what Accelerate has found in the environment: it looks once in the life of a process."""
-    state: Any = sys.modules.get("accelerate.state")
+    state = sys.modules.get("accelerate.state")
     with contextlib.suppress(AttributeError):
         if state is not None:
             state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -206,7 +206,7 @@ def _master(mesh: ProcMesh) -> tuple[str, int]:
     return address, port
 
 
-def begin(program: SPMDProgram, mesh: ProcMesh) -> Future[Any]:
+def begin(program: SPMDProgram, mesh: ProcMesh) -> Future[ValueMesh[None]]:
     """Runs a program on the main thread of each process, as torchrun does; blocks until it begins.
 
     The future gives None of each rank, or raises what ranks have raised.

@@ -186,14 +186,12 @@ class _Attached:
         self._imports.install()
         self.forgotten.install()
         file_names.namers.append(self._name)
-        self._leave_waits = waiting.join(
-            waiter=self._progress, guard=self._progress.guard, when_ready=self._progress.ready
-        )
+        waiting.join(self._progress)
         front.ending.append(self._output.settle)
 
     def leave(self) -> None:
         """Removes all hooks from the runtime."""
-        self._leave_waits()
+        waiting.leave(self._progress)
         if self._output.settle in self._front.ending:
             self._front.ending.remove(self._output.settle)
         self.notices.close()

@@ -24,8 +24,8 @@ MOST_ASKED = 64
 TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
 
 
-class CallProgress:
-    """A waiter: called by `Future.get` each quarter second, on the waiting thread."""
+class CallProgress(waiting.WaitObserver):
+    """Called by `Future.get` each tick, on the waiting thread."""
 
     def __init__(self, front: Front, runtime: Any, output: CellOutput) -> None:
         self._front = front
@@ -36,7 +36,7 @@ class CallProgress:
         self._busy = _Busy()
         self._hang = HangNotes(runtime)
 
-    def waiting(self, future: Future[Any], seconds: float) -> None:
+    def tick(self, future: Future[Any], seconds: float) -> None:
         """Shows how far a call is."""
         if seconds < AFTER_SECONDS or not self._front.in_cell:
             return
@@ -46,13 +46,13 @@ class CallProgress:
         self._next = now + (EVERY_SECONDS if self._front.has_displays else TERMINAL_EVERY_SECONDS)
         self._line.show(self._text(future, seconds))
 
-    def guard(self, future: Future[Any], timeout: float | None) -> Callable[[], None] | None:
+    def begin(self, future: Future[Any], timeout: float | None) -> Callable[[], None] | None:
         """Entered for a wait: when it is over the line goes, and what the ranks printed comes before all else."""
         if not self._front.in_cell:
             return None
         if not _awaited():
             return self._over
-        ticking = _Ticking(lambda seconds: self.waiting(future, seconds))
+        ticking = _Ticking(lambda seconds: self.tick(future, seconds))
 
         def over() -> None:
             ticking.end()
@@ -60,7 +60,7 @@ class CallProgress:
 
         return over
 
-    def ready(self) -> None:
+    def no_wait(self) -> None:
         """Shows earlier output of ranks: the result is there without a wait, and output comes before all else."""
         if self._front.in_cell:
             self._output.settle_replies()

@@ -32,7 +32,7 @@ class _News(Enum):
     CLOSED = auto()
 
 
-class SecondPress:
+class SecondPress(waiting.WaitObserver):
     """Offers, at the first press, that a second one interrupts the ranks; keeps who handles SIGINT meanwhile.
 
     A press means the newest cell: once another cell begins, the offer takes none, and only its button is left. A wait
@@ -45,16 +45,15 @@ class SecondPress:
         self._offer: _Offer | None = None  # the newest, while it is open
         self._in_cell: Any = None  # the handlers of SIGINT that are to be there again
         self._idle: Any = None
-        self._leave: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """Follows cells and their waits."""
         self._front.beginning.append(self._begins)
-        self._leave = waiting.join(guard=self._waits)
+        waiting.join(self)
 
     def uninstall(self) -> None:
         """Withdraws the offer."""
-        self._leave()
+        waiting.leave(self)
         if self._begins in self._front.beginning:
             self._front.beginning.remove(self._begins)
         self._close()
@@ -105,7 +104,8 @@ class SecondPress:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
 
-    def _waits(self, future: Future[Any], timeout: float | None) -> None:
+    def begin(self, future: Future[Any], timeout: float | None) -> None:
+        """A wait after the offer has its own first press."""
         if self._offer is not None and self._front.in_cell and signal.getsignal(signal.SIGINT) == self._pressed:
             signal.signal(signal.SIGINT, self._in_cell)
 

@@ -17,7 +17,7 @@ from .waited import Reactions, Waited, interrupt
 AGAIN_SECONDS = 2.0  # within that long a second Ctrl-C means the ranks, where the cell waits for it
 
 
-class Stopping:
+class Stopping(waiting.WaitObserver):
     """The two steps, for waits that block and for those that `await`; the same words for both.
 
     In a notebook the first step ends the cell, and the kernel takes the second while it is idle. Where it cannot, as in
@@ -31,28 +31,31 @@ class Stopping:
         self._asking = False  # a blocking wait is in its two steps: its own wait is none to be stopped
         self.second = SecondPress(front, self.interrupt)
         self._awaits = _Awaits(self)
-        self._leave: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """Installs the two steps of Ctrl-C in waits of cells."""
         self.second.install()
-        self._leave = waiting.join(words=self.stopped, await_guard=self._awaits.guard)
+        waiting.join(self)
 
     def uninstall(self) -> None:
         """Removes them."""
-        self._leave()
+        waiting.leave(self)
         self.second.uninstall()
 
     def fate(self, future: Future[Any]) -> str:
         """State of an awaited call that Ctrl-C was pressed for; "" if unknown."""
         return self._awaits.fates.pop(id(future), "")
 
+    def begin_await(self, future: Future[Any], signal: "asyncio.Future[None]") -> Callable[[], None] | None:
+        """A cell begins to await a future."""
+        return self._awaits.begin(future, signal)
+
     @property
     def in_cell(self) -> bool:
         """True on the thread that runs a cell."""
         return self._front.in_cell
 
-    def stopped(self, future: Future[Any]) -> str:
+    def stop_text(self, future: Future[Any]) -> str:
         """A blocking wait of a cell was interrupted: the second step, and what has become of the call."""
         call = self.pending(future)
         if self._asking or call is None or not self.in_cell:
@@ -115,7 +118,7 @@ class _Awaits:
         self._pending: list[Waited] = []
         self._reactions: dict[str, Reactions] = {}  # by uid of the mesh
 
-    def guard(self, future: Future[Any], sleeper: "asyncio.Future[None]") -> Callable[[], None] | None:
+    def begin(self, future: Future[Any], sleeper: "asyncio.Future[None]") -> Callable[[], None] | None:
         """A cell begins to await a future, asleep on `sleeper`."""
         if not self._stopping.in_cell:
             return None

@@ -17,7 +17,7 @@ Reactions = Mapping[int, RunningEndpoint | None]  # by base rank; None for a ran
 class Waited:
     """A call that a cell waited for when it was interrupted."""
 
-    def __init__(self, future: Future[Any], call: PendingCall, state: MeshState) -> None:
+    def __init__(self, future: Future[Any], call: PendingCall[object], state: MeshState) -> None:
         self.future = future
         self.state = state
         self.ranks = call.missing_ranks()  # base ranks
@@ -98,5 +98,5 @@ def interrupt(
     return reactions
 
 
-def _of_cell(call: PendingCall) -> bool:
+def _of_cell(call: PendingCall[object]) -> bool:
     return call.caller.actor_instance.cell is None

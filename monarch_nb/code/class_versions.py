@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from typing import Any
 
 from monarch_nb.code.modules import Newest
 from monarch_nb.mesh.requests import request, settle
@@ -31,7 +30,7 @@ class ClassVersions:
             state.edition += 1
             frames = tuple(bytes(frame) for frame in encode(Newest(state.cls), self._runtime))
             message = self._newest[state.uid] = NewClass(state.uid, state.edition, state.kind, frames)
-        asked: list[Future[Any]] = [
+        asked: list[Future[object]] = [
             request(self._runtime, holder, NEW_CLASS, message) for holder in tuple(self.holders.get(state.uid, ()))
         ]
         done = settle(asked, lambda: f"some processes that refer to {state.name} do not have its new class yet")

@@ -12,9 +12,9 @@ import sysconfig
 import threading
 import time
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from monarch_nb._parsing import parsed
 from monarch_nb.host.linux import process_state, seconds_since
@@ -134,11 +134,11 @@ def _load_again(name: str, file: str) -> None:
     _rebind(vars(sys.modules["__main__"]), before, vars(module))
 
 
-def _defined_in(value: Any, module: str) -> bool:
+def _defined_in(value: object, module: str) -> bool:
     return isinstance(value, type | types.FunctionType) and value.__module__ == module
 
 
-def _rebind(namespace: dict[str, Any], before: dict[int, tuple[str, Any]], now: dict[str, Any]) -> None:
+def _rebind(namespace: dict[str, object], before: Mapping[int, tuple[str, object]], now: Mapping[str, object]) -> None:
     """Rebinds names that were imported from the module to its new objects."""
     for name, value in tuple(namespace.items()):
         attribute, old = before.get(id(value), ("", None))
@@ -202,7 +202,7 @@ class Newest:
     def __init__(self, cls: type) -> None:
         self.cls = cls
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if travels_by_value(self.cls):
             return _same, (self.cls,)
         return newest, (self.cls.__module__, self.cls.__qualname__)
@@ -214,7 +214,7 @@ def _same(cls: type) -> type:
 
 def newest(module: str, qualname: str) -> type:
     """A class by its name; its module is loaded again if its file has changed."""
-    definition: Any = importlib.import_module(module)
+    definition = importlib.import_module(module)
     with _lock:
         file = _source(definition)
         if file is not None and not file.startswith(_foreign()) and _is_edited(module, file):

@@ -3,7 +3,6 @@
 import inspect
 import types
 import warnings
-from typing import Any
 
 from monarch_nb._about import more
 from monarch_nb.code.class_versions import ClassVersions
@@ -13,22 +12,22 @@ from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.requests import gather
 from monarch_nb.mesh.sending import send_region
-from monarch_nb.runtime import RELOAD, ActorState, Future, PendingCall, current_runtime, kind_of
+from monarch_nb.runtime import RELOAD, ActorState, Future, PendingCall, Thunk, current_runtime, kind_of
 from monarch_nb.wire import travels_by_value
 
 
-def _code(code: types.CodeType) -> tuple[Any, ...]:
+def _code(code: types.CodeType) -> tuple[object, ...]:
     """The behaviour of a function, independent of line numbers."""
     consts = tuple(_code(const) if isinstance(const, types.CodeType) else repr(const) for const in code.co_consts)
     return code.co_code, code.co_names, code.co_varnames, consts
 
 
-def _init(cls: type) -> Any:
+def _init(cls: type) -> object:
     method = cls.__init__  # type: ignore[misc]
     return (_code(method.__code__), repr(method.__defaults__)) if inspect.isfunction(method) else None
 
 
-def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
+def reload_mesh(mesh: object, cls: type | None = None) -> Future[None]:
     """Gives the actors of a mesh the newest definition of their class, or `cls`; their state stays.
 
     It is a message in order: calls sent before run with the old class, calls sent after with the new one. An actor's
@@ -93,6 +92,6 @@ def objection(state: ActorState, new: type) -> str:
     return ""
 
 
-def _checked(replies: list[Any]) -> None:
+def _checked(replies: list[Thunk]) -> None:
     for reply in replies:
         reply()

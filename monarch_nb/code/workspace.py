@@ -9,12 +9,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from msgspec import Struct, field
 
 from monarch_nb.code import modules
 from monarch_nb.code.reload import reload_mesh
+from monarch_nb.mesh import ValueMesh
 from monarch_nb.mesh.active import get_active_proc_meshes
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.handle import region_of, state_of
@@ -25,6 +26,10 @@ from monarch_nb.runtime import ActorState, Future, current_runtime
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.wire import text_of
+
+T = TypeVar("T")
+
+P = ParamSpec("P")
 
 _SKIPPED = frozenset({"__pycache__", "node_modules"})
 MOST_BYTES = 256 << 20  # of one workspace: it is code, data belongs elsewhere
@@ -76,9 +81,11 @@ def reload_code(
     return report
 
 
-def _everywhere(meshes: Sequence[ProcMesh], function: Callable[..., list[Any]], *args: Any) -> list[Any]:
+def _everywhere(
+    meshes: Sequence[ProcMesh], function: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs
+) -> list[T]:
     """Results of a function in all processes of some meshes, together."""
-    asked = [future for mesh in meshes for future in _on_living(mesh, function, *args)]
+    asked = [future for mesh in meshes for future in _on_living(mesh, function, *args, **kwargs)]
     return [answer for future in asked for answers in future.get().values() for answer in answers]
 
 
@@ -132,23 +139,25 @@ def _reload_owned(changed: frozenset[str]) -> list[tuple[tuple[str, ...], list[s
     return [(report.meshes, report.notes), *_everywhere(get_active_proc_meshes(), _reload_owned, changed)]
 
 
-def _on_living(mesh: ProcMesh, function: Callable[..., Any], *args: Any) -> list[Future[Any]]:
+def _on_living(
+    mesh: ProcMesh, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> list[Future[ValueMesh[T]]]:
     """Runs a function in the processes of a mesh that have not failed."""
     state, region = state_of(mesh), region_of(mesh)
     failed = current_runtime().part(Driver).gone(state.uid)
     if not failed:
-        return [mesh.run(function, *args)]
+        return [mesh.run(function, *args, **kwargs)]
     living = [rank for rank in region.ranks() if rank not in failed]
-    return [ProcMesh(state, Region((), NDSlice(rank, (), ()))).run(function, *args) for rank in living]
+    return [ProcMesh(state, Region((), NDSlice(rank, (), ()))).run(function, *args, **kwargs) for rank in living]
 
 
 # -- workspaces --------------------------------------------------------------------------------------------------------
 
 
-def folders_of(workspace: Any) -> list[Path]:
+def folders_of(workspace: object) -> list[Path]:
     """The folders that a workspace names: a path, several, or an object with `dirs`. Raises what is wrong with them."""
-    given = getattr(workspace, "dirs", workspace)
-    many = [given] if isinstance(given, str | os.PathLike) else list(given)
+    given: Any = getattr(workspace, "dirs", workspace)
+    many: list[str | os.PathLike[str]] = [given] if isinstance(given, str | os.PathLike) else list(given)
     folders = [Path(path).expanduser().resolve() for path in many]
     for folder in folders:
         if not folder.is_dir():
@@ -162,7 +171,7 @@ def sync(
     name: str,
     hosts: Sequence[str],
     python: str | None,
-    workspace: Any,
+    workspace: object,
     auto_reload: bool,
     shares_files: Callable[[str], bool],
 ) -> Report:

@@ -168,7 +168,7 @@ class Collectives:
 
     # -- the caller's side ------------------------------------------------------------------------------------------
 
-    def release(self, call: PendingCall, then: Callable[[], None]) -> None:
+    def release(self, call: PendingCall[object], then: Callable[[], None]) -> None:
         """Some ranks have raised in a call: those that wait for them in process groups are freed, and the groups are
         given up on all ranks. `then` is called once that is done, or cannot be. Does not block."""
         state = self._runtime.meshes.get(call.mesh)
@@ -262,7 +262,12 @@ class _Release:
     """A call in which some ranks have raised."""
 
     def __init__(
-        self, service: Collectives, runtime: Runtime, call: PendingCall, procs: ProcState, then: Callable[[], None]
+        self,
+        service: Collectives,
+        runtime: Runtime,
+        call: PendingCall[object],
+        procs: ProcState,
+        then: Callable[[], None],
     ) -> None:
         self._service, self._runtime, self._call, self._procs, self._then = service, runtime, call, procs, then
         self._rounds = 0

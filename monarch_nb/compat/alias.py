@@ -28,7 +28,7 @@ NAMES: dict[str, str] = {
 
 
 class _Refused(type):
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> object:
         refuse(f"{cls.__module__}.{cls.__name__}", "the inside of torchmonarch")
 
 
@@ -69,7 +69,7 @@ class Alias(ModuleType):
             return found
         raise AttributeError(no_counterpart(below))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return importlib.import_module, (self.__name__,)
 
     def _public(self) -> list[str]:

@@ -3,12 +3,12 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from monarch_nb._absent import refuse
 from monarch_nb.lifecycle.actor_spawn import stand_ins
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 _actor_registry = stand_ins
 
@@ -44,11 +44,11 @@ class patch_actor:  # noqa: N801 - a verb, as unittest.mock.patch
 
     def __call__(self, function: F) -> F:
         """The function, run within the patch each time it is called."""
-        run: Any
+        run: Callable[..., object]
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
-            async def run_async(*args: Any, **kwargs: Any) -> Any:
+            async def run_async(*args: object, **kwargs: object) -> object:
                 with self:
                     return await function(*args, **kwargs)
 
@@ -56,7 +56,7 @@ class patch_actor:  # noqa: N801 - a verb, as unittest.mock.patch
         else:
 
             @functools.wraps(function)
-            def run_sync(*args: Any, **kwargs: Any) -> Any:
+            def run_sync(*args: object, **kwargs: object) -> object:
                 with self:
                     return function(*args, **kwargs)
 
@@ -67,7 +67,7 @@ class patch_actor:  # noqa: N801 - a verb, as unittest.mock.patch
 class patch_tensor_engine:  # noqa: N801
     """A simulated tensor engine for an actor class. Raises NotImplementedError: there is none yet."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         refuse("patch_tensor_engine", "the simulator")
 
 

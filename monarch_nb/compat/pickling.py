@@ -10,17 +10,20 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import cloudpickle.cloudpickle as cp
 
 from monarch_nb.wire import DISPATCH_TABLE, REDUCERS, without_modes
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 
 class Sink(Protocol):
     """What a pickle is written to."""
 
-    def write(self, data: Any, /) -> Any:
+    def write(self, data: "ReadableBuffer", /) -> object:
         """Takes some bytes."""
 
 
@@ -30,7 +33,7 @@ class Buffer:
     def __init__(self) -> None:
         self._content = bytearray()
 
-    def write(self, data: Any) -> int:
+    def write(self, data: "ReadableBuffer") -> int:
         """Adds a copy of bytes, and gives their number. Raises BufferError for memory with gaps."""
         view = memoryview(data)
         if not view.c_contiguous:
@@ -63,13 +66,13 @@ def maybe_torch() -> ModuleType | None:
     return torch
 
 
-def _load_storage(content: bytes) -> Any:
+def _load_storage(content: bytes) -> object:
     import torch
 
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
 
 
-def _reduce_storage(storage: Any) -> Any:
+def _reduce_storage(storage: object) -> object:
     import torch
 
     into = io.BytesIO()
@@ -77,7 +80,7 @@ def _reduce_storage(storage: Any) -> Any:
     return _load_storage, (into.getvalue(),)
 
 
-_storages: dict[type, Callable[[Any], Any]] = {}
+_storages: dict[type, Callable[[Any], object]] = {}
 
 
 def _ensure_torch_pickle() -> None:
@@ -93,7 +96,9 @@ def _ensure_torch_pickle() -> None:
 class _TorchPickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles code by value, and tensors with their storages."""
 
-    dispatch_table: ClassVar[Any] = ChainMap(REDUCERS, _storages, *DISPATCH_TABLE.maps)
+    dispatch_table: ClassVar[ChainMap[type, Callable[[Any], object]]] = ChainMap(
+        REDUCERS, _storages, *DISPATCH_TABLE.maps
+    )
 
     def __init__(self, file: Sink) -> None:
         if maybe_torch() is not None and not _storages:
@@ -104,14 +109,14 @@ class _TorchPickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no typ
 class _Pickler(_TorchPickler):
     """The same, which leaves out what `filter` is true of, and keeps that in `_saved`."""
 
-    _dispatch_table: ClassVar[Any] = REDUCERS
+    _dispatch_table: ClassVar[dict[type, Callable[[Any], object]]] = REDUCERS
 
-    def __init__(self, filter: Callable[[Any], bool], file: Sink) -> None:
+    def __init__(self, filter: Callable[[object], bool], file: Sink) -> None:
         super().__init__(file)
         self._filter = filter
-        self._saved: list[Any] = []
+        self._saved: list[object] = []
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: object) -> int | None:
         """The number of an object that is left out; None for the others."""
         if not self._filter(obj):
             return None
@@ -122,19 +127,19 @@ class _Pickler(_TorchPickler):
 class _Unpickler(pickle.Unpickler):
     """Reads what `_Pickler` has written, with other objects in the places of those that were left out."""
 
-    def __init__(self, data: "bytes | FrozenBuffer", values: Iterable[Any]) -> None:
+    def __init__(self, data: "bytes | FrozenBuffer", values: Iterable[object]) -> None:
         super().__init__(data if isinstance(data, FrozenBuffer) else io.BytesIO(data))
-        self._left: Iterator[Any] = iter(values)
-        self._values: list[Any] = []
+        self._left: Iterator[object] = iter(values)
+        self._values: list[object] = []
 
-    def persistent_load(self, number: Any) -> Any:
+    def persistent_load(self, number: int) -> object:
         """The object in place of that with this number."""
         while number >= len(self._values):
             self._values.append(next(self._left))
         return self._values[number]
 
 
-def flatten(obj: Any, filter: Callable[[Any], bool]) -> tuple[list[Any], Buffer]:
+def flatten(obj: object, filter: Callable[[object], bool]) -> tuple[list[object], Buffer]:
     """Pickles `obj` without the objects that `filter` is true of: gives these, in order, and the pickle."""
     buffer = Buffer()
     pickler = _Pickler(filter, buffer)
@@ -143,7 +148,7 @@ def flatten(obj: Any, filter: Callable[[Any], bool]) -> tuple[list[Any], Buffer]
     return pickler._saved, buffer
 
 
-def unflatten(data: FrozenBuffer | bytes, values: Iterable[Any]) -> Any:
+def unflatten(data: FrozenBuffer | bytes, values: Iterable[object]) -> Any:
     """The object that `flatten` has pickled, with `values` in place of what was left out.
 
     Runs whatever the pickle says: only for what trusted processes have written.
@@ -152,7 +157,7 @@ def unflatten(data: FrozenBuffer | bytes, values: Iterable[Any]) -> Any:
         return _Unpickler(data, values).load()
 
 
-def torch_dump(obj: Any, file: Sink) -> None:
+def torch_dump(obj: object, file: Sink) -> None:
     """Pickles `obj` into a file, tensors by value."""
     _ensure_torch_pickle()
     _TorchPickler(file).dump(obj)

@@ -5,7 +5,6 @@ comes back to `_handle_undeliverable_message` of its sender.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from monarch_nb.compat.pickling import FrozenBuffer
 from monarch_nb.runtime import Instance, current_runtime
@@ -83,7 +82,7 @@ class PythonMessage:
 
     kind: Kinded
     message: FrozenBuffer | bytes
-    refs: list[Any] = field(default_factory=list)
+    refs: list[object] = field(default_factory=list)
 
 
 @dataclass

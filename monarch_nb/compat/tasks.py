@@ -9,10 +9,10 @@ import concurrent.futures
 import contextvars
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Generic, Self, TypeVar
 
-from monarch_nb.runtime import Future, WouldBlockRuntime, when_done
+from monarch_nb.runtime import Coro, Future, WouldBlockRuntime, when_done
 
 T = TypeVar("T")
 _NAME = "monarch-tasks"
@@ -47,7 +47,7 @@ class PythonTask(Generic[T]):
         self._context = contextvars.copy_context()
 
     @staticmethod
-    def from_coroutine(coro: Coroutine[Any, Any, T]) -> "PythonTask[T]":
+    def from_coroutine(coro: Coro[T]) -> "PythonTask[T]":
         """Of a coroutine, which runs on a loop of its own."""
         return PythonTask(lambda: coro)
 
@@ -131,7 +131,7 @@ class PythonTask(Generic[T]):
         """Begins it; what comes back is looked at by many."""
         return Handle(self._start())
 
-    def __await__(self) -> Generator[Any, Any, T]:
+    def __await__(self) -> Generator[object, None, T]:
         begin = self._take() if _is_in_tokio_runtime() else self.spawn
         return begin().__await__()
 
@@ -164,15 +164,15 @@ class Shared(Generic[T]):
         """A task that ends as this does."""
         return PythonTask(lambda: asyncio.wrap_future(self._future))
 
-    def __await__(self) -> Generator[Any, Any, T]:
+    def __await__(self) -> Generator[object, None, T]:
         return asyncio.wrap_future(self._future).__await__()
 
 
-def shared_when(value: T, done: "Future[Any]") -> Shared[T]:
+def shared_when(value: T, done: "Future[object]") -> Shared[T]:
     """A value that is there once a future is done; its error if that fails."""
     answer: concurrent.futures.Future[T] = concurrent.futures.Future()
 
-    def settle(done: "Future[Any]") -> None:
+    def settle(done: "Future[object]") -> None:
         error = done.exception(0)
         answer.set_result(value) if error is None else answer.set_exception(error)
 
@@ -207,7 +207,7 @@ class Handle(Generic[T]):
         known.set_result(self._future.result()) if error is None else known.set_exception(error)
         return known
 
-    def __await__(self) -> Generator[Any, Any, T]:
+    def __await__(self) -> Generator[object, None, T]:
         return self.as_asyncio().__await__()
 
 
@@ -243,9 +243,9 @@ class _HandleCompleter(Generic[T]):
             self._future.set_exception(RuntimeError("whoever was to give this handle a result ended without one"))
 
 
-def _new_handle_pair() -> tuple[Handle[Any], _HandleCompleter[Any]]:
+def _new_handle_pair() -> tuple[Handle[T], _HandleCompleter[T]]:
     """A handle, and who settles it."""
-    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
     return Handle(future), _HandleCompleter(future)
 
 

@@ -191,7 +191,7 @@ def _actors_on(runtime: Runtime, procs: ProcState) -> list[ActorState]:
     return [state for state in tuple(runtime.meshes.values()) if isinstance(state, ActorState) and state.procs is procs]
 
 
-def _calls_of(runtime: Runtime, procs: ProcState) -> list[PendingCall]:
+def _calls_of(runtime: Runtime, procs: ProcState) -> list[PendingCall[object]]:
     uids = {procs.uid, *(state.uid for state in _actors_on(runtime, procs))}
     return [call for call in tuple(runtime.calls.values()) if call.mesh in uids]
 

@@ -9,7 +9,7 @@ from os import PathLike
 from monarch_nb.connect import AttachError, attach_hosts
 from monarch_nb.connect.hosts import objection, read_key
 from monarch_nb.connect.routes import HostRoutes
-from monarch_nb.doctor.facts import Facts, facts_of_this_machine
+from monarch_nb.doctor.facts import facts_of_this_machine
 from monarch_nb.doctor.finding import Check
 from monarch_nb.doctor.judgement import judge
 from monarch_nb.host.introduction import introduce
@@ -36,7 +36,7 @@ def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str,
     findings: dict[str, list[Check]] = {}
     for name, (procs, at) in started.items():
         try:
-            facts: Facts = procs.run(facts_of_this_machine).get(max(0.1, begun + timeout - time.monotonic())).item()
+            facts = procs.run(facts_of_this_machine).get(max(0.1, begun + timeout - time.monotonic())).item()
             took = f"started and answered within {time.monotonic() - at:.1f} s"
             findings[name] = [Check("a process", "ok", took), *judge(facts, controller)]
         except Exception as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from itertools import count
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -41,11 +41,11 @@ from monarch_nb.runtime import (
 from monarch_nb.runtime.actors.executors import AsyncExecutor
 from monarch_nb.settings import settings
 from monarch_nb.supervision import MeshFailure
-from monarch_nb.transport import TransportError
+from monarch_nb.transport import Parcel, TransportError
 from monarch_nb.transport.memory.network import MemoryNetwork, NetworkFaults
 from monarch_nb.transport.memory.time import MemoryTime, ProcessClock
 from monarch_nb.transport.memory.transport import MemoryTransport
-from monarch_nb.wire import agent_of
+from monarch_nb.wire import Header, agent_of
 
 R = TypeVar("R")
 QUIET_S = 1.0  # real seconds without a delivery after which actors are not waited for any more
@@ -69,24 +69,26 @@ class _MemoryOperations(ProcessOperations):
         return self._runtime.host, None
 
 
-class MemoryPace:
+class MemoryPace(waiting.WaitObserver):
     """Lets time pass while code outside actors waits: at once where all others wait too, else as real time does.
 
-    `guard` is entered for each wait of this process, with the time-out of `Future.get`, which is real time: the
+    `begin` is called for each wait of this process, with the time-out of `Future.get`, which is real time: the
     simulated time does not run ahead of it by more.
     """
 
     def __init__(self, time: MemoryTime, runtimes: Callable[[], Iterable[Runtime]]) -> None:
         self._time, self._runtimes = time, runtimes
         self._changed = threading.Condition()
-        self._inside: defaultdict[ActorCell, list[Future[Any]]] = defaultdict(list)  # what each actor waits for
-        self._outside: dict[int, tuple[Future[Any], float]] = {}  # waits of other code: how far time may pass for them
+        self._inside: defaultdict[ActorCell, list[Future[object]]] = defaultdict(list)  # what each actor waits for
+        self._outside: dict[
+            int, tuple[Future[object], float]
+        ] = {}  # waits of other code: how far time may pass for them
         self._numbers = count()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="monarch-memory-pace", daemon=True)
         self._thread.start()
 
-    def guard(self, future: Future[Any], timeout: float | None) -> Callable[[], None]:
+    def begin(self, future: Future[object], timeout: float | None) -> Callable[[], None]:
         """A wait begins; what is returned ends it."""
         context = current.get()
         cell = context.actor_instance.cell if context is not None else None
@@ -126,7 +128,7 @@ class MemoryPace:
 
     # -- how --------------------------------------------------------------------------------------------------------
 
-    def _wait_inside(self, cell: ActorCell, future: Future[Any]) -> Callable[[], None]:
+    def _wait_inside(self, cell: ActorCell, future: Future[object]) -> Callable[[], None]:
         def leave() -> None:
             with self._changed:
                 self._inside[cell].remove(future)
@@ -218,7 +220,7 @@ class Cluster:
         runtime.add_part(LocalAgents, LocalAgents(runtime, None))
         install(runtime, several=True)
         self._pace = MemoryPace(self._time, self._runtimes)
-        waiting.guards.append(self._pace.guard)
+        waiting.join(self._pace)
         runtime.start()
 
     def __enter__(self) -> Self:
@@ -376,7 +378,7 @@ class Cluster:
         """A host that there is from the beginning."""
         return MemoryHost(self._time, name)
 
-    def _transport(self, address: str, failed: Callable[[Any, Any, str], None]) -> MemoryTransport:
+    def _transport(self, address: str, failed: Callable[[Header, Parcel, str], None]) -> MemoryTransport:
         """The controller's place on the network."""
         return MemoryTransport(self._time, address, handler=self._take, on_link_failed=failed)
 
@@ -384,7 +386,7 @@ class Cluster:
         """Runs a function of the controller's, on the time's thread."""
         return function()
 
-    def _take(self, header: Any, parcel: Any) -> None:
+    def _take(self, header: Header, parcel: Parcel) -> None:
         self._enter(lambda: self._runtime.handle(header, parcel))
 
     def _unhandled(self, failure: MeshFailure) -> None:

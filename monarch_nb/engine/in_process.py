@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -42,17 +42,17 @@ class InlineConsole(Console):
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.namespace: dict[str, Any] = ModuleType("__main__").__dict__
+        self.namespace: dict[str, object] = ModuleType("__main__").__dict__
 
     @endpoint
     def setup(
-        self, sources: list[tuple[str, str]], bootstrap: Callable[[], Any] | None, mesh: Handle[ProcState]
+        self, sources: list[tuple[str, str]], bootstrap: Callable[[], object] | None, mesh: Handle[ProcState]
     ) -> None:
         """Runs the set-up of the would-be process."""
         self._prepare(sources, bootstrap, mesh)
 
     def _prepare(
-        self, sources: list[tuple[str, str]], bootstrap: Callable[[], Any] | None, mesh: Handle[ProcState]
+        self, sources: list[tuple[str, str]], bootstrap: Callable[[], object] | None, mesh: Handle[ProcState]
     ) -> None:
         self._place(mesh)
         for source, filename in sources:

@@ -6,7 +6,7 @@ import threading
 import time as wall
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._about import __version__
 from monarch_nb.engine.compose import ProcessRole, compose
@@ -38,7 +38,7 @@ class MemoryConsole(InlineConsole):
 
     @endpoint
     def setup(
-        self, sources: list[tuple[str, str]], bootstrap: Callable[[], Any] | None, mesh: Handle[ProcState]
+        self, sources: list[tuple[str, str]], bootstrap: Callable[[], object] | None, mesh: Handle[ProcState]
     ) -> None:
         """Runs the set-up of the process, once, before any actor is constructed."""
         try:
@@ -59,7 +59,7 @@ class MemoryWorker:
         role = ProcessRole(spec.agent, is_worker=True, root_id=f"<{spec.name or 'proc'}>")
         self.runtime: Runtime = compose(local, node, ProcessClock(time, self._enter), role)
         self._console = host_console(self.runtime, spec, MemoryConsole(spec.rank))
-        waiting.guards.append(self.runtime.waits.guard)
+        waiting.join(self.runtime.waits)
 
     def start(self) -> None:
         """It takes messages from now on; actors are constructed once its set-up is done."""
@@ -87,8 +87,7 @@ class MemoryWorker:
         for cell in tuple(self.runtime.cells.values()):
             cell.interrupt()  # what a real process would end with itself, and what would else wait here for ever
         self.runtime.end_setup()
-        if self.runtime.waits.guard in waiting.guards:
-            waiting.guards.remove(self.runtime.waits.guard)
+        waiting.leave(self.runtime.waits)
         self.runtime.close(linger)
 
     # what comes to it is handled as its own code, which finds this process as the current one
@@ -100,10 +99,10 @@ class MemoryWorker:
         finally:
             current.reset(token)
 
-    def _take(self, header: Header, parcel: Any) -> None:
+    def _take(self, header: Header, parcel: "Parcel") -> None:
         self._enter(lambda: self.runtime.handle(header, parcel))
 
-    def _lost(self, header: Header, parcel: Any, reason: str) -> None:
+    def _lost(self, header: Header, parcel: "Parcel", reason: str) -> None:
         self._enter(lambda: self.runtime.undelivered(header, reason))
 
 

@@ -34,7 +34,7 @@ class ProcessOperations:
         self._runtime = runtime
 
     def spawn_actors(
-        self, procs: Handle[ProcState], name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, procs: Handle[ProcState], name: str, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Handle[ActorState]:
         """Spawns one actor on each process. Does not block."""
         from monarch_nb.lifecycle.actor_spawn import spawn_actors
@@ -56,25 +56,25 @@ class ProcessOperations:
         stopped = self._runtime.part(MeshStopper).stop(state, reason, region)
         return self._runtime.part(MeshLogs).shown(stopped) if isinstance(state, ProcState) else stopped
 
-    def grow_procs(self, procs: Handle[ProcState], more: Mapping[str, Any], timeout: float) -> "Resized":
+    def grow_procs(self, procs: Handle[ProcState], more: Mapping[str, object], timeout: float) -> "Resized":
         """Has a mesh of processes lie on more hosts. Blocks."""
         from monarch_nb.lifecycle.elastic import grow_procs
 
         return grow_procs(procs, more, timeout)
 
-    def shrink_procs(self, procs: Handle[ProcState], fewer: Mapping[str, Any]) -> "Resized":
+    def shrink_procs(self, procs: Handle[ProcState], fewer: Mapping[str, object]) -> "Resized":
         """Has it let hosts go. Blocks until what was there has ended."""
         from monarch_nb.lifecycle.elastic import shrink_procs
 
         return shrink_procs(procs, fewer)
 
-    def grow_hosts(self, record: HostRecord, more: Mapping[str, Any], timeout: float) -> "Resized":
+    def grow_hosts(self, record: HostRecord, more: Mapping[str, object], timeout: float) -> "Resized":
         """Has a job give a host mesh more hosts. Blocks."""
         from monarch_nb.lifecycle.elastic import grow_hosts
 
         return grow_hosts(record, more, timeout)
 
-    def shrink_hosts(self, record: HostRecord, fewer: Mapping[str, Any]) -> "Resized":
+    def shrink_hosts(self, record: HostRecord, fewer: Mapping[str, object]) -> "Resized":
         """Gives hosts back, after what is there. Blocks."""
         from monarch_nb.lifecycle.elastic import shrink_hosts
 
@@ -123,7 +123,7 @@ class ProcessOperations:
         """Whether this process is the controller, and this its host."""
         return host == self._runtime.host and not self._runtime.is_worker
 
-    def hosts_answer(self, hosts: Sequence[str]) -> Future[Any]:
+    def hosts_answer(self, hosts: Sequence[str]) -> Future[object]:
         """Resolves when the agents of all these hosts have answered."""
         from monarch_nb.connect.own_hosts import hosts_answer
 
@@ -181,7 +181,7 @@ class ProcessOperations:
         return stop_hosts(hosts, identity=host_mesh)
 
     def sync_workspace(
-        self, name: str, hosts: Sequence[str], python: str | None, workspace: Any, auto_reload: bool
+        self, name: str, hosts: Sequence[str], python: str | None, workspace: object, auto_reload: bool
     ) -> Sequence[str]:
         """Brings folders to hosts; gives what is to be warned of. Blocks."""
         from monarch_nb.code.workspace import sync
@@ -193,7 +193,7 @@ class ProcessOperations:
 
         return sync(name, hosts, python, workspace, auto_reload, shares_files).notes
 
-    def logs(self, mesh: Handle[Any]) -> Callable[..., Any]:
+    def logs(self, mesh: Handle[MeshState]) -> Callable[..., object]:
         """What gives the last lines of the processes of a mesh: `logs_of`, of that mesh."""
         from monarch_nb.logs import logs_of
 
@@ -205,13 +205,13 @@ class ProcessOperations:
         self._runtime.part(MeshLogs).set_option(state.uid, LogOption(stream, window, level))
         console_of(state, region).run.call(set_level, (level,), {}).get()
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: object) -> Any:
         """What names a value that is laid by for many: a `monarch.rdma.Put`."""
         from monarch_nb.rdma import put
 
         return put(value)
 
-    def metrics(self, mesh: Handle[Any]) -> Any:
+    def metrics(self, mesh: Handle[MeshState]) -> Any:
         """Values that actors have logged with `monarch.telemetry.log`."""
         from monarch_nb.telemetry.points import METRICS
 
@@ -223,7 +223,7 @@ class ProcessOperations:
 
         return ProcMesh(state_of(actors).procs, region_of(actors))
 
-    def shared(self, mesh: Any, initialized: Future[Any]) -> Any:
+    def shared(self, mesh: object, initialized: Future[object]) -> object:
         """What torchmonarch's programs have a mesh behind: `block_on` and `poll` give it once it is initialized."""
         from monarch_nb.compat.tasks import shared_when
 

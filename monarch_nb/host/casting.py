@@ -14,7 +14,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host.sender import AgentSender, SendingNode
 from monarch_nb.host.verbs import CASTS
 from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
-from monarch_nb.transport import Parcel, UnreachableError, reason_of, reason_parcel
+from monarch_nb.transport import Body, Parcel, UnreachableError, reason_of, reason_parcel
 from monarch_nb.wire import Asker, Flags, Folded, Header, Kind, Lane, agent_of, fold, host_of, parse_address, unfold
 from monarch_nb.wire.header import SKIP, CastPlan
 
@@ -24,7 +24,7 @@ FILL_S, FILL_MAX_S = 0.05, 16.0  # between attempts to report gaps; together as 
 _REMEMBERED = 4096  # processes that have ended, and casts
 AGAIN_S = 2.0  # until the same is asked again of casts that may be lost: replies may be on their way
 
-Reply = Folded | None  # None: sent on alone
+Reply = Folded[Body] | None  # None: sent on alone
 K = TypeVar("K")
 
 

@@ -1,8 +1,8 @@
 """Spawning actors: from a class and its arguments to messages for processes, at first and again in a heal."""
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -30,7 +30,7 @@ from monarch_nb.runtime import (
 )
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, RegionForm
-from monarch_nb.wire import encode, pickle_failure
+from monarch_nb.wire import OutFrame, encode, pickle_failure
 
 
 class ActorSpawnSpec:
@@ -68,7 +68,7 @@ class ActorSpawnSpec:
         return definition if definition.__module__ == self.cls.__module__ else self.cls
 
 
-def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[None]:
+def send_spawn(state: ActorState, region: Region, frames: Sequence[OutFrame]) -> Future[None]:
     """Sends the spawn message to the ranks of `region`; the future resolves when all are constructed."""
     runtime = current_runtime()
     call = PendingCall(runtime, f"{state.name}.__init__", state.uid, region.ranks, len(region), lambda replies: None)
@@ -83,10 +83,10 @@ def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[N
     if limit:
         late = f"{call.title} has not ended within {limit:g} s (actor_spawn_max_idle)"
         runtime.later(limit, lambda: None if call.future.done() else call.fail(RequestError(late)))
-    return cast(Future[None], call.future)
+    return call.future
 
 
-def spawn_frames(cls: type, arguments: EncodedObject, spec: SpawnActor) -> list[Any]:
+def spawn_frames(cls: type, arguments: EncodedObject, spec: SpawnActor) -> list[OutFrame]:
     """Builds the body of a spawn message."""
     runtime = current_runtime()
     wanted = runtime.wanted_breakpoints()
@@ -100,13 +100,13 @@ def spawn_frames(cls: type, arguments: EncodedObject, spec: SpawnActor) -> list[
 
 
 def spawn_actors(
-    procs: Handle[ProcState], name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+    procs: Handle[ProcState], name: str, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> ActorMesh[Any]:
     """Spawns one actor on each process. Does not block: `__init__` runs there later, before the first message."""
     cls = stand_ins.get(cls, cls)
     check_class(cls)
     kind = kind_of(cls)
-    init: Callable[..., Any] = cls.__init__  # type: ignore[misc]
+    init: Callable[..., object] = cls.__init__  # type: ignore[misc]
     if init is not object.__init__:
         check_arguments(init, 1, f"{cls.__name__}", args, kwargs)
     elif args or kwargs:
@@ -153,16 +153,16 @@ stand_ins: dict[type, type] = {}
 class SetUp:
     """The set-up of new processes: sets which classes stand in for others, then runs the user's own."""
 
-    def __init__(self, classes: Mapping[type, type], bootstrap: Callable[[], Any] | None) -> None:
+    def __init__(self, classes: Mapping[type, type], bootstrap: Callable[[], object] | None) -> None:
         self._classes = dict(classes)
         self._bootstrap = bootstrap
 
-    def __call__(self) -> Any:
+    def __call__(self) -> object:
         """Returns what the user's own set-up returns, which may be a coroutine."""
         stand_ins.update(self._classes)
         return None if self._bootstrap is None else self._bootstrap()
 
 
-def with_stand_ins(bootstrap: Callable[[], Any] | None) -> Callable[[], Any] | None:
+def with_stand_ins(bootstrap: Callable[[], object] | None) -> Callable[[], object] | None:
     """Returns the set-up for processes that are spawned now."""
     return SetUp(stand_ins, bootstrap) if stand_ins else bootstrap

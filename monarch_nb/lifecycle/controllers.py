@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from monarch_nb.code.reload import reload_mesh
 from monarch_nb.mesh import verbs
@@ -27,11 +27,13 @@ class Registry(Actor):
     """Owns the controllers. One that fails is forgotten, and spawned again at the next request; others live on."""
 
     def __init__(self) -> None:
-        self._actors: dict[str, ActorMesh[Any]] = {}
+        self._actors: dict[str, ActorMesh[Actor]] = {}
         self._busy: dict[str, asyncio.Lock] = {}
 
     @concurrent_endpoint
-    async def get_or_spawn(self, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def get_or_spawn(
+        self, name: str, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> ActorMesh[Actor]:
         """Returns the controller of that name, spawning it if there is none."""
         async with self._busy.setdefault(name, asyncio.Lock()):
             known = self._actors.get(name)
@@ -41,8 +43,10 @@ class Registry(Actor):
                 await self._renew(name, known, cls)
             return known
 
-    async def _spawn(self, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made: Any = current_runtime().this_proc().spawn(name, cls, *args, **kwargs)
+    async def _spawn(
+        self, name: str, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> ActorMesh[Actor]:
+        made: ActorMesh[Actor] = current_runtime().this_proc().spawn(name, cls, *args, **kwargs)
         try:
             await made.initialized
         except BaseException:
@@ -51,7 +55,7 @@ class Registry(Actor):
         self._actors[name] = made
         return made
 
-    async def _renew(self, name: str, known: ActorMesh[Any], cls: type) -> None:
+    async def _renew(self, name: str, known: ActorMesh[Actor], cls: type) -> None:
         old = state_of(known).cls
         if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
             logger.warning("the controller %r is a %s, and is not replaced by the %s that was asked for",
@@ -69,7 +73,7 @@ class Registry(Actor):
         return True
 
 
-def _has_ended(known: ActorMesh[Any]) -> bool:
+def _has_ended(known: ActorMesh[Actor]) -> bool:
     """Whether it has been stopped, or has failed a moment ago."""
     state, runtime = state_of(known), current_runtime()
     cell = runtime.cells.get((state.uid, region_of(known).ranks()[0]))
@@ -134,7 +138,7 @@ class Controllers:
         return None
 
 
-def get_or_spawn_controller(name: str, Class: type[A], *args: Any, **kwargs: Any) -> Future[A]:  # noqa: N803
+def get_or_spawn_controller(name: str, Class: type[A], *args: object, **kwargs: object) -> Future[A]:  # noqa: N803
     """Returns the one actor of that name in the client process of this program, spawned at the first request.
 
     `args` are used only then. If it is requested with a newer definition of its class, it takes that over and keeps its

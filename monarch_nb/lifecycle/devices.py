@@ -3,9 +3,9 @@
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from monarch_nb.host.gpus import SHARED, SLOT, VISIBLE, devices, too_few
+from monarch_nb.runtime import ProcState
 from monarch_nb.settings import settings
 from monarch_nb.shape import Extent
 
@@ -49,7 +49,7 @@ def _gpu_of(env: Mapping[str, str | None]) -> str | None:
     return slot.partition("/")[0] if slot is not None else env.get(VISIBLE)
 
 
-def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment], others: Sequence[Any]) -> None:
+def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment], others: Sequence[ProcState]) -> None:
     """Warns, with names, if processes of living meshes have the same GPUs as those of the mesh `name`.
 
     `others` are records of proc meshes. Nothing is said where GPUs are to be shared, or here are none.
@@ -58,7 +58,8 @@ def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment],
         return
     wanted = {gpu for env in envs if (gpu := _gpu_of(env)) is not None}
     for other in others:
-        shared = sorted(wanted & {gpu for env in other.spawn_spec.env if (gpu := _gpu_of(env)) is not None})
+        spawned = () if other.spawn_spec is None else other.spawn_spec.env
+        shared = sorted(wanted & {gpu for env in spawned if (gpu := _gpu_of(env)) is not None})
         if shared and set(hosts) & set(other.hosts):
             warnings.warn(
                 f"{name} and {other.name} both use GPU {', '.join(shared)}: stop one of them, choose devices with "

@@ -4,7 +4,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from monarch_nb.lifecycle import extents
 from monarch_nb.lifecycle.notices import show_host_message
@@ -29,7 +29,7 @@ from monarch_nb.wire import counted, host_name
 T = TypeVar("T")
 
 
-def grow_procs(procs: Handle[ProcState], more: Mapping[str, Any], timeout: float) -> Resized:
+def grow_procs(procs: Handle[ProcState], more: Mapping[str, object], timeout: float) -> Resized:
     """Grows a mesh of processes onto hosts: those that its host mesh has free, then new ones of the job."""
     state, until = state_of(procs), time.monotonic() + timeout
     _check_whole(procs, state, "grow")
@@ -43,7 +43,7 @@ def grow_procs(procs: Handle[ProcState], more: Mapping[str, Any], timeout: float
     return Resized(state.name, dict(state.region.extent), tuple(hosts), actors)
 
 
-def shrink_procs(procs: Handle[ProcState], fewer: Mapping[str, Any]) -> Resized:
+def shrink_procs(procs: Handle[ProcState], fewer: Mapping[str, object]) -> Resized:
     """Removes hosts from a mesh; those that no other mesh of this process uses go back to the job. Blocks."""
     state = state_of(procs)
     _check_whole(procs, state, "shrink")
@@ -64,7 +64,7 @@ def shrink_procs(procs: Handle[ProcState], fewer: Mapping[str, Any]) -> Resized:
     return resized[0]
 
 
-def grow_hosts(record: HostRecord, more: Mapping[str, Any], timeout: float) -> Resized:
+def grow_hosts(record: HostRecord, more: Mapping[str, object], timeout: float) -> Resized:
     """Adds hosts to a host mesh."""
     wanted = more_of(more, _dimension(record), record.name)
     if not isinstance(wanted, (int, tuple)):
@@ -73,7 +73,7 @@ def grow_hosts(record: HostRecord, more: Mapping[str, Any], timeout: float) -> R
     return Resized(record.name, dict(record.region.extent), hosts)
 
 
-def shrink_hosts(record: HostRecord, fewer: Mapping[str, Any]) -> Resized:
+def shrink_hosts(record: HostRecord, fewer: Mapping[str, object]) -> Resized:
     """Returns hosts of a host mesh to the job, after stopping what this process has there."""
     known = record.hosts
     places = places_to_go(fewer, _dimension(record), record.name, known)
@@ -229,7 +229,7 @@ def _record_of(state: ProcState, timeout: float = 0.0) -> HostRecord | None:
     return record_with("" if state.spawn_spec is None else state.spawn_spec.host_mesh, state.hosts, timeout)
 
 
-def _found(state: ProcState, wanted: Any, timeout: float) -> tuple[list[str], Callable[[], None]]:
+def _found(state: ProcState, wanted: object, timeout: float) -> tuple[list[str], Callable[[], None]]:
     """Returns hosts that a mesh can grow onto, and a function that gives back those that came for it."""
     if isinstance(wanted, HostMesh):
         ids = wanted.host_ids

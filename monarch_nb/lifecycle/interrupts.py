@@ -2,17 +2,19 @@
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from monarch_nb.mesh import Handle
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.requests import ask_ranks
 from monarch_nb.runtime import (
     COLLECTIVES,
     DOING,
     INTERRUPT,
+    ActorState,
     Future,
     Interrupt,
     MeshState,
+    ProcState,
     RunningEndpoint,
     WhatRuns,
     current_runtime,
@@ -24,7 +26,7 @@ SILENT_AFTER = 1.0  # seconds without an answer after which a rank counts as not
 _ANSWERS_WITHIN = 4.0  # seconds for answers to an interrupt that nobody waits for
 
 
-def interrupt(mesh: Any) -> None:
+def interrupt(mesh: Handle[MeshState]) -> None:
     """Raises KeyboardInterrupt in what runs on the ranks of a mesh: cells of a ProcMesh, endpoints of an ActorMesh.
 
     Best effort: `time.sleep`, waits for other calls, collectives of torch.distributed, and Python code end. A rank in
@@ -84,5 +86,7 @@ def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, RunningEnd
     return answers
 
 
-def _procs(state: MeshState) -> Any:
-    return getattr(state, "procs", None) or state
+def _procs(state: MeshState) -> ProcState:
+    procs = state.procs if isinstance(state, ActorState) else state
+    assert isinstance(procs, ProcState)
+    return procs

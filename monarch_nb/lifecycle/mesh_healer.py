@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import msgspec
 
@@ -124,7 +123,7 @@ class MeshHealer:
                 by_host.setdefault(host, []).append(state.address(rank))
                 cause = msgspec.structs.replace(why, host=host, at=time.time())
                 fail(state.uid, rank, state.incarnation(rank), cause)
-        asked: list[Future[Any]] = []
+        asked: list[Future[object]] = []
         for host, addresses in by_host.items():
             body = p.Stop(tuple(addresses), timeout_s=0.0, reason=why.text, grace_s=0.0)
             asked.append(request(self._runtime, agent_of(host), host_verbs.STOP, body))
@@ -188,7 +187,7 @@ class MeshHealer:
 
     def _reinitialize_survivors(
         self, state: ActorState, spawn_spec: ActorSpawnSpec, fresh: Sequence[int]
-    ) -> PendingCall | None:
+    ) -> PendingCall[object] | None:
         """Runs `__init__` of survivors again if it joins a process group, together with the re-created actors."""
         if state.uid not in self._reinitialized:
             return None
@@ -261,7 +260,7 @@ class MeshHealer:
                         each.version += 1
                     self._publish(MeshResized(each))
 
-    def _notify_survivors(self, state: ActorState, back: Sequence[RankIncarnation]) -> PendingCall | None:
+    def _notify_survivors(self, state: ActorState, back: Sequence[RankIncarnation]) -> PendingCall[object] | None:
         if getattr(getattr(state.cls, HOOK), "_monarch_default", False):
             return None
         fresh = {rank for rank, _ in back if rank in state.region}

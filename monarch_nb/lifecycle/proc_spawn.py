@@ -4,7 +4,6 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from msgspec import Struct, field
 
@@ -63,7 +62,7 @@ class ProcSpawnSpec(Struct, eq=False):
     host_mesh: str  # the identity of the host mesh it was spawned on
     host_record: HostRecord | None = None  # of that host mesh, if it can replace and add hosts
     master: tuple[str, int] = ("", 0)  # address of the next process groups of torch.distributed
-    initialized: Future[Any] = field(default_factory=lambda: resolved_future(True))
+    initialized: Future[object] = field(default_factory=lambda: resolved_future(True))
 
     def release(self) -> None:
         """Drops all that only a restart needs, once the mesh has stopped."""
@@ -122,7 +121,7 @@ def choose_master(state: ProcState) -> None:
     spawn_spec.master = (operations().meeting_point(hosts), free_port((spawn_spec.master[1],)))
 
 
-def start(runtime: Runtime, state: ProcState, incarnations: Sequence[RankIncarnation]) -> Future[Any]:
+def start(runtime: Runtime, state: ProcState, incarnations: Sequence[RankIncarnation]) -> Future[object]:
     """Asks agents for these ranks and runs their set-up; resolves when that is done, fails when one is lost."""
     spawn_spec = state.spawn_spec
     assert isinstance(spawn_spec, ProcSpawnSpec)  # it was spawned here
@@ -197,7 +196,9 @@ def _own_environment(state: ProcState, spawn_spec: ProcSpawnSpec, rank: int) -> 
     return {**ours, **given, OURS: ",".join(name for name in ours if given.get(name, ours[name]) == ours[name])}
 
 
-def _fail_if_silent(runtime: Runtime, host: str, asked: Future[Any], call: PendingCall) -> Callable[[], None]:
+def _fail_if_silent(
+    runtime: Runtime, host: str, asked: Future[object], call: PendingCall[object]
+) -> Callable[[], None]:
     limit = settings.mesh_proc_spawn_max_idle
     answer, waiting = weakref.ref(asked), weakref.ref(call)  # to keep neither alive for that long
 
@@ -209,8 +210,8 @@ def _fail_if_silent(runtime: Runtime, host: str, asked: Future[Any], call: Pendi
     return check
 
 
-def _fail_if_refused(call: PendingCall) -> Callable[[Future[Any]], None]:
-    def check(future: Future[Any]) -> None:
+def _fail_if_refused(call: PendingCall[object]) -> Callable[[Future[object]], None]:
+    def check(future: Future[object]) -> None:
         error = future.exception(0)
         if error is not None:
             call.fail(error)

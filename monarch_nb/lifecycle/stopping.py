@@ -5,7 +5,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs as host_verbs
@@ -126,7 +125,7 @@ class MeshStopper:
         under_way = self._under_way(state, state.ranks if ranks is None else ranks, reason)
         self._publish(MeshStopping(state))
 
-        def done(_: Future[Any]) -> None:
+        def done(_: Future[object]) -> None:
             try:
                 self._driver.mark_stopped(state, ranks, reason, over=True)
                 if ranks is None:
@@ -138,7 +137,7 @@ class MeshStopper:
             finally:
                 resolve_future(future, None)
 
-        def gone(asked: Future[Any]) -> None:
+        def gone(asked: Future[object]) -> None:
             if self._runtime.closed:  # nothing is read any more
                 done(asked)
             else:
@@ -181,14 +180,14 @@ class MeshStopper:
         by_host: dict[str, list[str]] = {}
         for rank in ranks:
             by_host.setdefault(state.layout.host_of(rank), []).append(state.address(rank))
-        asked: list[Future[Any]] = []
+        asked: list[Future[p.StopReply]] = []
         for host, addresses in by_host.items():
             body = p.Stop(tuple(addresses), timeout_s=limit, reason=reason)
             asked.append(request(self._runtime, agent_of(host), host_verbs.STOP, body))
             when_done(asked[-1], self._forget)
         return settle(asked, lambda: f"{state.name} has not stopped yet")
 
-    def _forget(self, future: Future[Any]) -> None:
+    def _forget(self, future: Future[p.StopReply]) -> None:
         if future.exception(0) is None:
             for gone in future.get(0).exits:
                 forget(self._runtime, gone)

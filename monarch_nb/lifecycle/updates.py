@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -55,7 +54,7 @@ class ReferenceUpdates:
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
         """Sends heals to all holders, and blocks until they confirm."""
-        asked: list[tuple[str, str, Future[Any]]] = []
+        asked: list[tuple[str, str, Future[object]]] = []
         for uid, back in incarnations:
             state = self._runtime.meshes.get(uid)
             if state is None:

@@ -6,7 +6,7 @@ from monarch_nb.mesh.active import (
     unregister_proc_mesh_spawn_callback,
 )
 from monarch_nb.mesh.actor import ActorMesh
-from monarch_nb.mesh.cells import run_on, run_on_each, values_or_errors
+from monarch_nb.mesh.cells import AnyMesh, run_on, run_on_each, values_or_errors
 from monarch_nb.mesh.endpoint import Accumulator, Endpoint, send
 from monarch_nb.mesh.handle import Handle, as_it_is, part_of, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, give_up, this_host, this_proc
@@ -17,6 +17,7 @@ from monarch_nb.mesh.value import ValueMesh
 __all__ = [
     "Accumulator",
     "ActorMesh",
+    "AnyMesh",
     "Endpoint",
     "Handle",
     "HostMesh",

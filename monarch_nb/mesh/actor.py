@@ -8,7 +8,7 @@ from monarch_nb.mesh.handle import Handle, form_of
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.reference import ActorForm, actor_form, actor_record
 from monarch_nb.mesh.undeclared import NotAnEndpoint
-from monarch_nb.runtime import Actor, ActorState, EndpointProperty, Future, endpoints_of, resolved_future
+from monarch_nb.runtime import Actor, ActorState, EndpointProperty, Future, ProcState, endpoints_of, resolved_future
 from monarch_nb.shape import Region
 from monarch_nb.supervision import MeshName
 
@@ -24,7 +24,7 @@ class ActorMesh(Handle[ActorState], Generic[A]):
         cls = self._state.cls
         declared = _lookup(cls, name)
         if isinstance(declared, EndpointProperty):
-            endpoint: Endpoint[..., Any] = Endpoint(self, name, declared)
+            endpoint: Endpoint[..., object] = Endpoint(self, name, declared)
             self.__dict__[name] = endpoint
             return endpoint
         if name.startswith("__") and name.endswith("__"):  # what Python itself asks for is no method of the actors
@@ -55,7 +55,7 @@ class ActorMesh(Handle[ActorState], Generic[A]):
         return resolved_future(MeshName(self._state.name, self._state.uid))
 
     @property
-    def _proc_mesh(self) -> Any:
+    def _proc_mesh(self) -> Handle[ProcState]:
         return operations().procs_of(self)  # torchmonarch's programs look there
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
@@ -65,14 +65,14 @@ class ActorMesh(Handle[ActorState], Generic[A]):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *endpoints_of(self._state.cls)})
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (actor_form(self._state), form_of(self))
 
     def __repr__(self) -> str:
         return f"<{self._state.cls.__name__} mesh {self._shown()}>"
 
 
-def _lookup(cls: type, name: str) -> Any:
+def _lookup(cls: type, name: str) -> object:
     for base in cls.__mro__:
         if name in vars(base):
             return vars(base)[name]
@@ -82,7 +82,7 @@ def _lookup(cls: type, name: str) -> Any:
 _RESERVED = frozenset(dir(ActorMesh)) | {"_state"}
 
 
-def check_class(cls: Any) -> None:
+def check_class(cls: object) -> None:
     """Raises ValueError for what cannot be spawned."""
     if not isinstance(cls, type) or not issubclass(cls, Actor):
         raise ValueError(f"{cls!r} cannot be spawned: it must be a class derived from monarch.actor.Actor")

@@ -3,26 +3,25 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
 
-from monarch_nb.runtime import EndpointProperty, current_runtime
-from monarch_nb.wire import encode, pickle_failure, text_of
+from monarch_nb.runtime import AnyEndpoint, current_runtime
+from monarch_nb.wire import OutFrame, encode, pickle_failure, text_of
 
 
-def hidden_from_callers(declared: EndpointProperty[..., Any]) -> int:
+def hidden_from_callers(declared: AnyEndpoint) -> int:
     """Returns the number of first parameters that callers do not pass: the object, and the port for its replies."""
     return 2 if declared.explicit_response_port else 1
 
 
 @functools.lru_cache(maxsize=1024)
-def callers_signature(method: Callable[..., Any], hidden: int) -> inspect.Signature:
+def callers_signature(method: Callable[..., object], hidden: int) -> inspect.Signature:
     """The signature of a method without its `hidden` first parameters."""
     signature = inspect.signature(method)
     return signature.replace(parameters=list(signature.parameters.values())[hidden:])
 
 
 @functools.lru_cache(maxsize=1024)
-def _arity(method: Callable[..., Any], hidden: int) -> tuple[inspect.Signature, int, int]:
+def _arity(method: Callable[..., object], hidden: int) -> tuple[inspect.Signature, int, int]:
     """The signature without its `hidden` first parameters; how few and how many positional arguments surely fit."""
     signature = callers_signature(method, hidden)
     parameters = signature.parameters.values()
@@ -33,7 +32,7 @@ def _arity(method: Callable[..., Any], hidden: int) -> tuple[inspect.Signature, 
 
 
 def check_arguments(
-    method: Callable[..., Any], hidden: int, title: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    method: Callable[..., object], hidden: int, title: str, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
     """Raises TypeError here, at the caller, for arguments that do not fit."""
     signature, least, most = _arity(method, hidden)
@@ -45,15 +44,19 @@ def check_arguments(
         raise TypeError(f"{title}{signature}: {text_of(error)}") from None
 
 
-def arguments_that_fit(declared: EndpointProperty[..., Any]) -> range:
+def arguments_that_fit(declared: AnyEndpoint) -> range:
     """How many positional arguments surely fit an endpoint."""
     _, least, most = _arity(declared.method, hidden_from_callers(declared))
     return range(least, most + 1)
 
 
 def encode_arguments(
-    title: str, args: tuple[Any, ...], kwargs: dict[str, Any], method: Callable[..., Any] | None = None, hidden: int = 0
-) -> list[Any]:
+    title: str,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    method: Callable[..., object] | None = None,
+    hidden: int = 0,
+) -> list[OutFrame]:
     """The body of a call. Raises TypeError that names the argument which cannot be sent, and the way to the culprit."""
     try:
         runtime = current_runtime()
@@ -68,8 +71,8 @@ def encode_arguments(
 
 
 def _unsendable(
-    method: Callable[..., Any], hidden: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[str, Any] | None:
+    method: Callable[..., object], hidden: int, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[str, object] | None:
     """The first argument that cannot be sent by itself."""
     try:
         named = _arity(method, hidden)[0].bind(*args, **kwargs).arguments

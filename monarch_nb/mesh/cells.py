@@ -3,21 +3,23 @@
 import ast
 import time
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.console import remember_source, run_and_draw
 from monarch_nb.mesh.handle import part_of, region_of
+from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import EXEC, Future, PendingCall, current, current_runtime
 from monarch_nb.shape import NDSlice, Region
 
 T = TypeVar("T")
+AnyMesh: TypeAlias = ActorMesh[Any] | ProcMesh
 
 
-def run_on(mesh: Any, source: str, *, filename: str = "<cell>") -> Future[ValueMesh[Any]]:
+def run_on(mesh: AnyMesh, source: str, *, filename: str = "<cell>") -> Future[ValueMesh[Any]]:
     """Runs a cell's source on every rank: on a ProcMesh in the lasting namespace of each process, with `rank`, `point`
     and `mesh` in it; on an ActorMesh between messages, with `self` as well. Gives the values of its last expression;
     one that cannot be sent, or a large object that has only a repr to show, stays there and is shown by its repr.
@@ -28,10 +30,10 @@ def run_on(mesh: Any, source: str, *, filename: str = "<cell>") -> Future[ValueM
     remember_source(filename, source)
     if isinstance(mesh, ActorMesh):
         return _on_actors(mesh, source, filename)
-    return mesh._console.cell.call(source, filename, mesh)  # type: ignore[no-any-return]
+    return cast("Future[ValueMesh[Any]]", mesh._console.cell.call(source, filename, mesh))
 
 
-def run_on_each(mesh: Any, source: str, *, filename: str = "<cell>") -> dict[int, Future[ValueMesh[Any]]]:
+def run_on_each(mesh: AnyMesh, source: str, *, filename: str = "<cell>") -> dict[int, Future[ValueMesh[Any]]]:
     """Runs a cell's source as `run_on` does, with a result of its own for each rank, by base rank."""
     return {
         rank: run_on(part_of(mesh, Region((), NDSlice(rank, (), ()))), source, filename=filename)
@@ -71,7 +73,7 @@ def _on_actors(mesh: ActorMesh[Any], source: str, filename: str) -> Future[Value
     return call.hand_out()
 
 
-def run_in_actor(obj: Any, namespace: dict[str, Any], source: str, filename: str, mesh: Any) -> Any:
+def run_in_actor(obj: object, namespace: dict[str, object], source: str, filename: str, mesh: object) -> object:
     """Runs a cell inside an actor, between its messages."""
     context = current.get()
     assert context is not None

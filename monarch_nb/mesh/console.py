@@ -7,7 +7,7 @@ import linecache
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import NoReturn
 
 from monarch_nb._parsing import parsed
 from monarch_nb.mesh.actor import ActorMesh
@@ -18,7 +18,7 @@ from monarch_nb.runtime.context import Instance
 from monarch_nb.runtime.output.display_hooks import open_figures, show_figures
 from monarch_nb.runtime.output.forms import may_be_rich
 from monarch_nb.shape import Region
-from monarch_nb.wire import Encoded, check_size, encode, error_line, repr_of, type_name
+from monarch_nb.wire import Encoded, check_size, encode, error_line, repr_of, size_of, type_name
 
 LARGE = 1 << 20  # bytes of an object with no more than a repr to show
 LONGEST = 10_000  # characters of a repr
@@ -30,7 +30,7 @@ def remember_source(filename: str, source: str) -> None:
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
 
 
-def run_source(source: str, filename: str, namespace: dict[str, Any]) -> Any:
+def run_source(source: str, filename: str, namespace: dict[str, object]) -> object:
     """Executes a cell; gives the value of its last expression, None if it ends otherwise. Top-level await works."""
     remember_source(filename, source)
     tree = parsed(source, filename)
@@ -41,7 +41,7 @@ def run_source(source: str, filename: str, namespace: dict[str, Any]) -> Any:
         assert isinstance(tail, ast.Expr)
         last = ast.Expression(tail.value)
     result = None
-    parts: list[tuple[Any, str]] = [(tree, "exec")] if tree.body else []
+    parts: list[tuple[ast.Module | ast.Expression, str]] = [(tree, "exec")] if tree.body else []
     if last is not None:
         parts.append((last, "eval"))
     for part, mode in parts:
@@ -63,7 +63,7 @@ class StayedOnRank:
     def __repr__(self) -> str:
         return self.text
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(
@@ -72,7 +72,7 @@ class StayedOnRank:
         )
 
 
-def _sendable(value: Any) -> Any:
+def _sendable(value: object) -> object:
     """The value of a cell as it is to be sent: itself, encoded already, or what stands for it."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -81,13 +81,13 @@ def _sendable(value: Any) -> Any:
         check_size(frames)
     except Exception as error:
         return _stand_in(value, f"it cannot be sent ({next(iter(error_line(error).splitlines()), '')})")
-    size = sum(len(frame) if isinstance(frame, bytes | bytearray) else frame.nbytes for frame in frames)
+    size = size_of(frames)
     if size > LARGE and _is_object(value):
         return _stand_in(value, f"it has {size / 1e6:.1f} MB")
     return Encoded(frames)
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: object) -> bool:
     """Whether it is no data and no container of data, and has no rich display: it would be shown by its repr."""
     if isinstance(value, (bytes, bytearray, memoryview, list, tuple, dict, set, frozenset)) or may_be_rich(value):
         return False
@@ -95,13 +95,13 @@ def _is_object(value: Any) -> bool:
     return not (library and hasattr(value, "shape"))
 
 
-def _stand_in(value: Any, reason: str) -> StayedOnRank:
+def _stand_in(value: object, reason: str) -> StayedOnRank:
     text = repr_of(value)
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     return StayedOnRank(text, type_name(value), reason)
 
 
-def run_and_draw(source: str, filename: str, namespace: dict[str, Any]) -> Any:
+def run_and_draw(source: str, filename: str, namespace: dict[str, object]) -> object:
     """The same, with the value as it is to be sent; figures that the cell leaves open are displayed at its end, as in a
     notebook."""
     before = open_figures()
@@ -133,7 +133,7 @@ class Console(Actor):
 
     @endpoint
     def setup(
-        self, sources: list[tuple[str, str]], bootstrap: Callable[[], Any] | None, mesh: Handle[ProcState]
+        self, sources: list[tuple[str, str]], bootstrap: Callable[[], object] | None, mesh: Handle[ProcState]
     ) -> None:
         """Runs the set-up of the process, once, before any actor is constructed."""
         try:
@@ -149,13 +149,13 @@ class Console(Actor):
             current_runtime().end_setup()
 
     @endpoint
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Runs a function here."""
         result = function(*args, **kwargs)
         return asyncio.run(result) if inspect.iscoroutine(result) else result
 
     @endpoint
-    def cell(self, source: str, filename: str, mesh: Any) -> Any:
+    def cell(self, source: str, filename: str, mesh: object) -> object:
         """Runs a cell here."""
         self._name(mesh)
         return run_and_draw(source, filename, self.namespace)
@@ -165,7 +165,7 @@ class Console(Actor):
         _instance().rank = region_of(mesh).point_of_base_rank(self.rank)
         self._name(mesh)
 
-    def _name(self, mesh: Any = None) -> None:
+    def _name(self, mesh: object = None) -> None:
         point = _instance().rank
         self.namespace.update(rank=point.rank, point=point)
         if mesh is not None:

@@ -11,11 +11,11 @@ from monarch_nb.runtime import concurrent_endpoint as _concurrent_endpoint
 from monarch_nb.runtime import endpoint as _endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
     from typing import Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
     from monarch_nb.mesh.endpoint import Endpoint
-    from monarch_nb.runtime import EndpointProperty, Future, Port
+    from monarch_nb.runtime import Coro, EndpointProperty, Future, Port
     from monarch_nb.shape import MeshTrait, Region
 
     P = ParamSpec("P")
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
         def __get__(self, instance: None, owner: type) -> EndpointProperty[P, R]: ...
         @overload
         def __get__(self, instance: object, owner: type) -> Endpoint[P, R]: ...
-        def __get__(self, instance: object, owner: type) -> Any: ...
+        def __get__(self, instance: object, owner: type) -> EndpointProperty[P, R] | Endpoint[P, R]: ...
 
     class _Mark(Protocol):
         @overload
-        def __call__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Declared[P, R]: ...
+        def __call__(self, method: Callable[Concatenate[Any, P], Coro[R]], /) -> Declared[P, R]: ...
         @overload
         def __call__(self, method: Callable[Concatenate[Any, P], R], /) -> Declared[P, R]: ...
 
     class _MarkAsync(Protocol):
-        def __call__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Declared[P, R]: ...
+        def __call__(self, method: Callable[Concatenate[Any, P], Coro[R]], /) -> Declared[P, R]: ...
 
     class _MarkPorted(Protocol):
         def __call__(
@@ -58,34 +58,34 @@ if TYPE_CHECKING:
         ) -> Declared[P, R]: ...
 
     @overload
-    def endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Declared[P, R]: ...
+    def endpoint(method: Callable[Concatenate[Any, P], Coro[R]], /) -> Declared[P, R]: ...
     @overload
     def endpoint(method: Callable[Concatenate[Any, P], R], /) -> Declared[P, R]: ...
     @overload
     def endpoint(
-        *, propagate: Any = None, explicit_response_port: Literal[False] = False, instrument: bool = True
+        *, propagate: object = None, explicit_response_port: Literal[False] = False, instrument: bool = True
     ) -> _Mark: ...
     @overload
     def endpoint(
-        *, propagate: Any = None, explicit_response_port: Literal[True], instrument: bool = True
+        *, propagate: object = None, explicit_response_port: Literal[True], instrument: bool = True
     ) -> _MarkPorted: ...
-    def endpoint(*args: Any, **options: Any) -> Any:
+    def endpoint(*args: object, **options: object) -> object:
         """Marks a method of an `Actor` as callable from elsewhere; one message at a time runs in an actor.
 
         With `explicit_response_port` the method gets a `Port` as its first argument and answers through it.
         """
 
     @overload
-    def concurrent_endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Declared[P, R]: ...
+    def concurrent_endpoint(method: Callable[Concatenate[Any, P], Coro[R]], /) -> Declared[P, R]: ...
     @overload
     def concurrent_endpoint(
-        *, propagate: Any = None, explicit_response_port: Literal[False] = False, instrument: bool = True
+        *, propagate: object = None, explicit_response_port: Literal[False] = False, instrument: bool = True
     ) -> _MarkAsync: ...
     @overload
     def concurrent_endpoint(
-        *, propagate: Any = None, explicit_response_port: Literal[True], instrument: bool = True
+        *, propagate: object = None, explicit_response_port: Literal[True], instrument: bool = True
     ) -> _MarkPorted: ...
-    def concurrent_endpoint(*args: Any, **options: Any) -> Any:
+    def concurrent_endpoint(*args: object, **options: object) -> object:
         """Like `endpoint`, for `async def` only: its body runs as a task while the actor handles further messages."""
 
 else:

@@ -4,8 +4,8 @@ import functools
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from monarch_nb.mesh.arguments import (
     arguments_that_fit,
@@ -24,18 +24,20 @@ from monarch_nb.runtime import (
     PendingCall,
     Port,
     StreamCall,
+    Thunk,
     current_runtime,
     endpoints_of,
     number_for,
     returns_future,
 )
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.wire import encode
+from monarch_nb.wire import OutFrame, encode
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
+T = TypeVar("T")
 _NO_ARGUMENTS = encode(((), {}))[0]
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 _GIVES = {
     "call": "Future[ValueMesh[{}]]",
     "call_one": "Future[{}]",
@@ -47,11 +49,11 @@ _GIVES = {
 class PerObject:
     """An attribute that is computed for each object; the class has another one of that name, or none."""
 
-    def __init__(self, work_out: Callable[[Any], Any], of_class: Any = None) -> None:
+    def __init__(self, work_out: Callable[[Any], object], of_class: object = None) -> None:
         self._work_out = work_out
         self._of_class = of_class
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         if instance is not None:
             return self._work_out(instance)
         if self._of_class is None:
@@ -59,7 +61,7 @@ class PerObject:
         return self._of_class
 
 
-class Adverb(functools.partial[Any]):
+class Adverb(functools.partial[object]):
     """One adverb of one endpoint. Calling it sends; looking at it shows the endpoint's method."""
 
     def __getattr__(self, name: str) -> Any:
@@ -76,13 +78,13 @@ class Adverb(functools.partial[Any]):
 class _AdverbOfEndpoint:
     """An adverb of a class of endpoints; each endpoint makes its own when it is first used, and keeps it."""
 
-    def __init__(self, method: Callable[..., Any]) -> None:
+    def __init__(self, method: Callable[..., object]) -> None:
         self._method = method
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         if instance is None:
             return self._method
         bound = instance.__dict__[self._name] = Adverb(self._method, instance)
@@ -94,13 +96,13 @@ def _adverb(method: F) -> F:
     return _AdverbOfEndpoint(method)  # type: ignore[return-value]  # it is called alike
 
 
-def _declared_signature(endpoint: "Endpoint[..., Any]") -> inspect.Signature:
+def _declared_signature(endpoint: "Endpoint[..., object]") -> inspect.Signature:
     """The signature of the endpoint's method as callers see it."""
     declared = endpoint._current()
     return callers_signature(declared.method, hidden_from_callers(declared))
 
 
-def _declared_doc(endpoint: "Endpoint[..., Any]") -> str | None:
+def _declared_doc(endpoint: "Endpoint[..., object]") -> str | None:
     """The docstring of the endpoint's method."""
     return inspect.getdoc(endpoint._current().method)
 
@@ -108,14 +110,14 @@ def _declared_doc(endpoint: "Endpoint[..., Any]") -> str | None:
 def _signature(bound: Adverb) -> inspect.Signature:
     endpoint = bound.args[0]
     signature = _declared_signature(endpoint)
-    given: Any = signature.return_annotation
+    given: object = signature.return_annotation
     form = _GIVES.get(bound.func.__name__)
     if endpoint._current().explicit_response_port or given is signature.empty or form is None:
         return signature.replace(return_annotation=signature.empty)
     return signature.replace(return_annotation=_Shown(form.format(_annotation(given))))
 
 
-def _annotation(given: Any) -> str:
+def _annotation(given: object) -> str:
     return given if isinstance(given, str) else inspect.formatannotation(given)
 
 
@@ -173,7 +175,7 @@ class Endpoint(Generic[P, R]):
             self._fits = range(0)
         return self._declared
 
-    def _frames(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def _frames(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[OutFrame]:
         declared = self._current()
         hidden = hidden_from_callers(declared)
         if kwargs or len(args) not in self._fits:
@@ -183,7 +185,7 @@ class Endpoint(Generic[P, R]):
             return [_NO_ARGUMENTS]
         return encode_arguments(self._title, args, kwargs, declared.method, hidden)
 
-    def _begin(self, call: PendingCall, region: Region, frames: list[Any]) -> None:
+    def _begin(self, call: PendingCall[object], region: Region, frames: Sequence[OutFrame]) -> None:
         runtime = current_runtime()
         context = runtime.context()
         state = self._mesh._state
@@ -204,7 +206,7 @@ class Endpoint(Generic[P, R]):
         if self._timeout is not None:
             call.limit(self._timeout)
 
-    def _pending(self, region: Region, build: Callable[[list[Callable[[], Any]]], Any]) -> PendingCall:
+    def _pending(self, region: Region, build: Callable[[list[Thunk]], T]) -> PendingCall[T]:
         call = PendingCall(current_runtime(), self._title, self._mesh._state.uid, region.ranks, len(region), build)
         call.kind = self._mesh._state.kind
         call.may_be_cancelled()
@@ -241,7 +243,7 @@ class Endpoint(Generic[P, R]):
         rank = region.ndslice.get(random.randrange(len(region)))
         return self._one(Region((), NDSlice(rank, (), ())), args, kwargs)
 
-    def _one(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[R]:
+    def _one(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Future[R]:
         frames = self._frames(args, kwargs)
         call = self._pending(region, lambda replies: replies[0]())
         self._begin(call, region, frames)
@@ -252,7 +254,9 @@ class Endpoint(Generic[P, R]):
         """Runs it on every member; gives one future each, which resolve in the order the answers arrive."""
         frames = self._frames(args, kwargs)
         region = self._mesh._region
-        call = StreamCall(current_runtime(), self._title, self._mesh._state.uid, region.ranks, len(region))
+        call: StreamCall[R] = StreamCall(
+            current_runtime(), self._title, self._mesh._state.uid, region.ranks, len(region)
+        )
         call.kind = self._mesh._state.kind
         self._begin(call, region, frames)
         return call.futures()
@@ -267,11 +271,11 @@ class Endpoint(Generic[P, R]):
         send(self, args, kwargs)
 
     @_adverb
-    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> NoReturn:
         """Belongs to the tensor engine, which is not there yet."""
         raise NotImplementedError(f"{self._title}.rref: distributed tensors are not part of this version yet")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """An endpoint is called with an adverb: .call(...) for all members, .call_one(...) for one, and more.
 
         Raises TypeError, always.
@@ -292,9 +296,9 @@ Endpoint.__doc__ = PerObject(_declared_doc, Endpoint.__doc__)  # type: ignore[as
 
 
 def send(
-    endpoint: Endpoint[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    endpoint: Endpoint[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     port: Port[Any] | None = None,
     selection: Literal["all", "choose"] = "all",
 ) -> None:

@@ -1,6 +1,6 @@
 """What references to proc and actor meshes have in common: the record of a mesh, and the ranks of it that are meant."""
 
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from monarch_nb.runtime import MeshState
 from monarch_nb.shape import MeshTrait, Region
@@ -53,12 +53,12 @@ def state_of(mesh: Handle[S]) -> S:
     return mesh._state
 
 
-def form_of(mesh: Handle[Any]) -> Region | None:
+def form_of(mesh: Handle[MeshState]) -> Region | None:
     """What travels of the ranks that a handle means: None for the whole mesh."""
     return mesh._fixed
 
 
-def region_of(mesh: Handle[Any]) -> Region:
+def region_of(mesh: Handle[MeshState]) -> Region:
     """The ranks that a handle means, and how they are arranged."""
     return mesh._region
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 from monarch_nb.host.command import BootstrapCommand, check_environment, launches
 from monarch_nb.mesh.host_record import GROW_S, HostRecord, HostSource
@@ -109,7 +109,7 @@ class HostMesh(MeshTrait):
         return None if self._record.ended else self
 
     @property
-    def _hy_host_mesh(self) -> Any:
+    def _hy_host_mesh(self) -> object:
         return operations().shared(self, self.initialized)  # torchmonarch's programs look there
 
     @property
@@ -129,7 +129,7 @@ class HostMesh(MeshTrait):
     def spawn_procs(
         self,
         per_host: Mapping[str, int] | None = None,
-        bootstrap: Callable[[], Any] | None = None,
+        bootstrap: Callable[[], object] | None = None,
         name: str | None = None,
         proc_bind: list[dict[str, str]] | None = None,
         bootstrap_command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None = None,
@@ -192,7 +192,7 @@ class HostMesh(MeshTrait):
             describe=lambda: f"the hosts of {self._record.name} have not all answered"
         )
 
-        def settle(future: "Future[Any]") -> None:
+        def settle(future: "Future[object]") -> None:
             error = future.exception(0)
             resolve_future(answered, True) if error is None else fail_future(answered, error)
 
@@ -272,7 +272,7 @@ class HostMesh(MeshTrait):
         self._check_usable()
         operations().detach_hosts(self._used_hosts(), self._record.identity, lease)
 
-    async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> None:
+    async def sync_workspace(self, workspace: object, conda: bool = False, auto_reload: bool = False) -> None:
         """Brings edited code to these hosts: `workspace` is a folder, several, or an object with such `dirs`.
 
         Hosts that do not share this machine's files get a copy, of which only what differs is sent. The folders come
@@ -314,7 +314,7 @@ class HostMesh(MeshTrait):
     def __hash__(self) -> int:
         return hash(self.host_ids[:1])  # it may grow
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (self._record.name, self.host_ids, self._region, self._python, self._record.identity)
 
     def __repr__(self) -> str:

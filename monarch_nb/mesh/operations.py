@@ -25,7 +25,7 @@ class ProcsWanted(Struct, frozen=True):
     per_host: Mapping[str, int]
     extent: Extent  # of the hosts, then of `per_host`
     env: Mapping[str, str | None]
-    bootstrap: Callable[[], Any] | None
+    bootstrap: Callable[[], object] | None
     setup: tuple[tuple[str, str], ...]  # sources of set-up cells, and what tracebacks call them
     proc_bind: tuple[dict[str, str], ...]  # by process of a host; or empty
     launch: tuple[Launch, ...]  # by rank, if not the default command
@@ -37,7 +37,7 @@ class Operations(Protocol):
     """One per process; the composition root makes it."""
 
     def spawn_actors(
-        self, procs: Handle[ProcState], name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, procs: Handle[ProcState], name: str, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Handle[ActorState]:
         """Spawns one actor on each process. Does not block."""
 
@@ -50,16 +50,16 @@ class Operations(Protocol):
     def stop(self, state: MeshState, reason: str, region: Region) -> Future[None]:
         """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
 
-    def grow_procs(self, procs: Handle[ProcState], more: Mapping[str, Any], timeout: float) -> "Resized":
+    def grow_procs(self, procs: Handle[ProcState], more: Mapping[str, object], timeout: float) -> "Resized":
         """Has a mesh of processes lie on more hosts. Blocks."""
 
-    def shrink_procs(self, procs: Handle[ProcState], fewer: Mapping[str, Any]) -> "Resized":
+    def shrink_procs(self, procs: Handle[ProcState], fewer: Mapping[str, object]) -> "Resized":
         """Has it let hosts go. Blocks until what was there has ended."""
 
-    def grow_hosts(self, record: HostRecord, more: Mapping[str, Any], timeout: float) -> "Resized":
+    def grow_hosts(self, record: HostRecord, more: Mapping[str, object], timeout: float) -> "Resized":
         """Has a job give a host mesh more hosts. Blocks."""
 
-    def shrink_hosts(self, record: HostRecord, fewer: Mapping[str, Any]) -> "Resized":
+    def shrink_hosts(self, record: HostRecord, fewer: Mapping[str, object]) -> "Resized":
         """Gives hosts back, after what is there. Blocks."""
 
     def detach(self, state: ProcState, lease: object) -> None:
@@ -83,7 +83,7 @@ class Operations(Protocol):
     def is_own_host(self, host: str) -> bool:
         """Whether this process is the controller, and this its host."""
 
-    def hosts_answer(self, hosts: Sequence[str]) -> Future[Any]:
+    def hosts_answer(self, hosts: Sequence[str]) -> Future[object]:
         """Resolves when the agents of all these hosts have answered."""
 
     def preempted(self, hosts: Collection[str]) -> dict[str, float | None]:
@@ -111,26 +111,26 @@ class Operations(Protocol):
         """Stops the processes that were spawned from here on a host mesh; the agents stay."""
 
     def sync_workspace(
-        self, name: str, hosts: Sequence[str], python: str | None, workspace: Any, auto_reload: bool
+        self, name: str, hosts: Sequence[str], python: str | None, workspace: object, auto_reload: bool
     ) -> Sequence[str]:
         """Brings folders to hosts; gives what is to be warned of. Blocks."""
 
-    def logs(self, mesh: Handle[Any]) -> Callable[..., Any]:
+    def logs(self, mesh: Handle[MeshState]) -> Callable[..., object]:
         """What gives the last lines of the processes of a mesh: `logs_of`, of that mesh."""
 
     def show_output(self, procs: Handle[ProcState], stream: bool | None, window: float | None, level: int) -> None:
         """Sets how what processes write is shown here. Blocks until they know the level."""
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: object) -> Any:
         """What names a value that is laid by for many: a `monarch.rdma.Put`."""
 
-    def metrics(self, mesh: Handle[Any]) -> Any:
+    def metrics(self, mesh: Handle[MeshState]) -> Any:
         """Returns what actors have logged by `monarch.telemetry.log`."""
 
     def procs_of(self, actors: Handle[ActorState]) -> Handle[ProcState]:
         """The processes in which the actors of a mesh, or of a slice, live."""
 
-    def shared(self, mesh: Any, initialized: Future[Any]) -> Any:
+    def shared(self, mesh: object, initialized: Future[object]) -> object:
         """What torchmonarch's programs have a mesh behind: `block_on` and `poll` give it once it is initialized."""
 
 

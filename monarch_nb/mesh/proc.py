@@ -5,7 +5,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast, overload
 
 from monarch_nb._absent import sentence
 from monarch_nb.mesh.actor import ActorMesh
@@ -16,9 +16,14 @@ from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.reference import ProcForm, proc_form, proc_record
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.text_table import text_table
-from monarch_nb.runtime import Future, ProcState, Runtime, fail_future, pending_future, resolved_future
+from monarch_nb.mesh.value import ValueMesh
+from monarch_nb.runtime import Coro, Future, ProcState, Runtime, fail_future, pending_future, resolved_future
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import Layout, host_name, parse_address
+
+R = TypeVar("R")
+
+P = ParamSpec("P")
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.host import HostMesh
@@ -37,7 +42,7 @@ class ProcMesh(Handle[ProcState]):
         """The name it was spawned with."""
         return self._state.name
 
-    def spawn(self, name: str, Class: type[A], *args: Any, **kwargs: Any) -> A:  # noqa: N803 - as programs write it
+    def spawn(self, name: str, Class: type[A], *args: object, **kwargs: object) -> A:  # noqa: N803 - as programs write it
         """Spawns one `Class(*args, **kwargs)` on each proc, as an ActorMesh. Does not block.
 
         Raises ValueError for a class that is no Actor or mixes sync and async, TypeError for arguments that do not fit.
@@ -48,7 +53,7 @@ class ProcMesh(Handle[ProcState]):
             )
         return cast(A, operations().spawn_actors(self, name, Class, args, kwargs))
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: object) -> Any:
         """Lays a value by that many calls share: `monarch.rdma.put`. Send the result, and call `get()` on it there."""
         return operations().put(value)
 
@@ -70,7 +75,7 @@ class ProcMesh(Handle[ProcState]):
         return self._region
 
     @property
-    def _proc_mesh(self) -> Any:
+    def _proc_mesh(self) -> object:
         return operations().shared(self, self.initialized)  # torchmonarch's programs look there
 
     @property
@@ -127,9 +132,13 @@ class ProcMesh(Handle[ProcState]):
             raise ValueError(f"{self._state.name}: only a whole mesh can be detached, not a slice")
         operations().detach(self._state, lease)
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+    @overload
+    def run(self, function: Callable[P, Coro[R]], *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]: ...
+    @overload
+    def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]: ...
+    def run(self, function: Callable[..., object], *args: object, **kwargs: object) -> Future[ValueMesh[Any]]:
         """Runs `function(*args, **kwargs)` on the main thread of each process; gives a ValueMesh of the results."""
-        return cast("Future[Any]", self._console.run.call(function, args, kwargs))
+        return cast("Future[ValueMesh[Any]]", self._console.run.call(function, args, kwargs))
 
     async def logging_option(
         self, stream_to_client: bool | None = None, aggregate_window_sec: float | None = None, level: int = logging.INFO
@@ -160,7 +169,7 @@ class ProcMesh(Handle[ProcState]):
         """A table of text: for each place of the mesh the host, and which of its processes it is."""
         return _proc_table(self._state.layout, self._region)
 
-    def logs(self, grep: str | None = None, **selection: Any) -> Any:
+    def logs(self, grep: str | None = None, **selection: object) -> Any:
         """The last lines that these processes wrote: see `monarch_nb.logs.logs_of` for `level`, `since`, `last`…"""
         return operations().logs(self)(grep, **selection)
 
@@ -182,7 +191,7 @@ class ProcMesh(Handle[ProcState]):
         if self._state.stopped is None:
             await self.stop()
 
-    async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> None:
+    async def sync_workspace(self, workspace: object, conda: bool = False, auto_reload: bool = False) -> None:
         """Belongs to hosts: raises NotImplementedError."""
         raise NotImplementedError("processes share their host's files: use HostMesh.sync_workspace")
 
@@ -192,7 +201,7 @@ class ProcMesh(Handle[ProcState]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise AttributeError(sentence(f"ProcMesh.{name}", part))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (proc_form(self._state), form_of(self))
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ actors' processes, or the agents that spread calls to several ranks. Agents ask 
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host.casting import AGAIN_S, lost_with
@@ -31,7 +31,7 @@ _TIMES = 5  # that somebody is asked who does not answer
 class _SentPart(NamedTuple):
     """What was sent of a call to one actor, or to a subtree of hosts."""
 
-    call: PendingCall
+    call: PendingCall[object]
     header: Header
 
     @property
@@ -65,7 +65,7 @@ class RelayedCalls:
         waiting = [part for part in parts if part.call.missing and part.unanswered]
         if not waiting or self._runtime.closed:
             return
-        answer: Future[Any]
+        answer: Future[CallsReceived] | Future[p.CastStates]
         if waiting[0].header.plan is None:
             asked = AskReceived(tuple(map(_sent, waiting)), final=bool(before))
             answer = request(self._runtime, address, RECEIVED, asked)
@@ -75,14 +75,21 @@ class RelayedCalls:
         when_done(answer, functools.partial(self._answered, relay, address, waiting, before, times))
 
     def _answered(
-        self, relay: str, address: str, parts: Sequence[_SentPart], before: _Doubtful, times: int, answer: Future[Any]
+        self,
+        relay: str,
+        address: str,
+        parts: Sequence[_SentPart],
+        before: _Doubtful,
+        times: int,
+        answer: Future[CallsReceived] | Future[p.CastStates],
     ) -> None:
         if answer.exception(0) is not None:  # those who are gone have failed their calls
             if times < _TIMES:
                 self._runtime.later(AGAIN_S, lambda: self._ask(relay, address, parts, before, times + 1))
             return
         doubtful: _Doubtful = {}
-        for part, state in zip(parts, answer.get(0).states, strict=True):
+        states: Sequence[str | p.CastState] = answer.get(0).states
+        for part, state in zip(parts, states, strict=True):
             came = _came(state)
             places = part.unanswered if came is not None else []
             lost = {

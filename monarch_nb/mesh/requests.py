@@ -6,7 +6,7 @@ One to many ranks goes along a tree of agents, as a call of them does: it costs 
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
 import msgspec
 
@@ -17,6 +17,7 @@ from monarch_nb.transport import TransportError
 from monarch_nb.wire import (
     Flags,
     Header,
+    InFrame,
     Kind,
     Lane,
     Run,
@@ -24,6 +25,7 @@ from monarch_nb.wire import (
     Verb,
     decode_refusal,
     encode_body,
+    in_memory,
     unfold,
     with_host_names,
 )
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
 
 Q = TypeVar("Q", bound=msgspec.Struct)
-R = TypeVar("R", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct, covariant=True)
+T = TypeVar("T")
 
 
 class RequestError(RuntimeError):
@@ -46,7 +49,7 @@ class UnansweredError(RequestError):
 class _Request(Generic[R]):
     """One answer, on the reading thread."""
 
-    def __init__(self, runtime: Runtime, dst: str, verb: Verb[Any, R]) -> None:
+    def __init__(self, runtime: Runtime, dst: str, verb: Verb[Q, R]) -> None:
         self.runtime = runtime
         self.dst = dst
         self.verb = verb
@@ -94,11 +97,15 @@ def fail_requests(runtime: Runtime, dsts: Collection[str], reason: str) -> None:
                 handler.fail(f"{dst} is gone: {reason}")
 
 
-def gather(futures: "list[Future[Any]]", describe: Callable[[], str], result: Any = None) -> Future[Any]:
+@overload
+def gather(futures: Sequence[Future[object]], describe: Callable[[], str]) -> Future[None]: ...
+@overload
+def gather(futures: Sequence[Future[object]], describe: Callable[[], str], result: T) -> Future[T]: ...
+def gather(futures: Sequence[Future[object]], describe: Callable[[], str], result: object = None) -> Future[object]:
     """Resolves when all have; with the first error, if any, as soon as it is there."""
-    whole: Future[Any] = pending_future(describe=describe)
+    whole: Future[object] = pending_future(describe=describe)
 
-    def look(future: Future[Any]) -> None:
+    def look(future: Future[object]) -> None:
         error = future.exception(0)
         if error is not None:
             fail_future(whole, error)
@@ -109,20 +116,20 @@ def gather(futures: "list[Future[Any]]", describe: Callable[[], str], result: An
     return whole
 
 
-def settle(futures: "list[Future[Any]]", describe: Callable[[], str]) -> Future[None]:
+def settle(futures: Sequence[Future[object]], describe: Callable[[], str]) -> Future[None]:
     """Resolves when all are over, whatever came of them."""
     whole: Future[None] = pending_future(describe=describe)
     _when_all_are_over(futures, lambda: resolve_future(whole, None))
     return whole
 
 
-def _when_all_are_over(futures: "list[Future[Any]]", function: Callable[[], object]) -> None:
+def _when_all_are_over(futures: Sequence[Future[object]], function: Callable[[], object]) -> None:
     lock = threading.Lock()
     left = len(futures)
     if not left:
         function()
 
-    def one(_: Future[Any]) -> None:
+    def one(_: Future[object]) -> None:
         nonlocal left
         with lock:
             left -= 1
@@ -137,7 +144,7 @@ def _when_all_are_over(futures: "list[Future[Any]]", function: Callable[[], obje
 class _Answers(Generic[R]):
     """Those of one message, by the places of ranks in it; on the reading thread."""
 
-    def __init__(self, runtime: Runtime, verb: Verb[Any, R], size: int, over: Callable[[], None]) -> None:
+    def __init__(self, runtime: Runtime, verb: Verb[Q, R], size: int, over: Callable[[], None]) -> None:
         self.found: dict[int, R] = {}
         self._runtime, self._verb, self._over = runtime, verb, over
         self._left = set(range(size))
@@ -155,10 +162,10 @@ class _Answers(Generic[R]):
         finally:
             self._runtime.node.consumed(parcel)
 
-    def _take(self, places: Iterable[int], header: Header, frames: Sequence[Any]) -> None:
+    def _take(self, places: Iterable[int], header: Header, frames: Sequence[InFrame]) -> None:
         answer = None
         if header.status == Status.VALUE and frames:
-            answer = self._verb.decode_reply(frames[0])
+            answer = self._verb.decode_reply(in_memory(frames[0]))
         self._end(places, answer)
 
     def lost(self, header: Header, reason: str) -> None:
@@ -229,7 +236,7 @@ def ask_ranks(
     runtime.later(within / 2, rest)
 
 
-def inform_ranks(runtime: Runtime, procs: ProcState, verb: Verb[Q, Any], body: Q) -> None:
+def inform_ranks(runtime: Runtime, procs: ProcState, verb: Verb[Q, object], body: Q) -> None:
     """Sends all processes of a mesh the same, once, without an answer. Does not block, and raises nothing."""
     if not _are_near(runtime, procs, procs.ranks):
         _cast(runtime, procs, procs.ranks, verb, body, None)
@@ -239,8 +246,8 @@ def inform_ranks(runtime: Runtime, procs: ProcState, verb: Verb[Q, Any], body: Q
             runtime.post(procs.address(rank), verb, body)
 
 
-def _cast(runtime: Runtime, procs: ProcState, ranks: Sequence[int], verb: Verb[Q, Any], body: Q,
-          answers: "_Answers[Any] | None") -> None:  # fmt: skip
+def _cast(runtime: Runtime, procs: ProcState, ranks: Sequence[int], verb: Verb[Q, object], body: Q,
+          answers: "_Answers[msgspec.Struct] | None") -> None:  # fmt: skip
     parcel = runtime.node.snapshot([encode_body(body)])
     port = 0 if answers is None else answers.number
     for agent, plan in plan_cast(procs.layout, list(_runs(procs, ranks))):

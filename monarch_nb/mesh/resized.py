@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from msgspec import Struct
 
@@ -32,7 +31,7 @@ class Resized(Struct, frozen=True):
         return f"<{self.mesh!r} {{{shape}}}: {self.gone} let go{named}{ended}{back}>"
 
 
-def more_of(more: Mapping[str, Any], label: str, name: str) -> Any:
+def more_of(more: Mapping[str, object], label: str, name: str) -> object:
     """What `grow(hosts=2)` asks for along the dimension of hosts: a number, or names. Raises ValueError."""
     wanted = _along(more, label, name, f"grow({label}=2)")
     if isinstance(wanted, (list, tuple)):
@@ -44,7 +43,7 @@ def more_of(more: Mapping[str, Any], label: str, name: str) -> Any:
     return wanted
 
 
-def places_to_go(fewer: Mapping[str, Any], label: str, name: str, hosts: Sequence[str]) -> list[int]:
+def places_to_go(fewer: Mapping[str, object], label: str, name: str, hosts: Sequence[str]) -> list[int]:
     """The places along the dimension of hosts that `shrink(hosts=-1)` means, or `hosts=[1]`. Raises ValueError."""
     wanted = _along(fewer, label, name, f"shrink({label}=-1)")
     if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted < 0:
@@ -64,7 +63,7 @@ def places_to_go(fewer: Mapping[str, Any], label: str, name: str, hosts: Sequenc
     return sorted(set(places))
 
 
-def _along(dims: Mapping[str, Any], label: str, name: str, example: str) -> Any:
+def _along(dims: Mapping[str, object], label: str, name: str, example: str) -> object:
     if list(dims) != [label]:
         given = ", ".join(dims) or "nothing"
         raise ValueError(f"{name} grows and shrinks along {label!r} alone, got {given}: {name}.{example}")

@@ -1,7 +1,7 @@
 """Sending one message to every member of a region: directly to a few local ranks, along a tree of agents to many."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -10,7 +10,7 @@ from monarch_nb.runtime import FILL_AGAIN_S, ActorState, Context, PendingCall, R
 from monarch_nb.runtime.spans import traceparent
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.transport import DescriptorLimitError, uninterrupted
-from monarch_nb.wire import Flags, Header, Kind, Run, check_size
+from monarch_nb.wire import Flags, Header, Kind, OutFrame, Run, check_size
 from monarch_nb.wire.header import SKIP
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def send_region(
     actor: ActorState,
     region: Region,
     method: str,
-    frames: Sequence[Any],
+    frames: Sequence[OutFrame],
     *,
     port: int = 0,
     call: str = "",
@@ -124,8 +124,8 @@ def send_each(
     actor: ActorState,
     ranks: Sequence[int],
     method: str,
-    frames: Sequence[Any],
-    call: PendingCall,
+    frames: Sequence[OutFrame],
+    call: PendingCall[object],
     *,
     ordered: bool = True,
 ) -> None:

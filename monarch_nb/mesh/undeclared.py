@@ -2,11 +2,11 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, cast, overload
+from typing import Concatenate, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from monarch_nb.mesh.endpoint import Endpoint
 from monarch_nb.mesh.handle import Handle
-from monarch_nb.runtime import ActorState, EndpointProperty, Port, undeclared_name
+from monarch_nb.runtime import ActorState, AnyEndpoint, EndpointProperty, Port, undeclared_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -15,7 +15,7 @@ R = TypeVar("R")
 class NotAnEndpoint:
     """A method that is not marked with `@endpoint`. Only `as_endpoint` can do anything with it."""
 
-    def __init__(self, mesh: Handle[ActorState], name: str, method: Callable[..., Any]) -> None:
+    def __init__(self, mesh: Handle[ActorState], name: str, method: Callable[..., object]) -> None:
         self._mesh = mesh
         self._name = name
         self._method = method
@@ -27,7 +27,7 @@ class NotAnEndpoint:
             f"decorator to its definition, or use as_endpoint({state.name}.{self._name})"
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """Refuses, and says what to do instead."""
         self._refuse()
 
@@ -42,16 +42,16 @@ class NotAnEndpoint:
 
 @overload
 def as_endpoint(
-    not_an_endpoint: Callable[P, R], *, propagate: Any = None, explicit_response_port: Literal[False] = False
+    not_an_endpoint: Callable[P, R], *, propagate: object = None, explicit_response_port: Literal[False] = False
 ) -> Endpoint[P, R]: ...
 @overload
 def as_endpoint(
     not_an_endpoint: Callable[Concatenate[Port[R], P], None],
     *,
-    propagate: Any = None,
+    propagate: object = None,
     explicit_response_port: Literal[True],
 ) -> Endpoint[P, R]: ...
-def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
+def as_endpoint(not_an_endpoint: object, *, propagate: object = None, explicit_response_port: bool = False) -> object:
     """A method of a spawned actor without `@endpoint`, as an endpoint: `as_endpoint(mesh.method).call(...)`.
 
     Raises ValueError for anything else, TypeError for an `async def` of an actor whose endpoints are all `def`.
@@ -66,8 +66,7 @@ def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_respons
             f"{mesh._state.cls.__name__}.{not_an_endpoint._name} is `async def`, but the actor's endpoints are all "
             f"`def`: it has no event loop"
         )
-    declared = cast(
-        "EndpointProperty[..., Any]",
-        EndpointProperty(method, propagator=propagate, explicit_response_port=explicit_response_port),
+    declared: AnyEndpoint = EndpointProperty(
+        method, propagator=propagate, explicit_response_port=explicit_response_port
     )
     return Endpoint(mesh, undeclared_name(not_an_endpoint._name, explicit=explicit_response_port), declared)

@@ -167,7 +167,7 @@ class ValueMesh(MeshTrait, Generic[T]):
         return f"ValueMesh({self.extent!r}):" + describe(len(self), self.get, self._where, whole=whole)
 
 
-def places_in(values: ValueMesh[Any], indices: Sequence[int]) -> str:
+def places_in(values: ValueMesh[object], indices: Sequence[int]) -> str:
     """The places of some values, as `gpus=2-3`: those that they have in the mesh that this is a part of."""
     return values._where(indices)
 
@@ -176,7 +176,7 @@ def _region_of(shape: Shape | Region | Extent) -> Region:
     return shape if isinstance(shape, Region) else shape.region
 
 
-def _equal(left: Any, right: Any) -> bool:
+def _equal(left: object, right: object) -> bool:
     if left is right:
         return True
     if getattr(left, "shape", None) != getattr(right, "shape", None):

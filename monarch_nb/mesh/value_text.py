@@ -17,7 +17,7 @@ FEW = 8  # so many elements are shown themselves
 HASHED = 16 * 2**20  # bytes; larger arrays are equal only to themselves
 
 
-def describe(count: int, get: Callable[[int], Any], where: Callable[[list[int]], str], *, whole: bool = True) -> str:
+def describe(count: int, get: Callable[[int], object], where: Callable[[list[int]], str], *, whole: bool = True) -> str:
     """What follows a value mesh's heading: lines of their own, or the rest of its line where there is nothing to see.
 
     `where` names places, `whole` says that there are no others in the mesh. Never raises for what a value or its
@@ -40,7 +40,7 @@ def _everyone(count: int) -> str:
     return "its rank" if count == 1 else f"all {count} ranks"
 
 
-def nothing_in(count: int, get: Callable[[int], Any]) -> bool:
+def nothing_in(count: int, get: Callable[[int], object]) -> bool:
     """Whether all these values are None, as of calls that return nothing. Never raises for what decoding one does."""
     try:
         return all(get(rank) is None for rank in range(count))
@@ -48,14 +48,14 @@ def nothing_in(count: int, get: Callable[[int], Any]) -> bool:
         return False
 
 
-def grouped(count: int, get: Callable[[int], Any]) -> tuple[list[tuple[list[int], str]], int]:
+def grouped(count: int, get: Callable[[int], object]) -> tuple[list[tuple[list[int], str]], int]:
     """Ranks with equal values and their text, in order of first rank; and how many ranks were not looked at.
 
     Arrays of more than a few elements are summed up. Never raises for what a value or its decoding does.
     """
     groups: dict[object, tuple[list[int], str]] = {}
     # Texts and keys by identity; holds the value so that its identity stays its own.
-    costly: dict[int, tuple[Any, str, object]] = {}
+    costly: dict[int, tuple[object, str, object]] = {}
     for rank in range(count):
         try:
             value = get(rank)
@@ -88,7 +88,7 @@ class _Unreadable:
         return self.text
 
 
-def _repr(value: Any) -> str:
+def _repr(value: object) -> str:
     try:
         summary = _array_text(value)
     except Exception:  # one that has no numbers to give
@@ -96,7 +96,7 @@ def _repr(value: Any) -> str:
     if summary is not None:
         return summary
     # Only the start of a long text will be shown, and its repr can take seconds.
-    if type(value) in (str, bytes):
+    if isinstance(value, str | bytes) and type(value) in (str, bytes):
         return repr(value[: 2 * WIDTH])
     return _ADDRESS.sub("", repr_of(value))  # that of a copy here says nothing, and each copy has another
 
@@ -115,7 +115,7 @@ def _named(ranks: list[int], count: int, where: Callable[[list[int]], str], whol
     return f"{places}: " if places else ""
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         return "tensor"

@@ -2,19 +2,21 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
-from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
+from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, region_of, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
-from monarch_nb.profiling.messages import Began, Begin, Samples, StopSampling
+from monarch_nb.profiling.messages import Began, Begin, StopSampling
 from monarch_nb.profiling.result import Profile
 from monarch_nb.profiling.service import PROFILING
 from monarch_nb.profiling.traces import Traces
-from monarch_nb.runtime import Future, Runtime, current_runtime, when_done
+from monarch_nb.runtime import Future, MeshState, Runtime, current_runtime, when_done
 from monarch_nb.shape import MeshTrait
 from monarch_nb.wire import kind_of, text_of
+
+T = TypeVar("T")
 
 ANSWER_S = 3.0  # for the processes to begin, and to send the rest
 CLOCKS_S = 0.1  # smaller differences of clocks are within the time that a message takes
@@ -23,9 +25,7 @@ MOST_HZ = 1000.0
 
 
 @contextlib.contextmanager
-def profile(
-    mesh: "ActorMesh[Any] | ProcMesh | MeshTrait", *, hz: float = HZ, torch: bool = False, folder: str = "."
-) -> Iterator[Profile]:
+def profile(mesh: AnyMesh | MeshTrait, *, hz: float = HZ, torch: bool = False, folder: str = ".") -> Iterator[Profile]:
     """Samples the stacks of every rank of a mesh, or slice, while the `with` block runs; `as` gives the Profile.
 
     For a mesh of actors their own threads are sampled, for a mesh of processes (or of tensors) all threads of these. No
@@ -57,7 +57,7 @@ def profile(
             traces.end(folder, sampling.ahead)
 
 
-def _part(mesh: Any) -> "ActorMesh[Any] | ProcMesh":
+def _part(mesh: object) -> AnyMesh:
     if isinstance(mesh, (ActorMesh, ProcMesh)):
         return mesh
     procs = getattr(mesh, "procs", None) if isinstance(mesh, MeshTrait) else None
@@ -69,9 +69,9 @@ def _part(mesh: Any) -> "ActorMesh[Any] | ProcMesh":
 class _Sampling:
     """The samplers of one profile, one on each rank."""
 
-    def __init__(self, runtime: Runtime, mesh: "ActorMesh[Any] | ProcMesh", hz: float) -> None:
-        state: Any = state_of(mesh)
-        procs = getattr(state, "procs", None) or state
+    def __init__(self, runtime: Runtime, mesh: AnyMesh, hz: float) -> None:
+        state: MeshState = state_of(mesh)
+        procs = state_of(mesh) if isinstance(mesh, ProcMesh) else state_of(mesh).procs
         self._runtime = runtime
         self._service = runtime.feature(PROFILING)
         self._uid = state.uid if isinstance(mesh, ActorMesh) else ""
@@ -115,8 +115,7 @@ class _Sampling:
         try:
             answers, silent = _answers(asked)
             for samples in answers.values():
-                if isinstance(samples, Samples):
-                    self.profile.add(samples)
+                self.profile.add(samples)
             self.profile.notes += self._notes(silent)
         finally:
             self._service.forget(self._number)
@@ -135,10 +134,11 @@ class _Sampling:
         return notes
 
 
-def _answers(asked: "dict[int, Future[Any]]") -> tuple[dict[int, Began | Samples], dict[int, str]]:
+def _answers(asked: Mapping[int, Future[T]]) -> tuple[dict[int, T], dict[int, str]]:
     """The answers within the common time limit, and why other ranks did not answer."""
     until = time.monotonic() + ANSWER_S
-    answers, silent = {}, {}
+    answers: dict[int, T] = {}
+    silent: dict[int, str] = {}
     for rank, future in asked.items():
         try:
             answers[rank] = future.get(max(0.0, until - time.monotonic()))

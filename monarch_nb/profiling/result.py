@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from monarch_nb.profiling.groups import Difference, differences, grouped
 from monarch_nb.profiling.messages import Samples, StackFrame
@@ -155,7 +154,7 @@ def _lines(node: CallNode, ranks: Sequence[int], name: Callable[[str], str], ind
     return lines
 
 
-def speedscope(name: str, labels: Mapping[int, str], ranks: Mapping[int, SeenRank]) -> dict[str, Any]:
+def speedscope(name: str, labels: Mapping[int, str], ranks: Mapping[int, SeenRank]) -> dict[str, object]:
     """A profile for each rank, in seconds, as speedscope.app reads them (its "sampled" profiles)."""
     frames: dict[StackFrame, int] = {}
 

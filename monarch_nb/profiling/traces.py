@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from monarch_nb.mesh import ActorMesh, run_on_each, state_of, values_or_errors
+from monarch_nb.mesh import ActorMesh, AnyMesh, ValueMesh, run_on_each, state_of, values_or_errors
 from monarch_nb.profiling.result import Profile
 from monarch_nb.runtime import Future
 from monarch_nb.wire import text_of
@@ -19,17 +19,20 @@ APART = 1000  # numbers of processes for each rank
 _FLOWS = frozenset({"s", "t", "f", "b", "n", "e"})  # phases of events that belong together by an id
 
 
+Trace: TypeAlias = dict[str, Any]  # of JSON, as PyTorch writes it
+
+
 @dataclass(frozen=True)
 class RankTrace:
     """The trace of one rank, as PyTorch writes it. `ahead` is how many seconds its host's clock is ahead of ours."""
 
     rank: int
     label: str
-    document: Mapping[str, Any]
+    document: Trace
     ahead: float = 0.0
 
 
-def timeline(traces: Iterable[RankTrace]) -> dict[str, Any]:
+def timeline(traces: Iterable[RankTrace]) -> Trace:
     """One document: the processes of each rank under its label, in the order of ranks, at the same zero of time.
 
     PyTorch writes microseconds since `baseTimeNanoseconds` of the host's clock.
@@ -37,19 +40,19 @@ def timeline(traces: Iterable[RankTrace]) -> dict[str, Any]:
     every = sorted(traces, key=lambda trace: trace.rank)
     bases = [_base(trace.document) - 1e6 * trace.ahead for trace in every]
     zero = min(bases, default=0.0)
-    events: list[dict[str, Any]] = []
+    events: list[Trace] = []
     for trace, base in zip(every, bases, strict=True):
         events += _moved(trace, base - zero)
     return {"displayTimeUnit": "ms", "baseTimeNanoseconds": round(1000 * zero), "traceEvents": events}
 
 
-def _base(document: Mapping[str, Any]) -> float:
+def _base(document: Trace) -> float:
     """Microseconds since the epoch that its times count from."""
     return float(document.get("baseTimeNanoseconds", 0)) / 1000
 
 
-def _moved(trace: RankTrace, later: float) -> list[dict[str, Any]]:
-    processes: dict[Any, int] = {}
+def _moved(trace: RankTrace, later: float) -> list[Trace]:
+    processes: dict[object, int] = {}
     moved = []
     for event in trace.document.get("traceEvents", ()):
         if event.get("ph") == "M" and event.get("name") in ("process_name", "process_sort_index"):
@@ -65,8 +68,8 @@ def _moved(trace: RankTrace, later: float) -> list[dict[str, Any]]:
     return [*_names(trace, processes), *moved]
 
 
-def _names(trace: RankTrace, processes: Mapping[Any, int]) -> list[dict[str, Any]]:
-    names: dict[Any, str] = {
+def _names(trace: RankTrace, processes: Mapping[object, int]) -> list[Trace]:
+    names: dict[object, str] = {
         event["pid"]: str(event.get("args", {}).get("labels", ""))
         for event in trace.document.get("traceEvents", ())
         if event.get("ph") == "M" and event.get("name") == "process_labels"
@@ -84,7 +87,7 @@ def _names(trace: RankTrace, processes: Mapping[Any, int]) -> list[dict[str, Any
 class Traces:
     """The traces of one profile."""
 
-    def __init__(self, mesh: Any, profile: Profile) -> None:
+    def __init__(self, mesh: AnyMesh, profile: Profile) -> None:
         self._mesh, self._profile = mesh, profile
         self._number = time.time_ns()
 
@@ -116,27 +119,27 @@ class Traces:
         if traces:
             self._profile.trace = _written(Path(folder), self._profile.name, timeline(traces))
 
-    def _run(self, call: str) -> "dict[int, Future[Any]]":
+    def _run(self, call: str) -> "dict[int, Future[ValueMesh[bytes]]]":
         return run_on_each(self._mesh, _CALL.format(call=call), filename="<torch.profiler>")
 
     def _named(self, ranks: Sequence[int]) -> str:
         return f"{state_of(self._mesh).name} {self._profile.where(ranks)}"
 
 
-def _results(asked: "dict[int, Future[Any]]", seconds: float | None) -> dict[int, tuple[Any, str]]:
+def _results(asked: "dict[int, Future[ValueMesh[bytes]]]", seconds: float | None) -> dict[int, tuple[bytes, str]]:
     """The result of each rank, or the reason why there is none."""
-    results: dict[int, tuple[Any, str]] = {}
+    results: dict[int, tuple[bytes, str]] = {}
     for rank, value in values_or_errors(asked, seconds).items():
         if isinstance(value, TimeoutError):
-            results[rank] = None, f"it was still busy after {seconds:g} s"
+            results[rank] = b"", f"it was still busy after {seconds:g} s"
         elif isinstance(value, Exception):
-            results[rank] = None, text_of(value).partition("\n")[0]
+            results[rank] = b"", text_of(value).partition("\n")[0]
         else:
             results[rank] = value, ""
     return results
 
 
-def _written(folder: Path, name: str, document: dict[str, Any]) -> Path:
+def _written(folder: Path, name: str, document: Trace) -> Path:
     """The file, beside the notebook; written beside its name first, so that no half of one is left."""
     plain = "".join(char if char.isalnum() or char in "-_." else "-" for char in name)
     target = folder / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}.trace.json.gz"

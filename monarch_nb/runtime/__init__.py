@@ -3,6 +3,8 @@
 from monarch_nb.runtime.actors.actor import Actor
 from monarch_nb.runtime.actors.cell import ANEW, EXEC, HOOK, RELOAD, ActorCell
 from monarch_nb.runtime.actors.endpoint import (
+    AnyEndpoint,
+    Coro,
     EndpointProperty,
     concurrent_endpoint,
     endpoint,
@@ -12,13 +14,14 @@ from monarch_nb.runtime.actors.endpoint import (
 )
 from monarch_nb.runtime.actors.hosting import calls_of
 from monarch_nb.runtime.arrivals import SPAWN
-from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
+from monarch_nb.runtime.bodies import returns_future
 from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
-from monarch_nb.runtime.calls import DeadlockError, PendingCall
+from monarch_nb.runtime.calls import DeadlockError, PendingCall, Thunk
+from monarch_nb.runtime.cause import ActorEnd, Cause, CauseKind, stop_cause
 from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
 from monarch_nb.runtime.encoded_arguments import EncodedObject
 from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Feature
-from monarch_nb.runtime.future import Future
+from monarch_nb.runtime.future import Future, WouldBlockRuntime
 from monarch_nb.runtime.losses import FILL_AGAIN_S
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState, ranks_of
 from monarch_nb.runtime.parts import Parts
@@ -40,7 +43,7 @@ from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.supervising import Supervising, fault_hook, set_hook_lookup
 from monarch_nb.runtime.tables import ProcessTables
 from monarch_nb.runtime.verbs import DOING, INTERRUPT, Interrupt, RunningEndpoint, RunsOn, SpawnActor, WhatRuns
-from monarch_nb.runtime.waiting import Waiter
+from monarch_nb.runtime.waiting import WaitObserver
 
 __all__ = [
     "ANEW",
@@ -56,10 +59,15 @@ __all__ = [
     "SPAWN",
     "Actor",
     "ActorCell",
+    "ActorEnd",
     "ActorId",
     "ActorState",
+    "AnyEndpoint",
+    "Cause",
+    "CauseKind",
     "Channel",
     "Context",
+    "Coro",
     "CreatorInstance",
     "DeadlockError",
     "EncodedObject",
@@ -84,7 +92,8 @@ __all__ = [
     "StopRequested",
     "StreamCall",
     "Supervising",
-    "Waiter",
+    "Thunk",
+    "WaitObserver",
     "WhatRuns",
     "WouldBlockRuntime",
     "breakpoint_if",
@@ -112,6 +121,7 @@ __all__ = [
     "returns_future",
     "set_hook_lookup",
     "started",
+    "stop_cause",
     "undeclared_name",
     "when_done",
 ]

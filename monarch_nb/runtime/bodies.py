@@ -8,26 +8,15 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Generator
+from typing import ParamSpec, TypeVar
 
-from monarch_nb.runtime import waiting
-from monarch_nb.runtime.future import Future
+from monarch_nb.runtime.actors.endpoint import Coro
+from monarch_nb.runtime.future import Future, WouldBlockRuntime, check_not_driven, driving
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_Body = tuple[Callable[[], Coroutine[Any, Any, Any]], contextvars.Context]
-
-
-class WouldBlockRuntime(RuntimeError):
-    """A wait that could never end: it would block the very thread that has to do the work. Use `await` there."""
-
-
-class _Here(threading.local):
-    """The state of the calling thread."""
-
-    driving = False  # a body, on a loop of its own
-    runner: "_Runner | None" = None
+_Body = tuple[Callable[[], Coro[R]], contextvars.Context]
 
 
 class _Runner:
@@ -46,43 +35,38 @@ def _close(runner: asyncio.Runner) -> None:
         runner.close()
 
 
+class _Here(threading.local):
+    """The state of the calling thread."""
+
+    runner: _Runner | None = None
+
+
 _here = _Here()
 _started: set["asyncio.Task[None]"] = set()  # loops hold their tasks weakly
-
-
-def _check(future: Future[Any]) -> None:
-    if _here.driving:
-        raise WouldBlockRuntime(
-            "this .get() is inside a @returns_future body that another .get() runs on this thread: use `await` here"
-        )
-
-
-waiting.block_checks.append(_check)
 
 
 class BodyFuture(Future[R]):
     """The result of a body that begins to run when somebody first looks; at most once."""
 
     __slots__ = ("_body", "_thread")
-    _body: _Body | None
+    _body: _Body[R] | None
     _thread: int  # whose loop runs the body
 
     @classmethod
-    def _of(cls, body: Callable[[], Coroutine[Any, Any, R]], context: contextvars.Context) -> "BodyFuture[R]":
-        self = cls._make()
-        assert isinstance(self, BodyFuture)
+    def _of(cls, body: Callable[[], Coro[R]], context: contextvars.Context) -> "BodyFuture[R]":
+        self: BodyFuture[R] = BodyFuture._make()
         self._body = (body, context)
         self._cancel = BodyFuture._leave_out
         self._thread = 0
         return self
 
     @staticmethod
-    def _leave_out(future: Future[Any]) -> bool:
+    def _leave_out(future: Future[object]) -> bool:
         """A body that has not begun never will; one that runs goes on."""
         assert isinstance(future, BodyFuture)
         return future._take() is not None and future._give_up()
 
-    def _take(self) -> _Body | None:
+    def _take(self) -> _Body[R] | None:
         with _taking:
             body, self._body = self._body, None
             if body is not None:
@@ -92,7 +76,7 @@ class BodyFuture(Future[R]):
     def _wait(self, timeout: float | None) -> bool:
         if self._done:
             return True
-        _check(self)
+        check_not_driven()
         body = self._take()
         if body is not None:
             self._drive(body, timeout)
@@ -101,7 +85,7 @@ class BodyFuture(Future[R]):
             raise WouldBlockRuntime("the body of this future runs on this thread's event loop: use `await`")
         return super()._wait(timeout)
 
-    def __await__(self) -> Generator[Any, None, R]:
+    def __await__(self) -> Generator[object, None, R]:
         """Suspends the running task until the body is done, which runs on the same loop."""
         body = self._take()
         if body is not None:
@@ -113,7 +97,7 @@ class BodyFuture(Future[R]):
 
     # -- running it -------------------------------------------------------------------------------------------------
 
-    async def _run(self, begin: Callable[[], Coroutine[Any, Any, R]]) -> None:
+    async def _run(self, begin: Callable[[], Coro[R]]) -> None:
         try:
             self._set(await begin())
         except asyncio.CancelledError:
@@ -125,7 +109,7 @@ class BodyFuture(Future[R]):
         except BaseException as error:
             self._fail(error)
 
-    async def _main(self, begin: Callable[[], Coroutine[Any, Any, R]], timeout: float | None) -> None:
+    async def _main(self, begin: Callable[[], Coro[R]], timeout: float | None) -> None:
         task = asyncio.create_task(self._run(begin))
         try:
             await asyncio.wait({task}, timeout=timeout)
@@ -140,7 +124,7 @@ class BodyFuture(Future[R]):
                 each.cancel()
             await asyncio.gather(task, *left, return_exceptions=True)
 
-    def _drive(self, body: _Body, timeout: float | None) -> None:
+    def _drive(self, body: _Body[R], timeout: float | None) -> None:
         """Runs the body to its end; at a time-out or an interrupt it is cancelled first."""
         try:
             asyncio.get_running_loop()
@@ -149,14 +133,14 @@ class BodyFuture(Future[R]):
         else:
             self._drive_aside(body, timeout)
 
-    def _drive_here(self, body: _Body, timeout: float | None) -> None:
+    def _drive_here(self, body: _Body[R], timeout: float | None) -> None:
         begin, context = body
         mine = _here.runner
         if mine is None:
             mine = _here.runner = _Runner()
         loop = mine.runner.get_loop()
         main = context.run(loop.create_task, self._main(begin, timeout))
-        _here.driving = True
+        driving.now = True
         try:
             # Not by the runner, which holds an interrupt back until the body awaits something.
             loop.run_until_complete(main)
@@ -169,9 +153,9 @@ class BodyFuture(Future[R]):
             mine.close()
             raise
         finally:
-            _here.driving = False
+            driving.now = False
 
-    def _drive_aside(self, body: _Body, timeout: float | None) -> None:
+    def _drive_aside(self, body: _Body[R], timeout: float | None) -> None:
         """This thread's loop is running already, so the body gets a thread."""
         loop: asyncio.AbstractEventLoop | None = None
         main: asyncio.Task[None] | None = None
@@ -185,7 +169,7 @@ class BodyFuture(Future[R]):
 
         def drive() -> None:
             self._thread = threading.get_ident()
-            _here.driving = True
+            driving.now = True
             with asyncio.Runner() as runner, contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
                 runner.run(run(), context=body[1])
 
@@ -215,7 +199,7 @@ def _late(timeout: float | None) -> TimeoutError:
     return TimeoutError(f"not done within {timeout:g} s: it was cancelled")
 
 
-def returns_future(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Future[R]]:
+def returns_future(function: Callable[P, Coro[R]]) -> Callable[P, Future[R]]:
     """Turns an `async def` into a function that gives a Future, for callers with and without an event loop.
 
     The body starts when the future is first looked at: `await` runs it on the awaiting loop, `.get()` on the calling
@@ -234,7 +218,7 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P,
     return call
 
 
-def _from_coro(body: Coroutine[Any, Any, R]) -> Future[R]:
+def _from_coro(body: Coro[R]) -> Future[R]:
     """A future of a coroutine, which begins when somebody looks: a private way of torchmonarch's programs."""
     return BodyFuture._of(lambda: body, contextvars.copy_context())
 

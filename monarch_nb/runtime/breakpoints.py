@@ -18,7 +18,7 @@ def _patch_pdb(module: Any) -> None:
     if getattr(before, "_monarch", False):
         return
 
-    def set_trace(*args: Any, **kwargs: Any) -> Any:
+    def set_trace(*args: object, **kwargs: object) -> object:
         return _stop(sys._getframe(1), "pdb.set_trace()", before, args, kwargs)
 
     set_trace._monarch = True  # type: ignore[attr-defined]
@@ -28,10 +28,10 @@ def _patch_pdb(module: Any) -> None:
 
 def install_breakpoints() -> None:
     """From now on `breakpoint()` and `pdb.set_trace()` in an actor stop that actor; elsewhere they do what they did."""
-    before: Callable[..., Any] = sys.breakpointhook
+    before: Callable[..., object] = sys.breakpointhook
     if not getattr(before, "_monarch", False):
 
-        def breakpointhook(*args: Any, **kwargs: Any) -> Any:
+        def breakpointhook(*args: object, **kwargs: object) -> object:
             if os.environ.get("PYTHONBREAKPOINT") == "0":  # breakpoints are switched off, as everywhere in Python
                 return None
             return _stop(sys._getframe(1), "breakpoint()", before, args, kwargs)
@@ -41,17 +41,22 @@ def install_breakpoints() -> None:
     when_imported("pdb", _patch_pdb)
 
 
-def _stop(frame: FrameType, reason: str, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _stop(
+    frame: FrameType, reason: str, before: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     process = current_process.started()
     context = current.get()
     in_actor = context is not None and context.actor_instance.cell is not None
     if process is None or not (in_actor or process.is_worker):  # the notebook's own cells, or a script
         return _elsewhere(frame, before, args, kwargs)
     debugger = process.feature(DEBUG)
-    return debugger.stop(frame, reason)
+    debugger.stop(frame, reason)
+    return None
 
 
-def _elsewhere(frame: FrameType, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _elsewhere(
+    frame: FrameType, before: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """No actor's breakpoint: what would have been without us, and at the frame that asked, not at ours."""
     if before is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
         before = sys.modules["pdb"].set_trace if "pdb" in sys.modules else importlib.import_module("pdb").set_trace
@@ -72,7 +77,7 @@ def stop_here(frame: FrameType, reason: str) -> None:
     _stop(frame, reason, lambda: sys.breakpointhook(), (), {})
 
 
-def breakpoint_if(condition: Any, reason: str = "") -> None:
+def breakpoint_if(condition: object, reason: str = "") -> None:
     """Stops the actor that calls it if `condition` is true; in a process without actors it is `breakpoint()`.
 
     Costs no more than the test where it is false.

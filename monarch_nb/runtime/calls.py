@@ -3,20 +3,21 @@
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
 from monarch_nb.runtime.actors.raised import RankError, RankNames, actor_error, in_order
 from monarch_nb.runtime.future import Future
 from monarch_nb.settings import settings
-from monarch_nb.wire import ActorError, Folded, Header, Kind, Status, decode, unfold, unpickle_failure
+from monarch_nb.wire import ActorError, Folded, Header, InFrame, Kind, Status, decode, unfold, unpickle_failure
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
     from monarch_nb.transport import Parcel
 
-Thunk = Callable[[], Any]
+R = TypeVar("R", covariant=True)
+Thunk = Callable[[], Any]  # decodes one answer
 
 
 def answered() -> None:
@@ -31,7 +32,7 @@ class DeadlockError(RuntimeError):
     """A wait that can never end, since what it waits for waits for the waiting actor."""
 
 
-class PendingCall:
+class PendingCall(Generic[R]):
     """Collects `size` replies. Replies come on the reading thread, and are decoded by whoever looks at the result.
 
     One that some ranks answer with an error waits for the others for `call_error_window` only: all that have raised by
@@ -45,7 +46,7 @@ class PendingCall:
         mesh: str,
         ranks: Callable[[], Sequence[int]],
         size: int,
-        build: Callable[[list[Thunk]], Any],
+        build: Callable[[list[Thunk]], R],
     ) -> None:
         self._process = process
         self.title = title  # "trainers.step"
@@ -65,12 +66,12 @@ class PendingCall:
         self.missing = size
         self._finding = ""
         self.number = process.ports.open(self)
-        self._future: Future[Any] | None = self._new_future()
-        self._handed: Callable[[], Future[Any] | None] = _nobody
+        self._future: Future[R] | None = self._new_future()
+        self._handed: Callable[[], Future[R] | None] = _nobody
         process.calls[self.call] = self
 
-    def _new_future(self) -> Future[Any]:
-        future: Future[Any] = Future._make(describe=self.describe)
+    def _new_future(self) -> Future[R]:
+        future: Future[R] = Future._make(describe=self.describe)
         future.wait_id = self.call
         return future
 
@@ -79,7 +80,7 @@ class PendingCall:
         self.future._cancel = self.cancel
 
     @property
-    def future(self) -> Future[Any]:
+    def future(self) -> Future[R]:
         """The future that its answers resolve; a new one where nobody has kept the one that was handed out."""
         future = self._future or self._handed()
         if future is None:
@@ -87,7 +88,7 @@ class PendingCall:
             future._hand_out()
         return future
 
-    def hand_out(self) -> Future[Any]:
+    def hand_out(self) -> Future[R]:
         """Returns its future to a caller that may discard it: an error is reported even so."""
         future = self._future or self.future
         future._hand_out()
@@ -105,7 +106,7 @@ class PendingCall:
         else:
             self._reply(header, None, parcel)
 
-    def _replies_alike(self, folded: Folded) -> None:
+    def _replies_alike(self, folded: Folded[InFrame]) -> None:
         self._process.log_positions.update(folded.logs)
         values = folded.header.status == Status.VALUE
         for span in folded.places:
@@ -123,7 +124,7 @@ class PendingCall:
         self._settle(thunk)
         return True
 
-    def _reply(self, header: Header, frames: Sequence[Any] | None, parcel: "Parcel | None") -> None:
+    def _reply(self, header: Header, frames: Sequence[InFrame] | None, parcel: "Parcel | None") -> None:
         index = header.index
         if not 0 <= index < self.size or self._replies[index] is not None:
             return
@@ -145,10 +146,10 @@ class PendingCall:
         self.missing -= 1
         return True
 
-    def _thunk(self, frames: Sequence[Any] | None, parcel: "Parcel | None") -> Thunk:
+    def _thunk(self, frames: Sequence[InFrame] | None, parcel: "Parcel | None") -> Thunk:
         process, title = self._process, self.title
 
-        def value() -> Any:
+        def value() -> object:
             try:
                 body = frames if parcel is None else parcel.parts
                 assert body is not None
@@ -217,7 +218,7 @@ class PendingCall:
             self._future = None  # a discarded future reports its error now
         return future._set_lazy(self._result, failed=bool(self._raised))
 
-    def _result(self) -> Any:
+    def _result(self) -> R:
         self.on_read()
         if self._raised:  # the first cause is raised, with notes of the others
             raised = in_order(self._raised.copy())
@@ -302,7 +303,7 @@ class PendingCall:
                 error.add_note(f"Before that, {self.title} had raised on {where([place])}: {one.text.line}{others}")
         self.fail(error)
 
-    def cancel(self, _: Future[Any] | None = None) -> bool:
+    def cancel(self, _: Future[object] | None = None) -> bool:
         """Ends the call here, and on the ranks that have not answered; True if it was still waiting."""
         if not self.waits:
             return False

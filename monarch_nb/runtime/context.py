@@ -1,5 +1,6 @@
 """The context of running code: the current actor instance and the message it handles."""
 
+import functools
 import hashlib
 import threading
 from contextvars import ContextVar
@@ -193,6 +194,15 @@ class Context:
 
 
 current: ContextVar[Context | None] = ContextVar("monarch_context", default=None)
+
+
+_extent = functools.lru_cache(maxsize=64)(Extent)  # those of the slices that calls are sent to, again and again
+
+
+@functools.lru_cache(maxsize=256)
+def point_of(index: int, extent: tuple[tuple[str, ...], tuple[int, ...]]) -> Point:
+    """The point of a message in the slice it was sent to."""
+    return Point(index, _extent(*extent))
 
 
 def running_actor() -> Instance | None:

@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from monarch_nb.wire import decode
+from monarch_nb.wire import OutFrame, decode, in_memory
 
 
 class EncodedObject:
@@ -12,10 +12,11 @@ class EncodedObject:
 
     __slots__ = ("_frames",)
 
-    def __init__(self, frames: Sequence[Any]) -> None:
-        self._frames = tuple(bytes(frame) if index == 0 else bytearray(frame) for index, frame in enumerate(frames))
+    def __init__(self, frames: Sequence[OutFrame]) -> None:
+        held = [in_memory(frame) for frame in frames]
+        self._frames: tuple[bytes | bytearray, ...] = (*map(bytes, held[:1]), *map(bytearray, held[1:]))
 
-    def load(self, context: Any = None) -> Any:
+    def load(self, context: object = None) -> Any:
         """The object; buffers in it are its own."""
         return decode([self._frames[0], *(bytearray(frame) for frame in self._frames[1:])], context)
 
@@ -24,5 +25,5 @@ class EncodedObject:
         """Size in bytes."""
         return sum(len(frame) for frame in self._frames)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return EncodedObject, ((self._frames[0], *(pickle.PickleBuffer(frame) for frame in self._frames[1:])),)

@@ -53,7 +53,7 @@ class DebuggerFeature(Protocol):
 class CollectivesFeature(Protocol):
     """Waits in process groups of torch.distributed, as the runtime needs them ended; the feature "collectives"."""
 
-    def release(self, call: "PendingCall", then: Callable[[], None]) -> None:
+    def release(self, call: "PendingCall[object]", then: Callable[[], None]) -> None:
         """Frees ranks that wait for others that have raised in a call, and does `then`. Does not block."""
 
     def renew(self, procs: "ProcState", mesh: str) -> "Future[None]":

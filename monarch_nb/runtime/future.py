@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NoReturn, Self, TypeVar, cast
 
 from monarch_nb.runtime import unretrieved, waiting
 from monarch_nb.transport import held_back
@@ -15,7 +15,29 @@ from monarch_nb.wire import ActorError, error_line
 
 logger = logging.getLogger(__name__)
 
-R = TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R", covariant=True)
+
+
+class WouldBlockRuntime(RuntimeError):
+    """A wait that could never end: it would block the very thread that has to do the work. Use `await` there."""
+
+
+class Driving(threading.local):
+    """Whether the calling thread runs the body of a future, on a loop of its own."""
+
+    now = False
+
+
+driving = Driving()
+
+
+def check_not_driven() -> None:
+    """Raises WouldBlockRuntime on a thread that runs a body."""
+    if driving.now:
+        raise WouldBlockRuntime(
+            "this .get() is inside a @returns_future body that another .get() runs on this thread: use `await` here"
+        )
 
 
 # Held for a few instructions only: two threads may resolve one future, a third may add a callback.
@@ -64,23 +86,21 @@ class Future(Generic[R]):
     _lock: threading.Lock  # held until there is a result; who waits may be interrupted while he holds it
     _decoding: threading.Lock  # held while the result is decoded
     _done: bool
-    _value: Any
+    _value: R | None
     _error: BaseException | None
-    _resolve: Callable[[], Any] | None  # decodes on the thread that looks first
+    _resolve: Callable[[], R] | None  # decodes on the thread that looks first
     _start: Callable[[], None] | None  # lazy receives begin when first observed
     _callbacks: "list[Callable[[Future[R]], None]] | None"
     _handed: bool  # to somebody who may forget it
     _unread: bool  # it ended with an error, and nobody has looked
     _unretrieved: "unretrieved.UnretrievedError | None"  # reports that error if the future is dropped
-    _cancel: "Callable[[Future[Any]], bool] | None"  # what `cancel` does; None where others rely on the operation
+    _cancel: "Callable[[Future[object]], bool] | None"  # what `cancel` does; None where others rely on the operation
 
     def __init__(self) -> None:
         raise TypeError("a Future is returned by a call on a mesh; it cannot be made by hand")
 
     @classmethod
-    def _make(
-        cls, *, start: Callable[[], None] | None = None, describe: Callable[[], str] | None = None
-    ) -> "Future[R]":
+    def _make(cls, *, start: Callable[[], None] | None = None, describe: Callable[[], str] | None = None) -> Self:
         self = cls.__new__(cls)
         self._lock = threading.Lock()
         self._lock.acquire()
@@ -99,14 +119,16 @@ class Future(Generic[R]):
         return self
 
     @classmethod
-    def _resolved(cls, value: R) -> "Future[R]":
-        self = cls._make()
+    def _resolved(cls, value: T) -> "Future[T]":
+        self: Future[T] = Future._make()
         self._set(value)
         return self
 
     # -- the side that resolves -------------------------------------------------------------------------------------
 
-    def _finish(self, value: Any, error: BaseException | None, resolve: Callable[[], Any] | None, failed: bool) -> bool:
+    def _finish(
+        self: "Future[T]", value: T | None, error: BaseException | None, resolve: Callable[[], T] | None, failed: bool
+    ) -> bool:
         with _transitions:
             if self._done:
                 return False
@@ -127,7 +149,7 @@ class Future(Generic[R]):
                 logger.exception("a callback of %r failed", self)
         return True
 
-    def _set(self, value: R) -> bool:
+    def _set(self: "Future[T]", value: T) -> bool:
         return held_back(self._finish, value, None, None, False)
 
     def _set_lazy(self, resolve: Callable[[], R], *, failed: bool = False) -> bool:
@@ -237,11 +259,10 @@ class Future(Generic[R]):
         """Blocks until resolved or timed out; interruptible on the main thread."""
         self._observe()
         if self._done:
-            for show in waiting.ready:
+            for show in waiting.observers.no_wait:
                 show()
             return True
-        for check in waiting.block_checks:
-            check(self)
+        check_not_driven()
         lock = self._lock
         entered = waiting.enter(self, timeout)
         self.watched += 1
@@ -249,7 +270,7 @@ class Future(Generic[R]):
             begun = time.monotonic()
             deadline = None if timeout is None else begun + timeout
             while True:
-                tick = waiting.TICK  # also where there are no waiters: one may come
+                tick = waiting.TICK  # also where nobody observes it: one may come
                 if deadline is not None:
                     tick = min(tick, max(0.0, deadline - time.monotonic()))
                 if lock.acquire(timeout=tick):
@@ -260,18 +281,18 @@ class Future(Generic[R]):
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     return False
-                for waiter in tuple(waiting.waiters):
-                    waiter.waiting(self, now - begun)
+                for show_tick in waiting.observers.tick:
+                    show_tick(self, now - begun)
         except KeyboardInterrupt as stop:
-            for say in waiting.stop_words:
-                if text := say(self):
+            for stop_text in waiting.observers.stop_text:
+                if text := stop_text(self):
                     raise KeyboardInterrupt(text) from stop
             if progress := self.progress_text():
                 stop.add_note(f"stopped waiting; {progress}. The future stays valid: .get() waits again")
             raise
         finally:
             self.watched -= 1
-            waiting.leave(entered)
+            waiting.end(entered)
 
     def wait(self, timeout: float) -> bool:
         """Blocks until it is over, up to `timeout` seconds, without a word about it; whether it is over."""
@@ -310,7 +331,7 @@ class Future(Generic[R]):
             return error
         return None
 
-    def __await__(self) -> Generator[Any, None, R]:
+    def __await__(self) -> Generator[object, None, R]:
         """Suspends the running task until the result is there."""
         if not self._done:
             loop = asyncio.get_running_loop()
@@ -334,9 +355,9 @@ class Future(Generic[R]):
                 yield from signal.__await__()
             finally:
                 self.watched -= 1
-                waiting.leave_await(signal, entered)
+                waiting.end_await(signal, entered)
         else:
-            for show in waiting.ready:
+            for show in waiting.observers.no_wait:
                 show()
         return self._outcome()
 
@@ -381,8 +402,8 @@ def _raise(error: BaseException | None) -> None:
         raise error
 
 
-def _refuses(name: str) -> Callable[..., Any]:
-    def operate(self: Future[Any], *_: Any) -> Any:
+def _refuses(name: str) -> Callable[..., object]:
+    def operate(self: Future[object], *_: object) -> NoReturn:
         raise TypeError(f"a Future cannot be used with {name}: `.get()` is missing")
 
     return operate

@@ -78,7 +78,7 @@ class Losses:
         elif header.port == 0 and header.method != SKIP and not self._local.closed:  # whoever waits has got an error
             self._supervisor.undeliverable(header, reason)
 
-    def _fail_call(self, call: PendingCall, header: Header, reason: str) -> None:
+    def _fail_call(self, call: PendingCall[object], header: Header, reason: str) -> None:
         if header.kind == Kind.RETURNED and header.flags & Flags.REPORTED_ELSEWHERE:
             return
         places: Iterable[int] = [header.index] if header.plan is None else indices(header.plan.runs)

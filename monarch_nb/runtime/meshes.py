@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
@@ -21,7 +21,10 @@ class SpawnSpec(Protocol):
     """How a mesh was spawned, as its owner keeps it to start ranks of it again."""
 
     instance: Instance  # its owner
-    initialized: Future[Any]  # resolves when all that it starts with has run
+
+    @property
+    def initialized(self) -> Future[object]:
+        """Resolves when all that it starts with has run."""
 
     def release(self) -> None:
         """The mesh has stopped: nothing of it is started again."""
@@ -30,6 +33,7 @@ class SpawnSpec(Protocol):
 class ProcsSpawnSpec(SpawnSpec, Protocol):
     """How a mesh of processes was spawned."""
 
+    initialized: Future[object]
     host_mesh: str  # the identity of the host mesh it was spawned on
 
     @property

@@ -13,7 +13,9 @@ from monarch_nb.wire import (
     ActorError,
     Flags,
     Header,
+    InFrame,
     Kind,
+    MemoryFrame,
     Status,
     decode,
     decode_exception,
@@ -49,7 +51,7 @@ class Port(Generic[T]):
             raise RuntimeError(f"port {self._number} of {self._address} takes one value (once=True), and has been used")
         self._used = True
 
-    def _send(self, status: Status, frames: list[Any]) -> None:
+    def _send(self, status: Status, frames: list[MemoryFrame]) -> None:
         sender = process()
         context = sender.context()
         header = Header(
@@ -86,7 +88,7 @@ class Port(Generic[T]):
         self._use()
         self._send(Status.EXCEPTION, frames)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         state = {"_used": True} if self._once and self._used else None
         return Port, (self._address, self._number, self.return_undeliverable, self._once), state
 
@@ -101,7 +103,7 @@ class ReplyPort(Port[T]):
         super().__init__(request.src, request.port)
         self._request = request
 
-    def _send(self, status: Status, frames: list[Any]) -> None:
+    def _send(self, status: Status, frames: list[MemoryFrame]) -> None:
         if self._number:
             process().check_size(self._request.src, frames)
             process().reply(self._request, status, frames)
@@ -109,7 +111,7 @@ class ReplyPort(Port[T]):
     def _asks(self, answer: Header) -> Header:
         return self._request
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _reply_from, (self._address, self._number, self._request.index, self._request.call)
 
 
@@ -123,9 +125,9 @@ class _Queue:
     def __init__(self, once: bool) -> None:
         receiver = self._process = process()
         self._lock = threading.Lock()
-        self._values: deque[tuple[int, Callable[[], Any]]] = deque()  # rank of the sender, value
+        self._values: deque[tuple[int, Callable[[], object]]] = deque()  # rank of the sender, value
         # A receive that was given up does not eat a value.
-        self._claims: deque[tuple[weakref.ref[Future[Any]], bool]] = deque()
+        self._claims: deque[tuple[weakref.ref[Future[object]], bool]] = deque()
         self._once = once
         self._taken = False  # its only value was received
         self.number = receiver.ports.open(_OpenPort(self))
@@ -140,10 +142,10 @@ class _Queue:
         else:
             self._arrive(header, parcel.frames, parcel)
 
-    def _arrive(self, header: Header, frames: Sequence[Any], parcel: "Parcel | None") -> None:
+    def _arrive(self, header: Header, frames: Sequence[InFrame], parcel: "Parcel | None") -> None:
         receiver = self._process
 
-        def value() -> Any:
+        def value() -> object:
             try:
                 return _open(header, frames, receiver)
             finally:
@@ -163,7 +165,7 @@ class _Queue:
                 self._took()
                 return
 
-    def claim(self, future: Future[Any], ranked: bool) -> None:
+    def claim(self, future: Future[object], ranked: bool) -> None:
         """The next value belongs to this future."""
         with self._lock:
             refused = self._taken
@@ -193,14 +195,14 @@ class _Queue:
             if future is not None:
                 self._refuse(future)
 
-    def _refuse(self, future: Future[Any]) -> None:
+    def _refuse(self, future: Future[object]) -> None:
         future._fail(ValueError(f"port {self.number} takes one value (once=True), which was received already"))
 
     def __del__(self) -> None:
         self._close()
 
 
-def _give(future: Future[Any], ranked: bool, rank: int, value: Callable[[], Any]) -> bool:
+def _give(future: Future[object], ranked: bool, rank: int, value: Callable[[], object]) -> bool:
     return future._set_lazy((lambda: (rank, value())) if ranked else value)
 
 
@@ -216,7 +218,7 @@ class _OpenPort:
             queue.arrive(header, parcel)
 
 
-def _open(header: Header, frames: Sequence[Any], receiver: "Runtime") -> Any:
+def _open(header: Header, frames: Sequence[InFrame], receiver: "Runtime") -> object:
     """Decodes what came for a port: a value, or an exception to raise."""
     if header.status == Status.VALUE:
         return decode(frames, receiver)
@@ -282,7 +284,7 @@ class PortReceiver(Generic[T]):
         future._cancel = Future._give_up
         return future
 
-    def ranked(self) -> "RankedPortReceiver[Any]":
+    def ranked(self) -> "RankedPortReceiver[T]":
         """The same receiver, giving (rank, value)."""
         return RankedPortReceiver(self._queue)
 

@@ -32,7 +32,7 @@ from monarch_nb.runtime.tables import ProcessTables
 from monarch_nb.runtime.verbs import CANCEL, DOING, END, INTERRUPT, PROBE
 from monarch_nb.runtime.waits import DeadlockDetector
 from monarch_nb.transport import Clock, Parcel, Transport
-from monarch_nb.wire import ActorError, Handlers, decode
+from monarch_nb.wire import ActorError, Handlers, InFrame, decode, in_memory
 from monarch_nb.wire.header import SKIP
 
 Loader = Callable[["Runtime"], object]  # attaches a feature
@@ -58,7 +58,7 @@ class Runtime:
         parts: Parts,
         this_proc: Callable[[], Any],
         proc_mesh: Callable[[], Any],
-        run_in_actor: Callable[..., Any],
+        run_in_actor: Callable[..., object],
         root_id: str = "<root>",
         is_worker: bool = False,
     ) -> None:
@@ -151,7 +151,7 @@ class Runtime:
         """Runs a failed call again here, under the debugger."""
         return self.feature(DEBUG).reproduce(error, **options)
 
-    def release(self, call: PendingCall, then: Callable[[], None]) -> None:
+    def release(self, call: PendingCall[object], then: Callable[[], None]) -> None:
         """Frees ranks that wait for others that have raised in a call, and does `then`."""
         self.feature(COLLECTIVES).release(call, then)
 
@@ -166,11 +166,11 @@ class Runtime:
         if debugger is not None:
             debugger.arm(cell, cls)
 
-    def failure(self, frames: Sequence[Any], call: PendingCall | None = None) -> BaseException:
+    def failure(self, frames: Sequence[InFrame], call: PendingCall[object] | None = None) -> BaseException:
         """The error that an encoded cause of a failure stands for; `call` raises it."""
-        return self.supervisor.error(frames[0], call)
+        return self.supervisor.error(in_memory(frames[0]), call)
 
-    def decode_spawn(self, parcel: Parcel) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+    def decode_spawn(self, parcel: Parcel) -> tuple[type, tuple[object, ...], dict[str, object]]:
         """The class and the arguments a SPAWN message carries."""
         cls, arguments = decode(parcel.frames[1:], self)
         args, kwargs = arguments.load(self) if hasattr(arguments, "load") else arguments
@@ -217,9 +217,8 @@ def install(new: Runtime | None, *, several: bool = False) -> None:
     With `several` others are simulated here, too: code in an actor finds its own.
     """
     if current_process.started() is not None:
-        waiting.guards.clear()
-        waiting.ready.clear()
+        waiting.observers.change(())
     current_process.install(new, several=several)
     if new is not None:
         log_prefix.install(running_actor)
-        waiting.guards.append(new.waits.guard)
+        waiting.join(new.waits)

@@ -3,10 +3,11 @@
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from monarch_nb.runtime.cause import Cause
 from monarch_nb.runtime.output.own_log import OwnLog
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.tables import ProcessTables
@@ -17,6 +18,7 @@ from monarch_nb.wire import (
     Header,
     Kind,
     Lane,
+    OutFrame,
     Status,
     Verb,
     check_size,
@@ -91,7 +93,7 @@ class MessageSender:
                 raise
             self._lost(header, str(error))
 
-    def check_size(self, dst: str, frames: Sequence[Any]) -> None:
+    def check_size(self, dst: str, frames: Sequence[OutFrame]) -> None:
         """Raises MessageTooLargeError for a body that is too large to leave this process for an address.
 
         Only what leaves it becomes a frame: between actors of one process there is no bound.
@@ -103,7 +105,7 @@ class MessageSender:
         """Whether a message to an address stays in this process."""
         return dst == self._local.address or (self._inner is not None and dst.startswith(self._inner.host))
 
-    def post(self, dst: str, verb: Verb[Q, Any], request: Q, *, port: int = 0) -> None:
+    def post(self, dst: str, verb: Verb[Q, object], request: Q, *, port: int = 0) -> None:
         """Sends an engine message, whose answer comes to `port`. Raises UnreachableError."""
         header = Header(Kind.CONTROL, dst, self._local.address, method=verb.name, port=port)
         self._send_control(header, request, verb.lane)
@@ -127,7 +129,7 @@ class MessageSender:
                 raise
             raise UnreachableError(f"{header.dst} cannot be reached: this process has left the cluster") from None
 
-    def reply(self, request: Header, status: Status, frames: Sequence[Any]) -> None:
+    def reply(self, request: Header, status: Status, frames: Sequence[OutFrame]) -> None:
         """Answers a CALL, if somebody waits for the answer."""
         if request.port == 0:
             return
@@ -181,7 +183,7 @@ class MessageSender:
         with contextlib.suppress(TransportError):
             self._node.send(header, reason_parcel("who called has left"), lane=Lane.URGENT)
 
-    def refuse(self, request: Header, cause: Any) -> None:
+    def refuse(self, request: Header, cause: Cause) -> None:
         """Reports to the sender of a CALL that it will never be run."""
         if request.port:
             self.reply(request, Status.FAILURE, [self._supervisor.encode(cause, request)])

@@ -35,7 +35,7 @@ class Span:
 
     __slots__ = ("_attributes", "_entered", "_name", "_span")
 
-    def __init__(self, name: str, attributes: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, name: str, attributes: Mapping[str, object] | None = None) -> None:
         self._name = name
         self._attributes = attributes
         self._entered: Any = None
@@ -57,30 +57,30 @@ class Span:
         if entered is not None:
             entered.__exit__(kind, error, trace)
 
-    def set_attribute(self, key: str, value: Any) -> None:
+    def set_attribute(self, key: str, value: object) -> None:
         """Adds to what is recorded; nothing happens where nothing is."""
         if self._span is not None:
             self._span.set_attribute(key, value)
 
-    def add_event(self, name: str, attributes: Mapping[str, Any] | None = None) -> None:
+    def add_event(self, name: str, attributes: Mapping[str, object] | None = None) -> None:
         """Notes that something happened now; nothing happens where nothing is recorded."""
         if self._span is not None:
             self._span.add_event(name, attributes)
 
 
-def in_span(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def in_span(function: Callable[..., object], name: str) -> Callable[..., object]:
     """The function, each call of it in a span."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def run_async(*args: Any, **kwargs: Any) -> Any:
+        async def run_async(*args: object, **kwargs: object) -> object:
             with Span(name):
                 return await function(*args, **kwargs)
 
         return run_async
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         with Span(name):
             return function(*args, **kwargs)
 
@@ -122,7 +122,7 @@ def _nothing() -> None:
     return None
 
 
-def instrumented(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+def instrumented(method: Callable[..., object], name: str) -> Callable[..., object]:
     """The method of an endpoint as it is to be run: in a span where any are recorded."""
     if _TRACE not in sys.modules or tracer() is None:
         return method

@@ -11,13 +11,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from monarch_nb.settings import settings
 from monarch_nb.transport import Clock
-from monarch_nb.wire import Header, Status, exception_text
+from monarch_nb.wire import Header, OutFrame, Status, exception_text, in_memory, size_of
 from monarch_nb.wire.header import MOST_NAMED
 
 if TYPE_CHECKING:
@@ -57,15 +57,15 @@ class StoredAnswers:
         self._count = 0
         self._lock = threading.Lock()
 
-    def store(self, request: Header, status: Status, frames: Sequence[Any], sent_to: str = "") -> None:
+    def store(self, request: Header, status: Status, frames: Sequence[OutFrame], sent_to: str = "") -> None:
         """Stores a copy of an answer; discards older ones to make room.
 
         That of one which was `sent_to` its controller is not returned before `release`.
         """
         most, failed = settings.kept_results_size, status == Status.FAILURE
-        size = 0 if failed else sum(memoryview(frame).nbytes for frame in frames)
+        size = 0 if failed else size_of(frames)
         error = "its actor had failed" if failed else "" if status == Status.VALUE else exception_text(frames).line
-        body = None if failed or size > most else [bytes(frame) for frame in frames]
+        body = None if failed or size > most else [bytes(in_memory(frame)) for frame in frames]
         with self._lock:
             self._count += 1
             answer = StoredAnswer(
@@ -141,14 +141,14 @@ class UnreadCalls:
 
     def __init__(self, clock: Clock, announce: Callable[[tuple[int, ...]], object]) -> None:
         self._clock, self._announce = clock, announce
-        self._calls: dict[int, weakref.ref[PendingCall]] = {}
+        self._calls: dict[int, weakref.ref[PendingCall[object]]] = {}
         self._count = 0
         self._sent: tuple[int, ...] = ()  # those that ranks know of as unread
         self._last_call = 0.0
         self._armed = self._closed = False
         self._lock = threading.Lock()
 
-    def add(self, call: "PendingCall") -> None:
+    def add(self, call: "PendingCall[object]") -> None:
         """Numbers a call that is about to be sent. It counts as read once its future has been read, or dropped."""
         with self._lock:
             self._count += 1

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from monarch_nb.runtime import unretrieved
 from monarch_nb.runtime.actors.raised import RankError
@@ -16,6 +16,8 @@ from monarch_nb.runtime.future import Future
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
 
+R = TypeVar("R")
+
 
 class _Unclaimed:
     """Placeholder of an answer that is an error, without a reference to the call, which reports it when discarded."""
@@ -23,11 +25,11 @@ class _Unclaimed:
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def __call__(self) -> Any:
+    def __call__(self) -> NoReturn:
         raise AssertionError("an error is claimed from its call")
 
 
-class StreamCall(PendingCall):
+class StreamCall(PendingCall[None], Generic[R]):
     """Hands each reply to the next future that is looked at, in the order of arrival."""
 
     def __init__(
@@ -36,7 +38,7 @@ class StreamCall(PendingCall):
         super().__init__(process, title, mesh, ranks, size, lambda replies: None)
         self.future.describe = None  # nobody waits for this one, and neither is to wait for a garbage collection
         self._ready: deque[Thunk] = deque()
-        self._claims: deque[Future[Any]] = deque()
+        self._claims: deque[Future[R]] = deque()
         self._error: BaseException | None = None
         self._looked = False  # at an error
         unretrieved.ready()
@@ -60,7 +62,7 @@ class StreamCall(PendingCall):
         self._raised[index] = raised
         return _Unclaimed(index)
 
-    def _look(self, index: int) -> Any:
+    def _look(self, index: int) -> NoReturn:
         """Raises the error of one rank; others that are left are not reported any more."""
         self._looked = True
         raise self._actor_error({index: self._raised[index]}, 1)
@@ -72,7 +74,7 @@ class StreamCall(PendingCall):
     def lose(self, places: Iterable[int], error: BaseException) -> None:
         """Fails one future for each of `places`; the others' answers are still awaited."""
 
-        def lost() -> Any:
+        def lost() -> NoReturn:
             raise error
 
         for place in places:
@@ -110,24 +112,24 @@ class StreamCall(PendingCall):
         self._match()
         return True
 
-    def cancel(self, one: Future[Any] | None = None) -> bool:
+    def cancel(self, one: Future[object] | None = None) -> bool:
         """The future asked ends, unless its answer is here, and what has not been answered is cancelled."""
         if one is None:
             return super().cancel()
         one._observe()
         return not one._done and super().cancel()
 
-    def futures(self) -> Iterator[Future[Any]]:
+    def futures(self) -> Iterator[Future[R]]:
         """Exactly as many as there are actors."""
         for _ in range(self.size):
-            future: Future[Any] = Future._make(describe=self.describe)
+            future: Future[R] = Future._make(describe=self.describe)
             future.wait_id = self.call
             future._cancel = self.cancel
 
             future._start = functools.partial(self._claim, weakref.ref(future))
             yield future
 
-    def _claim(self, future: "weakref.ref[Future[Any]]") -> None:
+    def _claim(self, future: "weakref.ref[Future[R]]") -> None:
         found = future()
         if found is not None:
             self._claims.append(found)

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch_nb.wire import Header
+from monarch_nb.wire import Frame, Header
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.actors.cell import ActorCell
     from monarch_nb.runtime.calls import PendingCall
+    from monarch_nb.runtime.cause import Cause
     from monarch_nb.runtime.context import Instance
     from monarch_nb.runtime.meshes import MeshState
     from monarch_nb.shape import Region
@@ -16,28 +17,28 @@ if TYPE_CHECKING:
 class Supervising(Protocol):
     """Knows causes of failures, and notifies owners."""
 
-    def cause_of(self, kind: str, error: BaseException, text: str, actor: "ActorCell", method: str) -> Any:
+    def cause_of(self, kind: str, error: BaseException, text: str, actor: "ActorCell", method: str) -> "Cause":
         """The cause of an actor's failure."""
 
-    def stopped_cause(self, actor: "ActorCell", reason: str) -> Any:
+    def stopped_cause(self, actor: "ActorCell", reason: str) -> "Cause":
         """The cause that callers of a stopped actor get."""
 
-    def lost_cause(self, header: Header, reason: str) -> Any:
+    def lost_cause(self, header: Header, reason: str) -> "Cause":
         """The cause that the caller of a message gets that could not be delivered."""
 
-    def lost(self, header: Header, reason: str, call: "PendingCall") -> BaseException:
+    def lost(self, header: Header, reason: str, call: "PendingCall[object]") -> BaseException:
         """The error of a call whose message could not be delivered."""
 
-    def encode(self, cause: object, request: Header) -> bytes:
+    def encode(self, cause: "Cause", request: Header) -> bytes:
         """The cause for which a call is refused, as bytes."""
 
-    def reason(self, cause: object) -> str:
+    def reason(self, cause: "Cause") -> str:
         """A cause in a few words."""
 
-    def check(self, state: "MeshState", region: "Region", call: "PendingCall | None") -> BaseException | None:
+    def check(self, state: "MeshState", region: "Region", call: "PendingCall[object] | None") -> BaseException | None:
         """The error that a call on a slice raises at once, if any."""
 
-    def error(self, data: Any, call: "PendingCall | None") -> BaseException:
+    def error(self, data: Frame, call: "PendingCall[object] | None") -> BaseException:
         """The error a call raises for an encoded cause."""
 
     def actor_spawned(self, actor: "ActorCell") -> None:
@@ -56,15 +57,16 @@ class Supervising(Protocol):
         """A message nobody waits for could not be delivered."""
 
 
-_lookup: Callable[[], Callable[[Any], None] | None] = lambda: None  # noqa: E731 - replaced as a whole
+FaultHook = Callable[[Any], None]  # of the program: it takes a `MeshFailure`, of a row above
+_lookup: Callable[[], FaultHook | None] = lambda: None  # noqa: E731 - replaced as a whole
 
 
-def set_hook_lookup(lookup: Callable[[], Callable[[Any], None] | None]) -> None:
+def set_hook_lookup(lookup: Callable[[], FaultHook | None]) -> None:
     """`lookup` gives the program's present hook; None where it has not set one."""
     global _lookup
     _lookup = lookup
 
 
-def fault_hook(default: Callable[[Any], None]) -> Callable[[Any], None]:
+def fault_hook(default: FaultHook) -> FaultHook:
     """The function to call with a failure that nobody handles."""
     return _lookup() or default

@@ -21,7 +21,7 @@ class ProcessTables:
         self.address = address
         self.host = host_of(address)
         self.root = f"{address}#"  # the stream of code outside actors
-        self.calls: dict[str, PendingCall] = {}  # that wait for answers, by id
+        self.calls: dict[str, PendingCall[object]] = {}  # that wait for answers, by id
         self.cells: dict[tuple[str, int], ActorCell] = {}  # the actors here, by mesh and rank
         self.meshes: dict[str, MeshState] = {}  # owned here or referred to, by uid
         self.away: set[str] = set()  # processes that have detached from meshes which live here

@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from monarch_nb.wire import ActorError, error_line
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.future import Future
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +29,7 @@ def _log(error: BaseException, count: int) -> None:
 # Called with the first of equal errors, and how many there are; a notebook has its own.
 report: Callable[[BaseException, int], None] = _log
 leaving = False  # this process leaves the cluster: errors from now on come of that, and are not reported
-_queue: "SimpleQueue[Callable[[], Any] | None]" = SimpleQueue()  # None ends the thread
+_queue: "SimpleQueue[Callable[[], object] | None]" = SimpleQueue()  # None ends the thread
 _thread: threading.Thread | None = None
 _starting = threading.Lock()
 
@@ -57,16 +60,16 @@ class UnretrievedError:
 
     __slots__ = ("outcome",)
 
-    def __init__(self, outcome: Callable[[], Any]) -> None:
+    def __init__(self, outcome: Callable[[], object]) -> None:
         """`outcome` raises the error; None in its place once somebody has looked."""
-        self.outcome: Callable[[], Any] | None = outcome
+        self.outcome: Callable[[], object] | None = outcome
 
     def __del__(self) -> None:
         if self.outcome is not None:
             forget(self.outcome)
 
 
-def forget(outcome: Callable[[], Any]) -> None:
+def forget(outcome: Callable[[], object]) -> None:
     """Queues the error of a dropped future, which `outcome` raises, to be reported. From any finalizer."""
     if not sys.is_finalizing():
         _queue.put(outcome)
@@ -82,18 +85,7 @@ def of_interest(error: BaseException | None) -> TypeGuard[BaseException]:
     return not wanted and name != "KeyboardInterrupt" and not getattr(error, "reported_elsewhere", False)
 
 
-class _Ending(Protocol):
-    """The part of a future that says whether somebody has retrieved its error."""
-
-    @property
-    def _unread(self) -> bool: ...
-
-    def _outcome(self) -> Any: ...
-
-    def _on_done(self, callback: Callable[[Any], None]) -> None: ...
-
-
-def watch(future: _Ending, held: Callable[[], bool]) -> None:
+def watch(future: "Future[object]", held: Callable[[], bool]) -> None:
     """Reports the error of a future that only the output of a cell holds, if it fails unread and is not `held` then."""
     ready()
     future._on_done(lambda ended: _queue.put(lambda: ended._outcome() if ended._unread and not held() else None))
@@ -111,7 +103,7 @@ def _run() -> None:
         found.clear()
 
 
-def _report_each(found: list[Callable[[], Any]]) -> None:
+def _report_each(found: list[Callable[[], object]]) -> None:
     groups: dict[str, list[BaseException]] = {}
     for error in filter(of_interest, map(_error_of, found)):
         groups.setdefault(error_line(error), []).append(error)
@@ -122,7 +114,7 @@ def _report_each(found: list[Callable[[], Any]]) -> None:
             logger.exception("an error that nobody waited for could not be reported")
 
 
-def _error_of(outcome: Callable[[], Any]) -> BaseException | None:
+def _error_of(outcome: Callable[[], object]) -> BaseException | None:
     try:
         outcome()
     except BaseException as error:

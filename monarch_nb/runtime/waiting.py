@@ -4,105 +4,102 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.future import Future
 
 Leave = Callable[[], None]  # called when a wait is over
+TICK = 0.1  # seconds
 
 
-class Waiter(Protocol):
-    """Called while a thread blocks in `Future.get`."""
+class WaitObserver:
+    """Takes part in the waits of this process between `join` and `leave`. Its methods run on the waiting thread."""
 
-    def waiting(self, future: "Future[Any]", seconds: float) -> None:
-        """Called on the waiting thread, first after `TICK` seconds and again each tick; may raise."""
+    def begin(self, future: "Future[object]", timeout: float | None) -> Leave | None:
+        """A wait begins, of `timeout` seconds at most; what is returned is called when it is over."""
+
+    def begin_await(self, future: "Future[object]", signal: "asyncio.Future[None]") -> Leave | None:
+        """A task suspends on `signal`: an exception set there ends the wait. Called after `begin`."""
+
+    def tick(self, future: "Future[object]", seconds: float) -> None:
+        """A thread blocks in `Future.get`: called first after `TICK` seconds and again each tick; may raise."""
+
+    def no_wait(self) -> None:
+        """The result is there, and nobody waits: what came before it may have to be shown first."""
+
+    def stop_text(self, future: "Future[object]") -> str:
+        """Ctrl-C ends a blocking wait: what becomes of the operation, "" to say no more than the wait itself does."""
+        return ""
 
 
-TICK = 0.1
-waiters: list[Waiter] = []
+class _Observers:
+    """Those that have joined, and for each event the methods to call: a wait calls none that does nothing."""
 
-# Entered for the whole of a wait, with how many seconds it may last.
-guards: list[Callable[["Future[Any]", float | None], Leave | None]] = []
+    def __init__(self) -> None:
+        self.members: tuple[WaitObserver, ...] = ()
+        self._sort()
 
-# Entered for an `await`, with the asyncio future that it suspends on: an exception set there ends the wait.
-await_guards: list[Callable[["Future[Any]", "asyncio.Future[None]"], Leave | None]] = []
+    def change(self, members: tuple[WaitObserver, ...]) -> None:
+        self.members = members
+        self._sort()
 
-# Called instead where no wait is needed, for the result is there: what came before it may have to be shown first.
-ready: list[Callable[[], None]] = []
+    def _sort(self) -> None:
+        members, base = self.members, WaitObserver
+        self.begin = tuple(one.begin for one in members if type(one).begin is not base.begin)
+        self.begin_await = tuple(one.begin_await for one in members if type(one).begin_await is not base.begin_await)
+        self.tick = tuple(one.tick for one in members if type(one).tick is not base.tick)
+        self.no_wait = tuple(one.no_wait for one in members if type(one).no_wait is not base.no_wait)
+        self.stop_text = tuple(one.stop_text for one in members if type(one).stop_text is not base.stop_text)
 
-# Asked when Ctrl-C ends a blocking wait: what becomes of the operation, "" to say no more than the wait itself does.
-stop_words: list[Callable[["Future[Any]"], str]] = []
 
-# Asked before a thread blocks; may raise.
-block_checks: list[Callable[["Future[Any]"], None]] = []
+observers = _Observers()
 
 # What is awaited now: where it suspends, what for, on which loop and in whose context.
-_awaits: dict["asyncio.Future[None]", tuple["Future[Any]", asyncio.AbstractEventLoop, contextvars.Context]] = {}
+_awaits: dict["asyncio.Future[None]", tuple["Future[object]", asyncio.AbstractEventLoop, contextvars.Context]] = {}
 
 
-def enter(future: "Future[Any]", timeout: float | None) -> list[Leave]:
-    """A wait begins; `leave` it with what this returns."""
-    return [leave for guard in guards if (leave := guard(future, timeout)) is not None]
+def join(observer: WaitObserver) -> None:
+    """Has `observer` take part in the waits that begin from now on in this process."""
+    observers.change((*observers.members, observer))
 
 
-def enter_await(future: "Future[Any]", signal: "asyncio.Future[None]") -> list[Leave]:
-    """A task of the running loop suspends on `signal`, until `leave_await`."""
+def leave(observer: WaitObserver) -> None:
+    """Has `observer` take part in no more waits; in those that it has entered it does to their end."""
+    observers.change(tuple(member for member in observers.members if member is not observer))
+
+
+def enter(future: "Future[object]", timeout: float | None) -> list[Leave]:
+    """A wait begins; `end` it with what this returns."""
+    return [over for begin in observers.begin if (over := begin(future, timeout)) is not None]
+
+
+def enter_await(future: "Future[object]", signal: "asyncio.Future[None]") -> list[Leave]:
+    """A task of the running loop suspends on `signal`, until `end_await`."""
     entered = enter(future, None)
-    entered += [leave for guard in await_guards if (leave := guard(future, signal)) is not None]
+    entered += [over for begin in observers.begin_await if (over := begin(future, signal)) is not None]
     _awaits[signal] = (future, asyncio.get_running_loop(), contextvars.copy_context())
     return entered
 
 
-def leave_await(signal: "asyncio.Future[None]", entered: list[Leave]) -> None:
-    """It goes on."""
+def end_await(signal: "asyncio.Future[None]", entered: list[Leave]) -> None:
+    """The task goes on."""
     del _awaits[signal]
-    leave(entered)
+    end(entered)
 
 
-def leave(entered: list[Leave]) -> None:
-    """Each guard is left, also where one raises: that one ends the wait."""
+def end(entered: list[Leave]) -> None:
+    """Calls all of `entered`, also where one raises: that one ends the wait."""
     try:
         while entered:
             entered.pop(0)()
     except BaseException:
-        leave(entered)
+        end(entered)
         raise
 
 
-def enter_awaits(guard: Callable[["Future[Any]", "asyncio.Future[None]"], Leave | None]) -> None:
-    """Has `guard` entered soon for the awaits that are under way, each on its own loop."""
+def enter_awaits(observer: WaitObserver) -> None:
+    """Has `observer` enter soon the awaits that are under way, each on its own loop."""
     for signal, (future, loop, context) in tuple(_awaits.items()):
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(context.copy().run, guard, future, signal)
-
-
-def join(
-    *,
-    waiter: Waiter | None = None,
-    guard: Callable[["Future[Any]", float | None], Leave | None] | None = None,
-    await_guard: Callable[["Future[Any]", "asyncio.Future[None]"], Leave | None] | None = None,
-    words: Callable[["Future[Any]"], str] | None = None,
-    when_ready: Callable[[], None] | None = None,
-) -> Leave:
-    """Takes part in the waits that begin from now on in this process; the function returned ends that.
-
-    `waiter`, `guard`, `await_guard` and `words` are what the lists above hold.
-    """
-    parts: tuple[tuple[list[Any], Any], ...] = (
-        (waiters, waiter),
-        (guards, guard),
-        (await_guards, await_guard),
-        (stop_words, words),
-        (ready, when_ready),
-    )
-    joined = [(members, member) for members, member in parts if member is not None]
-    for members, member in joined:
-        members.append(member)
-
-    def leave_all() -> None:
-        for members, member in joined:
-            if member in members:
-                members.remove(member)
-
-    return leave_all
+            loop.call_soon_threadsafe(context.copy().run, observer.begin_await, future, signal)

@@ -3,8 +3,7 @@
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._about import more
 from monarch_nb.runtime.actors.cell import ActorCell
@@ -14,6 +13,7 @@ from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.meshes import ActorState
 from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.verbs import END, PROBE, Deadlock, Probe, WaitHop
+from monarch_nb.runtime.waiting import Leave, WaitObserver
 from monarch_nb.wire import Asker
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ WIDEST = 256  # calls with more answers outstanding are not followed
 REMEMBERED = 4096
 
 
-class DeadlockDetector:
+class DeadlockDetector(WaitObserver):
     """Knows which actors of this process wait, without a limit, for which calls.
 
     A wait that lasts is followed from actor to actor: to those that have not answered the call, from there, if they are
@@ -43,7 +43,7 @@ class DeadlockDetector:
         self._ticking = False
         self._round = 0
 
-    def guard(self, future: Future[Any], timeout: float | None) -> Callable[[], None] | None:
+    def begin(self, future: Future[object], timeout: float | None) -> Leave | None:
         """A thread begins to wait; the function returned is called when it does no longer."""
         self._runtime.node.flush()
         context = current.get()

@@ -3,8 +3,8 @@
 from monarch_nb.settings.accepted import Duration
 from monarch_nb.settings.arguments import ConfigureArgs
 from monarch_nb.settings.duration import DurationError, format_duration, parse_duration
-from monarch_nb.settings.kinds import SHORT_TRANSPORTS, ChannelTransport, Encoding, transport
-from monarch_nb.settings.setting import Setting
+from monarch_nb.settings.kinds import SHORT_TRANSPORTS, transport
+from monarch_nb.settings.setting import ChannelTransport, Encoding, Setting
 from monarch_nb.settings.store import KEYS, TRAVELS_IN, Settings, settings
 
 __all__ = [

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, Any, TypedDict, get_args
 
-from monarch_nb.settings.kinds import Encoding
-from monarch_nb.settings.setting import SECOND, Kind, Setting
+from monarch_nb.settings.setting import SECOND, Encoding, Kind, Setting
 
 Duration = str | float | timedelta
 """Text such as "1h 30m", a number of seconds, or a timedelta."""
@@ -116,7 +115,7 @@ AT_LEAST_ONE = frozenset(
 """Counts of which 0 is refused, as there."""
 
 
-def accepted() -> Iterator[Setting[Any]]:
+def accepted() -> Iterator[Setting[object]]:
     """These keys."""
     for name, annotation in AcceptedArgs.__annotations__.items():
         given, default, *env = get_args(annotation)

@@ -1,7 +1,7 @@
 """The arguments of `configure`, for editors and type checkers; a test holds them against the keys."""
 
 from monarch_nb.settings.accepted import AcceptedArgs, Duration
-from monarch_nb.settings.kinds import ChannelTransport
+from monarch_nb.settings.setting import ChannelTransport
 
 
 class ConfigureArgs(AcceptedArgs, total=False):

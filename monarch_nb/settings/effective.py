@@ -1,7 +1,6 @@
 """What the engine reads of the configuration: an attribute for each key that does something here."""
 
-from monarch_nb.settings.kinds import ChannelTransport
-from monarch_nb.settings.setting import Setting, count, flag, seconds, text
+from monarch_nb.settings.setting import ChannelTransport, Setting, count, flag, seconds, text
 
 _MIB = 1 << 20
 

@@ -2,11 +2,9 @@
 
 import re
 from collections.abc import Callable
-from enum import Enum
-from typing import Any
 
 from monarch_nb.settings.duration import DurationError, format_duration, parse_duration
-from monarch_nb.settings.setting import Setting
+from monarch_nb.settings.setting import ChannelTransport, Encoding, Setting, Value
 
 _MOST = 2**64 - 1  # of a count
 _PORTS = range(65536)
@@ -15,29 +13,6 @@ _URL = re.compile(r"(tcp|ipc|inproc|tls|metatls)://\S+")
 
 class RangeError(ValueError, TypeError):
     """A value of the right type that is out of range; torchmonarch calls both a TypeError."""
-
-
-class Encoding(Enum):
-    """How torchmonarch writes messages. Accepted; messages have one form here."""
-
-    Bincode = 0
-    Json = 1
-    Multipart = 2
-
-
-class ChannelTransport(Enum):
-    """How processes of different hosts reach each other; within a host it is always a local socket."""
-
-    TcpWithLocalhost = "tcp(localhost)"
-    TcpWithHostname = "tcp(hostname)"
-    MetaTlsWithHostname = "metatls(hostname)"
-    MetaTlsWithIpV6 = "metatls(ipv6)"
-    Tls = "tls"
-    Quic = "quic"
-    MetaQuicWithHostname = "metaquic(hostname)"
-    MetaQuicWithIpV6 = "metaquic(ipv6)"
-    Local = "local"
-    Unix = "unix"
 
 
 SHORT_TRANSPORTS = {
@@ -109,7 +84,7 @@ def _ports(value: object) -> slice:
     return value
 
 
-_CHECKS: dict[str, Callable[[object], Any]] = {
+_CHECKS: dict[str, Callable[[object], Value]] = {
     "duration": parse_duration,
     "flag": _flag,
     "count": _whole,
@@ -121,7 +96,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
 }
 
 
-def checked(key: Setting[Any], value: object) -> Any:
+def checked(key: Setting[object], value: object) -> Value:
     """What is kept of `value`. Raises TypeError for a wrong type, ValueError for a value out of range."""
     if value is None and key.optional:
         return key.default
@@ -131,22 +106,23 @@ def checked(key: Setting[Any], value: object) -> Any:
         raise DurationError(f"{key.name}: {error}") from None
     except (TypeError, ValueError) as error:
         raise type(error)(f"{key.name}={value!r}: {error}") from None
-    if key.kind == "count" and kept < key.least:
-        raise RangeError(f"{key.name}={value!r}: at least {key.least}")
-    if key.kind == "count" and kept > _MOST:
-        raise RangeError(f"{key.name}={value!r}: at most {_MOST}")
+    if key.kind == "count" and isinstance(kept, int):
+        if kept < key.least:
+            raise RangeError(f"{key.name}={value!r}: at least {key.least}")
+        if kept > _MOST:
+            raise RangeError(f"{key.name}={value!r}: at most {_MOST}")
     return kept
 
 
-def shown(key: Setting[Any], kept: Any) -> Any:
+def shown(key: Setting[object], kept: Value) -> Value:
     """What programs are given back: durations as text."""
-    return format_duration(kept) if key.kind == "duration" and kept is not None else kept
+    return format_duration(kept) if key.kind == "duration" and isinstance(kept, int) else kept
 
 
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-def from_text(key: Setting[Any], text: str) -> Any:
+def from_text(key: Setting[object], text: str) -> Value:
     """The value that a word of the environment means. Raises TypeError or ValueError like `checked`."""
     text = text.strip()
     if key.optional and text.lower() in ("", "none"):
@@ -166,13 +142,13 @@ def from_text(key: Setting[Any], text: str) -> Any:
     return checked(key, value)
 
 
-def to_text(key: Setting[Any], kept: Any) -> str:
+def to_text(key: Setting[object], kept: Value) -> str:
     """The word that `from_text` reads back."""
     if kept is None:
         return "none"
-    if key.kind == "duration":
+    if key.kind == "duration" and isinstance(kept, int):
         return format_duration(kept)
-    if key.kind == "range":
+    if isinstance(kept, slice):
         return f"{kept.start or 0}:{kept.stop or 0}"
     if isinstance(kept, Encoding):
         return kept.name

@@ -1,17 +1,45 @@
 """One key of the configuration, which is also the attribute that the engine reads."""
 
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
+from enum import Enum
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, overload
 
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 Kind = Literal["duration", "flag", "count", "ratio", "text", "encoding", "transport", "range"]
 
 SECOND = 10**9
 
 
+class Encoding(Enum):
+    """How torchmonarch writes messages. Accepted; messages have one form here."""
+
+    Bincode = 0
+    Json = 1
+    Multipart = 2
+
+
+class ChannelTransport(Enum):
+    """How processes of different hosts reach each other; within a host it is always a local socket."""
+
+    TcpWithLocalhost = "tcp(localhost)"
+    TcpWithHostname = "tcp(hostname)"
+    MetaTlsWithHostname = "metatls(hostname)"
+    MetaTlsWithIpV6 = "metatls(ipv6)"
+    Tls = "tls"
+    Quic = "quic"
+    MetaQuicWithHostname = "metaquic(hostname)"
+    MetaQuicWithIpV6 = "metaquic(ipv6)"
+    Local = "local"
+    Unix = "unix"
+
+
+# Of a key: durations in nanoseconds inside, as text outside.
+Value: TypeAlias = bool | int | float | str | slice | Encoding | ChannelTransport | None
+
+
 class ValueStore(Protocol):
     """What holds the values of keys."""
 
-    def kept(self, key: "Setting[Any]", /) -> Any:
+    def kept(self, key: "Setting[object]", /) -> Value:
         """The value of a key in force, durations in nanoseconds."""
 
 
@@ -24,7 +52,7 @@ class Setting(Generic[T]):
     def __init__(
         self,
         kind: Kind,
-        default: Any,
+        default: Value,
         meaning: str = "",
         *,
         name: str = "",
@@ -51,7 +79,7 @@ class Setting(Generic[T]):
         if instance is None:
             return self
         value = instance.kept(self)
-        return value / SECOND if self.kind == "duration" else value
+        return value / SECOND if self.kind == "duration" and isinstance(value, int) else value
 
     def __repr__(self) -> str:
         return f"<setting {self.name}: {self.kind}>"

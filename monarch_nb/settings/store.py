@@ -8,19 +8,20 @@ import os
 import threading
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 from monarch_nb.settings.accepted import accepted
 from monarch_nb.settings.effective import Effective
 from monarch_nb.settings.kinds import checked, from_text, shown, to_text
-from monarch_nb.settings.setting import Setting
+from monarch_nb.settings.setting import Setting, Value
 
 logger = logging.getLogger(__name__)
 
 TRAVELS_IN = "MONARCH_NB_CONFIG"  # the environment that a controller's settings reach its processes in
 _PREFIXES = ("MONARCH_NB_", "HYPERACTOR_MESH_", "HYPERACTOR_", "MONARCH_HYPERACTOR_", "MONARCH_")
 _effective = [value for value in vars(Effective).values() if isinstance(value, Setting)]
-KEYS: dict[str, Setting[Any]] = {key.name: key for key in sorted((*_effective, *accepted()), key=lambda key: key.name)}
+KEYS: dict[str, Setting[object]] = {
+    key.name: key for key in sorted((*_effective, *accepted()), key=lambda key: key.name)
+}
 
 
 class Settings(Effective):
@@ -29,9 +30,9 @@ class Settings(Effective):
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
         self._lock = threading.Lock()
-        self._env: dict[str, Any] | None = None
-        self._sent: dict[str, Any] = {}
-        self._runtime: dict[str, Any] = {}
+        self._env: dict[str, Value] | None = None
+        self._sent: dict[str, Value] = {}
+        self._runtime: dict[str, Value] = {}
         self._said: set[str] = set()
 
     # -- what the engine reads ----------------------------------------------------------------------------------------
@@ -40,21 +41,21 @@ class Settings(Effective):
         """Whether anybody has set it."""
         return name in self._runtime or name in self._sent or name in self._environment()
 
-    def kept(self, key: Setting[Any]) -> Any:
+    def kept(self, key: Setting[object]) -> Value:
         """The value of a key in force, durations in nanoseconds."""
         for layer in (self._runtime, self._sent, self._environment()):
             if key.name in layer:
                 return layer[key.name]
         return key.default
 
-    def _environment(self) -> dict[str, Any]:
+    def _environment(self) -> dict[str, Value]:
         values = self._env
         if values is None:
             values = self._env = self._read_environment()
         return values
 
-    def _read_environment(self) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def _read_environment(self) -> dict[str, Value]:
+        values: dict[str, Value] = {}
         names = {name: key for key in KEYS.values() for name in key.env}
         for prefix in reversed(_PREFIXES):  # ours is read last and wins
             for name, text in self._environ.items():
@@ -73,7 +74,7 @@ class Settings(Effective):
 
     # -- what programs see --------------------------------------------------------------------------------------------
 
-    def configure(self, values: Mapping[str, Any]) -> None:
+    def configure(self, values: Mapping[str, object]) -> None:
         """Sets all of `values` or, if one of them is wrong, none. Raises ValueError, TypeError."""
         kept = {name: checked(_key(name), value) for name, value in values.items()}
         with self._lock:
@@ -81,21 +82,21 @@ class Settings(Effective):
         for name, value in kept.items():
             self._say(KEYS[name], value)
 
-    def replace(self, values: Mapping[str, Any]) -> None:
+    def replace(self, values: Mapping[str, object]) -> None:
         """Puts a layer back that `runtime` gave."""
         kept = {name: checked(_key(name), value) for name, value in values.items()}
         with self._lock:
             self._runtime = kept
 
-    def runtime(self) -> dict[str, Any]:
+    def runtime(self) -> dict[str, Value]:
         """What was set here, durations as text."""
         return {name: shown(KEYS[name], value) for name, value in self._runtime.items()}
 
-    def everything(self) -> dict[str, Any]:
+    def everything(self) -> dict[str, Value]:
         """All keys with the values in force, durations as text."""
         return {key.name: shown(key, self.kept(key)) for key in KEYS.values()}
 
-    def _say(self, key: Setting[Any], value: Any) -> None:
+    def _say(self, key: Setting[object], value: Value) -> None:
         if key.meaning or value == key.default or key.name in self._said:
             return
         self._said.add(key.name)
@@ -132,7 +133,7 @@ class Settings(Effective):
         self._env = None
 
 
-def _key(name: str) -> Setting[Any]:
+def _key(name: str) -> Setting[object]:
     key = KEYS.get(name)
     if key is None:
         import difflib

@@ -5,13 +5,16 @@ from monarch_nb.store.differing import WORST_FIRST, kind_rows, kinds_text
 from monarch_nb.store.hub import Store, describe, store_of
 from monarch_nb.store.mesh_view import MeshView, RankView
 from monarch_nb.store.patch import Patch, apply
-from monarch_nb.store.rank import RankState
+from monarch_nb.store.records import Document, FailureRecord, RankRecord, RankState
 
 __all__ = [
     "WORST_FIRST",
     "ClusterState",
+    "Document",
+    "FailureRecord",
     "MeshView",
     "Patch",
+    "RankRecord",
     "RankState",
     "RankView",
     "Store",

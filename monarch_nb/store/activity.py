@@ -8,10 +8,10 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any
+from types import FrameType
 
 from monarch_nb.host.linux import memory_resident, memory_used
-from monarch_nb.runtime import EXEC, HOOK, RELOAD, Runtime
+from monarch_nb.runtime import EXEC, HOOK, RELOAD, ActorCell, Runtime
 from monarch_nb.store.verbs import (
     ACTIVITY,
     STACK,
@@ -54,7 +54,7 @@ class ActorSample:
         self.counted = now
         self.rate = 0.0
 
-    def take(self, cell: Any, now: float, counts_s: float = COUNTS_S) -> ActorActivity | None:
+    def take(self, cell: ActorCell, now: float, counts_s: float = COUNTS_S) -> ActorActivity | None:
         """The actor's activity now; None if unchanged since the last report. Counts alone wait for `counts_s`."""
         busy = self._follow(cell, now)
         if now - self.counted >= counts_s:
@@ -74,7 +74,7 @@ class ActorSample:
         )
         return self.reported
 
-    def _follow(self, cell: Any, now: float) -> bool:
+    def _follow(self, cell: ActorCell, now: float) -> bool:
         """True while the actor is busy; records the endpoint and the start time."""
         running = cell.running
         begun, self.calls = cell.calls - self.calls, cell.calls
@@ -222,7 +222,7 @@ def attach(runtime: Runtime) -> Reporter:
     return Reporter(runtime)
 
 
-def _stack_text(cell: Any) -> str:
+def _stack_text(cell: ActorCell) -> str:
     """The frames of an actor, outermost first, without the library's own."""
     running = cell.running
     name = f"{cell.spec.name} ({cell.spec.class_name.rpartition('.')[2]})"
@@ -231,9 +231,9 @@ def _stack_text(cell: Any) -> str:
     lines = [f"{name}: {_endpoint_name(running[1].lstrip('@!'))}, for {time.monotonic() - running[2]:.1f} s"]
     task = cell.task
     if task is not None and not task.done():
-        frames: list[Any] = [(frame, frame.f_lineno) for frame in task.get_stack()]
+        frames: list[tuple[FrameType, int]] = [(frame, frame.f_lineno) for frame in task.get_stack()]
     else:
-        top = sys._current_frames().get(cell.executor.thread.ident)
+        top = sys._current_frames().get(cell.executor.thread.ident or 0)
         frames = [] if top is None else list(traceback.walk_stack(top))[::-1]
     shown = [(frame, line) for frame, line in frames if not frame.f_code.co_filename.startswith(_PACKAGE)]
     while shown and shown[0][0].f_code.co_filename == threading.__file__:

@@ -1,11 +1,10 @@
 """The document that views show, and its changes since the last patch."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from monarch_nb.store.patch import Patch
-
-Document = dict[str, Any]
-"""The state as JSON: objects by section and key."""
+from monarch_nb.store.records import Document
 
 SECTIONS = ("hosts", "meshes", "ranks", "failures", "sessions", "detached", "tensors", "transfers")
 
@@ -14,7 +13,8 @@ class Board:
     """Records every write in the document and in the pending patch. Removed objects stay removed."""
 
     def __init__(self) -> None:
-        self.document: Document = {section: {} for section in SECTIONS}
+        self._sections: dict[str, dict[str, dict[str, Any]]] = {section: {} for section in SECTIONS}
+        self.document = cast(Document, self._sections)  # writers name a section at run time
         self._pending: Patch = {}
         self._removed: dict[tuple[str, str], dict[str, set[str]]] = {}  # fields of objects removed since the last patch
 
@@ -24,9 +24,9 @@ class Board:
         self._removed.clear()
         return taken
 
-    def put(self, section: str, key: str, value: Any) -> None:
+    def put(self, section: str, key: str, value: Mapping[str, object] | None) -> None:
         """Writes or, with None, removes a whole object."""
-        objects = self.document[section]
+        objects = self._sections[section]
         before = objects.pop(key, None)
         if value is None and before is None:
             return
@@ -37,29 +37,29 @@ class Board:
         if value is None:
             pending[key] = None
             return
-        objects[key] = value
+        objects[key] = stored = value if isinstance(value, dict) else dict(value)
         # The patch is merged into a view's copy: fields that no longer exist must be set to None.
-        patch = {**dict.fromkeys(removed.keys() - value.keys()), **_copied(value)}
+        patch = {**dict.fromkeys(removed.keys() - stored.keys()), **_copied(stored)}
         for name, inner in patch.items():
             if isinstance(inner, dict) and name in removed:
                 patch[name] = {**dict.fromkeys(removed[name] - inner.keys()), **inner}
         pending[key] = patch
 
-    def change(self, section: str, key: str, fields: dict[str, Any]) -> None:
+    def change(self, section: str, key: str, fields: Mapping[str, object]) -> None:
         """Writes fields of an existing object; None removes a field. Unchanged fields are left out of the patch."""
-        current = self.document[section].get(key)
+        current = self._sections[section].get(key)
         if current is not None:
             self._write(current, fields, section, key)
 
-    def change_in(self, section: str, key: str, part: str, fields: dict[str, Any]) -> None:
+    def change_in(self, section: str, key: str, part: str, fields: Mapping[str, object]) -> None:
         """Like `change`, for an object inside an object."""
-        current = self.document[section].get(key)
+        current = self._sections[section].get(key)
         if current is not None:
             self._write(current[part], fields, section, key, part)
 
-    def change_rank(self, uid: str, index: str, fields: dict[str, Any]) -> None:
+    def change_rank(self, uid: str, index: str, fields: Mapping[str, object]) -> None:
         """Like `change`, for a rank of a mesh, whose object is created when needed."""
-        ranks = self.document["ranks"].get(uid)
+        ranks = self._sections["ranks"].get(uid)
         if ranks is None:
             return
         current = ranks.get(index)
@@ -70,7 +70,7 @@ class Board:
             current = ranks[index] = {}
         self._write(current, fields, "ranks", uid, index)
 
-    def _write(self, current: dict[str, Any], fields: dict[str, Any], *path: str) -> None:
+    def _write(self, current: dict[str, object], fields: Mapping[str, object], *path: str) -> None:
         patch: Patch | None = None
         for name, value in fields.items():
             if current.get(name) == value:
@@ -93,8 +93,6 @@ class Board:
         return patch
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: dict[str, object]) -> dict[str, object]:
     """A copy for the patch, which must not change with the document."""
-    if isinstance(value, dict):
-        return {key: _copied(inner) for key, inner in value.items()}
-    return value
+    return {key: _copied(inner) if isinstance(inner, dict) else inner for key, inner in value.items()}

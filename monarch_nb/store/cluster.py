@@ -11,6 +11,7 @@ from monarch_nb.store.mesh_view import MeshView, mesh_view
 from monarch_nb.store.meshes import MeshEntry, Meshes
 from monarch_nb.store.patch import Patch
 from monarch_nb.store.rank import working
+from monarch_nb.store.records import Document
 from monarch_nb.wire import host_name
 
 _USED = ("cpu", "memory", "gpu", "gpu_memory", "gpu_total")
@@ -78,7 +79,7 @@ class Ranks:
         if event.condition != "alive" or event.incarnation != rank.incarnation:
             rank.doing = rank.asked = None
             self._meshes.rests(mesh, index)
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "incarnation": event.incarnation or None,
             "detail": event.detail or None,
             "failure": failure or None,
@@ -104,7 +105,7 @@ class Ranks:
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
             return
         mesh.ranks.own(index).doing = event
-        counters: dict[str, Any] = {}
+        counters: dict[str, int | float | None] = {}
         if mesh.event.kind == "actors" and event.calls >= 0:
             counters = {
                 "queue": event.queue or None,
@@ -148,7 +149,7 @@ class Ranks:
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None:
             return
-        fields: dict[str, Any] = {"cpu": event.cpu, "memory": event.memory}
+        fields: dict[str, object] = {"cpu": event.cpu, "memory": event.memory}
         if event.memory_kind != "Pss":
             fields["memory_kind"] = event.memory_kind
         if event.gpu_total:
@@ -165,8 +166,8 @@ class Ranks:
                     self._meshes.show(mesh, index)
                     self._works(mesh, index)
         for uid, ranks in self._board.document["ranks"].items():
-            for index in ranks:
-                self._board.change_rank(uid, index, dict.fromkeys(_STATISTICS))
+            for key in ranks:
+                self._board.change_rank(uid, key, dict.fromkeys(_STATISTICS))
 
 
 class ClusterState:
@@ -204,7 +205,7 @@ class ClusterState:
         }
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """The whole state as JSON; it changes with the next event."""
         self._write()
         return self._board.document
@@ -236,7 +237,7 @@ class ClusterState:
 
     def _host(self, event: e.HostSeen) -> None:
         state = "lost" if event.why else "up"
-        fields: dict[str, Any] = {"state": state, "why": event.why or None}
+        fields: dict[str, object] = {"state": state, "why": event.why or None}
         fields.update(notice=event.notice or None, until=event.until or None)
         if event.name:
             fields["name"] = event.name

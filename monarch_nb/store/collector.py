@@ -1,7 +1,6 @@
 """Translates events of one runtime into events of the store."""
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -28,8 +27,9 @@ from monarch_nb.store import events as e
 from monarch_nb.store.facts import is_ready, now, rank_of, spawned, turned
 from monarch_nb.store.failures import record
 from monarch_nb.store.pending import Pending
+from monarch_nb.store.records import FailureState
 from monarch_nb.store.verbs import ACTIVITY, WATCH, Activity, WatchActivity
-from monarch_nb.supervision import Driver, MeshFailure, RankStatus
+from monarch_nb.supervision import Action, Driver, MeshFailure, RankStatus
 from monarch_nb.supervision.actions import OwnerSaid, RootFault, ShowFailure, Supervise
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker
@@ -196,7 +196,7 @@ class Collector:
 
     # -- supervision ------------------------------------------------------------------------------------------------
 
-    def _on_supervision(self, what: Any) -> None:
+    def _on_supervision(self, what: Action | OwnerSaid | None) -> None:
         match what:
             case None:
                 if not self._soon:
@@ -255,7 +255,7 @@ class Collector:
             if key in hit and (not event.failure or failure_id != status.failure_id):
                 self._over(failure_id, {key}, "stopped" if status.state == "stopped" else "healed", at)
 
-    def _over(self, failure_id: int, places: set[tuple[str, int]], how: e.FailureState, at: float) -> None:
+    def _over(self, failure_id: int, places: set[tuple[str, int]], how: FailureState, at: float) -> None:
         left = self._hit[failure_id]
         left -= places
         if not left:

@@ -5,7 +5,7 @@ from msgspec import Struct
 from monarch_nb.mesh.text_table import text_table
 from monarch_nb.shape import places
 from monarch_nb.store.mesh_view import MeshView, RankView
-from monarch_nb.store.rank import RankState
+from monarch_nb.store.records import RankState
 
 WORST_FIRST: tuple[RankState, ...] = (
     "failed",

@@ -1,16 +1,16 @@
 """Events of the store. Ranks are base ranks, those of the procs; times are seconds since the epoch."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from monarch_nb.store.records import FailureRecord, FailureState
 from monarch_nb.supervision import MeshFailure
 
 Kind = Literal["procs", "actors"]
 Condition = Literal["starting", "alive", "failed", "healing", "stopped"]
 Doing = Literal["starting", "idle", "busy"]
-FailureState = Literal["open", "healing", "healed", "stopped"]
 
 
 class HostSeen(msgspec.Struct, frozen=True):
@@ -173,7 +173,7 @@ class MeshFailed(msgspec.Struct, frozen=True):
     id: str
     uid: str
     ranks: tuple[int, ...]
-    record: Mapping[str, Any]
+    record: FailureRecord
     failure: MeshFailure | None = None
 
 
@@ -200,7 +200,7 @@ class SessionOpened(msgspec.Struct, frozen=True):
     uid: str
     rank: int
     since: float
-    record: Mapping[str, Any] = {}
+    record: Mapping[str, object] = {}
 
 
 class SessionClosed(msgspec.Struct, frozen=True):
@@ -214,21 +214,21 @@ class TransfersSeen(msgspec.Struct, frozen=True):
     """Transfers of one process from the memory of another by one mover, or what it offers; empty record: no longer."""
 
     id: str
-    record: Mapping[str, Any]
+    record: Mapping[str, object]
 
 
 class TensorsSeen(msgspec.Struct, frozen=True):
     """The sharded tensors of one mesh of tensors; an empty record means that the mesh has ended."""
 
     id: str
-    record: Mapping[str, Any]
+    record: Mapping[str, object]
 
 
 class Detached(msgspec.Struct, frozen=True):
     """A mesh runs on without this controller; an empty record means that it no longer does."""
 
     id: str
-    record: Mapping[str, Any]
+    record: Mapping[str, object]
 
 
 Event = (

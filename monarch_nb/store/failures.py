@@ -1,9 +1,10 @@
 """A failure as views show it, for one rank or many: title, facts and full text."""
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import cast
 
+from monarch_nb.store.records import FailureRecord
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.report import error_text, facts
 from monarch_nb.wire import host_name
@@ -28,7 +29,6 @@ _FAILED = ("failed", "failed")
 _LINES = 20  # last lines of output, in the text of a failure
 _PIDS = 16  # that are listed
 
-Record = Mapping[str, Any]
 Paint = Callable[[str, str], str]  # text, one of "title" "dim" "strong" "plain"
 
 
@@ -79,7 +79,7 @@ def details(failure: MeshFailure) -> str:
     return text if "\n" in text else ""
 
 
-def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = str) -> dict[str, Any]:
+def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = str) -> FailureRecord:
     """The fields of a failure in docs/protocol.md except its mesh and ranks; None for unknown values.
 
     `readable` replaces file names in tracebacks by display names.
@@ -110,7 +110,12 @@ def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = st
     }
 
 
-def state(failure: Record) -> str:
+def known_fields(failure: FailureRecord) -> FailureRecord:
+    """The fields with a value."""
+    return cast(FailureRecord, {key: value for key, value in failure.items() if value is not None})
+
+
+def state(failure: FailureRecord) -> str:
     """The state in words."""
     return "not healed" if failure["state"] == "open" else str(failure["state"])
 
@@ -120,7 +125,7 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def rows(failure: Record) -> list[tuple[str, str]]:
+def rows(failure: FailureRecord) -> list[tuple[str, str]]:
     """The facts of a failure as (label, value) pairs."""
     lines = [("mesh", f"{failure['name']}, {failure['where']}"), ("host", hosts(failure))]
     lines.append(("ended", failure.get("ended_by") or ""))
@@ -131,7 +136,7 @@ def rows(failure: Record) -> list[tuple[str, str]]:
     return [(label, value) for label, value in lines if value]
 
 
-def hosts(failure: Record) -> str:
+def hosts(failure: FailureRecord) -> str:
     """The hosts and processes of a failure, such as "h1f2e3d, pids 4711, 4712"."""
     processes = failure.get("processes")
     if processes is None:
@@ -145,15 +150,16 @@ def hosts(failure: Record) -> str:
     return "; ".join(places)
 
 
-def tails(failure: Record) -> list[tuple[str, list[str]]]:
+def tails(failure: FailureRecord) -> list[tuple[str, list[str]]]:
     """Last lines of output as (ranks, lines), with equal lines merged; "" stands for all ranks."""
     several = failure.get("lines")
     if several:
         return [(where, list(lines)) for where, lines in several]
-    return [("", list(failure["last_lines"]))] if failure.get("last_lines") else []
+    last = failure.get("last_lines")
+    return [("", list(last))] if last else []
 
 
-def text(failure: Record, paint: Paint = plain, *, brief: str = "") -> str:
+def text(failure: FailureRecord, paint: Paint = plain, *, brief: str = "") -> str:
     """The whole description as lines; with `brief`, which says where it was shown before, only the next step."""
 
     def line(label: str, value: str, style: str = "plain") -> str:
@@ -169,7 +175,8 @@ def text(failure: Record, paint: Paint = plain, *, brief: str = "") -> str:
         whose = "its last lines" if len(failure.get("ranks", ())) < 2 else "the last lines of each"
         lines.append(paint(f"  the last lines of {where}:" if where else f"  {whose}:", "dim"))
         lines += [f"    | {row.rstrip()}" for row in last[-max(3, _LINES // len(last_lines)) :]]
-    if failure.get("dump"):
-        lines += [paint("  it crashed here:", "dim"), *(f"    | {row.rstrip()}" for row in failure["dump"])]
+    dump = failure.get("dump")
+    if dump:
+        lines += [paint("  it crashed here:", "dim"), *(f"    | {row.rstrip()}" for row in dump)]
     lines.append(line("next", failure["next"], "strong"))
     return "\n".join(lines)

@@ -1,12 +1,12 @@
 """Search among many ranks by words, each of which a rank must match. Front ends use the same words."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from monarch_nb.store.differing import WORST_FIRST
 
-Fits = Callable[[Mapping[str, Any], Sequence[int], int, str], bool]
+Fits = Callable[[Mapping[str, object], Sequence[int], int, str], bool]
 """Decides whether a rank matches: its record with its state, its point, its index, the name of its host."""
 
 _SCALES = {"": 1.0, "%": 0.01, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
@@ -41,10 +41,15 @@ def _fit(word: str, labels: Sequence[str]) -> Fits:
     if measured is not None:
         what, limit = measured[1], float(measured[3]) * _SCALES[measured[4] or ""]
         if measured[2] == ">":
-            return lambda record, point, index, host: what in record and record[what] > limit
-        return lambda record, point, index, host: what in record and record[what] < limit
+            return lambda record, point, index, host: _measure(record, what, -math.inf) > limit
+        return lambda record, point, index, host: _measure(record, what, math.inf) < limit
     return lambda record, point, index, host: (
         word in host.lower()
         or word in str(record.get("endpoint", "")).lower()
         or word in str(record.get("detail", "")).lower()
     )
+
+
+def _measure(record: Mapping[str, object], what: str, unknown: float) -> float:
+    value = record.get(what)
+    return value if isinstance(value, int | float) else unknown

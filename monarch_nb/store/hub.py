@@ -6,9 +6,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar, cast
 
-from monarch_nb.mesh import region_of, state_of
+from monarch_nb.mesh import Handle, region_of, state_of
 from monarch_nb.runtime import MeshState, Runtime, current_runtime
 from monarch_nb.shape import Region
 from monarch_nb.store.cluster import ClusterState
@@ -17,12 +17,14 @@ from monarch_nb.store.events import Event, Quiet
 from monarch_nb.store.facts import facts_of, now
 from monarch_nb.store.mesh_view import MeshView
 from monarch_nb.store.pending import Pending
+from monarch_nb.store.records import Document, FailureRecord
 
+J = TypeVar("J")
 SEND_S = 0.05  # between two deltas,
 RECORDS_PER_S = 20_000  # and longer after a delta with many ranks: a page takes in at most so many records a second
 WAITING = 500  # unwatched events are folded in batches of this size
 
-Message = dict[str, Any]
+Message = dict[str, object]
 Listener = Callable[[Message], None]
 logger = logging.getLogger(__name__)
 
@@ -52,14 +54,13 @@ class Store:
             with self._lock:
                 self._fold()
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """A copy of the current state."""
         if self.collector is not None:
             self.collector.refresh()
         with self._lock:
             self._fold()
-            copied: dict[str, Any] = _copy(self._cluster.document)
-            return copied
+            return _copy(self._cluster.document)
 
     def mesh_view(self, uid: str, region: Region) -> MeshView | None:
         """The current view of a mesh or its slice `region`; None if the store does not contain it."""
@@ -76,7 +77,7 @@ class Store:
             key = self._cluster.failure_key(str(number))
             return key if key in self._cluster.document["failures"] else ""
 
-    def failure(self, key: str) -> dict[str, Any] | None:
+    def failure(self, key: str) -> FailureRecord | None:
         """A copy of a failure's current record; None if there is none with that id."""
         if self.collector is not None:
             self.collector.refresh()
@@ -189,10 +190,14 @@ class Store:
         return True
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: J) -> J:
+    """A copy of JSON, of the same shape."""
+    copied: object = value
     if isinstance(value, dict):
-        return {key: _copy(inner) for key, inner in value.items()}
-    return list(value) if isinstance(value, list) else value
+        copied = {key: _copy(inner) for key, inner in value.items()}
+    elif isinstance(value, list):
+        copied = list(value)
+    return cast(J, copied)
 
 
 _stores: "weakref.WeakKeyDictionary[Runtime, Store]" = weakref.WeakKeyDictionary()
@@ -213,7 +218,7 @@ def store_of(runtime: Runtime) -> Store:
         return store
 
 
-def describe(mesh: Any) -> MeshView:
+def describe(mesh: MeshState | Handle[MeshState]) -> MeshView:
     """Current view of a proc or actor mesh, or of a slice. Never blocks and sends nothing.
 
     The store answers if this process has one that contains the mesh. Otherwise, as in scripts and workers, the same

@@ -1,22 +1,24 @@
 """Failures folded in: failures of one event become one incident, shown under the id of the first of them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
 from monarch_nb.store import events as e
 from monarch_nb.store.board import Board
-from monarch_nb.store.failures import Record, text, title
+from monarch_nb.store.failures import known_fields, text, title
 from monarch_nb.store.meshes import Meshes
+from monarch_nb.store.records import FailureRecord, FailureState
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.ranks import where
 
+K = TypeVar("K")
 KEPT_FAILURES = 200
 FOLD_S = 2.0  # a failure this long after the last one still joins its incident
 MEMORY_FOLD_S = 15.0  # the same where memory ran out: the kernel kills one process at a time, each of which frees some
-_STATES = ("open", "healing", "healed", "stopped")  # worst first
+_STATES: tuple[FailureState, ...] = ("open", "healing", "healed", "stopped")  # worst first
 KINDS = 8  # of texts and of last lines that an incident stores
 OF_PROCESSES = frozenset({"exit", "signal", "host", "spawn"})
 
@@ -26,8 +28,8 @@ class Member(Struct):
 
     failure: MeshFailure | None
     bases: tuple[int, ...]
-    record: Record
-    state: str = "open"
+    record: FailureRecord
+    state: FailureState = "open"
 
 
 class MeshSize(Struct, frozen=True):
@@ -67,18 +69,18 @@ class Incident(Struct):
         return fresh and self.state == "open"
 
     @property
-    def state(self) -> str:
+    def state(self) -> FailureState:
         """The worst state of its failures."""
         return next(state for state in _STATES if self.states.get(state) or state == _STATES[-1])
 
-    def settle(self, key: str, state: str) -> None:
+    def settle(self, key: str, state: FailureState) -> None:
         """Changes the state of one failure."""
         member = self.members[key]
         self.states[member.state] -= 1
         self.states[state] = self.states.get(state, 0) + 1
         member.state = state
 
-    def fields(self, mesh: MeshSize) -> dict[str, Any]:
+    def fields(self, mesh: MeshSize) -> FailureRecord:
         """Fields of the record that follow from all failures; None for unknown values."""
         members = sorted(self.members.values(), key=lambda member: [mesh.index(base) for base in member.bases])
         first = members[0]
@@ -101,7 +103,7 @@ class Incident(Struct):
         texts = _kinds(members, lambda member: member.record.get("text") or "")
         several = len(texts) > 1 and failure.cause.kind not in OF_PROCESSES
         on_ranks: Callable[[list[int]], str] = lambda bases: where(mesh.extent, map(mesh.index, bases))  # noqa: E731
-        fields = {
+        fields: FailureRecord = {
             **first.record,
             "ranks": places,
             "name": mesh.name,
@@ -125,9 +127,9 @@ class Incident(Struct):
         return fields
 
 
-def _kinds(members: Sequence[Member], of: Callable[[Member], Any]) -> dict[Any, list[int]]:
+def _kinds(members: Sequence[Member], of: Callable[[Member], K]) -> dict[K, list[int]]:
     """Distinct values among the failures, and the base ranks that have each; the first kinds only."""
-    kinds: dict[Any, list[int]] = {}
+    kinds: dict[K, list[int]] = {}
     for member in members:
         kinds.setdefault(of(member), []).extend(member.bases)
     return dict(list(kinds.items())[:KINDS])
@@ -145,7 +147,7 @@ def _processes(members: Sequence[Member]) -> list[list[Any]]:
 def _also(members: Sequence[Member], name: str) -> dict[str, None]:
     names: dict[str, None] = {}
     for member in members:
-        record: Mapping[str, Any] = member.record
+        record = member.record
         names.update(dict.fromkeys((*(record.get("also") or ()), record["name"])))
     names.pop(name, None)
     return names
@@ -188,7 +190,7 @@ class Incidents:
         """Records a failure."""
         if event.id in self._incident_of:
             return
-        record = {key: value for key, value in event.record.items() if value is not None}
+        record = known_fields(event.record)
         member = Member(event.failure, event.ranks, record)
         incident = self._belongs_to(event)
         if incident is not None:

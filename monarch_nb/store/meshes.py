@@ -1,15 +1,15 @@
 """The meshes of the cluster: how they were spawned, the states of their ranks, and their end."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from monarch_nb.store import events as e
 from monarch_nb.store.board import Board
-from monarch_nb.store.rank import Rank, RankState, RankTable, rank_state
+from monarch_nb.store.rank import Rank, RankTable, rank_state
+from monarch_nb.store.records import MeshRecord, RankState
 from monarch_nb.wire import host_name
 
 _OPERATIONS = "operations on tensors"  # shown for the library's own actors, for which users have no name
@@ -49,26 +49,30 @@ class MeshEntry:
         index = base - self._first
         return index if 0 <= index < len(self.ranks) else -1
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> MeshRecord:
         """Its first record in the document."""
         event = self.event
-        record: dict[str, Any] = {
+        record: MeshRecord = {
             "name": event.name,
             "kind": event.kind,
             "labels": list(event.labels),
             "sizes": list(event.sizes),
             "offset": event.offset,
             "strides": list(event.strides),
-            **({"picked": list(event.picked)} if event.picked else {}),
             "state": self.default,
             "born": event.at,
             "owner": event.owner,
             "mine": event.mine,
             "counts": dict(self.counts),
         }
+        if event.picked:
+            record["picked"] = list(event.picked)
         if event.kind == "procs":
             return {**record, "hosts": list(event.hosts), "per_host": event.per_host}
-        return {**record, "class": event.actor_class, "on": event.on, **({"inner": True} if event.inner else {})}
+        record = {**record, "class": event.actor_class, "on": event.on}
+        if event.inner:
+            record["inner"] = True
+        return record
 
 
 class Meshes:
@@ -142,7 +146,7 @@ class Meshes:
         spawned = msgspec.structs.replace(event.mesh, at=before.event.at, ready=before.default != "starting")
         mesh = self._meshes[uid] = MeshEntry.spawned(spawned)
         mesh.on_it = before.on_it
-        records: dict[str, Any] = {}
+        records: dict[str, dict[str, object]] = {}
         for index, base in enumerate(event.mesh.ranks):
             old = before.index_of(base)
             if old >= 0:
@@ -187,8 +191,8 @@ class Meshes:
         mesh.counts = {state: len(mesh.ranks)}
         self._recounted.add(event.uid)
         self._board.change("meshes", event.uid, {"state": state, "stopped": event.why, "ended": event.at})
-        for index in self._board.document["ranks"].get(event.uid, {}):
-            self._board.change_rank(event.uid, index, dict.fromkeys(_WHILE_IT_RUNS))
+        for key in self._board.document["ranks"].get(event.uid, {}):
+            self._board.change_rank(event.uid, key, dict.fromkeys(_WHILE_IT_RUNS))
         for index in range(len(mesh.ranks)):
             self.rests(mesh, index)
 
@@ -205,7 +209,7 @@ class Meshes:
 
     # -- records of ranks -------------------------------------------------------------------------------------------
 
-    def show(self, mesh: MeshEntry, index: int, more: dict[str, Any] | None = None) -> None:
+    def show(self, mesh: MeshEntry, index: int, more: Mapping[str, object] | None = None) -> None:
         """Computes the state of a rank and writes it, with the fields `more`."""
         if mesh.ended:
             return
@@ -217,7 +221,7 @@ class Meshes:
             self._count(mesh, state, 1)
             mesh.ranks.own(index).shown = state
         own = None if state == mesh.default else state
-        fields = {
+        fields: dict[str, object] = {
             "state": own,
             "since": None if state == "idle" and own is None else since,
             "endpoint": self._endpoint(mesh, running) if state == "busy" and running is not None else None,

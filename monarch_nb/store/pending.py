@@ -37,7 +37,7 @@ class Pending:
                 self._asked[key] = asked
                 yield asked
 
-    def _waited(self, calls: Iterable[PendingCall]) -> dict[tuple[str, int], e.CallPending]:
+    def _waited(self, calls: Iterable[PendingCall[object]]) -> dict[tuple[str, int], e.CallPending]:
         waited: dict[tuple[str, int], e.CallPending] = {}
         for call in calls:
             state: MeshState | None = self._runtime.meshes.get(call.mesh)

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from monarch_nb.store.events import CallPending, Condition, Doings
-
-RankState = Literal["starting", "idle", "busy", "paused", "unresponsive", "healing", "failed", "stopped"]
+from monarch_nb.store.records import RankState
 
 
 @dataclass(slots=True)

@@ -1,5 +1,7 @@
 """Ownership, failures and heals of meshes: a pure state machine and its driver."""
 
+from monarch_nb.runtime import ActorEnd, Cause, CauseKind
+
 from .actions import (
     Action,
     FailActor,
@@ -13,7 +15,6 @@ from .actions import (
     StopOwnedMesh,
     Supervise,
 )
-from .cause import ActorEnd, Cause, CauseKind
 from .driver import Driver
 from .effects import SupervisorEffects
 from .errors import DeviceMeshError, HealError, SupervisionError

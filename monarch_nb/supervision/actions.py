@@ -4,7 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from .cause import Cause
+from monarch_nb.runtime import Cause
+
 from .failure import MeshFailure
 from .ranks import RankIncarnation
 

@@ -5,13 +5,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from monarch_nb.runtime import (
     ActorCell,
+    ActorEnd,
     ActorState,
+    Cause,
+    CauseKind,
     Future,
     Instance,
     MeshState,
@@ -19,6 +22,7 @@ from monarch_nb.runtime import (
     ProcessTables,
     ProcState,
     error_of,
+    stop_cause,
     when_done,
 )
 from monarch_nb.settings import settings
@@ -37,7 +41,6 @@ from monarch_nb.supervision.actions import (
     StopOwnedMesh,
     Supervise,
 )
-from monarch_nb.supervision.cause import ActorEnd, Cause, CauseKind, stop_cause
 from monarch_nb.supervision.effects import SupervisorEffects
 from monarch_nb.supervision.errors import SupervisionError
 from monarch_nb.supervision.failure import MeshFailure
@@ -48,7 +51,7 @@ from monarch_nb.supervision.ranks import RankIncarnation
 from monarch_nb.supervision.records import RankStatus
 from monarch_nb.supervision.report import PROCS_STOPPED
 from monarch_nb.transport import Clock, held_back
-from monarch_nb.wire import Flags, Header, Kind, error_line, format_exception, host_of, msgpack_decoder
+from monarch_nb.wire import Flags, Frame, Header, Kind, error_line, format_exception, host_of, msgpack_decoder
 
 if TYPE_CHECKING:
     from monarch_nb.supervision.ranks import Selection
@@ -258,21 +261,21 @@ class Driver:
         host = state.procs.layout.host_of(header.rank) if isinstance(state, ActorState) else host_of(header.dst)
         return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=host)
 
-    def encode(self, cause: Any, request: Header) -> bytes:
+    def encode(self, cause: Cause, request: Header) -> bytes:
         """The cause for which a call is refused, as bytes; it names the actor that was called."""
         return msgspec.msgpack.encode(ActorEnd(request.mesh, request.rank, request.incarnation, cause))
 
-    def reason(self, cause: Any) -> str:
+    def reason(self, cause: Cause) -> str:
         """A cause in a few words."""
         return f"{cause.actor} has ended: {cause.text or cause.kind}"
 
-    def _error(self, failure: MeshFailure, call: PendingCall | None) -> SupervisionError:
+    def _error(self, failure: MeshFailure, call: PendingCall[object] | None) -> SupervisionError:
         if failure.failure_id:
             with self._lock:
                 self.machine.mark_reported(failure.failure_id)
         return SupervisionError(failure.report(), endpoint=f"{call.title}()" if call else None, failure=failure)
 
-    def lost(self, header: Header, reason: str, call: PendingCall) -> BaseException:
+    def lost(self, header: Header, reason: str, call: PendingCall[object]) -> BaseException:
         """The error of a call whose message could not be delivered: the known failure, where there is one."""
         ranks = frozenset(call.missing_ranks())
         with self._lock:
@@ -281,7 +284,7 @@ class Driver:
             return self._error(known, call)
         return self._error(self._lost(header, reason, call), call)
 
-    def _lost(self, header: Header, reason: str, call: PendingCall | None) -> MeshFailure:
+    def _lost(self, header: Header, reason: str, call: PendingCall[object] | None) -> MeshFailure:
         """The failure of a message that was lost on its way to ranks that are not known to have failed."""
         cause = self.lost_cause(header, reason)
         alone = Kind.CALL in (header.kind, header.status if header.kind == Kind.RETURNED else -1)
@@ -291,7 +294,7 @@ class Driver:
         name = call.title.partition(".")[0] if call is not None else header.mesh
         return failure or MeshFailure(mesh_name=name, mesh_uid=header.mesh, cause=cause)
 
-    def error(self, data: Any, call: PendingCall | None) -> BaseException:
+    def error(self, data: Frame, call: PendingCall[object] | None) -> BaseException:
         """The error a call raises for an encoded cause."""
         end = msgpack_decoder(ActorEnd).decode(data)
         if call is None:
@@ -309,7 +312,7 @@ class Driver:
                 failure = self.machine.describe(call.mesh, [end.rank], end.cause)
         return self._error(failure or self._elsewhere(end, call), call)
 
-    def _elsewhere(self, end: ActorEnd, call: PendingCall) -> MeshFailure:
+    def _elsewhere(self, end: ActorEnd, call: PendingCall[object]) -> MeshFailure:
         """The failure of a call on a mesh that others own."""
         name, rank, region = call.title.partition(".")[0], end.rank, None
         state = self.local.meshes.get(call.mesh)
@@ -323,7 +326,7 @@ class Driver:
             places=(rank if region is None else region.ndslice.index(rank),),
         )
 
-    def check(self, state: MeshState, region: Region, call: PendingCall | None) -> SupervisionError | None:
+    def check(self, state: MeshState, region: Region, call: PendingCall[object] | None) -> SupervisionError | None:
         """The error that a call on a slice raises at once, if any."""
         failure = None
         if not self.machine.sound(state.uid):

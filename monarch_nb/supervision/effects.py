@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from monarch_nb.runtime import Future, Instance
-from monarch_nb.supervision.cause import ActorEnd
+from monarch_nb.runtime import ActorEnd, Future, Instance
 from monarch_nb.supervision.ranks import RankIncarnation
 
 

@@ -1,7 +1,5 @@
 """Errors that calls on a broken mesh raise."""
 
-from typing import Any
-
 from .failure import MeshFailure, decode_failure
 
 
@@ -23,7 +21,7 @@ class SupervisionError(DeviceMeshError):
         said = super().__str__() or (self.failure.report() if self.failure is not None else "")
         return f"Endpoint call {self.endpoint} failed, {said}" if self.endpoint else said
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # The failure itself refuses to be pickled, but an error that an endpoint lets through must reach its caller.
         encoded = self.failure.encode() if self.failure is not None else None
         return _rebuild, (type(self), self.args[0] if self.args else "", self.endpoint, encoded)
@@ -36,7 +34,7 @@ class HealError(DeviceMeshError):
         super().__init__(message)
         self.failures = failures
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild_heal, (type(self), self.args[0], tuple(failure.encode() for failure in self.failures))
 
 

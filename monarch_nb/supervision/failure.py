@@ -7,10 +7,10 @@ from typing import NoReturn, Self
 
 import msgspec
 
+from monarch_nb.runtime import Cause
 from monarch_nb.wire import Harmless, host_name, msgpack_decoder
 from monarch_nb.wire.plain import decode_plain
 
-from .cause import Cause
 from .ranks import Extent, where
 from .report import dump_text, error_text, event_text, facts, last_lines_text, notice_text, unhandled
 

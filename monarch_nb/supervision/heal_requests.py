@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future
+from monarch_nb.runtime import Cause, Future, fail_future, pending_future, resolve_future
 from monarch_nb.supervision.actions import Action, Healed, HealRefused, Recreate, Respawn
-from monarch_nb.supervision.cause import Cause
 from monarch_nb.supervision.effects import SupervisorEffects
 from monarch_nb.supervision.errors import HealError, SupervisionError
 from monarch_nb.supervision.failure import gathered

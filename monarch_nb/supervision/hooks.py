@@ -2,8 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -37,7 +36,7 @@ class UndeliverableMessage(msgspec.Struct, frozen=True):
 
 def run_hook(
     cell: ActorCell,
-    hook: Callable[[], Any],
+    hook: Callable[[], object],
     done: Callable[[bool], None],
     failed: Callable[[BaseException], None],
     *,
@@ -45,11 +44,11 @@ def run_hook(
 ) -> None:
     """Has an actor run a hook, and calls `done` with its bool. Thread-safe; does not block.
 
-    Every exception counts, CancelledError and SystemExit too, or nobody would ever be notified: unless the actor ends, of
+    All exceptions count, CancelledError and SystemExit too, or nobody would ever be notified: unless the actor ends, of
     which its owner is notified anyway. An actor that is to end by the time its turn comes runs no such hook.
     """
 
-    def run() -> Any:
+    def run() -> object:
         if cell.cause is not None:
             return None
         try:
@@ -62,7 +61,7 @@ def run_hook(
             raised(error)
         return None
 
-    async def finish(result: Any) -> None:
+    async def finish(result: Awaitable[object]) -> None:
         try:
             with cell.acting(judging=judging):
                 handled = bool(await result)

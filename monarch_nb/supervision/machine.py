@@ -6,8 +6,9 @@ from typing import Literal
 
 import msgspec
 
+from monarch_nb.runtime import Cause, stop_cause
+
 from .actions import Action, FailActor, FailCalls, RootFault, ShowFailure, StopOwnedMesh, Supervise
-from .cause import Cause, stop_cause
 from .failure import MeshFailure
 from .healing import Healing, HealRequest, Intensity
 from .ranks import RankIncarnation, Selection

@@ -6,9 +6,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, field
 
+from monarch_nb.runtime import Cause, stop_cause
 from monarch_nb.wire.header import Layout
 
-from .cause import Cause, stop_cause
 from .failure import MeshFailure
 from .ranks import Extent, RankIncarnation, Selection, label, selects
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from textwrap import indent
 
+from monarch_nb.runtime import Cause
 from monarch_nb.wire import host_name
-
-from .cause import Cause
 
 NO_REASON = "no reason provided"
 PROCS_STOPPED = "actor mesh is stopped due to proc mesh shutdown"

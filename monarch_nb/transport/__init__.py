@@ -23,7 +23,7 @@ from monarch_nb.transport.interrupts import (
     throw_into,
     uninterrupted,
 )
-from monarch_nb.transport.parcel import Parcel
+from monarch_nb.transport.parcel import Body, Parcel
 from monarch_nb.transport.protocols import Clock, Transport
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ from monarch_nb.transport.undelivered import reason_of, reason_parcel
 
 __all__ = [
     "AGAIN_S",
+    "Body",
     "Clock",
     "DescriptorLimitError",
     "KeyStep",

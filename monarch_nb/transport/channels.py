@@ -11,6 +11,7 @@ from zmq.backend import Socket as _Raw
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.tcp.monitor import Monitor
 from monarch_nb.transport.tcp.sockets import Socket, read_dealer
+from monarch_nb.wire import Frame
 
 _send = _Raw.send  # the compiled method: the wrapper around it costs more than the call
 _get = _Raw.get
@@ -25,7 +26,7 @@ COPY_BELOW = 256 * 1024  # bytes; larger frames are lent to the I/O thread, whic
 class FrameSink(Protocol):
     """Somewhere to write a multipart message. Called under the peer's lock; never blocks."""
 
-    def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
+    def write(self, frame0: bytes, frames: Sequence[Frame]) -> None:
         """Queue one message. Raises zmq.Again if there is no connection to put it into."""
 
     def close(self, linger_ms: int) -> None:
@@ -60,7 +61,7 @@ class Dialled:
         self._reader.watch(self._fd, callback)
         self._reader.read_again(self._fd)
 
-    def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
+    def write(self, frame0: bytes, frames: Sequence[Frame]) -> None:
         """Write straight to the socket."""
         try:
             write_parts(self.socket, frame0, frames)
@@ -77,7 +78,7 @@ class Dialled:
             self._reader.read_again(self._fd)
         return int(events)
 
-    def read(self) -> tuple[bytes, list[Any]] | None:
+    def read(self) -> tuple[bytes, list[Frame]] | None:
         """One message from the peer, if there is one."""
         return None if self._closed else read_dealer(self.socket)
 
@@ -101,11 +102,11 @@ class Inbound:
         """`lost` marks the link so that its frames are stored; `gone` finds another route. Reader thread."""
         self._router, self._routing_id, self._reader = router, routing_id, reader
         self._lost, self._gone = lost, gone
-        self._queue: deque[tuple[bytes, Sequence[Any]]] = deque()
+        self._queue: deque[tuple[bytes, Sequence[Frame]]] = deque()
         self._fd = int(router.FD)
         self._closed = False
 
-    def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
+    def write(self, frame0: bytes, frames: Sequence[Frame]) -> None:
         """Write at once on the reader thread, else leave it to that thread."""
         self._queue.append((frame0, frames))
         if threading.get_ident() != self._reader.ident:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import zmq
 
@@ -12,6 +11,7 @@ from monarch_nb.transport.channels import Dialled, FrameSink, Inbound
 from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.packing import Item
 from monarch_nb.transport.streams import Message, UnixStream
+from monarch_nb.wire import Frame
 
 __all__ = ["Connection"]
 
@@ -161,7 +161,7 @@ class Connection:
 
     # writing
 
-    def put(self, channel: FrameSink, frame0: bytes, frames: Sequence[Any], may_wait: bool) -> UnixStream | None:
+    def put(self, channel: FrameSink, frame0: bytes, frames: Sequence[Frame], may_wait: bool) -> UnixStream | None:
         """Write one message, or take it in for a `push`: of the stream that it gives, without the lock."""
         try:
             if type(channel) is UnixStream:
@@ -171,7 +171,7 @@ class Connection:
             self.lost(channel)
         return None
 
-    def write(self, channel: FrameSink, frame0: bytes, frames: Sequence[Any]) -> None:
+    def write(self, channel: FrameSink, frame0: bytes, frames: Sequence[Frame]) -> None:
         """Write one message at once; the link keeps it if the connection has just gone."""
         try:
             channel.write(frame0, frames)

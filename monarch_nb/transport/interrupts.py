@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_signal: Any = import_module("_signal")  # the C functions: those of `signal` cost ten times as much, for their enums
+_signal = import_module("_signal")  # the C functions: those of `signal` cost ten times as much, for their enums
 _SIGINT: int = _signal.SIGINT
 AGAIN_S = 0.003  # after which a thread that must not be interrupted is looked at again
 _swap = _signal.signal
@@ -66,7 +66,7 @@ def inside() -> bool:
     return _guards.guard.inside
 
 
-def uninterrupted(function: Callable[..., T], *args: Any) -> T:
+def uninterrupted(function: Callable[..., T], *args: object) -> T:
     """Call `function(*args)` with interrupts held back until it has returned. Must be short and must not block."""
     guard = _guards.guard
     if guard.inside:
@@ -75,7 +75,7 @@ def uninterrupted(function: Callable[..., T], *args: Any) -> T:
     return result
 
 
-def _noting(run: Callable[..., Any], guard: _Guard, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _noting(run: Callable[..., T], guard: _Guard, function: Callable[..., object], args: tuple[object, ...]) -> T:
     """Runs it with SIGINT only noted, where its handler is Python's, which is called once afterwards."""
     handler = _current(_SIGINT) if guard.main else None
     if not callable(handler):  # ignored, deadly, or not Python's: nothing of it runs between bytecodes
@@ -91,7 +91,7 @@ def _noting(run: Callable[..., Any], guard: _Guard, function: Callable[..., Any]
             handler(_SIGINT, frame)
 
 
-def _whole(guard: _Guard, function: Callable[..., T], *args: Any) -> T:
+def _whole(guard: _Guard, function: Callable[..., T], *args: object) -> T:
     _take(guard.lock)
     try:
         guard.inside = True
@@ -111,7 +111,7 @@ def _take(lock: Any) -> None:
         raise
 
 
-def held_back(function: Callable[..., T], *args: Any) -> T:
+def held_back(function: Callable[..., T], *args: object) -> T:
     """Call `function(*args)` with interrupts held back until it has returned, so that it is done whole.
 
     Unlike `uninterrupted` it may send and take locks; it must not wait for answers, as Ctrl-C does not end that here.
@@ -123,7 +123,7 @@ def held_back(function: Callable[..., T], *args: Any) -> T:
     return result
 
 
-def _held(guard: _Guard, function: Callable[..., T], *args: Any) -> T:
+def _held(guard: _Guard, function: Callable[..., T], *args: object) -> T:
     _take(guard.outer)
     try:
         guard.holding = True

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -30,7 +29,7 @@ from monarch_nb.transport.tcp import sockets
 from monarch_nb.transport.tcp.listener import TcpListener
 from monarch_nb.transport.tcp.sockets import Limits, Socket
 from monarch_nb.transport.undelivered import missed, reason_parcel, returned
-from monarch_nb.wire import agent_of, parse_address
+from monarch_nb.wire import OutFrame, agent_of, parse_address
 from monarch_nb.wire.header import Header, Kind
 
 log = logging.getLogger("monarch_nb.transport")
@@ -245,7 +244,7 @@ class Node:
 
     # sending
 
-    def snapshot(self, frames: Sequence[Any]) -> Parcel:
+    def snapshot(self, frames: Sequence[OutFrame]) -> Parcel:
         """Copy buffers (frame 0 is the pickle stream) into a parcel that may be sent many times."""
         return snapshot(frames, portable=self._portable, hold=self._pool.holding)
 
@@ -352,7 +351,7 @@ class Node:
         """
         self._links.forget(where, reason, incarnation)
 
-    def settled(self, function: Callable[..., object], *args: Any) -> None:
+    def settled(self, function: Callable[..., object], *args: object) -> None:
         """Run `function(*args)` once what is here by now has been read: what came first may still be unread."""
         self._reader.settled(function, *args)
 

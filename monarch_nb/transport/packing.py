@@ -20,7 +20,7 @@ from monarch_nb.transport.errors import SharedMemoryError, TransportError
 from monarch_nb.transport.parcel import Body, Parcel, length_of
 from monarch_nb.transport.pool import Loan
 from monarch_nb.transport.shared import MemoryFile
-from monarch_nb.wire import msgpack_decoder
+from monarch_nb.wire import Frame, msgpack_decoder
 from monarch_nb.wire.header import Header, decode_header, encode_header
 
 ENVELOPE = struct.Struct("<BBxx")  # relays passed, 1 if pieces of it follow
@@ -41,7 +41,7 @@ class Item:
     def __init__(
         self,
         head: bytes,
-        frames: Sequence[Any],
+        frames: Sequence[Frame],
         header: Header | None = None,
         bodies: tuple[Body, ...] = (),
         hops: int = 0,
@@ -55,7 +55,7 @@ class Item:
 
 def pack_whole(header: Header, parcel: Parcel) -> Item:
     """All bodies as frames."""
-    frames = [body.view() if type(body) is MemoryFile else body for body in parcel.bodies]
+    frames = [body.view() if isinstance(body, (MemoryFile, DeviceFile)) else body for body in parcel.bodies]
     return Item(WHOLE[parcel.hops] + encode_header(header), frames, header, parcel.bodies, parcel.hops)
 
 
@@ -119,7 +119,7 @@ def _pieces(bodies: Sequence[Body]) -> Iterator[list[memoryview]]:
 class Assembly:
     """A large message of which not all pieces are here yet."""
 
-    def __init__(self, header: Header, hops: int, announcement: Any, *, portable: bool) -> None:
+    def __init__(self, header: Header, hops: int, announcement: Frame, *, portable: bool) -> None:
         self.header = header
         self.charge = self.incarnation = 0  # to be given back, and to which incarnation of the sender
         self._hops = hops

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from monarch_nb.gpu import DeviceFile
 from monarch_nb.transport import shared
 from monarch_nb.transport.shared import MemoryFile
-from monarch_nb.wire import Pieces
+from monarch_nb.wire import OutFrame, Pieces
 
 Body: TypeAlias = bytes | bytearray | memoryview | MemoryFile | DeviceFile
 
@@ -94,14 +94,14 @@ def _first(body: Body) -> bytes | memoryview:
     return body if isinstance(body, bytes) else memoryview(body)
 
 
-def _private(body: Body) -> Any:
+def _private(body: Body) -> memoryview:
     if isinstance(body, MemoryFile | DeviceFile):
         return body.private()
     return memoryview(body if isinstance(body, bytearray) else bytearray(body))
 
 
 def snapshot(
-    frames: Sequence[Any],
+    frames: Sequence[OutFrame | MemoryFile],
     *,
     portable: bool = False,
     hold: Callable[[memoryview | Pieces], MemoryFile] = MemoryFile.holding,
@@ -116,10 +116,10 @@ def snapshot(
         if type(frame) is bytes and (portable or len(frame) < shared.threshold):
             bodies.append(frame)  # immutable: nothing to copy
             continue
-        if type(frame) is MemoryFile or type(frame) is DeviceFile:
+        if isinstance(frame, (MemoryFile, DeviceFile)):
             bodies.append(frame)  # of another parcel: nobody changes it either
             continue
-        data = frame if type(frame) is Pieces else memoryview(frame).cast("B")
+        data = frame if isinstance(frame, Pieces) else memoryview(frame).cast("B")
         if portable or data.nbytes < shared.threshold:
             bodies.append(bytes(data))
         else:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_nb.transport.parcel import Parcel
+from monarch_nb.wire import OutFrame
 from monarch_nb.wire.header import Header
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Transport(Protocol):
     def shares_gpu(self, address: str) -> bool:
         """Whether a process sees the GPUs that this one sees, so that files of a GPU can go there."""
 
-    def snapshot(self, frames: Sequence[Any]) -> Parcel:
+    def snapshot(self, frames: Sequence[OutFrame]) -> Parcel:
         """Copy buffers into a parcel that may be sent many times."""
 
     def send(self, header: Header, parcel: Parcel, *, lane: int = 0) -> None:
@@ -79,7 +80,7 @@ class Transport(Protocol):
     def consumed(self, parcel: Parcel) -> None:
         """The application took this message: its sender may send more."""
 
-    def settled(self, function: Callable[..., object], *args: Any) -> None:
+    def settled(self, function: Callable[..., object], *args: object) -> None:
         """Run `function(*args)` once what has come by now has been read."""
 
     def learn(

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from monarch_nb.transport.bursts import Bursts
 from monarch_nb.transport.errors import descriptor_limit, is_descriptor_limit
@@ -37,7 +37,7 @@ class _Settling(NamedTuple):
     """A call that waits until no more messages are read."""
 
     function: Callable[..., object]
-    args: tuple[Any, ...]
+    args: tuple[object, ...]
     until: float
     seen: bool = False  # a round has begun since it was asked for
 
@@ -49,7 +49,7 @@ class Reader:
         self._tick = tick
         self._callbacks: dict[int, Callable[[], bool]] = {}
         self._writers: dict[int, Callable[[], None]] = {}
-        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._calls: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._newly_busy: deque[Ticking] = deque()
         self._busy: list[Ticking] = []
         self._settling: deque[_Settling] = deque()
@@ -125,12 +125,12 @@ class Reader:
             with contextlib.suppress(OSError, KeyError, ValueError):
                 self._selector.remove(fd)
 
-    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+    def call_soon(self, function: Callable[..., object], *args: object) -> None:
         """Run `function(*args)` on the thread. Thread-safe, also for a finalizer in the middle of something."""
         self._calls.append((function, args))
         self.wake()
 
-    def settled(self, function: Callable[..., object], *args: Any) -> None:
+    def settled(self, function: Callable[..., object], *args: object) -> None:
         """Run `function(*args)` on the thread once all has been read that is here by now. Thread-safe.
 
         Descriptors are read in any order: the news of a death may come before what was said last. Where it does not
@@ -146,7 +146,7 @@ class Reader:
             else:  # what was here when it was asked for may not have been looked at yet
                 self._settling.append(waiting._replace(seen=True))
 
-    def call_when_awake(self, function: Callable[..., object], *args: Any) -> None:
+    def call_when_awake(self, function: Callable[..., object], *args: object) -> None:
         """Run `function(*args)` on the thread when it is awake anyhow, a second later at most, as a rule."""
         self._calls.append((function, args))
         if self.deep:
@@ -243,7 +243,7 @@ class Reader:
         self._busy = [peer for peer in self._busy if _guarded(peer.tick, now) is not False]
 
 
-def _guarded(function: Callable[..., object], *args: Any) -> object:
+def _guarded(function: Callable[..., object], *args: object) -> object:
     try:
         return function(*args)
     except BaseException:

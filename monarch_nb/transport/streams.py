@@ -20,6 +20,7 @@ import zmq
 from monarch_nb.transport.bursts import Burst
 from monarch_nb.transport.errors import TransportError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.reader import Reader
+from monarch_nb.wire import Frame
 
 __all__ = ["NO_ROOM", "Message", "UnixStream", "dial"]
 
@@ -44,7 +45,7 @@ def _memory() -> int:
 
 _MOST_BYTES = min(1 << 39, _memory())  # a table that says more is no table
 
-Message = tuple[bytes, Sequence[Any]]  # its first frame, and the others
+Message = tuple[bytes, Sequence[Frame]]  # its first frame, and the others
 Received = Callable[[Sequence[Message]], None]
 
 
@@ -107,12 +108,12 @@ class UnixStream:
 
     # writing
 
-    def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
+    def write(self, frame0: bytes, frames: Sequence[Frame]) -> None:
         """Write one message; what does not fit now follows by itself. Never blocks. Raises zmq.Again if it is gone."""
         self.put(frame0, frames)
         self.push()
 
-    def put(self, frame0: bytes, frames: Sequence[Any], *, may_wait: bool = False) -> bool:
+    def put(self, frame0: bytes, frames: Sequence[Frame], *, may_wait: bool = False) -> bool:
         """Take one message in, to be written by the next `push`; whether that is due now.
 
         One that `may_wait` is held back in a burst, until others, a pause of its thread or the reading thread take it
@@ -155,7 +156,7 @@ class UnixStream:
         """When the oldest message that is held back was sent; any number if there are none."""
         return self._burst.since
 
-    def _write(self, parts: list[Any], size: int) -> None:
+    def _write(self, parts: list[Frame], size: int) -> None:
         sent = 0
         if not self._queue and len(parts) < _TOGETHER:
             try:

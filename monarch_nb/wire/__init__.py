@@ -1,7 +1,20 @@
 """What travels between processes: message headers, bodies, code by value, errors."""
 
 from monarch_nb.wire.address import Address, agent_of, controller_address, host_of, parse_address, proc_address
-from monarch_nb.wire.body import Encoded, Frame, MessageTooLargeError, Pieces, check_size, decode, encode
+from monarch_nb.wire.body import (
+    Encoded,
+    Frame,
+    InFrame,
+    MemoryFrame,
+    MessageTooLargeError,
+    OutFrame,
+    Pieces,
+    check_size,
+    decode,
+    encode,
+    in_memory,
+    size_of,
+)
 from monarch_nb.wire.code import (
     gather_sources,
     received_sources,
@@ -72,11 +85,14 @@ __all__ = [
     "Handlers",
     "Harmless",
     "Header",
+    "InFrame",
     "Kind",
     "Lane",
     "Layout",
     "MalformedMessageError",
+    "MemoryFrame",
     "MessageTooLargeError",
+    "OutFrame",
     "PickleFailure",
     "Pickler",
     "Pieces",
@@ -116,6 +132,7 @@ __all__ = [
     "host_id",
     "host_name",
     "host_of",
+    "in_memory",
     "is_mistake",
     "is_users_file",
     "json_decoder",
@@ -130,6 +147,7 @@ __all__ = [
     "register_pickle_by_value",
     "register_sources",
     "repr_of",
+    "size_of",
     "size_text",
     "text_of",
     "travels_by_value",

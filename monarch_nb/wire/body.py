@@ -13,14 +13,18 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from types import NoneType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from monarch_nb._about import more
+from monarch_nb.gpu import DeviceFile
 from monarch_nb.settings import settings
 from monarch_nb.wire.code import Cargo, install
 from monarch_nb.wire.codec import enter_codec, leave_codec
 from monarch_nb.wire.pickler import Pickler
 from monarch_nb.wire.tensors import without_modes
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 PACKED = 2  # first byte of a frame 0 with a table
 _FEWEST_BUFFERS = 4  # small buffers that are worth a table
@@ -94,8 +98,31 @@ class Pieces:
         return b"".join(self.views)
 
 
-def _pack(first: bytes, buffers: Sequence[memoryview]) -> list[Any]:
-    """The frames of a message of a frame 0 and its contiguous buffers, in `Pieces` where that saves frames."""
+MemoryFrame = Frame | Pieces
+InFrame = Frame | Filed
+OutFrame = MemoryFrame | DeviceFile
+
+
+def size_of(frames: Sequence[OutFrame]) -> int:
+    """Bytes in frames."""
+    size = 0
+    for frame in frames:
+        size += len(frame) if isinstance(frame, bytes | bytearray) else frame.nbytes
+    return size
+
+
+def in_memory(frame: OutFrame | InFrame) -> Frame:
+    """A frame as bytes in memory."""
+    if isinstance(frame, Pieces):
+        return bytes(frame)
+    return frame if isinstance(frame, _IN_MEMORY) else frame.private()
+
+
+def _pack(first: bytes | bytearray, buffers: Sequence[Any]) -> list[OutFrame]:
+    """The frames of a message of a frame 0 and its contiguous buffers, in `Pieces` where that saves frames.
+
+    Buffers are memoryviews; files of a GPU are large.
+    """
     sizes = [view.nbytes if view.nbytes < _SMALL_BUFFER else _APART for view in buffers]
     if len(sizes) - sizes.count(_APART) < _FEWEST_BUFFERS:
         return [first, *buffers]
@@ -111,7 +138,7 @@ def _pack(first: bytes, buffers: Sequence[memoryview]) -> list[Any]:
     return [b"".join((_HEAD.pack(PACKED, len(sizes)), table, first)), *apart, *together]
 
 
-def _unpack(first: memoryview, frames: Sequence[Any]) -> tuple[memoryview, list[Any]]:
+def _unpack(first: memoryview, frames: Sequence[InFrame]) -> tuple[memoryview, list[InFrame]]:
     """Frame 0 without its table, and the buffers in their order, without a copy; frames that are none follow.
 
     Raises UnpicklingError or struct.error where the frames are not those of the table.
@@ -121,12 +148,12 @@ def _unpack(first: memoryview, frames: Sequence[Any]) -> tuple[memoryview, list[
     sizes = struct.unpack(f"<{count}I", first[_HEAD.size : end])
     apart = sizes.count(_APART)
     alone, others = iter(frames[:apart]), iter(frames[apart:])
-    buffers: list[Any] = []
+    buffers: list[InFrame] = []
     room = memoryview(b"")
     start = 0
     for size in sizes:
         if size == _APART:
-            buffers.append(next(alone, None))
+            buffers.append(next(alone, b""))
             continue
         if start + size > room.nbytes:
             room, start = _memory(next(others, b"")), 0
@@ -139,13 +166,9 @@ def _unpack(first: memoryview, frames: Sequence[Any]) -> tuple[memoryview, list[
     return first[end:], [*buffers, *others]
 
 
-def _memory(frame: Any) -> memoryview:
+def _memory(frame: InFrame) -> memoryview:
     mapped = frame if isinstance(frame, bytes | bytearray | memoryview) else frame.private()
     return memoryview(mapped).cast("B")
-
-
-Sent = Frame | Pieces
-Part = Frame | Filed
 
 
 class Encoded:
@@ -161,9 +184,15 @@ class MessageTooLargeError(ValueError):
     """A message that leaves its process has more bytes than `codec_max_frame_length` allows."""
 
 
+@overload
+def encode(
+    obj: object, context: object = None, *, pickler: Callable[[Cargo], Pickler] | None = None
+) -> list[MemoryFrame]: ...
+@overload
+def encode(obj: object, context: object = None, *, gpu: bool) -> list[OutFrame]: ...
 def encode(
     obj: object, context: object = None, *, gpu: bool = False, pickler: Callable[[Cargo], Pickler] | None = None
-) -> list[Sent]:
+) -> Sequence[OutFrame]:
     """The frames of `obj`. Those after the first may be the caller's own memory: copy them before it can change.
 
     `context` is what `current_codec()` returns meanwhile. With `gpu`, large tensors of a GPU are files of it
@@ -196,11 +225,9 @@ def encode(
     return [*_pack(first, frames), *pieces]
 
 
-def check_size(frames: Sequence[Sent]) -> None:
+def check_size(frames: Sequence[OutFrame]) -> None:
     """Raises MessageTooLargeError for the body of a message that is above `codec_max_frame_length`."""
-    size = 0
-    for frame in frames:
-        size += len(frame) if isinstance(frame, bytes | bytearray) else frame.nbytes
+    size = size_of(frames)
     most = settings.codec_max_frame_length
     if size > most:
         raise MessageTooLargeError(
@@ -209,13 +236,13 @@ def check_size(frames: Sequence[Sent]) -> None:
         )
 
 
-def decode(frames: Sequence[Part], context: object = None) -> Any:
+def decode(frames: Sequence[InFrame], context: object = None) -> Any:
     """The object in `frames`. It may keep those after the first as its memory: they should be private and writable.
     Those in files are mapped, or read to where they belong.
 
     Runs whatever the sender's pickle says, so only frames of trusted peers may get here.
     """
-    first: Any = frames[0] if isinstance(frames[0], _IN_MEMORY) else frames[0].private()
+    first = frames[0] if isinstance(frames[0], _IN_MEMORY) else frames[0].private()
     previous = enter_codec(context)
     try:
         if len(first) <= _TINY:
@@ -231,11 +258,11 @@ def decode(frames: Sequence[Part], context: object = None) -> Any:
         leave_codec(previous)
 
 
-def _mapped(frames: Sequence[Part]) -> list[Frame]:
+def _mapped(frames: Sequence[InFrame]) -> list[Frame]:
     return [frame if isinstance(frame, _IN_MEMORY) else frame.private() for frame in frames]
 
 
-def _decode_extended(first: memoryview, frames: Sequence[Part]) -> Any:
+def _decode_extended(first: memoryview, frames: Sequence[InFrame]) -> Any:
     start = _PROLOGUE.size + _PROLOGUE.unpack_from(first)[1]
     units, sources, places = pickle.loads(first[_PROLOGUE.size : start])
     # Held until the instances in the body hold them.
@@ -254,7 +281,7 @@ def _decode_extended(first: memoryview, frames: Sequence[Part]) -> Any:
 class _Reader:
     """A stream with large pieces put back in their places; the pieces are copied once, to where they belong."""
 
-    def __init__(self, stream: memoryview, places: Sequence[int], pieces: Sequence[Part]) -> None:
+    def __init__(self, stream: memoryview, places: Sequence[int], pieces: Sequence[InFrame]) -> None:
         self._parts: list[memoryview | Filed] = []
         last = 0
         for place, piece in zip(places, pieces, strict=True):
@@ -275,7 +302,7 @@ class _Reader:
             pieces.append(piece)
         return b"".join(pieces)
 
-    def readinto(self, target: Any) -> int:
+    def readinto(self, target: "WriteableBuffer") -> int:
         view, done = memoryview(target).cast("B"), 0
         if len(view) >= _LARGE:
             _ask_for_large_pages(view)
@@ -307,9 +334,9 @@ class _Reader:
         return memoryview(b"")
 
 
-def _set_apart(chunks: list[Any]) -> tuple[list[Any], list[int], list[Frame]]:
+def _set_apart(chunks: Sequence[Frame]) -> tuple[list[Frame], list[int], list[Frame]]:
     """The stream without its large chunks, where they belong in it, and they themselves."""
-    stream: list[Any] = []
+    stream: list[Frame] = []
     places: list[int] = []
     pieces: list[Frame] = []
     offset = 0

@@ -52,7 +52,7 @@ class Pickling(typing.Protocol):
     named: dict[str, type]
     files: dict[str, str | None]
 
-    def dump(self, obj: Any) -> None:
+    def dump(self, obj: object) -> None:
         """Append the pickle of `obj`, with the memo of those before."""
 
     def getvalue(self) -> bytes:
@@ -91,7 +91,7 @@ def unregister_pickle_by_value(module: types.ModuleType) -> None:
     cp.unregister_pickle_by_value(module)
 
 
-def travels_by_value(obj: Any) -> bool:
+def travels_by_value(obj: object) -> bool:
     """Whether the class or function `obj` is sent as code, not as a name to import."""
     if isinstance(obj, type) and obj in cp._BUILTIN_TYPE_NAMES:
         return False
@@ -210,7 +210,7 @@ def _apply(cls: type, state: Any, copy: _ForeignClass) -> None:
     copy.names = names
 
 
-def _take_apart(cls: type) -> tuple[Any, Any]:
+def _take_apart(cls: type) -> tuple[object, object]:
     """How to make the bare class, and what to set on it then."""
     make, arguments, state, *_ = cp._dynamic_class_reduce(cls)
     slots = cls.__dict__.get("__slots__")

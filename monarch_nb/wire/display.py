@@ -1,7 +1,5 @@
 """What a rank displays: a bundle of forms by MIME type, as notebooks have it, in one line of bytes."""
 
-from typing import Any
-
 import msgspec
 
 from monarch_nb.wire.plain import json_decoder
@@ -16,8 +14,8 @@ class Display(msgspec.Struct, eq=False, omit_defaults=True):
     """
 
     text: str = ""
-    data: dict[str, Any] = {}
-    metadata: dict[str, Any] = {}
+    data: dict[str, object] = {}
+    metadata: dict[str, object] = {}
     id: str = ""
     update: bool = False
     clear: int = 0
@@ -33,7 +31,7 @@ class Display(msgspec.Struct, eq=False, omit_defaults=True):
         return sum(size_of(form) for form in self.data.values())
 
 
-def size_of(form: Any) -> int:
+def size_of(form: object) -> int:
     """Bytes of one form, about."""
     return len(form) if isinstance(form, str) else len(_encoder.encode(form))
 

@@ -4,11 +4,11 @@ import functools
 import pickle
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monarch_nb.wire.body import Frame, Sent, check_size, decode, encode
+from monarch_nb.wire.body import Frame, InFrame, MemoryFrame, OutFrame, check_size, decode, encode, in_memory
 from monarch_nb.wire.codec import current_codec
 from monarch_nb.wire.hosts import with_host_names
 from monarch_nb.wire.texts import error_line, harmless, repr_of, text_of, type_name
@@ -33,7 +33,11 @@ class ActorError(Exception):
     """
 
     def __init__(
-        self, exception: BaseException, message: str = "A remote actor call has failed.", *, formatted: Any = None
+        self,
+        exception: BaseException,
+        message: str = "A remote actor call has failed.",
+        *,
+        formatted: Iterable[str] | None = None,
     ) -> None:
         super().__init__(exception, message)
         self.exception = exception
@@ -81,7 +85,7 @@ class ActorError(Exception):
     def __repr__(self) -> str:
         return f"ActorError({repr_of(self.exception)}, {self.message!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         failures = self.failures or {-1: self.exception}
         codec = current_codec()
         frames = {
@@ -135,7 +139,7 @@ def _frames(exc: BaseException) -> list[str]:
         return []
 
 
-def encode_exception(exc: BaseException, context: object = None) -> list[Sent]:
+def encode_exception(exc: BaseException, context: object = None) -> list[MemoryFrame]:
     """The frames of `exc`. Never raises: what cannot be pickled travels as its names and texts."""
     formatted = format_exception(exc)
     reason = ""
@@ -169,9 +173,9 @@ class ExceptionText(NamedTuple):
         return self.type_name, self.text, max(enumerate(places), default=(0, ""))[1]
 
 
-def exception_text(frames: Sequence[Any]) -> ExceptionText:
+def exception_text(frames: Sequence[OutFrame | InFrame]) -> ExceptionText:
     """The text in the frames of an exception. Unpickles nothing of the exception itself."""
-    name, text, formatted, reason = pickle.loads(frames[0])
+    name, text, formatted, reason = pickle.loads(in_memory(frames[0]))
     return ExceptionText(harmless(name), _readable(text), [_readable(line) for line in formatted], reason)
 
 
@@ -179,7 +183,7 @@ def _readable(text: str) -> str:
     return with_host_names(harmless(text))
 
 
-def decode_exception(frames: Sequence[Any], context: object = None) -> BaseException:
+def decode_exception(frames: Sequence[InFrame], context: object = None) -> BaseException:
     """The exception in `frames`, or a RemoteException in its place. Raises only on frames of something else.
 
     In a controller the texts of exceptions of Python's and the engine's own classes name hosts as it does; what is in

@@ -5,7 +5,6 @@ import re
 import time
 import types
 from collections.abc import Iterator
-from typing import Any
 
 from monarch_nb.wire.body import encode
 from monarch_nb.wire.texts import full_name, repr_of, text_of, type_name
@@ -72,7 +71,7 @@ class _Search:
     def __init__(self) -> None:
         self.tries = _TRIES
         self.deadline = time.monotonic() + _SECONDS
-        self.seen: dict[int, Any] = {}  # the objects are held, so that ids stay theirs
+        self.seen: dict[int, object] = {}  # the objects are held, so that ids stay theirs
 
     def failure(self, obj: object) -> BaseException | None:
         """What pickling `obj` raises."""
@@ -103,7 +102,7 @@ class _Search:
         return path, obj, failure
 
 
-def _members(obj: Any) -> Iterator[tuple[str, Any]]:
+def _members(obj: object) -> Iterator[tuple[str, object]]:
     """What `obj` holds, each with how a path goes on: `{}` is the path so far."""
     if isinstance(obj, dict):
         for key, value in list(obj.items())[:_MEMBERS]:
@@ -137,7 +136,7 @@ def _members(obj: Any) -> Iterator[tuple[str, Any]]:
         yield from _attributes(obj)
 
 
-def _refuses(obj: Any) -> bool:
+def _refuses(obj: object) -> bool:
     """Whether it says by itself that it cannot be sent, better than anything it is made of could."""
     if not isinstance(getattr(type(obj), "__reduce__", None), types.FunctionType):
         return False
@@ -148,7 +147,7 @@ def _refuses(obj: Any) -> bool:
     return False
 
 
-def _attributes(obj: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(obj: object) -> Iterator[tuple[str, object]]:
     try:
         state = obj.__getstate__()
     except _OWN:

@@ -5,13 +5,15 @@ large mesh costs its caller grows with the number of different answers, not of r
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from monarch_nb.wire.body import InFrame, in_memory
 from monarch_nb.wire.header import Header, Kind, Status
 from monarch_nb.wire.plain import decode_plain, msgpack_decoder
 
+F = TypeVar("F", bound=InFrame, covariant=True)
 _SAME = 1024  # bytes up to which answers are compared
 _MOST = 1 << 24  # ranks
 
@@ -23,26 +25,26 @@ class _Part(msgspec.Struct, array_like=True):
     logs: list[tuple[str, int]]  # where the output of each process stood that has written any
 
 
-class Folded(NamedTuple):
+class Folded(NamedTuple, Generic[F]):
     """One answer of all ranks in these places."""
 
     places: Sequence[range]
     header: Header  # of the first
-    frames: Sequence[Any]
+    frames: Sequence[F]
     logs: tuple[tuple[str, int], ...]  # where the output of processes stands that have written any
 
     @classmethod
-    def of(cls, reply: Header, frames: Sequence[Any]) -> "Folded":
+    def of(cls, reply: Header, frames: Sequence[F]) -> "Folded[F]":
         """The answer of one rank."""
         logs = ((reply.src, reply.log),) if reply.log else ()
         return cls((range(reply.index, reply.index + 1),), reply, frames, logs)
 
 
-def fold(replies: Iterable[Folded]) -> list[Any]:
+def fold(replies: Iterable[Folded[F]]) -> list[bytes | F]:
     """The body of a FOLDED message that holds these replies."""
     parts: list[_Part] = []
     spans: list[list[range]] = []
-    frames: list[Any] = []
+    frames: list[F] = []
     alike: dict[tuple[int, bytes], int] = {}
     for places, header, body, logs in replies:
         key = _key(header, body)
@@ -61,14 +63,14 @@ def fold(replies: Iterable[Folded]) -> list[Any]:
     return [msgspec.msgpack.encode(parts), *frames]
 
 
-def _key(header: Header, body: Sequence[Any]) -> tuple[int, bytes] | None:
+def _key(header: Header, body: Sequence[InFrame]) -> tuple[int, bytes] | None:
     """What answers that are the same have in common; None for one that stays alone.
 
     One with memory of its own beside its pickle would share that with the others.
     """
-    if len(body) != 1 or header.status == Status.FAILURE or memoryview(body[0]).nbytes > _SAME:
+    if len(body) != 1 or header.status == Status.FAILURE or (first := memoryview(in_memory(body[0]))).nbytes > _SAME:
         return None
-    return header.status, bytes(body[0])
+    return header.status, bytes(first)
 
 
 def _joined(spans: list[range]) -> Iterator[range]:
@@ -85,11 +87,11 @@ def _joined(spans: list[range]) -> Iterator[range]:
 _decoder = msgpack_decoder(list[_Part])
 
 
-def unfold(header: Header, frames: Sequence[Any]) -> list[Folded]:
+def unfold(header: Header, frames: Sequence[F]) -> list[Folded[F]]:
     """The replies in a FOLDED message. Raises msgspec.DecodeError on anything else."""
-    replies = []
+    replies: list[Folded[F]] = []
     at = 1
-    parts = decode_plain(frames[0], _decoder) if frames else []
+    parts = decode_plain(in_memory(frames[0]), _decoder) if frames else []
     if any(part.frames < 0 for part in parts) or sum(part.frames for part in parts) != len(frames) - 1:
         raise msgspec.ValidationError("other frames than the replies name")
     for part in parts:
@@ -114,7 +116,7 @@ def unfold(header: Header, frames: Sequence[Any]) -> list[Folded]:
     return replies
 
 
-def unfold_each(header: Header, frames: Sequence[Any]) -> Iterator[tuple[Header, list[Any]]]:
+def unfold_each(header: Header, frames: Sequence[F]) -> Iterator[tuple[Header, list[F]]]:
     """The same, one by one. Raises msgspec.DecodeError on anything else, before the first."""
     for folded in unfold(header, frames):
         for place in (place for span in folded.places for place in span):

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from monarch_nb.wire.body import Frame
 from monarch_nb.wire.header import Header, Status
 from monarch_nb.wire.texts import text_of
 from monarch_nb.wire.verb import Lane, MalformedMessageError, Refused, Verb
@@ -53,6 +54,7 @@ class Asker(Generic[R]):
 
 
 Handler = Callable[[Q, Asker[R]], R | None]
+_Handled = tuple[Verb[Any, Any], Handler[Any, Any]]
 
 
 class Handlers:
@@ -61,7 +63,7 @@ class Handlers:
     def __init__(self, who: str, answer: Answer) -> None:
         self._who = who
         self._answer = answer
-        self._handlers: dict[str, tuple[Verb[Any, Any], Handler[Any, Any]]] = {}
+        self._handlers: dict[str, _Handled] = {}
         self.closed = False  # errors from now on are a consequence of leaving, and are not logged
 
     def handle(self, verb: Verb[Q, R], function: Handler[Q, R]) -> None:
@@ -76,16 +78,16 @@ class Handlers:
                 f"{verb.name} has a handler already, {self._handlers[verb.name][1]!r}: release it first"
             )
 
-    def release(self, verb: Verb[Any, Any]) -> None:
+    def release(self, verb: Verb[Q, R]) -> None:
         """Nobody takes a verb any more."""
         self._handlers.pop(verb.name, None)
 
     def __contains__(self, name: str) -> bool:
         return name in self._handlers
 
-    def take(self, header: Header, body: bytes | memoryview) -> None:
+    def take(self, header: Header, body: Frame) -> None:
         """Hands one message to its handler. Raises nothing: errors are logged, and sent to the requester."""
-        asker: Asker[Any] = Asker(header, self._answer)
+        asker: Asker[object] = Asker(header, self._answer)
         try:
             entry = self._handlers.get(header.method)
             if entry is None:
@@ -99,7 +101,7 @@ class Handlers:
         except Exception as error:
             self._failed(header, asker, error)
 
-    def _failed(self, header: Header, asker: Asker[Any], error: Exception) -> None:
+    def _failed(self, header: Header, asker: Asker[object], error: Exception) -> None:
         if self.closed:
             return
         if isinstance(error, MalformedMessageError):

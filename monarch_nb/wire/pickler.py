@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 import cloudpickle.cloudpickle as cp
 
-from monarch_nb.gpu import Marker
+from monarch_nb.gpu import DeviceFile, Marker
 from monarch_nb.settings import settings
 from monarch_nb.wire.code import Cargo, class_of, travels_by_value
 from monarch_nb.wire.tensors import Storage, reduce_storage, reduce_tensor, tensor_types
@@ -29,12 +29,13 @@ class _Sink:
 
     __slots__ = ("write",)
 
-    def __init__(self, write: Callable[[Any], object]) -> None:
+    def __init__(self, write: Callable[[bytes | bytearray], object]) -> None:
         self.write = write
 
 
 # How programs want objects of some types taken apart; by type, as in `copyreg`. It goes before our own ways.
-REDUCERS: dict[type, Callable[[Any], Any]] = {}
+Reducer = Callable[[Any], object]  # of objects of one type: see `copyreg`
+REDUCERS: dict[type, Reducer] = {}
 
 
 class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -42,8 +43,8 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
 
     def __init__(self, cargo: Cargo, *, out_of_band: bool = True, gpu: bool = False) -> None:
         self.cargo = cargo
-        self.chunks: list[Any] = []
-        self.buffers: list[Any] = []  # memoryviews, and files of a GPU
+        self.chunks: list[bytes | bytearray] = []
+        self.buffers: list[memoryview | DeviceFile] = []
         self._gpu = gpu  # whether tensors of a GPU may go as files of it
         self.named: dict[str, type] = {}
         self.files: dict[str, str | None] = {}
@@ -56,7 +57,7 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         """All pickles so far, in one."""
         return b"".join(self.chunks)
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: Any) -> object:
         """How `obj` is taken apart; called for everything but the plainest types."""
         kind = type(obj)
         if REDUCERS and kind in REDUCERS:
@@ -82,7 +83,7 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
             return reduce_storage(obj, self._storages, gpu=self._gpu)
         return NotImplemented
 
-    def _reduce_function(self, function: types.FunctionType) -> Any:
+    def _reduce_function(self, function: types.FunctionType) -> object:
         reduced = super().reducer_override(function)
         if reduced is NotImplemented:
             return reduced
@@ -91,7 +92,7 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         return reduced
 
 
-def _keeper(buffers: list[Any]) -> Callable[[pickle.PickleBuffer], bool]:
+def _keeper(buffers: list[memoryview | DeviceFile]) -> Callable[[pickle.PickleBuffer], bool]:
     def keep(buffer: pickle.PickleBuffer) -> bool:
         """Whether the pickle is to hold the buffer itself."""
         view = buffer.raw()
@@ -106,7 +107,7 @@ def _keeper(buffers: list[Any]) -> Callable[[pickle.PickleBuffer], bool]:
     return keep
 
 
-def _reduce_exception(exc: BaseException) -> Any:
+def _reduce_exception(exc: BaseException) -> object:
     """Exceptions with an `__init__` of their own are rebuilt without calling it: `args` need not be what it takes."""
     cls = type(exc)
     if (
@@ -118,7 +119,9 @@ def _reduce_exception(exc: BaseException) -> Any:
     return rebuild_exception, (cls, exc.args, exc.__dict__ or None)
 
 
-def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any] | None) -> BaseException:
+def rebuild_exception(
+    cls: type[BaseException], args: tuple[object, ...], state: dict[str, object] | None
+) -> BaseException:
     """The exception that was pickled as its class, arguments and attributes."""
     exc: BaseException = cls.__new__(cls, *args)
     for base in cls.__mro__:
@@ -134,23 +137,25 @@ def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: di
 # What would pickle as a name in __main__, or not at all.
 
 
-def _reduce_lru_cache(cached: Any) -> Any:
+def _reduce_lru_cache(cached: "functools._lru_cache_wrapper[object]") -> object:
     if not travels_by_value(cached.__wrapped__):
         return NotImplemented
     parameters = cached.cache_parameters()
     return rebuild_lru_cache, (cached.__wrapped__, parameters["maxsize"], parameters["typed"])
 
 
-def rebuild_lru_cache(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+def rebuild_lru_cache(
+    function: Callable[..., object], maxsize: int | None, typed: bool
+) -> "functools._lru_cache_wrapper[object]":
     """An empty cache around `function`."""
     return functools.lru_cache(maxsize, typed)(function)
 
 
-def _reduce_cached_property(prop: Any) -> Any:
+def _reduce_cached_property(prop: "functools.cached_property[object]") -> object:
     return rebuild_cached_property, (prop.func, prop.attrname)
 
 
-def rebuild_cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
+def rebuild_cached_property(function: Callable[[Any], object], name: str | None) -> "functools.cached_property[object]":
     """A cached property, which holds a lock up to Python 3.11."""
     prop = functools.cached_property(function)
     if name is not None:
@@ -158,13 +163,13 @@ def rebuild_cached_property(function: Callable[[Any], Any], name: str | None) ->
     return prop
 
 
-def _reduce_new_type(new_type: Any) -> Any:
+def _reduce_new_type(new_type: typing.NewType) -> object:
     if new_type.__module__ != "__main__":
         return NotImplemented
     return rebuild_new_type, (new_type.__name__, new_type.__supertype__, new_type.__module__)
 
 
-def rebuild_new_type(name: str, supertype: Any, module: str) -> Any:
+def rebuild_new_type(name: str, supertype: object, module: str) -> object:
     """A `typing.NewType` that has no module to be imported from."""
     make: Any = typing.NewType  # a variable, as type checkers take the call for a declaration
     new_type = make(name, supertype)
@@ -175,18 +180,16 @@ def rebuild_new_type(name: str, supertype: Any, module: str) -> Any:
 _FILE_NAME = 10  # the position of `co_filename` among the parameters of `types.CodeType`
 
 
-def reduce_code(code: types.CodeType) -> Any:
+def reduce_code(code: types.CodeType) -> object:
     """Code with the name of its file, which tracebacks and breakpoints need; cloudpickle leaves it out since 3.1.3."""
     make, values = cp._code_reduce(code)
     return make, (*values[:_FILE_NAME], code.co_filename, *values[_FILE_NAME + 1 :])
 
 
 # Of a pickler that is cloudpickle's but for the names of files.
-DISPATCH_TABLE: ChainMap[type, Callable[[Any], Any]] = ChainMap(
-    {types.CodeType: reduce_code}, *cp.Pickler.dispatch_table.maps
-)
+DISPATCH_TABLE: ChainMap[type, Reducer] = ChainMap({types.CodeType: reduce_code}, *cp.Pickler.dispatch_table.maps)
 
-_SPECIAL: dict[type, Callable[[Any], Any]] = {
+_SPECIAL: dict[type, Reducer] = {
     types.CodeType: reduce_code,
     functools._lru_cache_wrapper: _reduce_lru_cache,
     functools.cached_property: _reduce_cached_property,
@@ -194,7 +197,7 @@ _SPECIAL: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def _warn_of_big_captures(function: types.FunctionType, captured: Mapping[str, Any]) -> None:
+def _warn_of_big_captures(function: types.FunctionType, captured: Mapping[str, object]) -> None:
     """Warn, naming variable and function, of each of the `captured` globals that is large."""
     for name, value in captured.items():
         if isinstance(value, _SMALL):
@@ -209,7 +212,7 @@ def _warn_of_big_captures(function: types.FunctionType, captured: Mapping[str, A
             )
 
 
-def _weight(value: Any, depth: int) -> int:
+def _weight(value: object, depth: int) -> int:
     """About how many bytes `value` takes in a pickle; looks at a bounded number of members."""
     if isinstance(value, (bytes, bytearray, str, memoryview)):
         return len(value)

@@ -7,7 +7,7 @@ not there yet, and the process ends with SIGSEGV. So one thread at a time gets t
 
 import os
 import threading
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -36,13 +36,13 @@ def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
         return msgspec.json.Decoder(kind)
 
 
-def converted(value: Any, kind: type[T]) -> T:
+def converted(value: object, kind: type[T]) -> T:
     """Dicts, lists and the like as a type. Raises msgspec.ValidationError."""
     with _knowing:
         return msgspec.convert(value, kind)
 
 
-def decode_plain(data: bytes | memoryview, decoder: msgspec.msgpack.Decoder[T]) -> T:
+def decode_plain(data: bytes | bytearray | memoryview, decoder: msgspec.msgpack.Decoder[T]) -> T:
     """What a decoder makes of bytes. Raises msgspec.DecodeError, of which ValidationError is one, on anything else."""
     try:
         return decoder.decode(data)

@@ -14,12 +14,18 @@ import os
 import pickle
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.gpu import SMALLEST, DeviceFile, Marker, driver
 
+if TYPE_CHECKING:
+    import torch
+
+    from monarch_nb.wire.body import Frame
+
 # torch.dtype -> its name in torch
-_dtype_names: dict[Any, str] = {}
+_dtype_names: "dict[torch.dtype, str]" = {}
 _STAGED = 1 << 20  # bytes; from here on pinned memory is worth its turns
 
 
@@ -45,7 +51,7 @@ class Storage:
         self.buffer = buffer
         self.device = device
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         buffer = pickle.PickleBuffer(self.buffer)
         return (open_storage, (buffer,)) if self.device is None else (open_on_gpu, (buffer, self.device))
 
@@ -56,12 +62,12 @@ def tensor_types() -> tuple[type, ...]:
     return () if parameter is None else (sys.modules["torch"].Tensor, parameter)
 
 
-def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage], *, gpu: bool = False) -> Any:
+def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage], *, gpu: bool = False) -> object:
     """A reduction of `tensor`, or NotImplemented where torch's own has to do. `storages` are the message's so far.
 
     With `gpu`, large tensors of a GPU go as files of it (`DeviceFile`).
     """
-    torch: Any = sys.modules["torch"]
+    torch = sys.modules["torch"]
     on_cpu = tensor.is_cpu
     if (
         not (on_cpu or tensor.is_cuda)
@@ -103,7 +109,7 @@ def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage], *, gpu:
     return rebuild_tensor, (storage, name, offset, shape, strides, requires_grad, is_parameter)
 
 
-def reduce_storage(storage: Any, storages: dict[tuple[int, int], Storage], *, gpu: bool = False) -> Any:
+def reduce_storage(storage: Any, storages: dict[tuple[int, int], Storage], *, gpu: bool = False) -> object:
     """A reduction of a bare torch storage, as torch's own pickling of tensors brings it: its bytes out of band, too.
 
     One without bytes is left to torch.
@@ -118,18 +124,17 @@ def reduce_storage(storage: Any, storages: dict[tuple[int, int], Storage], *, gp
     return rebuild_storage, (held, dtype)
 
 
-def rebuild_storage(storage: Any, dtype: Any) -> Any:
+def rebuild_storage(storage: "torch.UntypedStorage", dtype: "torch.dtype | None") -> object:
     """The storage that `reduce_storage` took apart; `dtype` is that of one with a type."""
     if dtype is None:
         return storage
-    import torch.storage
+    import torch
 
-    kind: Any = torch.storage.TypedStorage
-
+    kind: Any = torch.TypedStorage
     return kind(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
-def open_storage(buffer: Any) -> Any:
+def open_storage(buffer: "Frame") -> "torch.UntypedStorage":
     """The torch storage made of `buffer`, without a copy if it may be written to."""
     import torch
 
@@ -154,7 +159,7 @@ def open_on_gpu(buffer: Any, device: int) -> Any:
         storage = gpu.new_storage(size, device)
         gpu.copy(storage.data_ptr(), host.data_ptr(), size, device=device)
         return storage
-    torch: Any = sys.modules["torch"]
+    torch = sys.modules["torch"]
     if not torch.cuda.is_available():
         return host
     index = device if device < torch.cuda.device_count() else torch.cuda.current_device()
@@ -166,14 +171,14 @@ def open_on_gpu(buffer: Any, device: int) -> Any:
 
 
 def rebuild_tensor(
-    storage: Any,
+    storage: "torch.UntypedStorage | None",
     dtype: str,
     offset: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
     requires_grad: bool,
     is_parameter: bool,
-) -> Any:
+) -> "torch.Tensor":
     """The tensor that `reduce_tensor` took apart."""
     import torch
 
@@ -190,7 +195,7 @@ def rebuild_tensor(
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def without_modes() -> AbstractContextManager[Any]:
+def without_modes() -> AbstractContextManager[None]:
     """A context in which no torch mode (fake tensors, default devices…) of the calling thread is in force."""
     functions: Any = getattr(sys.modules.get("torch"), "_C", None)
     try:
@@ -212,7 +217,10 @@ class _ModesOff:
 
         contexts = (_disable_current_modes(),) if dispatching else ()
         # DisableTorchFunction also switches off what modes do to functions.
-        self._contexts: list[Any] = [*contexts, *((torch._C.DisableTorchFunction(),) if overriding else ())]
+        self._contexts: list[Any] = [
+            *contexts,
+            *((torch._C.DisableTorchFunction(),) if overriding else ()),
+        ]
 
     def __enter__(self) -> None:
         for context in self._contexts:
@@ -223,7 +231,7 @@ class _ModesOff:
             context.__exit__(*error)
 
 
-def _taken(torch: Any, memory: Any, start: int, size: int, as_file: bool) -> Storage:
+def _taken(torch: ModuleType, memory: Any, start: int, size: int, as_file: bool) -> Storage:
     """The bytes of a part of a storage; of one on a GPU a copy of them, once its work so far is done."""
     on_gpu = memory.device.type == "cuda"
     gpu = driver() if on_gpu or _Landing.pretends else None
@@ -248,7 +256,7 @@ def _taken(torch: Any, memory: Any, start: int, size: int, as_file: bool) -> Sto
     return Storage(_bytes_of(torch, host.untyped_storage(), 0, size), device)
 
 
-def _bytes_of(torch: Any, memory: Any, start: int, size: int) -> Any:
+def _bytes_of(torch: ModuleType, memory: Any, start: int, size: int) -> object:
     """A buffer over the storage `memory` that keeps it alive."""
     raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory, start, (size,), (1,))
     try:

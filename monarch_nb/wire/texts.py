@@ -1,6 +1,7 @@
 """Texts and numbers of values that are not ours: no code of theirs breaks them, and a terminal obeys none of it."""
 
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
@@ -66,7 +67,7 @@ class Harmless(msgspec.Struct, frozen=True):
             if isinstance(value, tuple):
                 if not any(isinstance(part, str) and _CONTROL.search(part) for part in value):
                     continue
-                clean: Any = tuple(harmless(part) if isinstance(part, str) else part for part in value)
+                clean: object = tuple(harmless(part) if isinstance(part, str) else part for part in value)
             elif isinstance(value, str) and _CONTROL.search(value):
                 clean = harmless(value)
             else:
@@ -74,7 +75,7 @@ class Harmless(msgspec.Struct, frozen=True):
             msgspec.structs.force_setattr(self, name, clean)
         for name in self.PROSE:
             value = getattr(self, name)
-            named: Any = with_host_names(value) if isinstance(value, str) else tuple(map(with_host_names, value))
+            named: object = with_host_names(value) if isinstance(value, str) else tuple(map(with_host_names, value))
             if named != value:
                 msgspec.structs.force_setattr(self, name, named)
 
@@ -89,7 +90,7 @@ def repr_of(value: object) -> str:
     return _guarded(repr, value)
 
 
-def _guarded(function: Any, value: object) -> str:
+def _guarded(function: Callable[[object], str], value: object) -> str:
     try:
         return _plain(function(value))
     except ThreadCutOff:

@@ -1,15 +1,16 @@
 """An engine message is defined once: its name, what it carries, what answers it, and how urgent it is."""
 
 from enum import IntEnum
-from typing import Any, Generic, TypeVar, overload
+from typing import Generic, TypeVar, overload
 
 import msgspec
 
+from monarch_nb.wire.body import Frame
 from monarch_nb.wire.hosts import with_host_names
 from monarch_nb.wire.plain import decode_plain, msgpack_decoder
 
 Q = TypeVar("Q", bound=msgspec.Struct)
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
 
 REPLY = "reply"  # the method of the CONTROL message that answers a request, at the port it named
 
@@ -51,7 +52,7 @@ class Verb(Generic[Q, R]):
     @overload
     def __init__(self, name: str, request: type[Q], reply: type[R], *, doc: str, lane: Lane = ...) -> None: ...
     def __init__(
-        self, name: str, request: type[Q], reply: type[Any] | None = None, *, doc: str, lane: Lane = Lane.URGENT
+        self, name: str, request: type[Q], reply: type[R] | None = None, *, doc: str, lane: Lane = Lane.URGENT
     ) -> None:
         self.name = name
         self.request = request
@@ -64,7 +65,7 @@ class Verb(Generic[Q, R]):
     def __repr__(self) -> str:
         return f"<verb {self.name}>"
 
-    def decode(self, body: bytes | memoryview) -> Q:
+    def decode(self, body: Frame) -> Q:
         """The request in a body. Raises MalformedMessageError."""
         decoder = self._requests
         if decoder is None:
@@ -74,7 +75,7 @@ class Verb(Generic[Q, R]):
         except msgspec.DecodeError as error:
             raise MalformedMessageError(f"this is no {self.request.__name__} of {self.name}: {error}") from None
 
-    def decode_reply(self, body: bytes | memoryview) -> R:
+    def decode_reply(self, body: Frame) -> R:
         """The reply in a body. Raises MalformedMessageError, and TypeError for a verb that is not answered."""
         decoder = self._replies
         if decoder is None:
@@ -92,7 +93,7 @@ def encode_body(body: msgspec.Struct) -> bytes:
     return _encoder.encode(body)
 
 
-def decode_refusal(body: bytes | memoryview) -> str:
+def decode_refusal(body: Frame) -> str:
     """Why a request was refused."""
     try:
         return with_host_names(decode_plain(body, _refusals).error)

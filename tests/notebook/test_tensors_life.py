@@ -102,8 +102,8 @@ def step(x):
     optimizer.step()
     return loss.detach()
 
-class Say:
-    def waiting(self, future, seconds):
+class Say(waiting.WaitObserver):
+    def tick(self, future, seconds):
         print("waits", flush=True)
 
 for _ in range(5):
@@ -116,13 +116,13 @@ pid = mesh.execute(os.getpid).values()[1]
 @pytest.mark.slow
 def test_an_interrupt_frees_ranks_in_a_compiled_step(nb: Notebook) -> None:
     nb.run(COMPILED).ok()
-    request, cell = nb.start("leave = waiting.join(waiter=Say())\nos.kill(pid, signal.SIGSTOP)\nstep(x).item()"), Cell()
+    request, cell = nb.start("say = Say()\nwaiting.join(say)\nos.kill(pid, signal.SIGSTOP)\nstep(x).item()"), Cell()
     nb.until(request, cell, "waits")
     nb.interrupt()
     assert "KeyboardInterrupt" in nb.finish(request).traceback
     nb.interrupt()
     nb.shows(request, "has not stopped within 5 s")
-    nb.run("leave()\nos.kill(pid, signal.SIGCONT)").ok()
+    nb.run("waiting.leave(say)\nos.kill(pid, signal.SIGCONT)").ok()
     assert nb.run("t.sum().item()").ok().text == "6.0"
     lost = nb.run("model.weight.sum().item()").traceback
     assert "this needs a tensor that was lost on ranks 0, 1 of pair: it was interrupted" in lost

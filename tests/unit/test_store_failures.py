@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from monarch_nb.runtime import CauseKind
 from monarch_nb.store import ClusterState
 from monarch_nb.store import events as e
 from monarch_nb.store.failures import record, rows, tails, text
 from monarch_nb.store.incidents import Incident, Member
 from monarch_nb.supervision import Cause, MeshFailure
-from monarch_nb.supervision.cause import CauseKind
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from monarch_nb.store.failures import Record, rows, tails, text
+from monarch_nb.store import FailureRecord
+from monarch_nb.store.failures import rows, tails, text
 from monarch_nb.wire import ActorError
 
 from .html import facts, folded, framed, heading, lab_button
@@ -14,7 +15,7 @@ def ansi(text: str, style: str) -> str:
     return f"\033[{codes[style]}m{text}\033[0m" if style in codes else text
 
 
-def failure_bundle(failure: Record) -> dict[str, Any]:
+def failure_bundle(failure: FailureRecord) -> dict[str, Any]:
     """A failure as a display of its own."""
     parts = [heading(failure["title"]), facts(rows(failure))]
     trace = failure.get("traceback")
@@ -25,13 +26,14 @@ def failure_bundle(failure: Record) -> dict[str, Any]:
             f"the last lines of {where}" if where else "its last lines" if len(failure["ranks"]) < 2 else "last lines"
         )
         parts.append(folded(named, "\n".join(lines[-20:]), opened=index == 0))
-    if failure.get("dump"):
-        parts.append(folded("where it crashed", "\n".join(failure["dump"]), opened=True))
+    dump = failure.get("dump")
+    if dump:
+        parts.append(folded("where it crashed", "\n".join(dump), opened=True))
     parts += [facts([("next", failure["next"])]), _heal_button(failure)]
     return {"text/plain": f"{failure['title']}\n{text(failure)}", "text/html": framed(*parts, kind="mnb-f")}
 
 
-def failure_bar(failure: Record) -> dict[str, Any]:
+def failure_bar(failure: FailureRecord) -> dict[str, Any]:
     """One line about a failure, above the error that describes it."""
     return {
         "text/plain": failure["title"],
@@ -50,7 +52,7 @@ def raised_title(error: ActorError) -> str:
     return error.summary.partition("\n")[0].removeprefix("Actor call ").rstrip(".")
 
 
-def _heal_button(failure: Record) -> str:
+def _heal_button(failure: FailureRecord) -> str:
     """A button that heals the mesh, in JupyterLab with the panel."""
     if not failure.get("mesh"):
         return ""

@@ -31,7 +31,7 @@ class Failures:
 
     def __init__(self) -> None:
         failures = store_of(current_runtime()).document()["failures"].values()
-        self.records: list[dict[str, Any]] = sorted(failures, key=lambda failure: -failure["at"])
+        self.records = sorted(failures, key=lambda failure: -failure["at"])
 
     def __repr__(self) -> str:
         if not self.records:

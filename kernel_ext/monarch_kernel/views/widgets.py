@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime import started
-from monarch_nb.store import store_of
+from monarch_nb.store import Document, RankRecord, store_of
 from monarch_nb.wire import ActorError
 
 from ..display.failures import raised_title
@@ -185,7 +185,7 @@ class Widgets:
     def show(self, view: str, options: dict[str, Any], key: Any) -> Any:
         """The widget of a view; what is shown twice is one widget."""
         runtime = started()
-        document = store_of(runtime).document() if runtime is not None else {}
+        document = store_of(runtime).document() if runtime is not None else None
         saved = {"now": time.time(), "state": _part(document, options.get("mesh"))}
         key = (view, key) if key is not None else None
         known = self._made.get(key)
@@ -201,25 +201,28 @@ class Widgets:
         return widget
 
 
-def _brief(records: dict[str, Any]) -> dict[str, Any]:
+def _brief(records: dict[str, RankRecord]) -> dict[str, RankRecord]:
     """Records of ranks as they are saved with the notebook: of many only their states, of very many the unusual."""
     if len(records) <= SAVED_WHOLE:
         return records
-    states = {index: {"state": record["state"]} for index, record in records.items() if "state" in record}
+    states: dict[str, RankRecord] = {
+        index: {"state": record["state"]} for index, record in records.items() if "state" in record
+    }
     if len(states) > SAVED_STATES:
         states = {index: record for index, record in states.items() if record["state"] not in ("busy", "idle")}
     return dict(itertools.islice(states.items(), SAVED_STATES))
 
 
-def _part(document: dict[str, Any], uid: str | None) -> dict[str, Any]:
+def _part(document: Document | None, uid: str | None) -> dict[str, Any]:
     """The part of the state that shows one mesh without a kernel."""
+    if document is None:
+        return {"hosts": {}, "meshes": {}, "ranks": {}, "failures": {}}
     if uid is None:
         return {**document, "ranks": {}}
-    meshes = document.get("meshes", {})
-    shown = {uid, meshes.get(uid, {}).get("on"), *(other for other, mesh in meshes.items() if mesh.get("on") == uid)}
-    pick: Callable[[str], dict[str, Any]] = lambda section: {  # noqa: E731
-        key: value for key, value in document.get(section, {}).items() if key in shown
-    }
-    ranks = {key: _brief(records) for key, records in pick("ranks").items()}
-    failures = {key: failure for key, failure in document.get("failures", {}).items() if failure["mesh"] in shown}
-    return {"hosts": document.get("hosts", {}), "meshes": pick("meshes"), "ranks": ranks, "failures": failures}
+    meshes = document["meshes"]
+    on = meshes[uid].get("on") if uid in meshes else None
+    shown = {uid, on, *(other for other, mesh in meshes.items() if mesh.get("on") == uid)}
+    ranks = {key: _brief(records) for key, records in document["ranks"].items() if key in shown}
+    failures = {key: failure for key, failure in document["failures"].items() if failure["mesh"] in shown}
+    meshes_shown = {key: mesh for key, mesh in meshes.items() if key in shown}
+    return {"hosts": document["hosts"], "meshes": meshes_shown, "ranks": ranks, "failures": failures}

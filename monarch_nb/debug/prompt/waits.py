@@ -24,7 +24,7 @@ IN_SCRIPTS = "Look at them with monarch.debug (table, eval), continue them with 
 PROMPTS = 32  # that are stored, with their focus, for calls that are waited for again
 
 
-class WaitPrompt:
+class WaitPrompt(waiting.WaitObserver):
     """Checks, while a thread waits for a call, whether ranks that it waits for are stopped. Opens a prompt at the
     terminal, or raises StoppedAtBreakpoint where nobody can be asked.
     """
@@ -52,31 +52,31 @@ class WaitPrompt:
         self._shown: set[tuple[str, int]] = set()  # stops that were shown: session and number
         self._left: set[tuple[str, int]] = set()  # stops that this wait leaves alone
         self._prompts: dict[str, DebugPrompt] = {}
-        self._leave_waits: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """Joins waits, which then show what is stopped."""
         self.controller.mark_attended()
-        self._leave_waits = waiting.join(waiter=self, guard=self._begin, await_guard=self._awaited)
-        waiting.enter_awaits(self._awaited)
+        waiting.join(self)
+        waiting.enter_awaits(self)
 
     def uninstall(self) -> None:
         """Leaves waits."""
-        self._leave_waits()
+        waiting.leave(self)
 
     # -- waits --------------------------------------------------------------------------------------------------------
 
-    def waiting(self, future: Future[Any], seconds: float) -> None:
+    def tick(self, future: Future[Any], seconds: float) -> None:
         """A tick of a wait, on the waiting thread. Raises StoppedAtBreakpoint."""
         if not asking.now and self._here():
             self.check(future)
 
-    def _begin(self, future: Future[Any], timeout: float | None) -> None:
+    def begin(self, future: Future[Any], timeout: float | None) -> None:
         """Forgets what earlier waits left stopped."""
         if not asking.now and self._here():
             self._left.clear()
 
-    def _awaited(self, future: Future[Any], signal: "asyncio.Future[None]") -> Callable[[], None] | None:
+    def begin_await(self, future: Future[Any], signal: "asyncio.Future[None]") -> Callable[[], None] | None:
+        """Looks at the stops each tick, on the loop."""
         if not self._here():
             return None
         loop = asyncio.get_running_loop()

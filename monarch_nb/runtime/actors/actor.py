@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-def _default(method: "Callable[..., Any]") -> "Callable[..., Any]":
+def _default(method: "Callable[..., object]") -> "Callable[..., object]":
     method._monarch_default = True  # type: ignore[attr-defined]
     return method
 

@@ -2,31 +2,32 @@
 
 import asyncio
 import contextlib
-import functools
 import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextvars import Token
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from monarch_nb.routing import Inbox, InboxOverflow
+from monarch_nb.routing import Gap, Inbox, InboxOverflow
 from monarch_nb.runtime.actors.cleanup import Cleanup
-from monarch_nb.runtime.actors.endpoint import endpoints_of, kind_of, undeclared
+from monarch_nb.runtime.actors.endpoint import AnyEndpoint, endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.runtime.actors.interrupts import InterruptWindow
 from monarch_nb.runtime.cancellation import not_run
-from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current
+from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current, point_of
+from monarch_nb.runtime.encoded_arguments import EncodedObject
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.spans import continued, instrumented
 from monarch_nb.runtime.verbs import RunsOn, SpawnActor
 from monarch_nb.settings import settings
-from monarch_nb.shape import Extent, Point
 from monarch_nb.wire import (
     Header,
+    OutFrame,
     RemoteException,
     Status,
     decode,
@@ -41,11 +42,16 @@ from monarch_nb.wire import (
 from monarch_nb.wire.header import SKIP
 
 if TYPE_CHECKING:
+    from monarch_nb.runtime.actors.executors import Message
+    from monarch_nb.runtime.cause import Cause
     from monarch_nb.runtime.process import Runtime
     from monarch_nb.transport import Parcel
 
 logger = logging.getLogger(__name__)
 
+_Wrap = Callable[[Callable[..., object]], Callable[..., object]]
+_Opened = tuple[Callable[..., object], tuple[object, ...], dict[str, object]]  # a method and its arguments
+_Entered = tuple[Token[Context | None], tuple[str, str, float]]
 State = Literal["starting", "alive", "failed", "stopped"]
 
 EXEC = "__cell__"  # runs a cell's source between messages
@@ -68,11 +74,11 @@ class ActorCell:
         self.mesh, self.rank, self.incarnation = header.mesh, header.rank, header.incarnation
         self.obj: Any = None
         self.state: State = "starting"
-        self.cause: object = None  # why it has failed or was stopped, as supervision says it
-        self.endpoints: dict[str, Any] = {}
-        self.cell_namespace: dict[str, Any] = {"__name__": "__main__"}  # of cells run on this actor
-        self.watch: Callable[[Any], Any] | None = None  # wraps methods while a debugger has breakpoints here
-        self.inbox: Inbox[Any] = Inbox()
+        self.cause: Cause | None = None  # why it has failed or was stopped, as supervision says it
+        self.endpoints: dict[str, AnyEndpoint] = {}
+        self.cell_namespace: dict[str, object] = {"__name__": "__main__"}  # of cells run on this actor
+        self.watch: _Wrap | None = None  # wraps methods while a debugger has breakpoints here
+        self.inbox: Inbox[Message] = Inbox()
         self._arriving = threading.Lock()
         self._spawn = (header, parcel)
         self.running: tuple[str, str, float] | None = None  # call, endpoint, since when
@@ -80,8 +86,8 @@ class ActorCell:
         self.constructing = False  # `__init__` runs
         self.calls = 0  # messages that were begun, for statistics
         self.errors = 0  # those that raised
-        self.task: asyncio.Task[Any] | None = None
-        self._calls: dict[str, asyncio.Task[Any] | None] = {}  # async endpoints that run, by call
+        self.task: asyncio.Task[object] | None = None
+        self._calls: dict[str, asyncio.Task[object] | None] = {}  # async endpoints that run, by call
         self._interrupts = InterruptWindow(process.clock)
         self._unanswered: Header | None = None  # the message that a sync endpoint runs
         self.ending = False  # the executor takes no more messages
@@ -135,7 +141,7 @@ class ActorCell:
         if waits:
             self.process.watch_gap(self)
 
-    def expire_gaps(self, now: float) -> list[Any]:
+    def expire_gaps(self, now: float) -> list[Gap]:
         """Gives up the gaps that have lasted too long; what came after them is run."""
         with self._arriving:
             gaps = list(self.inbox.expired(now, settings.message_delivery_timeout))
@@ -144,7 +150,7 @@ class ActorCell:
                     self._enqueue(*message)
         return gaps
 
-    def queued(self) -> list[Any]:
+    def queued(self) -> "list[Message]":
         """The messages that wait, for diagnosis."""
         return self.executor.waiting()
 
@@ -161,6 +167,7 @@ class ActorCell:
         if parcel is not None:
             self.process.node.consumed(parcel)
         if not self.muted:
+            assert self.cause is not None, "it would be run"
             self.process.refuse(header, self.cause)
 
     def refuse_queued(self) -> None:
@@ -214,7 +221,7 @@ class ActorCell:
         endpoint = self.endpoints.get(method)
         return endpoint is not None and endpoint._concurrent
 
-    def _open(self, header: Header, parcel: "Parcel") -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    def _open(self, header: Header, parcel: "Parcel") -> "_Opened":
         """The method and arguments of a message."""
         try:
             args, kwargs = decode(parcel.parts, self.process)
@@ -243,7 +250,7 @@ class ActorCell:
             args = (ReplyPort(header), *args)
         return method, args, kwargs
 
-    def _reload(self, cls: type) -> Any:
+    def _reload(self, cls: type) -> object:
         """Gives the object a new class; it keeps its state. Its `__reload__(old)` hook runs then, if it has one.
 
         Raises TypeError where the two cannot be swapped: another kind of actor, or other slots.
@@ -257,7 +264,7 @@ class ActorCell:
         hook = getattr(self.obj, RELOAD, None)
         return hook(old) if hook is not None else None
 
-    def _make_anew(self, cls: type, arguments: Any) -> None:
+    def _make_anew(self, cls: type, arguments: EncodedObject) -> None:
         """Replaces the object by another one of the same arguments."""
         args, kwargs = arguments.load(self.process)
         obj = _new(cls, args, kwargs)
@@ -268,7 +275,7 @@ class ActorCell:
             self.constructing = False
         self.obj, self.endpoints = obj, endpoints_of(cls)
 
-    def _begin(self, header: Header, parcel: "Parcel") -> tuple[Any, Any] | None:
+    def _begin(self, header: Header, parcel: "Parcel") -> "_Entered | None":
         """None where the message names a point that does not exist; its sender gets the error."""
         try:
             return self._enter(header)
@@ -277,9 +284,9 @@ class ActorCell:
             self._reply(header, Status.EXCEPTION, encode_exception(error))
             return None
 
-    def _enter(self, header: Header) -> tuple[Any, Any]:
+    def _enter(self, header: Header) -> "_Entered":
         extent = header.extent
-        point = _point(header.index, extent) if extent is not None else self.instance.rank
+        point = point_of(header.index, extent) if extent is not None else self.instance.rank
         self.running = (header.call, header.method, time.monotonic())
         self.began = (header.call, self.running[2])
         self.calls += 1
@@ -287,7 +294,7 @@ class ActorCell:
         self.process.log.begin(chain[0])
         return current.set(Context(self.instance, point, header.call, chain, header.trace)), self.running
 
-    def _leave(self, header: Header, token: Any) -> None:
+    def _leave(self, header: Header, token: "Token[Context | None]") -> None:
         origin = header.chain[0] if header.chain else header.call
         self.process.log.end(origin, answered=header.port != 0 and not self.is_explicit(header.method))
         current.reset(token)
@@ -360,11 +367,11 @@ class ActorCell:
         """Whether an endpoint answers through a port that it is given, maybe later."""
         return (endpoint := self.endpoints.get(method)) is not None and endpoint._explicit_response_port
 
-    def _reply(self, header: Header, status: Status, frames: list[Any]) -> None:
+    def _reply(self, header: Header, status: Status, frames: Sequence[OutFrame]) -> None:
         if not self.muted:
             self.process.reply(header, status, frames)
 
-    def _answer(self, header: Header, result: Any) -> None:
+    def _answer(self, header: Header, result: object) -> None:
         if header.port == 0 or self.is_explicit(header.method):
             return
         try:
@@ -503,14 +510,14 @@ class ActorCell:
             self.cleanup.finish(None)
         return not self.cleanup.begun
 
-    def fail_with(self, cause: object, error: Exception) -> None:
+    def fail_with(self, cause: "Cause", error: Exception) -> None:
         """Fails the actor for a reason from outside: a failure it did not handle."""
         if self.cause is None or self.state == "stopped":
             self._failed(cause, error)
         else:
             self._end_soon()
 
-    def _failed(self, cause: object, error: Exception) -> None:
+    def _failed(self, cause: "Cause", error: Exception) -> None:
         self.state = "failed"
         self.cause = cause
         self.end_error = error
@@ -532,7 +539,7 @@ class ActorCell:
         self._failed(self.process.supervisor.cause_of("aborted", error, str(error), self, ""), error)
         raise StopRequested
 
-    def stop(self, reason: str, *, cause: object = None, error: Exception | None = None) -> None:
+    def stop(self, reason: str, *, cause: "Cause | None" = None, error: Exception | None = None) -> None:
         """Ends the actor after the current message. Later callers get `cause`."""
         if self.cause is None:
             self.state = "stopped" if error is None else "failed"
@@ -587,14 +594,6 @@ class ActorCell:
             function()
 
 
-_extent = functools.lru_cache(maxsize=64)(Extent)  # those of the slices it is called on, again and again
-
-
-@functools.lru_cache(maxsize=256)
-def _point(index: int, extent: tuple[tuple[str, ...], tuple[int, ...]]) -> Point:
-    return Point(index, _extent(*extent))
-
-
-def _new(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _new(cls: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """An object that is not initialized yet; `object.__new__` takes no arguments."""
     return object.__new__(cls) if cls.__new__ is object.__new__ else cls.__new__(cls, *args, **kwargs)

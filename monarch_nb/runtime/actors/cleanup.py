@@ -6,7 +6,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb.runtime.actors.executors import aside
 from monarch_nb.runtime.context import Context, current
@@ -76,7 +76,7 @@ class Cleanup:
     def _enter(self, step: str) -> None:
         self._step, self._since = step, time.monotonic()
 
-    def _hook(self) -> Callable[..., Any] | None:
+    def _hook(self) -> Callable[..., object] | None:
         hook = getattr(self._cell.obj, "__cleanup__", None)
         return None if hook is None or self._cell.muted or getattr(hook, "_monarch_default", False) else hook
 

@@ -4,10 +4,12 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
+T = TypeVar("T")
+Coro: TypeAlias = Coroutine[Any, Any, T]
 Kind = Literal["sync", "async"]
 
 _USER_HOOKS = ("__supervise__", "__cleanup__", "_handle_undeliverable_message")
@@ -18,8 +20,8 @@ class EndpointProperty(Generic[P, R]):
 
     def __init__(
         self,
-        method: Callable[..., Any],
-        propagator: Any = None,
+        method: Callable[..., object],
+        propagator: object = None,
         explicit_response_port: bool = False,
         instrument: bool = True,
         *,
@@ -39,27 +41,30 @@ class EndpointProperty(Generic[P, R]):
         """True for `async def` endpoints."""
         return inspect.iscoroutinefunction(self._method)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         # On the class: the property itself. On the object: the plain method, so that actors can call their own.
         return self if instance is None else self._method.__get__(instance, owner)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the plain method; the first argument is the object."""
         return self._method(*args, **kwargs)
 
 
+AnyEndpoint: TypeAlias = EndpointProperty[..., object]
+
+
 @overload
-def endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointProperty[P, R]: ...
+def endpoint(method: Callable[Concatenate[Any, P], Coro[R]], /) -> EndpointProperty[P, R]: ...
 @overload
 def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
 @overload
 def endpoint(
-    *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
-) -> Callable[[Callable[..., Any]], EndpointProperty[..., Any]]: ...
+    *, propagate: object = None, explicit_response_port: bool = False, instrument: bool = True
+) -> Callable[[Callable[..., object]], AnyEndpoint]: ...
 def endpoint(
-    method: Callable[..., Any] | None = None,
+    method: Callable[..., object] | None = None,
     *,
-    propagate: Any = None,
+    propagate: object = None,
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
@@ -68,7 +73,7 @@ def endpoint(
     With `explicit_response_port` the method gets a `Port` as its first argument and answers through it.
     """
 
-    def mark(function: Callable[..., Any]) -> EndpointProperty[..., Any]:
+    def mark(function: Callable[..., object]) -> AnyEndpoint:
         if isinstance(function, EndpointProperty):
             raise ValueError(f"{function._method.__name__} is an endpoint already")
         return EndpointProperty(
@@ -79,15 +84,15 @@ def endpoint(
 
 
 def concurrent_endpoint(
-    method: Callable[..., Any] | None = None,
+    method: Callable[..., object] | None = None,
     *,
-    propagate: Any = None,
+    propagate: object = None,
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
     """Like `endpoint`, for `async def` only: its body runs as a task while the actor handles further messages."""
 
-    def mark(function: Callable[..., Any]) -> EndpointProperty[..., Any]:
+    def mark(function: Callable[..., object]) -> AnyEndpoint:
         if isinstance(function, EndpointProperty):
             raise ValueError(f"{function._method.__name__}: use either @endpoint or @concurrent_endpoint, not both")
         if not inspect.iscoroutinefunction(function):
@@ -103,9 +108,9 @@ def concurrent_endpoint(
     return mark if method is None else mark(method)
 
 
-def endpoints_of(cls: type) -> dict[str, EndpointProperty[..., Any]]:
+def endpoints_of(cls: type) -> dict[str, AnyEndpoint]:
     """The endpoints of an actor class by name, inherited ones included."""
-    found: dict[str, EndpointProperty[..., Any]] = {}
+    found: dict[str, AnyEndpoint] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
             if isinstance(value, EndpointProperty):
@@ -120,7 +125,7 @@ def undeclared_name(name: str, *, explicit: bool) -> str:
     return f"@!{name}" if explicit else f"@{name}"
 
 
-def undeclared(cls: type, name: str) -> "EndpointProperty[..., Any] | None":
+def undeclared(cls: type, name: str) -> AnyEndpoint | None:
     """The method that `undeclared_name` stands for; None for other names."""
     if not name.startswith("@"):
         return None
@@ -128,7 +133,7 @@ def undeclared(cls: type, name: str) -> "EndpointProperty[..., Any] | None":
     return EndpointProperty(method, explicit_response_port=name.startswith("@!")) if callable(method) else None
 
 
-def _overrides(cls: type, hook: str) -> Callable[..., Any] | None:
+def _overrides(cls: type, hook: str) -> Callable[..., object] | None:
     method = getattr(cls, hook, None)
     return None if method is None or getattr(method, "_monarch_default", False) else method
 

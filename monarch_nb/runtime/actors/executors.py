@@ -5,9 +5,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb.runtime.actors import sleeping
+from monarch_nb.runtime.actors.endpoint import Coro
 from monarch_nb.settings import settings
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class SyncExecutor:
         self._cell, self._flush = cell, flush
         self._queue: SimpleQueue[bool] = SimpleQueue()
         self._items: deque[Message] = deque()  # the queue's tokens stand for these: they can be looked at
-        self._control: deque[Callable[[], Any]] = deque()
+        self._control: deque[Callable[[], object]] = deque()
         self._main = main
         self._idle = False
         self.thread = (
@@ -48,7 +49,7 @@ class SyncExecutor:
         self._items.append(message)
         self._queue.put(True)
 
-    def post_control(self, control: Callable[[], Any]) -> None:
+    def post_control(self, control: Callable[[], object]) -> None:
         """Queues something that goes before all messages."""
         self._control.append(control)
         self._queue.put(False)
@@ -119,18 +120,18 @@ class AsyncExecutor:
         """`flush` sends messages that were held back; it is called before the loop waits."""
         self._cell, self._flush = cell, flush
         self._items: deque[Message] = deque()
-        self._control: deque[Callable[[], Any]] = deque()
+        self._control: deque[Callable[[], object]] = deque()
         self._idle = False
         self._wake = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: set[asyncio.Task[object]] = set()
         self.thread = threading.Thread(target=self._run, name="monarch-actor-loop", daemon=True)
 
     def start(self) -> None:
         """Begins with the actor's constructor, on the loop."""
         self.thread.start()
 
-    def _soon(self, function: Callable[[], Any]) -> None:
+    def _soon(self, function: Callable[[], object]) -> None:
         loop = self.loop
         if loop is not None:
             try:
@@ -144,7 +145,7 @@ class AsyncExecutor:
         if self._idle:
             self._soon(self._wake.set)
 
-    def post_control(self, control: Callable[[], Any]) -> None:
+    def post_control(self, control: Callable[[], object]) -> None:
         """Runs a control function on the loop soon; if it returns a coroutine, as a task of its own."""
         self._control.append(control)
         self._soon(self._controls)
@@ -157,7 +158,7 @@ class AsyncExecutor:
         """Takes out all that wait."""
         return _drain(self._items)
 
-    def spawn(self, coroutine: Any) -> "asyncio.Task[Any]":
+    def spawn(self, coroutine: Coro[object]) -> "asyncio.Task[object]":
         """A task that is cancelled when the actor ends. On the loop only."""
         assert self.loop is not None
         task = self.loop.create_task(coroutine)
@@ -228,7 +229,7 @@ class AsyncExecutor:
         await cell.cleanup.run_async()
 
 
-async def aside(function: Callable[..., None], *args: Any) -> None:
+async def aside(function: Callable[..., None], *args: object) -> None:
     """Runs what blocks on a thread of its own: those of asyncio are not to be had while the interpreter ends."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -253,7 +254,7 @@ def _ignore_reported(loop: asyncio.AbstractEventLoop, error: BaseException) -> N
     """asyncio says nothing more of what has ended a loop, when it comes to throw away the task that raised it."""
     before = loop.get_exception_handler()
 
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         if context.get("exception") is error:
             return
         if before is not None:

@@ -8,7 +8,7 @@ import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb.gpu import GpuError, driver
 from monarch_nb.runtime.actors.traceback_cleanup import chain, release_frame_locals
@@ -17,6 +17,7 @@ from monarch_nb.settings import settings
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.context import Instance
+    from monarch_nb.shape import Point
     from monarch_nb.wire import Header
 
 ACTORS = 64  # whose failures are kept; those of actors that failed longest ago go first
@@ -33,7 +34,7 @@ class StoredFailure:
     endpoint: str
     at: float  # wall clock
     instance: "Instance"
-    point: Any  # in the slice that was called
+    point: "Point"  # in the slice that was called
     chain: tuple[str, ...]
 
     @property
@@ -184,7 +185,7 @@ def _out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _held(error: BaseException) -> Iterator[Any]:
+def _held(error: BaseException) -> Iterator[object]:
     for one in chain(error):
         for tb in frames_of(one):
             for name, value in tuple(tb.tb_frame.f_locals.items()):
@@ -192,7 +193,7 @@ def _held(error: BaseException) -> Iterator[Any]:
                     yield value
 
 
-def _size(value: Any, seen: set[int], depth: int = 2) -> int:
+def _size(value: object, seen: set[int], depth: int = 2) -> int:
     """Bytes that a value holds, roughly: arrays and tensors by what they say, containers a little way down."""
     if id(value) in seen:
         return 0

@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb.runtime.actors.cell import ActorCell
 from monarch_nb.runtime.tables import ProcessTables
@@ -13,6 +13,7 @@ from monarch_nb.transport import Clock, Parcel
 from monarch_nb.wire import Header, Kind, msgpack_decoder
 
 if TYPE_CHECKING:
+    from monarch_nb.runtime.cause import Cause
     from monarch_nb.runtime.process import Runtime
 
 Message = tuple[Header, Parcel]
@@ -30,20 +31,20 @@ class Parking:
         self._later = later
         self._lock = threading.Lock()
         self._parked: dict[Place, list[Message]] = {}
-        self._ends: OrderedDict[tuple[str, int, int], object] = OrderedDict()
+        self._ends: OrderedDict[tuple[str, int, int], Cause] = OrderedDict()
 
-    def ended(self, mesh: str, rank: int, incarnation: int, cause: object) -> None:
+    def ended(self, mesh: str, rank: int, incarnation: int, cause: "Cause") -> None:
         """An actor is gone, for this reason."""
         with self._lock:
             self._ends[mesh, rank, incarnation] = cause
             while len(self._ends) > REMEMBERED:
                 self._ends.popitem(last=False)
 
-    def end_of(self, mesh: str, rank: int, incarnation: int) -> object:
+    def end_of(self, mesh: str, rank: int, incarnation: int) -> "Cause | None":
         """Why that actor is gone; None if that is not known."""
         return self._ends.get((mesh, rank, incarnation))
 
-    def ends_of(self, meshes: Collection[str]) -> list[tuple[str, int, int, object]]:
+    def ends_of(self, meshes: Collection[str]) -> list[tuple[str, int, int, "Cause"]]:
         """Mesh, rank, incarnation and cause of all known ends in these meshes, the oldest first."""
         with self._lock:
             return [(*which, cause) for which, cause in self._ends.items() if which[0] in meshes]
@@ -113,7 +114,7 @@ class Hosting:
         cell.executor.start()
         return parked
 
-    def host_actor(self, spec: SpawnActor, mesh: str, rank: int, incarnation: int, obj: Any) -> ActorCell:
+    def host_actor(self, spec: SpawnActor, mesh: str, rank: int, incarnation: int, obj: object) -> ActorCell:
         """Hosts a ready-made object of the engine itself; its thread is started by the caller. Thread-safe."""
         here = self._local.address
         header = Header(Kind.CALL, here, here, mesh=mesh, rank=rank, incarnation=incarnation)
@@ -166,7 +167,8 @@ class Hosting:
 
     def ended(self, cell: ActorCell) -> None:
         """An actor is gone; what comes for it later is refused with its cause. Thread-safe."""
-        self._parking.ended(cell.mesh, cell.rank, cell.incarnation, cell.cause)
+        if cell.cause is not None:
+            self._parking.ended(cell.mesh, cell.rank, cell.incarnation, cell.cause)
         with self._lock:
             if self._local.cells.get((cell.mesh, cell.rank)) is cell:
                 del self._local.cells[cell.mesh, cell.rank]

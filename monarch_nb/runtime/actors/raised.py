@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
 from monarch_nb.shape import places_of, spans
-from monarch_nb.wire import ActorError, ExceptionText, decode_exception, exception_text, host_name
+from monarch_nb.wire import ActorError, ExceptionText, InFrame, decode_exception, exception_text, host_name
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
@@ -34,7 +34,7 @@ class RankError:
 
     __slots__ = ("_frames", "_parcel", "_text", "since")
 
-    def __init__(self, frames: Sequence[Any], parcel: "Parcel | None", since: float = 0.0) -> None:
+    def __init__(self, frames: Sequence[InFrame], parcel: "Parcel | None", since: float = 0.0) -> None:
         self._frames = frames if parcel is None else parcel.parts
         self._parcel = parcel
         self._text: ExceptionText | None = None
@@ -129,7 +129,7 @@ def _summary(
         raised = {place: one for place, one in raised.items() if place not in followed}
     else:  # who left is not among them
         followed = []
-    kinds: dict[Any, list[int]] = {}
+    kinds: dict[tuple[str, str, str], list[int]] = {}
     for place, one in raised.items():
         kinds.setdefault(one.text.likeness, []).append(place)
     at = where(raised)

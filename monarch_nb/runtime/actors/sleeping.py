@@ -12,7 +12,7 @@ from typing import Any
 
 _c_sleep = time.sleep
 _LONGEST = threading.TIMEOUT_MAX
-_WAKES: Any = getattr(signal, "SIGURG", None)  # ignored by default, and by nearly everybody
+_WAKES: signal.Signals | None = getattr(signal, "SIGURG", None)  # ignored by default, and by nearly everybody
 _wakers: dict[int, threading.Lock] = {}  # by thread that runs a sync actor: held while there is nothing to wake it for
 
 

@@ -30,7 +30,7 @@ _PLAIN = frozenset((int, float, str, bytes, bool, list, tuple, dict, set, type(N
 class Discarded:
     """Stands in a kept frame for what is not kept."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._what = type(value).__qualname__
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ def _is_harmless(kind: type, harmless: set[type]) -> bool:
     return True
 
 
-def _replacement(value: Any) -> Any:
+def _replacement(value: Any) -> object:
     if isinstance(value, _ENDS) or type(value).__module__.startswith(_MODULES):
         return Discarded(value)
     with contextlib.suppress(Exception):

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 from monarch_nb._imported import when_imported
 from monarch_nb.runtime.output import displays
@@ -53,7 +52,7 @@ def open_figures() -> list[int]:
     return list(figures.numbers()) if figures is not None else []
 
 
-def show_figures(before: Sequence[int], value: Any = None) -> None:
+def show_figures(before: Sequence[int], value: object = None) -> None:
     """The end of a cell: figures opened since are displayed and closed. The one that is its value is closed only."""
     figures = sys.modules.get("monarch_nb.runtime.output.figures")
     if figures is not None and _backend() == BACKEND:

@@ -42,7 +42,9 @@ class Displays:
         """Whether displays go to where somebody shows them as they are; else they are printed as text."""
         return self._journal is not None
 
-    def publish(self, data: dict[str, Any], metadata: dict[str, Any], id: str = "", *, update: bool = False) -> None:
+    def publish(
+        self, data: dict[str, object], metadata: dict[str, object], id: str = "", *, update: bool = False
+    ) -> None:
         """Shows something that is there in its forms; with an id it can be replaced, with `update` it replaces."""
         data = {kind: form for kind, form in data.items() if kind != WIDGET}
         text = text_of(data.get(PLAIN) or f"<{', '.join(data)}>")
@@ -127,11 +129,11 @@ class ReplaceableDisplay:
     def __repr__(self) -> str:
         return f"<display {self.display_id}>"
 
-    def display(self, value: Any, **options: Any) -> None:
+    def display(self, value: object, **options: Any) -> None:
         """Shows it once more, under the same id."""
         display(value, display_id=self.display_id, **options)
 
-    def update(self, value: Any, **options: Any) -> None:
+    def update(self, value: object, **options: object) -> None:
         """Shows another object in its place."""
         update_display(value, display_id=self.display_id, **options)
 
@@ -143,13 +145,13 @@ def display(
     *values: Any,
     include: Collection[str] | None = None,
     exclude: Collection[str] | None = None,
-    metadata: dict[str, Any] | None = None,
-    transient: dict[str, Any] | None = None,
+    metadata: dict[str, object] | None = None,
+    transient: dict[str, object] | None = None,
     display_id: str | bool | None = None,
     raw: bool = False,
     clear: bool = False,
     update: bool = False,
-    **_: Any,
+    **_: object,
 ) -> ReplaceableDisplay | None:
     """Shows objects in the cell that the running call belongs to, as `IPython.display.display` does in a kernel."""
     if display_id is True:
@@ -175,18 +177,18 @@ def display(
     return ReplaceableDisplay(name) if name and display_id else None
 
 
-def update_display(value: Any, *, display_id: str, **options: Any) -> None:
+def update_display(value: object, *, display_id: str, **options: Any) -> None:
     """Shows an object in place of what was displayed under that id."""
     display(value, display_id=display_id, **{**options, "update": True})
 
 
 def publish_display_data(
-    data: dict[str, Any],
-    metadata: dict[str, Any] | None = None,
-    *_: Any,
-    transient: dict[str, Any] | None = None,
+    data: dict[str, object],
+    metadata: dict[str, object] | None = None,
+    *_: object,
+    transient: dict[str, object] | None = None,
     update: bool = False,
-    **__: Any,
+    **__: object,
 ) -> None:
     """Shows what is there in its forms, by MIME type."""
     forms = sendable(data)

@@ -4,7 +4,6 @@ Loaded by matplotlib alone, so that processes that draw nothing do not load matp
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from matplotlib._pylab_helpers import Gcf
 from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas
@@ -14,7 +13,7 @@ from monarch_nb.runtime.output.displays import display
 __all__ = ["FigureCanvas", "close", "numbers", "show", "show_each"]
 
 
-def show(*_: Any, **__: Any) -> None:
+def show(*_: object, **__: object) -> None:
     """Displays all open figures, in the order of their numbers. Blocks for nothing but drawing them."""
     show_each(numbers())
 
@@ -24,7 +23,7 @@ def numbers() -> list[int]:
     return sorted(Gcf.figs)
 
 
-def show_each(wanted: Iterable[int], but: Any = None) -> None:
+def show_each(wanted: Iterable[int], but: object = None) -> None:
     """Displays some figures and closes them; the figure `but` is closed only."""
     managers = [Gcf.figs[number] for number in wanted if number in Gcf.figs]
     try:
@@ -37,7 +36,7 @@ def show_each(wanted: Iterable[int], but: Any = None) -> None:
             Gcf.destroy(manager)
 
 
-def close(figure: Any) -> None:
+def close(figure: object) -> None:
     """Closes a figure, if it is open."""
     for manager in [manager for manager in Gcf.figs.values() if manager.canvas.figure is figure]:
         Gcf.destroy(manager)

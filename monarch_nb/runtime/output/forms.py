@@ -32,8 +32,8 @@ _CANARY = "_ipython_canary_method_should_not_exist_"  # objects that have this o
 class Forms(NamedTuple):
     """By MIME type, images in base64; `data` always has a text."""
 
-    data: dict[str, Any]
-    metadata: dict[str, Any]
+    data: dict[str, object]
+    metadata: dict[str, object]
 
     @property
     def rich(self) -> bool:
@@ -41,10 +41,10 @@ class Forms(NamedTuple):
         return len(self.data) > 1
 
 
-def forms_of(value: Any, include: Collection[str] | None = None, exclude: Collection[str] | None = None) -> Forms:
+def forms_of(value: object, include: Collection[str] | None = None, exclude: Collection[str] | None = None) -> Forms:
     """All forms of an object, or those of some MIME types. What its methods raise is said on standard error."""
-    data: dict[str, Any] = {}
-    metadata: dict[str, Any] = {}
+    data: dict[str, object] = {}
+    metadata: dict[str, object] = {}
     _take(data, metadata, _asked(value, _MIMEBUNDLE, include=include, exclude=exclude))
     for kind, method in _METHODS.items():
         found = None if kind in data or kind in (exclude or ()) else _asked(value, method)
@@ -64,7 +64,7 @@ def forms_of(value: Any, include: Collection[str] | None = None, exclude: Collec
     return Forms(wanted, {kind: about for kind, about in metadata.items() if kind in wanted})
 
 
-def may_be_rich(value: Any) -> bool:
+def may_be_rich(value: object) -> bool:
     """Whether an object may have more forms than text. Calls nothing of it."""
     kind = type(value)
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
@@ -73,7 +73,7 @@ def may_be_rich(value: Any) -> bool:
     )
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """An object as text, as IPython has it where that is loaded. Never raises for what its methods do."""
     pretty = getattr(sys.modules.get("IPython.lib.pretty"), "pretty", None)
     try:
@@ -85,25 +85,25 @@ def text_of(value: Any) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def _take(data: dict[str, Any], metadata: dict[str, Any], found: Any) -> None:
+def _take(data: dict[str, object], metadata: dict[str, object], found: object) -> None:
     """Adds what an object has given: forms, or a pair of forms and facts about them."""
     forms, about = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     data.update(sendable(forms if isinstance(forms, Mapping) else {}))
     metadata.update(about if isinstance(about, Mapping) else {})
 
 
-def sendable(forms: Mapping[Any, Any]) -> dict[str, Any]:
+def sendable(forms: Mapping[Any, object]) -> dict[str, object]:
     """Forms as notebooks take them: text, bytes in base64, and data where the MIME type is that of JSON."""
     return {str(kind): _form(str(kind), form) for kind, form in forms.items() if form is not None}
 
 
-def _form(kind: str, form: Any) -> Any:
+def _form(kind: str, form: object) -> object:
     if isinstance(form, bytes):
         return base64.b64encode(form).decode("ascii")
     return form if isinstance(form, str) or kind.endswith("json") else str_of(form)
 
 
-def _asked(value: Any, name: str, **arguments: Any) -> Any:
+def _asked(value: object, name: str, **arguments: object) -> object:
     """The result of an object's method; None if there is none, or if it raises."""
     try:
         method = None if inspect.isclass(value) or hasattr(value, _CANARY) else getattr(value, name, None)
@@ -122,7 +122,7 @@ def _asked(value: Any, name: str, **arguments: Any) -> Any:
         return None
 
 
-def _figure(value: Any) -> bytes | None:
+def _figure(value: object) -> bytes | None:
     """A figure of matplotlib as PNG; None for anything else."""
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
     if figure is None or not isinstance(value, figure):

@@ -8,9 +8,13 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from monarch_nb.wire import text_of
+
+R = TypeVar("R")
+
+P = ParamSpec("P")
 
 
 @dataclass
@@ -49,7 +53,7 @@ def install(running: Callable[[], object | None]) -> None:
         _installed = True
         make = logging.getLogRecordFactory()
 
-        def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        def factory(*args: object, **kwargs: object) -> logging.LogRecord:
             return _prefixed(make(*args, **kwargs), running())
 
         logging.setLogRecordFactory(factory)
@@ -75,8 +79,8 @@ def levels_are_known() -> None:
     warnings.showwarning = _at_level(warnings.showwarning, lambda *_: logging.WARNING)
 
 
-def _at_level(function: Callable[..., Any], level_of: Callable[..., int]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
+def _at_level(function: Callable[P, R], level_of: Callable[..., int]) -> Callable[P, R]:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         before = _writing.level
         _writing.level = level_of(*args, **kwargs)
         try:

@@ -29,6 +29,7 @@ class NetworkFaults:
 
 _DOWN_TICK_S = 0.5  # a link that is down only looks whether it has been for too long
 
+_Item = tuple[object, int] | None  # what is sent, and its size; None for a frame of the link itself
 _Wire = tuple[str, str, int]  # who dialled, whom, lane
 
 
@@ -36,11 +37,11 @@ _Wire = tuple[str, str, int]  # who dialled, whom, lane
 class _End:
     """One node's end of one connection."""
 
-    link: Link[Any]
+    link: Link[_Item]
     peer: str
     wire: _Wire
     tick_at: float | None = None  # when its link is ticked next
-    waiting: list[tuple[Any, int]] = field(default_factory=list)  # sends that wait for credits
+    waiting: list[tuple[object, int]] = field(default_factory=list)  # sends that wait for credits
 
 
 class MemoryNode:
@@ -62,9 +63,9 @@ class MemoryNode:
         self._failed = failed
         self._ends: dict[_Wire, _End] = {}
         self._untaken: list[tuple[_End, int, int]] = []
-        self._door: list[tuple[_Wire, bytes, Any, int]] = []
+        self._door: list[tuple[_Wire, bytes, _Item, int]] = []
 
-    def send(self, dst: str, item: Any, size: int = 0, *, lane: int = 0, exempt: bool = False) -> None:
+    def send(self, dst: str, item: object, size: int = 0, *, lane: int = 0, exempt: bool = False) -> None:
         """Send on the link to `dst`, dialling when there is none; waits for credits in a queue, never blocks."""
         if not self.alive:
             raise ValueError(f"{self.address} was killed")
@@ -101,7 +102,7 @@ class MemoryNode:
         for wire, prefix, item, size in door:
             self._arrived(wire, prefix, item, size)
 
-    def links(self) -> Iterable[Link[Any]]:
+    def links(self) -> Iterable[Link[_Item]]:
         """The links of this node."""
         return [end.link for end in self._ends.values()]
 
@@ -121,13 +122,13 @@ class MemoryNode:
             self._broke(wire)
         return end
 
-    def _write(self, end: _End, item: Any, size: int, exempt: bool) -> None:
+    def _write(self, end: _End, item: object, size: int, exempt: bool) -> None:
         prefix = end.link.send((item, size), size, exempt)
         if prefix is not None:
             self._network._carry(self, end, prefix, (item, size), size)
         self._keep_ticking(end)
 
-    def _arrived(self, wire: _Wire, prefix: bytes, item: Any, size: int) -> None:
+    def _arrived(self, wire: _Wire, prefix: bytes, item: _Item, size: int) -> None:
         if not self.alive:
             return
         if not self.reads:
@@ -146,7 +147,7 @@ class MemoryNode:
             self._do(end, outcome)
         self._keep_ticking(end)
 
-    def _do(self, end: _End, actions: list[Action[Any]]) -> None:
+    def _do(self, end: _End, actions: list[Action[_Item]]) -> None:
         for action in actions:
             match action:
                 case Transmit():
@@ -154,7 +155,7 @@ class MemoryNode:
                 case Deliver():
                     self._deliver(end, action.item, action.charge)
                 case Failed():
-                    self._failed(end.peer, action.reason, [item for item, _ in action.items])
+                    self._failed(end.peer, action.reason, [item[0] for item in action.items if item is not None])
                 case Unblocked():
                     while end.waiting and not end.link.blocked(end.waiting[0][1]):
                         item, size = end.waiting.pop(0)
@@ -162,7 +163,8 @@ class MemoryNode:
                 case _:
                     pass
 
-    def _deliver(self, end: _End, item: Any, charge: int) -> None:
+    def _deliver(self, end: _End, item: _Item, charge: int) -> None:
+        assert item is not None
         incarnation = end.link.peer_incarnation
         if self.takes:
             self._consumed(end, charge, incarnation)
@@ -310,7 +312,7 @@ class MemoryNetwork:
             self._wires.setdefault(address, set()).add(wire)
         return _End(Link(next(self._link_incarnations), lane=wire[2], dials=dials, config=self.config), peer, wire)
 
-    def _carry(self, node: MemoryNode, end: _End, prefix: bytes, item: Any, size: int) -> None:
+    def _carry(self, node: MemoryNode, end: _End, prefix: bytes, item: _Item, size: int) -> None:
         self.frames += 1
         faults, wire = self.faults, end.wire
         if not self.reachable(node.address, end.peer) or self._random.random() < faults.drop:

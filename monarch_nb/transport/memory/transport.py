@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -13,7 +12,7 @@ from monarch_nb.transport.memory.network import MemoryNode
 from monarch_nb.transport.memory.time import MemoryTime
 from monarch_nb.transport.parcel import Parcel, snapshot
 from monarch_nb.transport.undelivered import missed, reason_parcel, returned
-from monarch_nb.wire import encode_header, host_of, parse_address
+from monarch_nb.wire import OutFrame, encode_header, host_of, parse_address
 from monarch_nb.wire.header import Header, Kind
 
 _Item = tuple[Header, Parcel]
@@ -89,7 +88,7 @@ class MemoryTransport:
         """Never: all is in one process."""
         return False
 
-    def snapshot(self, frames: Sequence[Any]) -> Parcel:
+    def snapshot(self, frames: Sequence[OutFrame]) -> Parcel:
         """Copy buffers into a parcel that may be sent many times."""
         return snapshot(frames, portable=True)
 
@@ -136,7 +135,7 @@ class MemoryTransport:
 
     # membership
 
-    def settled(self, function: Callable[..., object], *args: Any) -> None:
+    def settled(self, function: Callable[..., object], *args: object) -> None:
         """Run `function(*args)` once what is on its way by now has come."""
         self._time.on_its_way(2 * self._time.network.faults.delay[1], lambda: function(*args))
 

@@ -14,6 +14,7 @@ from monarch_nb.routing.addresses import ChannelEndpoint
 from monarch_nb.transport.errors import TransportError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.keys import Keys
 from monarch_nb.transport.packing import SIZE
+from monarch_nb.wire import Frame
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
@@ -112,7 +113,7 @@ def connect(dealer: Socket, endpoint: str) -> None:
         raise TransportError(f"cannot connect to {endpoint}: {error}") from error
 
 
-def read_router(router: Socket) -> tuple[bytes, bytes, list[Any]] | None:
+def read_router(router: Socket) -> tuple[bytes, bytes, list[Frame]] | None:
     """One message of a ROUTER as (routing id, frame 0, further frames), or None when there is none."""
     try:
         routing_id: Any = _recv(router, _NOBLOCK, True, False)
@@ -124,7 +125,7 @@ def read_router(router: Socket) -> tuple[bytes, bytes, list[Any]] | None:
     return routing_id, frame0, frames
 
 
-def read_dealer(dealer: Socket) -> tuple[bytes, list[Any]] | None:
+def read_dealer(dealer: Socket) -> tuple[bytes, list[Frame]] | None:
     """One message of a DEALER as (frame 0, further frames), or None when there is none."""
     events: Any = _get(dealer, _EVENTS)
     if not events & _POLLIN:
@@ -132,9 +133,9 @@ def read_dealer(dealer: Socket) -> tuple[bytes, list[Any]] | None:
     return _read_rest(dealer)
 
 
-def _read_rest(socket: Socket) -> tuple[bytes, list[Any]]:
+def _read_rest(socket: Socket) -> tuple[bytes, list[Frame]]:
     frame0: Any = _recv(socket, _NOBLOCK, True, False)
-    frames: list[Any] = []
+    frames: list[Frame] = []
     if frame0[:1] == b"\1":  # a chunk: lent, not copied, since it is copied to its place at once
         while _get(socket, _RCVMORE):
             lent: Any = _recv(socket, _NOBLOCK, False, False)
