@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from monarch_nb.actor import Actor, ProcMesh, concurrent_endpoint, endpoint
@@ -75,6 +76,15 @@ class AsyncWithSyncSupervise(Actor):
         return True
 
 
+class Holder(Actor):
+    def __init__(self, arrays: list[Any]) -> None:
+        self.arrays = arrays
+
+    @endpoint
+    def first(self) -> list[int]:
+        return [int(array[0]) for array in self.arrays]
+
+
 @pytest.mark.parametrize(
     ("cls", "text"),
     [
@@ -92,6 +102,11 @@ def test_a_class_that_cannot_work_is_refused_before_anything_is_created(quad: Pr
     with pytest.raises(ValueError, match=text):
         quad.spawn("x", cls)
     assert set(current_runtime().meshes) == before
+
+
+def test_an_actor_is_spawned_with_many_small_arrays(quad: ProcMesh) -> None:
+    arrays = [np.full(8192, number, dtype=np.uint8) for number in range(6)]
+    assert quad.spawn("holders", Holder, arrays).first.call().get(20).values() == 4 * [[0, 1, 2, 3, 4, 5]]
 
 
 @pytest.mark.parametrize("name", ["slice", "stop", "size", "initialized", "split", "rename", "flatten", "extent"])

@@ -27,6 +27,10 @@ class Worker(Actor):
         return 2 * value
 
     @endpoint
+    def many(self, count: int) -> list[Any]:
+        return [np.full(8192, number, dtype=np.uint8) for number in range(count)]
+
+    @endpoint
     def fail_on(self, rank: int) -> int:
         mine = int(current_rank().rank)
         if mine == rank:
@@ -66,6 +70,14 @@ def test_a_call_gives_what_its_future_would_have_given(workers: Any) -> None:
     assert len(found) == 2
     found.forget()
     assert repr(monarch.results(workers)) == "no call of workers has ended while nobody was there"
+
+
+def test_an_answer_of_many_small_arrays_is_stored(workers: Any) -> None:
+    leave(workers)
+    call = workers.many.call(6)
+    [found] = back(workers)
+    assert not call.done()
+    assert [[int(array[0]) for array in arrays] for arrays in found.get().values()] == 2 * [[0, 1, 2, 3, 4, 5]]
 
 
 def test_partial_results_raise_with_the_rank_and_keep_the_others(workers: Any) -> None:
