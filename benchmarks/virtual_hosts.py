@@ -13,7 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.collectives.verbs import BROKEN, END_WAITS, RENEW, WAITS, Broken, GroupKey, Renewed, ThreadWaits
 from monarch_nb.connect.routes import HostRoutes

@@ -8,8 +8,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb import _becoming
-from monarch_nb._about import __version__
+from monarch_nb import _package
+from monarch_nb._package import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,7 @@ def _become_controller() -> None:
     importlib.import_module("monarch_nb.runtime").install(controller)
 
 
-_becoming.set_becoming(_become_controller)
+_package.set_becoming(_become_controller)
 
 
 def load_ipython_extension(ip: "InteractiveShell") -> None:

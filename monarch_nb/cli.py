@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from monarch_nb._about import __version__, page
+import msgspec
+
+from monarch_nb._package import __version__, page
 from monarch_nb.wire import json_decoder
 
 if TYPE_CHECKING:
@@ -110,8 +112,6 @@ def _mesh(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    import msgspec
-
     from monarch_nb import doctor
 
     found: dict[str, list[Check]] = doctor.visit({"this machine": _this_host()})
@@ -167,8 +167,6 @@ def _this_host() -> "HostMesh":
 
 def _kernel() -> "list[Check]":
     """What a new kernel of this Python finds in itself. It runs in a process of its own, as in Jupyter."""
-    import msgspec
-
     from monarch_nb.doctor import Check
 
     if importlib.util.find_spec("ipykernel") is None:

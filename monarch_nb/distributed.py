@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb._about import HOMEPAGE
+from monarch_nb._package import HOMEPAGE
 from monarch_nb.doctor import Check
 from monarch_nb.host.packages import installed
 from monarch_nb.wire import json_decoder

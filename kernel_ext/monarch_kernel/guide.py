@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
-from monarch_nb._about import __version__, page
+from monarch_nb._package import __version__, page
 
 from .overview import Overview
 from .session import Session

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.code.modules import local_modules
     from monarch_nb.code.packages import Installed, PipError, run_pip
     from monarch_nb.code.reload import objection, reload_mesh
-    from monarch_nb.code.workspace import Report, owned_actors, reload_code, reload_each
+    from monarch_nb.code.workspace import Report, owned_actors, reload_code, reload_each, sync
 
 __all__ = [
     "Installed",
@@ -21,6 +21,7 @@ __all__ = [
     "reload_each",
     "reload_mesh",
     "run_pip",
+    "sync",
 ]
 
 __getattr__ = lazy_names(
@@ -29,6 +30,6 @@ __getattr__ = lazy_names(
         "modules": ("local_modules",),
         "packages": ("Installed", "PipError", "run_pip"),
         "reload": ("objection", "reload_mesh"),
-        "workspace": ("Report", "owned_actors", "reload_code", "reload_each"),
+        "workspace": ("Report", "owned_actors", "reload_code", "reload_each", "sync"),
     },
 )

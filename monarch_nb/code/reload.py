@@ -4,7 +4,7 @@ import inspect
 import types
 import warnings
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.code.modules import Newest, newest
 from monarch_nb.mesh.actor import ActorMesh, check_class

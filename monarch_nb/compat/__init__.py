@@ -3,7 +3,7 @@
 Its programs import from `monarch._src`, `monarch._rust_bindings` and `monarch.tools`, as not all that they need has a
 public home there. Those paths are aliases (`names` has the table), made when they are used. What exists for their sake
 alone lives in this package: `pickling` (flatten, unflatten, dispatch tables), `mock` (patch_actor), `bootstrap_main`,
-`tracing`, `network`, `workspaces`, `worker_loops`, `tasks`, `refs` and `drills`. docs/compatibility.md lists all of it.
+`network`, `workspaces`, `worker_loops`, `tasks`, `refs` and `internals`. docs/compatibility.md lists all of it.
 """
 
 from monarch_nb.compat.alias import Alias

@@ -4,7 +4,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from monarch_nb._absent import refuse
+from monarch_nb._package import refuse
 from monarch_nb.compat.names import ALIASES, no_counterpart
 
 _HYPERACTOR = "monarch._rust_bindings.monarch_hyperactor."

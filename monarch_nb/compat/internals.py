@@ -1,14 +1,19 @@
-"""Inner names of torchmonarch that programs look at: who is running, how processes start, what notebooks are."""
+"""Inner names of torchmonarch that programs look at: who is running, how processes start, what notebooks are, parts of
+shapes, records of `logging` in traces, and what its private bindings break on purpose, to try how programs take it."""
 
 import asyncio
 import contextlib
+import ctypes
+import logging
 import sys
 import threading
 from collections.abc import Iterator
 from enum import Enum
+from typing import TypeAlias
 
 from monarch_nb.runtime import Context, current, kind_of, started
 from monarch_nb.settings import transport
+from monarch_nb.shape import NDSlice, Selector, Shape
 
 _context = current
 _BOOTSTRAP_MAIN = "monarch._src.actor.bootstrap_main"
@@ -82,4 +87,103 @@ def in_fake_sync_state() -> bool:
     return getattr(_hidden, "depth", 0) > 0
 
 
-__all__ = ["ActorKind", "BindSpec", "fake_sync_state", "has_tensor_engine", "in_fake_sync_state", "is_ipython"]
+class PanicException(BaseException):
+    """What `panicking_function` raises: no Exception, so it ends the actor."""
+
+
+def panicking_function() -> None:
+    """Raises what nobody expects. Always PanicException."""
+    raise PanicException("this function always panics")
+
+
+def blocking_function() -> None:
+    """Never comes back; its thread holds no lock of the interpreter."""
+    threading.Event().wait()
+
+
+def sleep_indefinitely_for_unit_tests() -> None:
+    """Never comes back, but for KeyboardInterrupt."""
+    threading.Event().wait()
+
+
+def hold_gil_for_test(delay_secs: float, hold_secs: float) -> None:
+    """Holds the interpreter's lock for `hold_secs`, from `delay_secs` on: no other thread runs Python meanwhile."""
+    held = ctypes.PyDLL(None)  # unlike CDLL, it keeps the lock during a call
+
+    def hold() -> None:
+        held.usleep(ctypes.c_uint(int(hold_secs * 1e6)))
+
+    timer = threading.Timer(delay_secs, hold)
+    timer.daemon = True
+    timer.start()
+
+
+Slices: TypeAlias = NDSlice | list[NDSlice]
+
+
+def iter_ranks(ranks: Slices) -> Iterator[int]:
+    """The base ranks of one slice, or of several, each rank once."""
+    parts = ranks if isinstance(ranks, list) else [ranks]
+    return iter(dict.fromkeys(rank for part in parts for rank in part))
+
+
+class ShapeExt:
+    """Selection along several dimensions of a shape at once."""
+
+    @staticmethod
+    def slice(shape: Shape, /, **dims: Selector) -> Shape:
+        """The part of `shape` at an index (no dimension then) or slice (it stays); errors as `Region.sliced`."""
+        return Shape.of(shape.region.sliced(**dims))
+
+
+logger = logging.getLogger("monarch_nb.compat")
+_said = False
+
+
+class TracingForwarder(logging.Handler):
+    """Puts each record into the current span as an event, where OpenTelemetry records one; says so once.
+
+    As in torchmonarch a record from within an actor gets the actor's name as `actor_id`.
+    """
+
+    def __init__(self, level: int = logging.NOTSET) -> None:
+        global _said
+        super().__init__(level)
+        if not _said:
+            _said = True
+            logger.warning(
+                "TracingForwarder: accepted; records become events of the current OpenTelemetry span, where the "
+                "program records any, and go nowhere else from here"
+            )
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Adds the event."""
+        running = current.get()
+        if running is not None:
+            record.actor_id = str(running.actor_instance.actor_id)
+        with contextlib.suppress(ImportError):
+            from opentelemetry import trace
+
+            span = trace.get_current_span()
+            if span.is_recording():
+                try:
+                    text = record.getMessage()
+                except Exception:
+                    self.handleError(record)
+                    return
+                span.add_event(text, {"log.severity": record.levelname, "log.logger": record.name})
+
+
+__all__ = [
+    "ActorKind",
+    "BindSpec",
+    "PanicException",
+    "TracingForwarder",
+    "blocking_function",
+    "fake_sync_state",
+    "has_tensor_engine",
+    "hold_gil_for_test",
+    "in_fake_sync_state",
+    "is_ipython",
+    "panicking_function",
+]

@@ -1,14 +1,16 @@
 """Actors that stand in for others in tests: `monarch._src.actor.mock`."""
 
-import functools
-import inspect
 from collections.abc import Callable, Mapping
-from typing import TypeVar, cast
+from typing import ParamSpec, TypeVar
 
-from monarch_nb._absent import refuse
+from monarch_nb._package import refuse
 from monarch_nb.lifecycle.actor_spawn import stand_ins
+from monarch_nb.runtime.spans import within
 
-F = TypeVar("F", bound=Callable[..., object])
+R = TypeVar("R")
+
+P = ParamSpec("P")
+
 
 _actor_registry = stand_ins
 
@@ -42,26 +44,9 @@ class patch_actor:  # noqa: N801 - a verb, as unittest.mock.patch
     async def __aexit__(self, *error: object) -> None:
         self.__exit__()
 
-    def __call__(self, function: F) -> F:
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function, run within the patch each time it is called."""
-        run: Callable[..., object]
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def run_async(*args: object, **kwargs: object) -> object:
-                with self:
-                    return await function(*args, **kwargs)
-
-            run = run_async
-        else:
-
-            @functools.wraps(function)
-            def run_sync(*args: object, **kwargs: object) -> object:
-                with self:
-                    return function(*args, **kwargs)
-
-            run = run_sync
-        return cast(F, run)
+        return within(function, lambda: self)
 
 
 class patch_tensor_engine:  # noqa: N801

@@ -1,13 +1,12 @@
 """Names of torchmonarch that are found elsewhere here, or not yet: its private import paths, and its other parts."""
 
-from monarch_nb._absent import PAGE, NotYetError, sentence
+from monarch_nb._package import PAGE, NotYetError, sentence
 
 _ACTOR = ("monarch_nb.actor",)
 _INTERNALS = ("monarch_nb.compat.internals",)
 _TASKS = ("monarch_nb.compat.tasks",)
 _REFS = ("monarch_nb.compat.refs",)
-_DRILLS = ("monarch_nb.compat.drills",)
-_SHAPE = ("monarch_nb.shape", "monarch_nb.compat.shapes")
+_SHAPE = ("monarch_nb.shape", "monarch_nb.compat.internals")
 _JOB = ("monarch_nb.job", "monarch_nb.job.ssh", "monarch_nb.job.tools.stores", "monarch_nb.job.later")
 _PROCS = (*_ACTOR, *_INTERNALS, "monarch_nb.mesh.active")
 _TENSORS = "the tensor engine"
@@ -56,7 +55,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src.actor.shape": _SHAPE,
     "monarch._src.actor.supervision": _ACTOR,
     "monarch._src.actor.sync_state": _INTERNALS,
-    "monarch._src.actor.telemetry": ("monarch_nb.telemetry", "monarch_nb.compat.tracing"),
+    "monarch._src.actor.telemetry": ("monarch_nb.telemetry", "monarch_nb.compat.internals"),
     "monarch._src.actor.v1": _ACTOR,
     "monarch._src.actor.v1.host_mesh": _ACTOR,
     "monarch._src.actor.v1.proc_mesh": _PROCS,
@@ -79,11 +78,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src.spmd.host_mesh": ("monarch_nb.job.tools.stores",),
     "monarch._rust_bindings": _INTERNALS,
     "monarch._rust_bindings.monarch_extension": (),
-    "monarch._rust_bindings.monarch_extension.blocking": _DRILLS,
-    "monarch._rust_bindings.monarch_extension.panic": _DRILLS,
+    "monarch._rust_bindings.monarch_extension.blocking": _INTERNALS,
+    "monarch._rust_bindings.monarch_extension.panic": _INTERNALS,
     "monarch._rust_bindings.monarch_hyperactor": (),
     "monarch._rust_bindings.monarch_hyperactor.actor": (*_ACTOR, *_INTERNALS, *_REFS),
-    "monarch._rust_bindings.monarch_hyperactor.actor_mesh": (*_ACTOR, *_DRILLS),
+    "monarch._rust_bindings.monarch_hyperactor.actor_mesh": (*_ACTOR, *_INTERNALS),
     "monarch._rust_bindings.monarch_hyperactor.bootstrap": ("monarch_nb.compat.worker_loops", *_ACTOR),
     "monarch._rust_bindings.monarch_hyperactor.buffers": ("monarch_nb.compat.pickling",),
     "monarch._rust_bindings.monarch_hyperactor.channel": (*_ACTOR, *_INTERNALS),
@@ -98,7 +97,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._rust_bindings.monarch_hyperactor.proc_mesh": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.pympsc": (),
     "monarch._rust_bindings.monarch_hyperactor.pytokio": _TASKS,
-    "monarch._rust_bindings.monarch_hyperactor.runtime": (*_TASKS, *_DRILLS),
+    "monarch._rust_bindings.monarch_hyperactor.runtime": (*_TASKS, *_INTERNALS),
     "monarch._rust_bindings.monarch_hyperactor.shape": (*_SHAPE, *_ACTOR),
     "monarch._rust_bindings.monarch_hyperactor.supervision": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.testing": (),

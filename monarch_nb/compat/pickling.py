@@ -57,26 +57,24 @@ class FrozenBuffer(io.BytesIO):
         return self.getbuffer().nbytes
 
 
-def maybe_torch() -> ModuleType | None:
-    """torch, if this process has imported it."""
-    if "torch" not in sys.modules:
-        return None
+def _torch() -> ModuleType:
     import torch
 
     return torch
 
 
-def _load_storage(content: bytes) -> object:
-    import torch
+def maybe_torch() -> ModuleType | None:
+    """torch, if this process has imported it."""
+    return _torch() if "torch" in sys.modules else None
 
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+
+def _load_storage(content: bytes) -> object:
+    return _torch().load(io.BytesIO(content), map_location="cpu", weights_only=False)
 
 
 def _reduce_storage(storage: object) -> object:
-    import torch
-
     into = io.BytesIO()
-    torch.save(storage, into, _use_new_zipfile_serialization=False)
+    _torch().save(storage, into, _use_new_zipfile_serialization=False)
     return _load_storage, (into.getvalue(),)
 
 
@@ -85,9 +83,8 @@ _storages: dict[type, Callable[[Any], object]] = {}
 
 def _ensure_torch_pickle() -> None:
     """Has storages of torch pickled by value; imports torch."""
-    import torch
-
-    kinds = [torch.storage.UntypedStorage, torch.storage.TypedStorage]
+    storage = _torch().storage
+    kinds: list[type] = [storage.UntypedStorage, storage.TypedStorage]
     for kind in kinds:
         kinds += kind.__subclasses__()
         _storages[kind] = _reduce_storage

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from monarch_nb._about import __version__, more
+from monarch_nb._package import __version__, more
 from monarch_nb.connect.downtime import DowntimeReport, RankEnd, downtime_report, listing
 from monarch_nb.connect.gateway import Gateway, GatewayHost
 from monarch_nb.connect.hosts import AttachError, attach_found, inspect_endpoints, refusals

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb.connect.joining import JoinedHost
 from monarch_nb.connect.record import NOTES, parts_of
 from monarch_nb.connect.routes import ExternalHost, HostRoutes

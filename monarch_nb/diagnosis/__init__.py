@@ -12,7 +12,7 @@ with monarch.watch(trainers) as found:  # where the first NaN comes from
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.diagnosis.collector import abort, diagnose

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb.host.folders import base_folder
 from monarch_nb.host.gpus import devices
 from monarch_nb.host.linux import has_pidfd, portable, rdma_devices

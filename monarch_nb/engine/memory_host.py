@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb.engine.compose import ProcessRole, compose
 from monarch_nb.engine.in_process import InlineConsole
 from monarch_nb.engine.worker import host_console

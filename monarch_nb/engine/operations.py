@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb import code, connect, lifecycle, logs
 from monarch_nb.connect.mesh_detach import Detacher
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.lifecycle.notices import HostNotices
@@ -18,6 +19,7 @@ from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.host_record import HostRecord, HostSource
 from monarch_nb.mesh.operations import ProcsWanted
+from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 from monarch_nb.settings import parse_duration
@@ -37,9 +39,7 @@ class ProcessOperations:
         self, procs: Handle[ProcState], name: str, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Handle[ActorState]:
         """Spawns one actor on each process. Does not block."""
-        from monarch_nb.lifecycle.actor_spawn import spawn_actors
-
-        return spawn_actors(procs, name, cls, args, kwargs)
+        return lifecycle.spawn_actors(procs, name, cls, args, kwargs)
 
     def host_mesh(self, host: str) -> HostMesh:
         """Returns a mesh of one host, without dimensions."""
@@ -47,9 +47,7 @@ class ProcessOperations:
 
     def spawn_procs(self, wanted: ProcsWanted) -> Handle[ProcState]:
         """Spawns processes. Does not block."""
-        from monarch_nb.lifecycle.proc_spawn import spawn_procs
-
-        return spawn_procs(wanted)
+        return lifecycle.spawn_procs(wanted)
 
     def stop(self, state: MeshState, reason: str, region: Region) -> Future[None]:
         """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
@@ -58,27 +56,19 @@ class ProcessOperations:
 
     def grow_procs(self, procs: Handle[ProcState], more: Mapping[str, object], timeout: float) -> "Resized":
         """Has a mesh of processes lie on more hosts. Blocks."""
-        from monarch_nb.lifecycle.elastic import grow_procs
-
-        return grow_procs(procs, more, timeout)
+        return lifecycle.grow_procs(procs, more, timeout)
 
     def shrink_procs(self, procs: Handle[ProcState], fewer: Mapping[str, object]) -> "Resized":
         """Has it let hosts go. Blocks until what was there has ended."""
-        from monarch_nb.lifecycle.elastic import shrink_procs
-
-        return shrink_procs(procs, fewer)
+        return lifecycle.shrink_procs(procs, fewer)
 
     def grow_hosts(self, record: HostRecord, more: Mapping[str, object], timeout: float) -> "Resized":
         """Has a job give a host mesh more hosts. Blocks."""
-        from monarch_nb.lifecycle.elastic import grow_hosts
-
-        return grow_hosts(record, more, timeout)
+        return lifecycle.grow_hosts(record, more, timeout)
 
     def shrink_hosts(self, record: HostRecord, fewer: Mapping[str, object]) -> "Resized":
         """Gives hosts back, after what is there. Blocks."""
-        from monarch_nb.lifecycle.elastic import shrink_hosts
-
-        return shrink_hosts(record, fewer)
+        return lifecycle.shrink_hosts(record, fewer)
 
     def detach(self, state: ProcState, lease: object) -> None:
         """Leaves a mesh of processes with all on it; blocks until its hosts look after it."""
@@ -90,9 +80,7 @@ class ProcessOperations:
 
     def rotate_key(self, name: str, hosts: Sequence[str], file: Path, force: bool, timeout: float) -> None:
         """Gives hosts another key, which is written to a file here. Blocks."""
-        from monarch_nb.connect.key_rotation import rotate_key
-
-        rotate_key(self._runtime, name, hosts, file, force=force, timeout=timeout)
+        connect.rotate_key(self._runtime, name, hosts, file, force=force, timeout=timeout)
 
     def source_of(self, written: str) -> HostSource:
         """What gives hosts, of what another process has written down. Blocks. Raises NoMoreHostsError."""
@@ -108,15 +96,11 @@ class ProcessOperations:
         """Makes hosts of this machine known that a reference names. Raises UnreachableError for others."""
         if self._runtime.is_worker:  # its agent knows how every host is reached
             return
-        from monarch_nb.connect.local_host import connect_named_hosts
-
-        connect_named_hosts(self._runtime, hosts, name)
+        connect.connect_named_hosts(self._runtime, hosts, name)
 
     def own_host(self) -> tuple[str, str | None]:
         """The id of this process's host, whose agent is started if need be, and the interpreter for processes there."""
-        from monarch_nb.connect.own_hosts import ensure_host
-
-        ensure_host(self._runtime)
+        connect.ensure_host(self._runtime)
         return self._runtime.host, self._runtime.part(MeshRegistry).python
 
     def is_own_host(self, host: str) -> bool:
@@ -125,9 +109,7 @@ class ProcessOperations:
 
     def hosts_answer(self, hosts: Sequence[str]) -> Future[object]:
         """Resolves when the agents of all these hosts have answered."""
-        from monarch_nb.connect.own_hosts import hosts_answer
-
-        return hosts_answer(hosts)
+        return connect.hosts_answer(hosts)
 
     def preempted(self, hosts: Collection[str]) -> dict[str, float | None]:
         """Those of them that are about to be taken away, and the seconds that each has left, as far as is known."""
@@ -164,40 +146,30 @@ class ProcessOperations:
 
     def shut_down_hosts(self, hosts: Sequence[str]) -> Future[None]:
         """Ends these hosts' agents and all processes there."""
-        from monarch_nb.connect.own_hosts import shutdown_hosts
-
-        return shutdown_hosts(hosts)
+        return connect.shutdown_hosts(hosts)
 
     def give_up_hosts(self, hosts: Sequence[str], reason: str) -> None:
         """Hosts are about to be killed by who started them: what is there counts as stopped. Does not block."""
-        from monarch_nb.connect.own_hosts import give_up_hosts
-
-        give_up_hosts(hosts, reason)
+        connect.give_up_hosts(hosts, reason)
 
     def stop_on_hosts(self, hosts: Sequence[str], host_mesh: str) -> Future[None]:
         """Stops the processes that were spawned from here on a host mesh; the agents stay."""
-        from monarch_nb.connect.own_hosts import stop_hosts
-
-        return stop_hosts(hosts, identity=host_mesh)
+        return connect.stop_hosts(hosts, identity=host_mesh)
 
     def sync_workspace(
         self, name: str, hosts: Sequence[str], python: str | None, workspace: object, auto_reload: bool
     ) -> Sequence[str]:
         """Brings folders to hosts; gives what is to be warned of. Blocks."""
-        from monarch_nb.code.workspace import sync
-
         routes = self._runtime.part(HostRoutes)
 
         def shares_files(host: str) -> bool:
             return host == self._runtime.host or host in routes.local or routes.attached[host].is_local
 
-        return sync(name, hosts, python, workspace, auto_reload, shares_files).notes
+        return code.sync(name, hosts, python, workspace, auto_reload, shares_files).notes
 
     def logs(self, mesh: Handle[MeshState]) -> Callable[..., object]:
         """What gives the last lines of the processes of a mesh: `logs_of`, of that mesh."""
-        from monarch_nb.logs import logs_of
-
-        return partial(logs_of, mesh)
+        return partial(logs.logs_of, mesh)
 
     def show_output(self, procs: Handle[ProcState], stream: bool | None, window: float | None, level: int) -> None:
         """Sets how what processes write is shown here. Blocks until they know the level."""
@@ -219,8 +191,6 @@ class ProcessOperations:
 
     def procs_of(self, actors: Handle[ActorState]) -> Handle[ProcState]:
         """The processes in which the actors of a mesh, or of a slice, live."""
-        from monarch_nb.mesh import ProcMesh
-
         return ProcMesh(state_of(actors).procs, region_of(actors))
 
     def shared(self, mesh: object, initialized: Future[object]) -> object:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb.host import folders, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.casting import Caster

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.host.folders import lasting_host_id, new_host_id, run_folder_for
 from monarch_nb.host.protocol import AgentReady
 from monarch_nb.transport import split

@@ -5,7 +5,7 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb.host.protocol import HostState
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.casting import Caster

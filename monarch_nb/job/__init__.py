@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 from monarch_nb.job.adapted import AdapterJob, running_jobs
 from monarch_nb.job.adapter import HERE, Agent, AgentsWanted, EngineError, JobAdapter, Running, Seen
 from monarch_nb.job.arrival import HostsMissingError

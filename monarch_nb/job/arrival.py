@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.connect import AttachError, attach, attach_to_workers
 from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import HostLosses, HostRoutes

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.job.adapted import AdapterJob, running_jobs
 from monarch_nb.job.adapter import EngineError, Running
 from monarch_nb.job.kinds import adapter_of, kinds

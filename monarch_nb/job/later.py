@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
-from monarch_nb._absent import refuse
+from monarch_nb._package import refuse
 from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import JobTrait
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.batch import MPIJob, SlurmJob

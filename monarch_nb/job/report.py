@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb.host.gpus import devices
 from monarch_nb.host.linux import boot_id
 from monarch_nb.wire import json_decoder

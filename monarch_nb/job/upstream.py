@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
-from monarch_nb._absent import refuse
+from monarch_nb._package import refuse
 
 logger = logging.getLogger("monarch_nb.job")
 

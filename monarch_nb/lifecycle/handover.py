@@ -145,7 +145,7 @@ class Handover:
         return ResultBody(None if frames is None else tuple(frames))
 
     def _never_set_up(self) -> bool:
-        """Whether this process has not been told yet what to set up."""
+        """Whether this process does not know yet what to set up."""
         consoles = [cell for cell in tuple(self._runtime.cells.values()) if cell.spec.runs_on is RunsOn.MAIN_THREAD]
         idle = all(not cell.queued() and not cell.calls for cell in consoles)
         return idle and self._registry.started_in is None

@@ -6,7 +6,7 @@ has spawned it; there they become lines again, and are shown by a script's outpu
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.logs.forwarding import Forwarding, Windows

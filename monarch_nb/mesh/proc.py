@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast, overload
 
-from monarch_nb._absent import sentence
+from monarch_nb._package import sentence
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.console import Console, console_of
 from monarch_nb.mesh.handle import Handle, form_of

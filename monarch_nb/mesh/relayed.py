@@ -20,8 +20,6 @@ from monarch_nb.transport import Parcel
 from monarch_nb.wire import Asker, Header, Kind, with_host_names
 from monarch_nb.wire.header import SKIP
 
-__all__ = ["RelayedCalls"]
-
 WAITS = "waits"  # or runs, or will be answered by whoever has its port
 NEVER_CAME = "never came"
 ANSWERED = "answered"

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-__all__ = ["text_table"]
-
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of equally many cells as lines whose columns are aligned, two spaces apart."""

@@ -7,7 +7,7 @@ profile                                 # what differs between ranks, and a flam
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.profiling.groups import Difference

@@ -1,6 +1,6 @@
 """Exceptions of transfers."""
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 
 
 class RDMAError(RuntimeError):

@@ -21,8 +21,7 @@ from monarch_nb.rdma.movers import Move
 from monarch_nb.runtime import Instance
 from monarch_nb.settings import settings
 from monarch_nb.transport import SharedMemoryError
-from monarch_nb.transport.mapping import map_file
-from monarch_nb.transport.shared import MemoryFile
+from monarch_nb.transport.shared import MemoryFile, map_file
 from monarch_nb.wire import Asker, Pieces
 
 if TYPE_CHECKING:

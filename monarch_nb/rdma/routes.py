@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.rdma.errors import RDMAError
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of

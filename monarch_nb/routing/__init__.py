@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 from monarch_nb.routing.cast import Branch, Delivery, Expansion, below, expand, indices, plan_cast, size_of
 from monarch_nb.routing.order import Gap, Inbox, InboxOverflow, InboxStats, Outbox
 

@@ -10,22 +10,6 @@ from msgspec import Struct, field
 
 from monarch_nb.settings import settings
 
-__all__ = [
-    "PREFIX",
-    "PREFIX_SIZE",
-    "Acked",
-    "Action",
-    "Deliver",
-    "Failed",
-    "LinkConfig",
-    "LinkState",
-    "NewIncarnation",
-    "PrefixKind",
-    "Skipped",
-    "Transmit",
-    "Unblocked",
-]
-
 T = TypeVar("T")
 
 PREFIX = struct.Struct("<BBxxIQQQQQ")

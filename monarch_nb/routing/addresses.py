@@ -11,8 +11,6 @@ import re
 
 from msgspec import Struct
 
-__all__ = ["AddressError", "ChannelEndpoint", "WorkerAddress", "parse_dialled", "parse_worker_address"]
-
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 _V6 = re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?")

@@ -8,8 +8,6 @@ from msgspec import Struct
 from monarch_nb.wire import agent_of
 from monarch_nb.wire.header import CastPlan, Layout, Run
 
-__all__ = ["Branch", "Delivery", "Expansion", "below", "expand", "indices", "plan_cast", "size_of"]
-
 
 class Branch(NamedTuple):
     """A subtree: the process address of the agent at its head, and that agent's plan."""

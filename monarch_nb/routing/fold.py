@@ -5,8 +5,6 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct, field
 
-__all__ = ["Batch", "Fold", "LostIndices"]
-
 T = TypeVar("T")
 
 

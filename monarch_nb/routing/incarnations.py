@@ -8,8 +8,6 @@ later one, however late it comes.
 import itertools
 import time
 
-__all__ = ["Incarnations", "LinkIncarnations", "first_link_incarnation", "new_incarnation", "process_incarnation"]
-
 _LINKS_BITS = 22  # so many links an incarnation can number
 
 

@@ -8,11 +8,26 @@ Frames name both incarnations (`incarnation`, `to`): a peer that came back canno
 one. Only those written before its first word name none; they are never written twice, except on an unbroken connection.
 """
 
-from monarch_nb.routing.actions import PREFIX, Action, Deliver, LinkConfig, LinkState, NewIncarnation, PrefixKind, T
-from monarch_nb.routing.outgoing import Outgoing
+from collections import deque
+from typing import Generic
 
-__all__ = ["BROKEN_EARLY", "Link"]
+from monarch_nb.routing.actions import (
+    PREFIX,
+    Acked,
+    Action,
+    Deliver,
+    Failed,
+    LinkConfig,
+    LinkState,
+    NewIncarnation,
+    PrefixKind,
+    Skipped,
+    T,
+    Transmit,
+    Unblocked,
+)
 
+_pack = PREFIX.pack
 _unpack_from = PREFIX.unpack_from
 BROKEN_EARLY = "the connection broke before the peer's first answer"
 _LEAST_RESENT = 8  # times, before it is given up: where many frames are lost, few questions are answered in the time
@@ -20,7 +35,7 @@ _UP, _RESUMING, _DOWN = LinkState
 _DATA, _CHUNK, _ACK, _HELLO, _RESUME, _PROBE, _STATE = (int(kind) for kind in PrefixKind)
 
 
-class Link(Outgoing[T]):
+class Link(Generic[T]):
     """Both directions to one peer on one lane.
 
     `incarnation` is non-zero and larger for each later link between the same two addresses on a lane
@@ -29,32 +44,79 @@ class Link(Outgoing[T]):
     """
 
     __slots__ = (
+        "_ack_bytes",
+        "_ack_frames",
         "_answered_at",
         "_asked",
         "_asked_at",
         "_asked_wait",
+        "_base",
+        "_buffer",
+        "_config",
+        "_credit",
         "_dials",
         "_doubt",
         "_down_since",
+        "_expect",
+        "_forgiven",
+        "_free",
         "_gap",
         "_gap_at",
         "_gap_wait",
+        "_granted",
         "_greeted",
+        "_holds",
+        "_kept",
         "_lost",
         "_lost_since",
+        "_next",
+        "_owed",
+        "_owed_bytes",
+        "_owed_credit",
         "_probed",
         "_resent",
+        "_spent",
+        "_wanted",
+        "_window",
         "buried",
+        "incarnation",
+        "lane",
+        "peer_incarnation",
         "since",
+        "state",
     )
 
     def __init__(
         self, incarnation: int, *, lane: int = 0, dials: bool = False, config: LinkConfig | None = None
     ) -> None:
         config = config or LinkConfig()
-        super().__init__(incarnation, lane, _UP if dials else _DOWN, config)
+        self._config = config
+        self.incarnation = incarnation
+        self.lane = lane
+        self.peer_incarnation = 0  # 0 until the peer has sent a frame
+        self.state: LinkState = _UP if dials else _DOWN
         self.since = 0  # links with smaller incarnations are over, as others have found
         self.buried = False  # that incarnation is over: what is kept was never written to it
+        # what has come: frames in order, those that came too early, and what is owed to the sender
+        self._expect = 0
+        self._buffer: dict[int, tuple[T, int]] = {}  # (item, charge) behind a gap
+        self._credit = 0  # consumed by our application, KiB
+        self._owed = 0  # frames not yet acknowledged
+        self._owed_bytes = 0
+        self._owed_credit = 0
+        self._ack_frames = config.ack_frames
+        self._ack_bytes = config.ack_bytes
+        # what was sent: frames kept until they are acknowledged, and byte credits
+        self._kept: deque[tuple[T, int, int]] = deque()  # (item, charge, kind) of numbers _base.._next-1
+        self._holds: list[tuple[int, T]] = []  # (number, item) of kept ones to be named in Acked: seldom any
+        self._base = 0
+        self._next = 0
+        self._window = max(1, config.window >> 10)
+        self._spent = 0  # charges ever, KiB
+        self._granted = 0  # given back by this incarnation of the peer
+        self._forgiven = 0  # never to be given back: failed, or gone with a former incarnation
+        self._free = lane != 0
+        self._wanted = False
         self._dials = dials
         self._greeted = False
         self._doubt = 0  # written before the peer's incarnation was known, on a connection that broke
@@ -293,3 +355,151 @@ class Link(Outgoing[T]):
             return
         self._resent += 1
         self._write(limit, actions)
+
+    # what was sent
+
+    def send(self, item: T, size: int, exempt: bool = False, kind: int = _DATA, hold: bool = False) -> bytes | None:
+        """Number and keep `item`; the prefix to write in front of it now, or None (kept, sent when resumed).
+
+        `size` is in bytes. `exempt` costs no credits (replies; everything on lane 1). `kind` DATA or CHUNK.
+        With `hold` an Acked action names the item later. Never blocks and never refuses: ask `blocked` before.
+        """
+        charge = 0 if exempt or self._free else (size + 1023) >> 10 or 1
+        seq = self._next
+        self._next = seq + 1
+        self._kept.append((item, charge, kind))
+        if hold:
+            self._holds.append((seq, item))
+        self._spent += charge
+        if self.state is not _UP:
+            return None
+        self._owed = self._owed_bytes = self._owed_credit = 0
+        return _pack(kind, self.lane, charge, self.incarnation, self.peer_incarnation, seq, self._expect, self._credit)
+
+    def blocked(self, size: int) -> bool:
+        """Whether `size` more bytes do not fit the window; if True, an Unblocked action follows when credits come."""
+        if self._free:
+            return False
+        used = self._spent - self._forgiven - self._granted
+        if used < 0:
+            self._forgiven += used  # given up, yet it came back: counts once
+        if used <= 0 or used + ((size + 1023) >> 10 or 1) <= self._window:
+            return False
+        self._wanted = True
+        return True
+
+    def consumed(self, charge: int, incarnation: int) -> bytes | None:
+        """The application took a message: give `charge` back to the peer, if it still has that incarnation.
+
+        Returns a prefix to write at once (alone) or None: the credit goes with the next frame or tick.
+        """
+        if not charge or incarnation != self.peer_incarnation:
+            return None
+        self._credit += charge
+        self._owed_credit += charge
+        if self._owed_credit << 4 < self._window or self.state is not _UP:
+            return None
+        return self._say(_ACK).prefix
+
+    @property
+    def unacked(self) -> int:
+        """Frames kept for resending."""
+        return len(self._kept)
+
+    def _say(self, kind: int) -> Transmit[T]:
+        """A frame without a body: where we stand."""
+        self._owed = self._owed_bytes = self._owed_credit = 0
+        prefix = _pack(
+            kind, self.lane, 0, self.incarnation, self.peer_incarnation, self._base, self._expect, self._credit
+        )
+        return Transmit(prefix, None)
+
+    def _write(self, limit: int, actions: list[Action[T]]) -> None:
+        lane, incarnation, to, expect, credit = (
+            self.lane,
+            self.incarnation,
+            self.peer_incarnation,
+            self._expect,
+            self._credit,
+        )
+        for seq, (item, charge, kind) in enumerate(self._kept, self._base):
+            if seq >= limit:
+                break
+            actions.append(Transmit(_pack(kind, lane, charge, incarnation, to, seq, expect, credit), item))
+
+    def _fail(self, reason: str, limit: int, actions: list[Action[T]], charges: bool = True) -> None:
+        """Numbers below `limit` will never be sent again; the peer is asked to skip them."""
+        items = []
+        while self._base < limit:
+            item, charge, _ = self._kept.popleft()
+            self._base += 1
+            items.append(item)
+            if charges:
+                self._forgiven += charge
+        self._release(limit)
+        if not items:
+            return
+        actions.append(Failed(reason, items))
+        if charges and self.state is _UP:
+            actions.append(self._say(_RESUME))
+        self._unblock(actions)
+
+    def _release(self, limit: int) -> list[T]:
+        """What was to be named of the numbers below `limit`; it is held no more."""
+        held = self._holds
+        count = 0
+        while count < len(held) and held[count][0] < limit:
+            count += 1
+        released = [item for _, item in held[:count]]
+        del held[:count]
+        return released
+
+    def _give_up(self, reason: str, actions: list[Action[T]]) -> None:
+        self._fail(reason, self._next, actions)
+        self._forgiven = self._spent - self._granted  # nobody shall wait for credits that may never come
+        self._unblock(actions)
+
+    def _unblock(self, actions: list[Action[T]]) -> None:
+        if self._wanted:
+            self._wanted = False
+            actions.append(Unblocked())
+
+    def _take_ack(self, ack: int, credit: int, actions: list[Action[T]]) -> None:
+        if self._base < ack <= self._next:
+            for _ in range(ack - self._base):
+                self._kept.popleft()
+            self._base = ack
+            released = self._release(ack)
+            if released:
+                actions.append(Acked(released))
+        if credit > self._granted:
+            self._granted = credit
+            self._unblock(actions)
+
+    # what has come
+
+    def _take(self, seq: int, item: T, charge: int, size: int, actions: list[Action[T]]) -> None:
+        self._owed += 1
+        self._owed_bytes += size
+        if seq == self._expect:
+            self._expect = seq + 1
+            actions.append(Deliver(item, charge))
+            self._drain(actions)
+        elif seq > self._expect and len(self._buffer) < self._config.buffered:
+            self._buffer.setdefault(seq, (item, charge))
+
+    def _drain(self, actions: list[Action[T]]) -> None:
+        buffer = self._buffer
+        while buffer and (entry := buffer.pop(self._expect, None)) is not None:
+            self._expect += 1
+            actions.append(Deliver(*entry))
+
+    def _skip_to(self, base: int, actions: list[Action[T]]) -> None:
+        """The peer holds nothing below `base` any more: what of it is missing here will never come."""
+        if base <= self._expect:
+            return
+        actions.append(Skipped(self._expect, base - self._expect))
+        for seq in [seq for seq in self._buffer if seq < base]:
+            del self._buffer[seq]
+        self._expect = base
+        self._drain(actions)

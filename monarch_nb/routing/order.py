@@ -8,8 +8,6 @@ from msgspec import Struct
 from monarch_nb.routing.segments import Segments
 from monarch_nb.wire.header import Run
 
-__all__ = ["Gap", "Inbox", "InboxOverflow", "InboxStats", "Outbox"]
-
 T = TypeVar("T")
 
 

@@ -6,8 +6,6 @@ from msgspec import Struct
 
 from monarch_nb.wire import agent_of, host_of, parse_address
 
-__all__ = ["Hop", "NoRoute", "RoutingTable", "agent_meant"]
-
 HopKind = Literal["self", "ipc", "tcp", "inbound", "agent"]
 
 

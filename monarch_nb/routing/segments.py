@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from monarch_nb.wire.header import Run
 
-__all__ = ["Segments"]
-
 _LONGEST_PERIOD = 64
 
 

@@ -21,13 +21,9 @@ from monarch_nb.runtime.cause import ActorEnd, Cause, CauseKind, stop_cause
 from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
 from monarch_nb.runtime.encoded_arguments import EncodedObject
 from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Feature
-from monarch_nb.runtime.future import Future, WouldBlockRuntime
-from monarch_nb.runtime.losses import FILL_AGAIN_S
-from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState, ranks_of
-from monarch_nb.runtime.parts import Parts
-from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
-from monarch_nb.runtime.process import Loader, Runtime, current_runtime, install, started
-from monarch_nb.runtime.settling import (
+from monarch_nb.runtime.future import (
+    Future,
+    WouldBlockRuntime,
     cancel_with,
     error_of,
     fail_future,
@@ -39,6 +35,10 @@ from monarch_nb.runtime.settling import (
     resolved_future,
     when_done,
 )
+from monarch_nb.runtime.losses import FILL_AGAIN_S
+from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState, ranks_of
+from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
+from monarch_nb.runtime.process import Loader, Parts, Runtime, current_runtime, install, started
 from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.supervising import Supervising, fault_hook, set_hook_lookup
 from monarch_nb.runtime.tables import ProcessTables

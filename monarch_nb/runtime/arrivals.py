@@ -3,9 +3,8 @@
 from monarch_nb.runtime.actors.hosting import Hosting
 from monarch_nb.runtime.features import Features
 from monarch_nb.runtime.losses import Losses
-from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.runtime.sender import MessageSender, caller_of
-from monarch_nb.runtime.tables import ProcessTables
+from monarch_nb.runtime.tables import PortTable, ProcessTables
 from monarch_nb.transport import Parcel, Transport, reason_of
 from monarch_nb.wire import REPLY, Handlers, Header, Kind
 

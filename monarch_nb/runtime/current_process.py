@@ -3,7 +3,7 @@
 import threading
 from typing import TYPE_CHECKING
 
-from monarch_nb._becoming import become_controller
+from monarch_nb._package import become_controller
 from monarch_nb.runtime.context import current
 from monarch_nb.transport import held_back
 

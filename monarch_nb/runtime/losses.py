@@ -6,9 +6,8 @@ from typing import Protocol, runtime_checkable
 
 from monarch_nb.routing import BROKEN_EARLY, Branch, below, indices
 from monarch_nb.runtime.calls import PendingCall
-from monarch_nb.runtime.port_table import PortHandler, PortTable
 from monarch_nb.runtime.supervising import Supervising
-from monarch_nb.runtime.tables import ProcessTables
+from monarch_nb.runtime.tables import PortHandler, PortTable, ProcessTables
 from monarch_nb.transport import (
     Clock,
     DescriptorLimitError,

@@ -5,7 +5,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -22,18 +22,39 @@ from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Features
 from monarch_nb.runtime.losses import Losses
 from monarch_nb.runtime.meshes import ActorState
 from monarch_nb.runtime.output import log_prefix
-from monarch_nb.runtime.output.log_positions import LogPositions
 from monarch_nb.runtime.output.own_log import OwnLog
-from monarch_nb.runtime.parts import Parts
-from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.runtime.sender import InnerHost, MessageSender
 from monarch_nb.runtime.supervising import Supervising
-from monarch_nb.runtime.tables import ProcessTables
+from monarch_nb.runtime.tables import LogPositions, PortTable, ProcessTables
 from monarch_nb.runtime.verbs import CANCEL, DOING, END, INTERRUPT, PROBE
 from monarch_nb.runtime.waits import DeadlockDetector
 from monarch_nb.transport import Clock, Parcel, Transport
 from monarch_nb.wire import ActorError, Handlers, InFrame, decode, in_memory
 from monarch_nb.wire.header import SKIP
+
+T = TypeVar("T")
+
+
+class Parts:
+    """Filled by the composition root."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[type, object] = {}
+
+    def add(self, kind: type[T], part: T) -> T:
+        """The process has that part from now on. Raises ValueError for a second one of its kind."""
+        if kind in self._by_kind:
+            raise ValueError(f"this process has a {kind.__name__} already")
+        self._by_kind[kind] = part
+        return part
+
+    def get(self, kind: type[T]) -> T:
+        """The part of a kind. Raises LookupError where there is none."""
+        try:
+            return cast(T, self._by_kind[kind])
+        except KeyError:
+            raise LookupError(f"this process has no {kind.__name__}") from None
+
 
 Loader = Callable[["Runtime"], object]  # attaches a feature
 _ENGINES = frozenset({SKIP, HOOK, SPAWN})  # methods of messages that the engine itself sends

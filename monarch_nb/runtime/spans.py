@@ -7,12 +7,15 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from monarch_nb.runtime.context import current
 from monarch_nb.settings import settings
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _TRACE = "opentelemetry.trace"
 
 
@@ -68,23 +71,28 @@ class Span:
             self._span.add_event(name, attributes)
 
 
-def in_span(function: Callable[..., object], name: str) -> Callable[..., object]:
-    """The function, each call of it in a span."""
+def within(function: Callable[P, R], context: Callable[[], AbstractContextManager[object]]) -> Callable[P, R]:
+    """The function, each call of it in a context of its own."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def run_async(*args: object, **kwargs: object) -> object:
-            with Span(name):
+        async def run_async(*args: P.args, **kwargs: P.kwargs) -> object:
+            with context():
                 return await function(*args, **kwargs)
 
-        return run_async
+        return cast("Callable[P, R]", run_async)
 
     @functools.wraps(function)
-    def run(*args: object, **kwargs: object) -> object:
-        with Span(name):
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with context():
             return function(*args, **kwargs)
 
     return run
+
+
+def in_span(function: Callable[P, R], name: str) -> Callable[P, R]:
+    """The function, each call of it in a span."""
+    return within(function, lambda: Span(name))
 
 
 def traceparent() -> str:

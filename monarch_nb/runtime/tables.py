@@ -1,15 +1,16 @@
 """Tables of one process: its actors, its calls that wait, and the meshes that it knows."""
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_nb.runtime.actors.cell import ActorCell
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.meshes import MeshState
-from monarch_nb.wire import host_of
+from monarch_nb.runtime.stored_answers import StoredAnswers
+from monarch_nb.wire import Header, host_of, parse_address
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.stored_answers import StoredAnswers
+    from monarch_nb.transport import Parcel
 
 _making = threading.Lock()
 
@@ -33,8 +34,83 @@ class ProcessTables:
     def stored_answers(self) -> "StoredAnswers":
         """Answers that were for them."""
         if self._stored_answers is None:
-            from monarch_nb.runtime.stored_answers import StoredAnswers
-
             with _making:
                 self._stored_answers = self._stored_answers or StoredAnswers()
         return self._stored_answers
+
+
+class PortHandler(Protocol):
+    """The receiver behind a port number."""
+
+    def arrive(self, header: Header, parcel: "Parcel") -> None:
+        """A reply or a value, on the reading thread."""
+
+
+class PortTable:
+    """The open ports of a process by number."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 1
+        self._open: dict[int, PortHandler] = {}
+        self._of: dict[str, dict[int, PortHandler]] = {}  # by the process that is to answer, of those that say which
+
+    def open(self, handler: PortHandler, of: str = "") -> int:
+        """Gives `handler` a number; `of` is the one process that is to answer."""
+        with self._lock:
+            number = self._next
+            self._next += 1
+            self._open[number] = handler
+            if of:
+                self._of.setdefault(of, {})[number] = handler
+        return number
+
+    def close(self, number: int, of: str = "") -> None:
+        """Later values for it are dropped; `of` as it was opened."""
+        self._open.pop(number, None)
+        if of:
+            with self._lock:
+                mine = self._of.get(of, {})
+                mine.pop(number, None)
+                if not mine:
+                    self._of.pop(of, None)
+
+    def get(self, number: int) -> PortHandler | None:
+        """The handler behind a number."""
+        return self._open.get(number)
+
+    def of(self, process: str) -> list[PortHandler]:
+        """A snapshot of those that one process is to answer."""
+        with self._lock:
+            return list(self._of.get(process, {}).values())
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+TO_THE_END = 1 << 62  # the position of a process that has ended: all that it wrote
+
+
+class LogPositions(dict[str, int]):
+    """By address; each reply of a process that keeps its output sets its position. Thread-safe."""
+
+    def ended(self, address: str) -> None:
+        """A process has ended: what it wrote last is waited for, too."""
+        self[address] = TO_THE_END
+
+    def take(self) -> dict[str, int]:
+        """The positions that came since they were taken last."""
+        taken: dict[str, int] = {}
+        for _ in range(len(self)):
+            try:
+                address, position = self.popitem()
+            except KeyError:  # another thread takes them as well
+                break
+            taken[address] = max(position, taken.get(address, 0))
+        return taken
+
+    def forget(self, uid: str) -> None:
+        """Forgets the positions of the processes of a mesh."""
+        for address in tuple(self):
+            if parse_address(address).mesh == uid:
+                self.pop(address, None)

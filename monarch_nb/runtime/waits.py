@@ -5,7 +5,7 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.runtime.actors.cell import ActorCell
 from monarch_nb.runtime.calls import DeadlockError
 from monarch_nb.runtime.context import current

@@ -2,6 +2,7 @@
 process has set, and what the program sets here. The last word counts.
 """
 
+import difflib
 import json
 import logging
 import os
@@ -136,8 +137,6 @@ class Settings(Effective):
 def _key(name: str) -> Setting[object]:
     key = KEYS.get(name)
     if key is None:
-        import difflib
-
         near = difflib.get_close_matches(name, KEYS, 1, 0.6)
         hint = f"; did you mean {near[0]}?" if near else "; get_global_config() has all"
         raise ValueError(f"invalid configuration key: `{name}`{hint}")

@@ -1,20 +1,20 @@
 """The one state that text, static HTML, widgets and the panel show: engine events folded into `ClusterState`."""
 
+from monarch_nb.store.board import Patch, apply
 from monarch_nb.store.cluster import ClusterState
 from monarch_nb.store.differing import WORST_FIRST, kind_rows, kinds_text
 from monarch_nb.store.hub import Store, describe, store_of
 from monarch_nb.store.mesh_view import MeshView, RankView
-from monarch_nb.store.patch import Patch, apply
-from monarch_nb.store.records import Document, FailureRecord, RankRecord, RankState
+from monarch_nb.store.records import Document, FailureFields, RankFields, RankState
 
 __all__ = [
     "WORST_FIRST",
     "ClusterState",
     "Document",
-    "FailureRecord",
+    "FailureFields",
     "MeshView",
     "Patch",
-    "RankRecord",
+    "RankFields",
     "RankState",
     "RankView",
     "Store",

@@ -3,8 +3,23 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from monarch_nb.store.patch import Patch
 from monarch_nb.store.records import Document
+
+Patch = dict[str, Any]
+
+
+def apply(state: dict[str, Any], patch: Patch) -> dict[str, Any]:
+    """Changes `state` by a patch, in place; gives it back."""
+    for key, value in patch.items():
+        if value is None:
+            state.pop(key, None)
+        elif isinstance(value, dict):
+            inner = state.get(key)
+            state[key] = apply(inner if isinstance(inner, dict) else {}, value)
+        else:
+            state[key] = value
+    return state
+
 
 SECTIONS = ("hosts", "meshes", "ranks", "failures", "sessions", "detached", "tensors", "transfers")
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from monarch_nb.store.records import FailureRecord, FailureState
+from monarch_nb.store.records import FailureFields, FailureState
 from monarch_nb.supervision import MeshFailure
 
 Kind = Literal["procs", "actors"]
@@ -173,7 +173,7 @@ class MeshFailed(msgspec.Struct, frozen=True):
     id: str
     uid: str
     ranks: tuple[int, ...]
-    record: FailureRecord
+    record: FailureFields
     failure: MeshFailure | None = None
 
 

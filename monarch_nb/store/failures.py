@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from monarch_nb.store.records import FailureRecord
+from monarch_nb.store.records import FailureFields
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.report import error_text, facts
 from monarch_nb.wire import host_name
@@ -79,7 +79,7 @@ def details(failure: MeshFailure) -> str:
     return text if "\n" in text else ""
 
 
-def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = str) -> FailureRecord:
+def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = str) -> FailureFields:
     """The fields of a failure in docs/protocol.md except its mesh and ranks; None for unknown values.
 
     `readable` replaces file names in tracebacks by display names.
@@ -110,12 +110,12 @@ def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = st
     }
 
 
-def known_fields(failure: FailureRecord) -> FailureRecord:
+def known_fields(failure: FailureFields) -> FailureFields:
     """The fields with a value."""
-    return cast(FailureRecord, {key: value for key, value in failure.items() if value is not None})
+    return cast(FailureFields, {key: value for key, value in failure.items() if value is not None})
 
 
-def state(failure: FailureRecord) -> str:
+def state(failure: FailureFields) -> str:
     """The state in words."""
     return "not healed" if failure["state"] == "open" else str(failure["state"])
 
@@ -125,7 +125,7 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def rows(failure: FailureRecord) -> list[tuple[str, str]]:
+def rows(failure: FailureFields) -> list[tuple[str, str]]:
     """The facts of a failure as (label, value) pairs."""
     lines = [("mesh", f"{failure['name']}, {failure['where']}"), ("host", hosts(failure))]
     lines.append(("ended", failure.get("ended_by") or ""))
@@ -136,7 +136,7 @@ def rows(failure: FailureRecord) -> list[tuple[str, str]]:
     return [(label, value) for label, value in lines if value]
 
 
-def hosts(failure: FailureRecord) -> str:
+def hosts(failure: FailureFields) -> str:
     """The hosts and processes of a failure, such as "h1f2e3d, pids 4711, 4712"."""
     processes = failure.get("processes")
     if processes is None:
@@ -150,7 +150,7 @@ def hosts(failure: FailureRecord) -> str:
     return "; ".join(places)
 
 
-def tails(failure: FailureRecord) -> list[tuple[str, list[str]]]:
+def tails(failure: FailureFields) -> list[tuple[str, list[str]]]:
     """Last lines of output as (ranks, lines), with equal lines merged; "" stands for all ranks."""
     several = failure.get("lines")
     if several:
@@ -159,7 +159,7 @@ def tails(failure: FailureRecord) -> list[tuple[str, list[str]]]:
     return [("", list(last))] if last else []
 
 
-def text(failure: FailureRecord, paint: Paint = plain, *, brief: str = "") -> str:
+def text(failure: FailureFields, paint: Paint = plain, *, brief: str = "") -> str:
     """The whole description as lines; with `brief`, which says where it was shown before, only the next step."""
 
     def line(label: str, value: str, style: str = "plain") -> str:

@@ -12,12 +12,11 @@ from monarch_nb.mesh import Handle, region_of, state_of
 from monarch_nb.runtime import MeshState, Runtime, current_runtime
 from monarch_nb.shape import Region
 from monarch_nb.store.cluster import ClusterState
-from monarch_nb.store.collector import Collector
+from monarch_nb.store.collector import Collector, Pending
 from monarch_nb.store.events import Event, Quiet
 from monarch_nb.store.facts import facts_of, now
 from monarch_nb.store.mesh_view import MeshView
-from monarch_nb.store.pending import Pending
-from monarch_nb.store.records import Document, FailureRecord
+from monarch_nb.store.records import Document, FailureFields
 
 J = TypeVar("J")
 SEND_S = 0.05  # between two deltas,
@@ -77,7 +76,7 @@ class Store:
             key = self._cluster.failure_key(str(number))
             return key if key in self._cluster.document["failures"] else ""
 
-    def failure(self, key: str) -> FailureRecord | None:
+    def failure(self, key: str) -> FailureFields | None:
         """A copy of a failure's current record; None if there is none with that id."""
         if self.collector is not None:
             self.collector.refresh()

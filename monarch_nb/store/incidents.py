@@ -10,7 +10,7 @@ from monarch_nb.store import events as e
 from monarch_nb.store.board import Board
 from monarch_nb.store.failures import known_fields, text, title
 from monarch_nb.store.meshes import Meshes
-from monarch_nb.store.records import FailureRecord, FailureState
+from monarch_nb.store.records import FailureFields, FailureState
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.ranks import where
 
@@ -28,7 +28,7 @@ class Member(Struct):
 
     failure: MeshFailure | None
     bases: tuple[int, ...]
-    record: FailureRecord
+    record: FailureFields
     state: FailureState = "open"
 
 
@@ -80,7 +80,7 @@ class Incident(Struct):
         self.states[state] = self.states.get(state, 0) + 1
         member.state = state
 
-    def fields(self, mesh: MeshSize) -> FailureRecord:
+    def fields(self, mesh: MeshSize) -> FailureFields:
         """Fields of the record that follow from all failures; None for unknown values."""
         members = sorted(self.members.values(), key=lambda member: [mesh.index(base) for base in member.bases])
         first = members[0]
@@ -103,7 +103,7 @@ class Incident(Struct):
         texts = _kinds(members, lambda member: member.record.get("text") or "")
         several = len(texts) > 1 and failure.cause.kind not in OF_PROCESSES
         on_ranks: Callable[[list[int]], str] = lambda bases: where(mesh.extent, map(mesh.index, bases))  # noqa: E731
-        fields: FailureRecord = {
+        fields: FailureFields = {
             **first.record,
             "ranks": places,
             "name": mesh.name,

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from monarch_nb.shape import Region
 from monarch_nb.store.meshes import MeshEntry, Meshes
-from monarch_nb.store.records import Document, RankRecord, RankState
+from monarch_nb.store.records import Document, RankFields, RankState
 from monarch_nb.supervision import notice_text
 from monarch_nb.wire import host_name
 
@@ -113,7 +113,7 @@ def _rank(
     )
 
 
-def _detail(state: RankState, record: RankRecord, document: Document, key: tuple[str, int], now: float) -> str:
+def _detail(state: RankState, record: RankFields, document: Document, key: tuple[str, int], now: float) -> str:
     if state == "failed":
         return str(record.get("detail") or document["meshes"][key[0]].get("stopped") or "")
     if state == "busy":

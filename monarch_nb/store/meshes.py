@@ -9,7 +9,7 @@ import msgspec
 from monarch_nb.store import events as e
 from monarch_nb.store.board import Board
 from monarch_nb.store.rank import Rank, RankTable, rank_state
-from monarch_nb.store.records import MeshRecord, RankState
+from monarch_nb.store.records import MeshFields, RankState
 from monarch_nb.wire import host_name
 
 _OPERATIONS = "operations on tensors"  # shown for the library's own actors, for which users have no name
@@ -49,10 +49,10 @@ class MeshEntry:
         index = base - self._first
         return index if 0 <= index < len(self.ranks) else -1
 
-    def record(self) -> MeshRecord:
+    def record(self) -> MeshFields:
         """Its first record in the document."""
         event = self.event
-        record: MeshRecord = {
+        record: MeshFields = {
             "name": event.name,
             "kind": event.kind,
             "labels": list(event.labels),

@@ -6,7 +6,7 @@ RankState = Literal["starting", "idle", "busy", "paused", "unresponsive", "heali
 FailureState = Literal["open", "healing", "healed", "stopped", "raised"]
 
 
-class HostRecord(TypedDict, total=False):
+class HostFields(TypedDict, total=False):
     """A host."""
 
     name: str
@@ -19,7 +19,7 @@ class HostRecord(TypedDict, total=False):
 _Classed = TypedDict("_Classed", {"class": str}, total=False)  # a keyword is no name of an attribute
 
 
-class MeshRecord(_Classed, total=False):
+class MeshFields(_Classed, total=False):
     """A mesh of processes or actors."""
 
     name: str
@@ -43,7 +43,7 @@ class MeshRecord(_Classed, total=False):
     unheld: float
 
 
-class RankRecord(TypedDict, total=False):
+class RankFields(TypedDict, total=False):
     """A rank; without a field, the state is that of its mesh."""
 
     state: RankState
@@ -65,7 +65,7 @@ class RankRecord(TypedDict, total=False):
     gpu_total: int
 
 
-class FailureRecord(TypedDict, total=False):
+class FailureFields(TypedDict, total=False):
     """Failures of one event; in an event None stands for an unknown value, and the state has no such field."""
 
     mesh: str
@@ -99,7 +99,7 @@ class FailureRecord(TypedDict, total=False):
     call: str
 
 
-class SessionRecord(TypedDict, total=False):
+class SessionFields(TypedDict, total=False):
     """A rank that is stopped in the debugger."""
 
     mesh: str
@@ -115,11 +115,11 @@ class SessionRecord(TypedDict, total=False):
 class Document(TypedDict):
     """The whole state: records by section and key."""
 
-    hosts: dict[str, HostRecord]
-    meshes: dict[str, MeshRecord]
-    ranks: dict[str, dict[str, RankRecord]]  # of a mesh, by index
-    failures: dict[str, FailureRecord]
-    sessions: dict[str, SessionRecord]
+    hosts: dict[str, HostFields]
+    meshes: dict[str, MeshFields]
+    ranks: dict[str, dict[str, RankFields]]  # of a mesh, by index
+    failures: dict[str, FailureFields]
+    sessions: dict[str, SessionFields]
     detached: dict[str, dict[str, object]]
     tensors: dict[str, dict[str, object]]
     transfers: dict[str, dict[str, object]]

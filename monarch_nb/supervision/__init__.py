@@ -14,9 +14,9 @@ from .actions import (
     ShowFailure,
     StopOwnedMesh,
     Supervise,
+    SupervisorEffects,
 )
 from .driver import Driver
-from .effects import SupervisorEffects
 from .errors import DeviceMeshError, HealError, SupervisionError
 from .failure import MeshFailure, MeshName, decode_failure
 from .healing import Intensity

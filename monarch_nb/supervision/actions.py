@@ -1,13 +1,13 @@
-"""Actions of the machine, which its driver carries out in the order they come."""
+"""Actions of the machine, which its driver carries out in the order they come, and what the driver needs for that."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import msgspec
 
-from monarch_nb.runtime import Cause
-
-from .failure import MeshFailure
-from .ranks import RankIncarnation
+from monarch_nb.runtime import ActorEnd, Cause, Future, Instance
+from monarch_nb.supervision.failure import MeshFailure
+from monarch_nb.supervision.ranks import RankIncarnation
 
 
 class Supervise(msgspec.Struct, frozen=True):
@@ -109,3 +109,28 @@ Action = (
     | Healed
     | HealRefused
 )
+
+
+class SupervisorEffects(Protocol):
+    """Carries out what needs meshes, hosts and messages."""
+
+    def stop_mesh(self, uid: str, reason: str) -> Future[None]:
+        """Stops a mesh owned here."""
+
+    def respawn(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
+        """Starts processes again; may block; raises what went wrong."""
+
+    def recreate(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
+        """Creates actors again; may block; raises what went wrong."""
+
+    def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
+        """Notifies all processes that hold a reference, then runs the hooks of survivors; may block."""
+
+    def report_to_owner(self, process: str, end: ActorEnd) -> None:
+        """Sends the end of an actor to its owner, which is in another process."""
+
+    def watch_owner(self, process: str) -> None:
+        """An actor lives here whose owner is in that process: it ends when that process does."""
+
+    def await_stops(self, instance: Instance) -> None:
+        """Blocks until the meshes of an ending actor have stopped."""

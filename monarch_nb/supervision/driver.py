@@ -40,8 +40,8 @@ from monarch_nb.supervision.actions import (
     ShowFailure,
     StopOwnedMesh,
     Supervise,
+    SupervisorEffects,
 )
-from monarch_nb.supervision.effects import SupervisorEffects
 from monarch_nb.supervision.errors import SupervisionError
 from monarch_nb.supervision.failure import MeshFailure
 from monarch_nb.supervision.heal_requests import HealRequests

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from monarch_nb.runtime import Cause, Future, fail_future, pending_future, resolve_future
-from monarch_nb.supervision.actions import Action, Healed, HealRefused, Recreate, Respawn
-from monarch_nb.supervision.effects import SupervisorEffects
+from monarch_nb.supervision.actions import Action, Healed, HealRefused, Recreate, Respawn, SupervisorEffects
 from monarch_nb.supervision.errors import HealError, SupervisionError
 from monarch_nb.supervision.failure import gathered
 from monarch_nb.supervision.machine import SupervisionMachine

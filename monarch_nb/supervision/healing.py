@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from msgspec import Struct, field
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 
 from .actions import Action, Healed, HealRefused, Recreate, Respawn, StopOwnedMesh
 from .failure import MeshFailure

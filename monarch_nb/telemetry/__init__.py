@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 from monarch_nb.telemetry.meters import Meter, get_meter
 from monarch_nb.telemetry.traced import span, traced
 

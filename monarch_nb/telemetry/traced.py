@@ -1,7 +1,7 @@
 """Spans that a program asks for by name."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 from monarch_nb.runtime.spans import Span, in_span
 
@@ -22,6 +22,6 @@ def traced(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> 
     """Runs each call of a function, `def` or `async def`, in a span with its name or another."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        return cast(Callable[P, R], in_span(function, name or str(getattr(function, "__name__", function))))
+        return in_span(function, name or str(getattr(function, "__name__", function)))
 
     return decorate if fn is None else decorate(fn)

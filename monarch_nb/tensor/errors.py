@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.settings import settings
 from monarch_nb.supervision import DeviceMeshError, SupervisionError
 from monarch_nb.tensor.failure import Failure, ranks_text

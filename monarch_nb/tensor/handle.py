@@ -8,7 +8,7 @@ from torch.distributed.tensor import Replicate
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import Define, PutTensor
 from monarch_nb.tensor.device import mesh_of

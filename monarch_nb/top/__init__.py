@@ -5,7 +5,7 @@ A notebook's kernel serves it once the extension is loaded; a program calls `ser
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.top.connection import ConnectionFile, connections

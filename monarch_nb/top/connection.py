@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb._private import is_private, read_private, write_private
 from monarch_nb.host.folders import base_folder
 from monarch_nb.wire import json_decoder

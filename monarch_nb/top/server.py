@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.store import Store, store_of
 from monarch_nb.top import connection as files

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 from monarch_nb.transport.clock import ThreadClock
 from monarch_nb.transport.errors import (
     DescriptorLimitError,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from monarch_nb.transport.node import Node
     from monarch_nb.transport.tcp.greeting import Unready, greet, knock, split
     from monarch_nb.transport.tcp.sockets import Limits, bound_at
-from monarch_nb.transport.undelivered import reason_of, reason_parcel
+from monarch_nb.transport.parcel import reason_of, reason_parcel
 
 __all__ = [
     "AGAIN_S",

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from monarch_nb.transport.streams import UnixStream
 
 
-__all__ = ["Burst", "Bursts"]
-
 APART_S = 0.0003  # messages further apart are no burst
 ALONE = 4  # the first of a row are written one by one
 MOST = 16  # messages held back

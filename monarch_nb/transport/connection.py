@@ -13,8 +13,6 @@ from monarch_nb.transport.packing import Item
 from monarch_nb.transport.streams import Message, UnixStream
 from monarch_nb.wire import Frame
 
-__all__ = ["Connection"]
-
 _FIRST_PAUSE, _LAST_PAUSE = 0.01, 0.5  # seconds between two attempts to reach a process of this host
 _STARVED_S = 5.0  # without a descriptor for a connection: what should go over it fails
 

@@ -14,10 +14,8 @@ from typing import Literal
 
 import zmq
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.transport.errors import TrustError, descriptors_for
-
-__all__ = ["KeyStep", "Keys", "require_keys"]
 
 KeyStep = Literal["expect", "use", "done", "cancel"]  # of a change from one pair to another
 

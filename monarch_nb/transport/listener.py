@@ -11,8 +11,6 @@ from monarch_nb.transport.errors import TransportError, descriptor_limit, is_des
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import NO_ROOM
 
-__all__ = ["UnixListener"]
-
 
 class UnixListener:
     """A listening unix socket in a run folder; whoever comes in belongs to the same user."""

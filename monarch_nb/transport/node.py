@@ -20,7 +20,7 @@ from monarch_nb.transport.errors import TransportError, TrustError
 from monarch_nb.transport.keys import Keys, KeyStep, require_keys
 from monarch_nb.transport.links import Connection, Links
 from monarch_nb.transport.listener import UnixListener
-from monarch_nb.transport.parcel import Parcel, snapshot
+from monarch_nb.transport.parcel import Parcel, missed, reason_parcel, returned, snapshot
 from monarch_nb.transport.pool import Loans, Pool
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.shared import available
@@ -28,7 +28,6 @@ from monarch_nb.transport.streams import Message
 from monarch_nb.transport.tcp import sockets
 from monarch_nb.transport.tcp.listener import TcpListener
 from monarch_nb.transport.tcp.sockets import Limits, Socket
-from monarch_nb.transport.undelivered import missed, reason_parcel, returned
 from monarch_nb.wire import OutFrame, agent_of, parse_address
 from monarch_nb.wire.header import Header, Kind
 

@@ -3,10 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
+
 from monarch_nb.gpu import DeviceFile
 from monarch_nb.transport import shared
 from monarch_nb.transport.shared import MemoryFile
-from monarch_nb.wire import OutFrame, Pieces
+from monarch_nb.wire import OutFrame, Pieces, msgpack_decoder
+from monarch_nb.wire.header import Header, Kind
+from monarch_nb.wire.plain import decode_plain
 
 Body: TypeAlias = bytes | bytearray | memoryview | MemoryFile | DeviceFile
 
@@ -125,3 +129,33 @@ def snapshot(
         else:
             bodies.append(hold(data))
     return Parcel(bodies)
+
+
+_reasons = msgpack_decoder(tuple[str])
+
+
+def reason_parcel(reason: str) -> Parcel:
+    """The body of a message that comes back."""
+    return Parcel([msgspec.msgpack.encode((reason,))])
+
+
+def reason_of(parcel: Parcel) -> str:
+    """Why a message has come back; a short text where its body does not say."""
+    try:
+        return decode_plain(parcel.frames[0], _reasons)[0]
+    except (IndexError, msgspec.DecodeError):
+        return "it was returned"
+
+
+def returned(header: Header, by: str) -> Header:
+    """The header of an undeliverable message on its way back; `status` is what kind it was, the body says why."""
+    return msgspec.structs.replace(
+        header, kind=int(Kind.RETURNED), dst=header.src, src=by, status=int(header.kind), buffers=()
+    )
+
+
+def missed(reply: Header, by: str) -> Header:
+    """The header that reports a lost reply to who waits for it, rather than to its sender."""
+    return Header(
+        int(Kind.RETURNED), reply.dst, by, port=reply.port, index=reply.index, status=int(Kind.CALL), call=reply.call
+    )

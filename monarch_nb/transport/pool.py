@@ -17,10 +17,9 @@ import msgspec
 
 from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.interrupts import uninterrupted
-from monarch_nb.transport.mapping import map_file
 from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.shared import MemoryFile
+from monarch_nb.transport.shared import MemoryFile, map_file
 from monarch_nb.wire import Pieces, msgpack_decoder
 from monarch_nb.wire.header import Header, Kind
 

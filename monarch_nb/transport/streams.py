@@ -22,8 +22,6 @@ from monarch_nb.transport.errors import TransportError, descriptor_limit, is_des
 from monarch_nb.transport.reader import Reader
 from monarch_nb.wire import Frame
 
-__all__ = ["NO_ROOM", "Message", "UnixStream", "dial"]
-
 _ROOM = 4 << 20  # bytes the kernel is asked to hold, if it lets us
 _MOST_FRAMES = 1 << 20
 _TOGETHER = 512  # frames handed to the kernel at a time

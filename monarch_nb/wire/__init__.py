@@ -10,6 +10,7 @@ from monarch_nb.wire.body import (
     OutFrame,
     Pieces,
     check_size,
+    current_codec,
     decode,
     encode,
     in_memory,
@@ -23,7 +24,6 @@ from monarch_nb.wire.code import (
     travels_by_value,
     unregister_pickle_by_value,
 )
-from monarch_nb.wire.codec import current_codec
 from monarch_nb.wire.display import Display, decode_display, encode_display
 from monarch_nb.wire.errors import (
     ENGINE,
@@ -52,17 +52,19 @@ from monarch_nb.wire.tensors import land_on_gpus, without_modes
 from monarch_nb.wire.texts import (
     Harmless,
     ThreadCutOff,
+    counted,
     error_line,
     full_name,
     harmless,
+    kind_of,
     number_of,
     repr_of,
     size_text,
     text_of,
     type_name,
+    with_article,
 )
 from monarch_nb.wire.verb import REPLY, Done, Lane, MalformedMessageError, Refused, Verb, decode_refusal, encode_body
-from monarch_nb.wire.words import counted, kind_of, with_article
 
 __all__ = [
     "DISPATCH_TABLE",

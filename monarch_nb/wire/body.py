@@ -11,20 +11,48 @@ import functools
 import pickle
 import struct
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.gpu import DeviceFile
 from monarch_nb.settings import settings
 from monarch_nb.wire.code import Cargo, install
-from monarch_nb.wire.codec import enter_codec, leave_codec
 from monarch_nb.wire.pickler import Pickler
 from monarch_nb.wire.tensors import without_modes
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+
+class _Current(threading.local):
+    context: object = None
+
+
+_current = _Current()
+
+
+def current_codec() -> object:
+    """The `context` of the innermost encode or decode on this thread; None outside of one.
+
+    Objects read it in `__reduce__` and `__setstate__` to bind themselves to the sending or the receiving process.
+    """
+    return _current.context
+
+
+def enter_codec(context: object) -> object:
+    """Make `context` the current one of this thread. Returns what to hand to `leave_codec`."""
+    previous = _current.context
+    _current.context = context
+    return previous
+
+
+def leave_codec(previous: object) -> None:
+    """Undo the `enter_codec` that returned `previous`."""
+    _current.context = previous
+
 
 PACKED = 2  # first byte of a frame 0 with a table
 _FEWEST_BUFFERS = 4  # small buffers that are worth a table

@@ -23,9 +23,12 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle.cloudpickle as cp
+
+if TYPE_CHECKING:
+    from monarch_nb.wire.pickler import Pickler
 
 # Names that notebook kernels give to cells.
 _CELL = re.compile(r"^<ipython-input-|[/\\](ipykernel|xpython)_\d+[/\\]")
@@ -44,19 +47,6 @@ class Unit(NamedTuple):
     data: bytes  # two pickles with one memo: how to make the bare class, and what to set on it
     depends: tuple[str, ...]  # keys of the classes that the bytes name
     files: tuple[tuple[str, str | None], ...]  # of the code in them
-
-
-class Pickling(typing.Protocol):
-    """What packing needs of a pickler that refers to classes through a `Cargo`."""
-
-    named: dict[str, type]
-    files: dict[str, str | None]
-
-    def dump(self, obj: object) -> None:
-        """Append the pickle of `obj`, with the memo of those before."""
-
-    def getvalue(self) -> bytes:
-        """All pickles so far."""
 
 
 class _ForeignClass:
@@ -111,7 +101,7 @@ class Cargo:
         self.classes[key] = cls
         return key
 
-    def pack(self, make_pickler: Callable[["Cargo"], Pickling]) -> tuple[list[Unit], dict[str, str]]:
+    def pack(self, make_pickler: Callable[["Cargo"], "Pickler"]) -> tuple[list[Unit], dict[str, str]]:
         """All units that the message needs, and their sources."""
         units: dict[str, Unit] = {}
         while len(units) < len(self.classes):
@@ -122,7 +112,7 @@ class Cargo:
             self.files.update(unit.files)
         return list(units.values()), gather_sources(self.files)
 
-    def _unit(self, key: str, cls: type, make_pickler: Callable[["Cargo"], Pickling]) -> Unit:
+    def _unit(self, key: str, cls: type, make_pickler: Callable[["Cargo"], "Pickler"]) -> Unit:
         copy = _copies.get(cls)
         if copy is not None and copy.unit is not None:
             for needed in copy.unit.depends:

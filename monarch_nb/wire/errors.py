@@ -8,11 +8,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monarch_nb.wire.body import Frame, InFrame, MemoryFrame, OutFrame, check_size, decode, encode, in_memory
-from monarch_nb.wire.codec import current_codec
+from monarch_nb.wire.body import (
+    Frame,
+    InFrame,
+    MemoryFrame,
+    OutFrame,
+    check_size,
+    current_codec,
+    decode,
+    encode,
+    in_memory,
+)
 from monarch_nb.wire.hosts import with_host_names
-from monarch_nb.wire.texts import error_line, harmless, repr_of, text_of, type_name
-from monarch_nb.wire.words import kind_of
+from monarch_nb.wire.texts import error_line, harmless, kind_of, repr_of, text_of, type_name
 
 # Attribute of an exception that came from another process: its formatted traceback there, a list of str.
 _TRACEBACK = "__monarch_traceback__"

@@ -7,8 +7,7 @@ import types
 from collections.abc import Iterator
 
 from monarch_nb.wire.body import encode
-from monarch_nb.wire.texts import full_name, repr_of, text_of, type_name
-from monarch_nb.wire.words import with_article
+from monarch_nb.wire.texts import full_name, repr_of, text_of, type_name, with_article
 
 # What an object's own code may raise; an interrupt is whoever waits' own.
 _OWN = (Exception, SystemExit, GeneratorExit)

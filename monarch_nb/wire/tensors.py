@@ -56,6 +56,15 @@ class Storage:
         return (open_storage, (buffer,)) if self.device is None else (open_on_gpu, (buffer, self.device))
 
 
+def _torch() -> Any:
+    found = sys.modules.get("torch")
+    if found is None:
+        import torch
+
+        return torch
+    return found
+
+
 def tensor_types() -> tuple[type, ...]:
     """`torch.Tensor` and `Parameter`, if torch is imported; else nothing."""
     parameter = getattr(sys.modules.get("torch.nn.parameter"), "Parameter", None)
@@ -128,16 +137,13 @@ def rebuild_storage(storage: "torch.UntypedStorage", dtype: "torch.dtype | None"
     """The storage that `reduce_storage` took apart; `dtype` is that of one with a type."""
     if dtype is None:
         return storage
-    import torch
-
-    kind: Any = torch.TypedStorage
+    kind = _torch().TypedStorage
     return kind(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
-def open_storage(buffer: "Frame") -> "torch.UntypedStorage":
+def open_storage(buffer: "Frame") -> Any:
     """The torch storage made of `buffer`, without a copy if it may be written to."""
-    import torch
-
+    torch = _torch()
     if memoryview(buffer).readonly:
         buffer = bytearray(buffer)
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
@@ -178,10 +184,9 @@ def rebuild_tensor(
     strides: tuple[int, ...] | None,
     requires_grad: bool,
     is_parameter: bool,
-) -> "torch.Tensor":
+) -> Any:
     """The tensor that `reduce_tensor` took apart."""
-    import torch
-
+    torch = _torch()
     # The device is said because of `torch.set_default_device`.
     if storage is None:
         tensor = torch.empty_strided(shape, strides or (), dtype=getattr(torch, dtype), device="cpu")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monarch_nb import connect
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb.actor import ProcMesh, this_host
 from monarch_nb.connect import AttachError, attach_hosts
 from monarch_nb.host import protocol as p

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb.connect import AttachError, attach_mesh, end_mesh
 from monarch_nb.host import mesh_files
 from monarch_nb.host.mesh_files import MeshFile

@@ -144,7 +144,7 @@ def test_both_orders_of_import_in_a_fresh_interpreter() -> None:
     for order in (
         "import monarch, monarch_nb",
         "import monarch_nb, monarch",
-        "import monarch._about, monarch_nb._about",
+        "import monarch._package, monarch_nb._package",
     ):
         code = f"{order}\nimport sys\nassert sys.modules['monarch'] is sys.modules['monarch_nb']"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=50)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # From the ground up; packages and single modules of monarch_nb. A module that is not named is part of the public face.
 ROWS = (
-    ("_about", "_absent", "_becoming", "_imported", "_lazy", "_parsing", "_private"),  # what needs nothing of ours
+    ("_package", "_imported", "_parsing", "_private"),  # what needs nothing of ours
     ("settings", "gpu"),  # what every layer reads: time-outs and limits; `config` is its public face
     ("shape", "wire"),
     ("routing",),
@@ -233,7 +233,7 @@ def test_only_tests_import_tests() -> None:
     [
         ("monarch_nb.shape.region", "monarch_nb.wire.header", True),
         ("monarch_nb.routing.link", "monarch_nb.wire.Header", True),
-        ("monarch_nb.wire.header", "monarch_nb._about.__version__", True),
+        ("monarch_nb.wire.header", "monarch_nb._package.__version__", True),
         ("monarch_nb.wire.header", "monarch_nb.routing.link", False),
         ("monarch_nb.host.agent", "monarch_nb.mesh.proc", True),
         ("monarch_nb.runtime.loop", "monarch_nb.host.agent", False),

@@ -12,7 +12,7 @@ from monarch_nb.logs.mesh_logs import only_call
 from monarch_nb.logs.receiver import FORMER, INCARNATIONS, Drain, LogReceiver
 from monarch_nb.logs.verbs import TAIL, Follow, LogBlock, LogChunk, Took
 from monarch_nb.logs.written import Written
-from monarch_nb.runtime.output.log_positions import LogPositions
+from monarch_nb.runtime.tables import LogPositions
 from monarch_nb.wire import Verb
 
 pytestmark = pytest.mark.timeout(30)

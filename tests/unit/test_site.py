@@ -157,7 +157,7 @@ def addresses() -> Iterator[tuple[str, str]]:
         file = path.relative_to(ROOT).as_posix()
         for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
             match node:
-                case ast.Call(func=ast.Name(id="page" | "more"), args=args) if file != "monarch_nb/_about.py":
+                case ast.Call(func=ast.Name(id="page" | "more"), args=args) if file != "monarch_nb/_package.py":
                     assert isinstance(args[0], ast.Constant), f"{file}:{node.lineno} does not name its page"
                     yield file, str(args[0].value)
 

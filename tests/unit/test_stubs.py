@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "monarch_nb"
 STUBS = ROOT / "kernel_ext" / "monarch-stubs"
 # In the library's folder beside the public modules, but started or read rather than imported.
-NOT_PUBLIC = frozenset({"__init__", "__main__", "_about", "cli"})
+NOT_PUBLIC = frozenset({"__init__", "__main__", "_package", "cli"})
 
 
 def source_of(name: str) -> Path | None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from monarch_nb.store import FailureRecord
+from monarch_nb.store import FailureFields
 from monarch_nb.store.failures import rows, tails, text
 from monarch_nb.wire import ActorError
 
@@ -15,7 +15,7 @@ def ansi(text: str, style: str) -> str:
     return f"\033[{codes[style]}m{text}\033[0m" if style in codes else text
 
 
-def failure_bundle(failure: FailureRecord) -> dict[str, Any]:
+def failure_bundle(failure: FailureFields) -> dict[str, Any]:
     """A failure as a display of its own."""
     parts = [heading(failure["title"]), facts(rows(failure))]
     trace = failure.get("traceback")
@@ -33,7 +33,7 @@ def failure_bundle(failure: FailureRecord) -> dict[str, Any]:
     return {"text/plain": f"{failure['title']}\n{text(failure)}", "text/html": framed(*parts, kind="mnb-f")}
 
 
-def failure_bar(failure: FailureRecord) -> dict[str, Any]:
+def failure_bar(failure: FailureFields) -> dict[str, Any]:
     """One line about a failure, above the error that describes it."""
     return {
         "text/plain": failure["title"],
@@ -52,7 +52,7 @@ def raised_title(error: ActorError) -> str:
     return error.summary.partition("\n")[0].removeprefix("Actor call ").rstrip(".")
 
 
-def _heal_button(failure: FailureRecord) -> str:
+def _heal_button(failure: FailureFields) -> str:
     """A button that heals the mesh, in JupyterLab with the panel."""
     if not failure.get("mesh"):
         return ""

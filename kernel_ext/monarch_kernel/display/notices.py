@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from monarch_nb.settings import settings
-from monarch_nb.store import FailureRecord, Store
+from monarch_nb.store import FailureFields, Store
 from monarch_nb.store.failures import clock, record
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.failure import gathered
@@ -31,7 +31,7 @@ KEPT = 256  # events whose display is remembered
 class FailureNotice(Struct, frozen=True):
     """A failure for the text of an error; `brief` says where all of it was shown already, "" if it was not."""
 
-    record: FailureRecord
+    record: FailureFields
     key: str = ""
     brief: str = ""
     barred: bool = True  # a bar stands above the error
@@ -121,12 +121,12 @@ class Notices:
     def _event(self, failure: MeshFailure) -> str:
         return self._store.event_of(failure.failure_id) if failure.failure_id else ""
 
-    def _waits(self, key: str, event: FailureRecord | None, due: list[_Due]) -> bool:
+    def _waits(self, key: str, event: FailureFields | None, due: list[_Due]) -> bool:
         """True if the error of a call, which is on its way, is about to report this event."""
         called = event is not None and any(who == "a call" for who, _ in event["told"])
         return called and key not in self._shown and time.monotonic() - due[0].since < SETTLE_S
 
-    def _show_event(self, key: str, event: FailureRecord, cell: Any) -> None:
+    def _show_event(self, key: str, event: FailureFields, cell: Any) -> None:
         shown = self._shown.get(key)
         if shown is not None and len(event["ranks"]) <= shown.ranks:
             return
@@ -136,7 +136,7 @@ class Notices:
         shown.ranks, shown.display = len(event["ranks"]), shown.display or f"monarch-{secrets.token_hex(8)}"
         self._front.display(self._form(key, event, bar=not shown.card), shown.display, update=update, cell=shown.cell)
 
-    def _form(self, key: str, event: FailureRecord, *, bar: bool) -> Bundle:
+    def _form(self, key: str, event: FailureFields, *, bar: bool) -> Bundle:
         return {**(failure_bar(event) if bar else failure_bundle(event)), **self._widgets.failure(key, bar=bar)}
 
     def _remember(self, key: str, shown: _ShownEvent) -> _ShownEvent:
@@ -178,7 +178,7 @@ class Notices:
                 shown.cell, shown.display = self._front.parent, name
         self._front.display({**failure_bar(notice.record), **live}, name)
 
-    def _settled(self, failure: MeshFailure) -> tuple[str, FailureRecord | None]:
+    def _settled(self, failure: MeshFailure) -> tuple[str, FailureFields | None]:
         """The event of a failure, once no more ranks join it; None if it belongs to none."""
         if not failure.failure_id:
             return "", None

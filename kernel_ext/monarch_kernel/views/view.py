@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb._about import __version__
+from monarch_nb._package import __version__
 from monarch_nb.runtime import Runtime
 from monarch_nb.store import store_of
 from monarch_nb.wire import text_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime import started
-from monarch_nb.store import Document, RankRecord, store_of
+from monarch_nb.store import Document, RankFields, store_of
 from monarch_nb.wire import ActorError
 
 from ..display.failures import raised_title
@@ -201,11 +201,11 @@ class Widgets:
         return widget
 
 
-def _brief(records: dict[str, RankRecord]) -> dict[str, RankRecord]:
+def _brief(records: dict[str, RankFields]) -> dict[str, RankFields]:
     """Records of ranks as they are saved with the notebook: of many only their states, of very many the unusual."""
     if len(records) <= SAVED_WHOLE:
         return records
-    states: dict[str, RankRecord] = {
+    states: dict[str, RankFields] = {
         index: {"state": record["state"]} for index, record in records.items() if "state" in record
     }
     if len(states) > SAVED_STATES:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.debug.control.asking import asking
 from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.errors import StoppedAtBreakpoint

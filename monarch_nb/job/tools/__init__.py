@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.job.tools.commands import exec_command

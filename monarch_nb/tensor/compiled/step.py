@@ -13,7 +13,7 @@ from typing import Any, NoReturn, overload
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.tensor import device
 from monarch_nb.tensor.commands import REPLAY
 from monarch_nb.tensor.compiled.capture import (

@@ -7,7 +7,7 @@ Runner(plan.program, mesh)(local_tensors, scalars)     # on every rank
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError, user_line
 from .execute import Runner, leaves, overload

@@ -6,7 +6,7 @@ from types import FrameType
 
 import torch
 
-from monarch_nb._about import more
+from monarch_nb._package import more
 from monarch_nb.code.file_names import name_of
 
 _MORE = more("manual/tensors.md#what-goes-wrong")

@@ -6,8 +6,6 @@ from itertools import count
 
 from monarch_nb.transport.clock import repeat
 
-__all__ = ["VirtualClock"]
-
 
 class VirtualClock:
     """Time that passes only when it is advanced, in seconds since it began."""

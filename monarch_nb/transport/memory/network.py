@@ -12,8 +12,6 @@ from monarch_nb.routing.link import Link
 from monarch_nb.transport.memory.clock import VirtualClock
 from monarch_nb.wire import Lane, host_of
 
-__all__ = ["MemoryNetwork", "MemoryNode", "NetworkFaults"]
-
 
 @dataclass(slots=True)
 class NetworkFaults:

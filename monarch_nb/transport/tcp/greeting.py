@@ -5,8 +5,6 @@ import socket
 
 from monarch_nb.transport.errors import UnreachableError
 
-__all__ = ["Unready", "greet", "knock", "split"]
-
 
 class Unready(UnreachableError):
     """Raised where nobody listens, or the listener hangs up at once; it may be otherwise in a moment."""

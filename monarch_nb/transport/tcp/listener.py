@@ -19,8 +19,6 @@ from monarch_nb.transport.tcp import monitor, sockets
 from monarch_nb.transport.tcp.monitor import Monitor
 from monarch_nb.transport.tcp.sockets import Context, Limits, Socket
 
-__all__ = ["Received", "TcpListener"]
-
 log = logging.getLogger(__name__)
 _AGAIN_S = 1.0  # between attempts to listen with another key
 _AT_ONCE = 256  # messages read before timers and calls are looked at
