@@ -6,7 +6,7 @@ trainers.train.call(feed).get()                # in there: `for batch in feed: b
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._lazy import lazy_names
+from monarch_nb._package import lazy_names
 from monarch_nb.data.feed import Feed
 
 if TYPE_CHECKING:

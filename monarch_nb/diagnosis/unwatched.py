@@ -119,7 +119,7 @@ class UnwatchedMesh:
         states, details = self._states(before, after, () if ends_only else self._living())
         calls = [*self._calls(after)]
         uncertain = {rank for call in calls for rank in call.missing}
-        found = judge(Procs(self._run.name, states, details, before, after, calls, self._where))
+        found = judge(Procs(self._run.name, states, details, before, after, calls, where=self._where))
         now = time.time()
         self._note(
             RunFinding(

@@ -83,6 +83,7 @@ class FailureFields(TypedDict, total=False):
     signal: int | None
     processes: list[list[Any]] | None  # a host, and process ids there
     oom: bool | None
+    memory: str | None
     at: float
     detected: float
     traceback: str | None
