@@ -7,12 +7,12 @@ import pytest
 
 from monarch_nb.config import configured
 from monarch_nb.host import gpus
-from monarch_nb.lifecycle import devices
+from monarch_nb.lifecycle import proc_spawn
 
 
 def _started(per_host: dict[str, int], common: dict[str, str | None] | None = None) -> list[dict[str, str | None]]:
     """The environments in which a host starts the processes."""
-    return [gpus.with_gpu(env, "h1") for env in devices.environments(per_host, common or {})]
+    return [gpus.with_gpu(env, "h1") for env in proc_spawn.environments(per_host, common or {})]
 
 
 def test_each_process_gets_the_gpu_of_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_each_process_gets_the_gpu_of_its_slot(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_host_gives_its_own_gpus_whatever_the_controller_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (asked, _) = devices.environments({"gpus": 2}, {})
+    (asked, _) = proc_spawn.environments({"gpus": 2}, {})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5,MIG-6,MIG-7")
     assert gpus.with_gpu(asked, "h2")["CUDA_VISIBLE_DEVICES"] == "MIG-5"
 
@@ -57,7 +57,7 @@ def test_without_gpus_it_is_a_dimension_and_that_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(devices, "_said", set())
+    monkeypatch.setattr(proc_spawn, "_said", set())
     with caplog.at_level("INFO"):
         first = _started({"gpus": 3})
         _started({"gpus": 3})
@@ -69,11 +69,11 @@ def test_without_gpus_it_is_a_dimension_and_that_is_said_once(
 def test_too_few_gpus_is_an_error_that_says_how_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ValueError, match=r"gpus=2 on host h1, which has 1: spawn gpus=1, or .*share_gpus=True"):
-        devices.check_own_host("h1", {"gpus": 2}, {})
+        proc_spawn.check_own_host("h1", {"gpus": 2}, {})
     assert all("which has 1" in str(env[gpus.TOO_FEW]) for env in _started({"gpus": 2}))
-    devices.check_own_host("h1", {"gpus": 2}, {"CUDA_VISIBLE_DEVICES": "0"})
+    proc_spawn.check_own_host("h1", {"gpus": 2}, {"CUDA_VISIBLE_DEVICES": "0"})
     with configured(share_gpus=True):
-        devices.check_own_host("h1", {"gpus": 2}, {})
+        proc_spawn.check_own_host("h1", {"gpus": 2}, {})
         assert [env["CUDA_VISIBLE_DEVICES"] for env in _started({"gpus": 3})] == ["0", "0", "0"]
 
 
@@ -83,18 +83,18 @@ def _mesh(name: str, env: Any, hosts: tuple[str, ...] = ("h1",)) -> SimpleNamesp
 
 def test_two_meshes_on_the_same_gpus_warn_with_both_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    env = devices.environments({"gpus": 2}, {})
+    env = proc_spawn.environments({"gpus": 2}, {})
     with pytest.warns(UserWarning, match=r"trainers and servers both use GPU 0, 1"):
-        devices.warn_of_shared("trainers", ["h1"], env, [_mesh("servers", env)])
+        proc_spawn.warn_of_shared("trainers", ["h1"], env, [_mesh("servers", env)])
 
 
 def test_meshes_that_use_other_gpus_or_share_them_do_not_warn(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    env = devices.environments({"gpus": 1}, {})
-    devices.warn_of_shared("a", ["h1"], env, [_mesh("b", env, hosts=("h2",))])
-    devices.warn_of_shared("a", ["h1"], env, [_mesh("b", [{"CUDA_VISIBLE_DEVICES": "1"}])])
+    env = proc_spawn.environments({"gpus": 1}, {})
+    proc_spawn.warn_of_shared("a", ["h1"], env, [_mesh("b", env, hosts=("h2",))])
+    proc_spawn.warn_of_shared("a", ["h1"], env, [_mesh("b", [{"CUDA_VISIBLE_DEVICES": "1"}])])
     with configured(share_gpus=True):
-        devices.warn_of_shared("a", ["h1"], env, [_mesh("b", env)])
+        proc_spawn.warn_of_shared("a", ["h1"], env, [_mesh("b", env)])
     assert list(recwarn) == []
