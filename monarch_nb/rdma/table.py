@@ -10,7 +10,7 @@ from monarch_nb.rdma.buffer import service
 from monarch_nb.rdma.routes import Route
 from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.shape import Point
-from monarch_nb.wire import parse_address
+from monarch_nb.wire import parse_address, size_text
 
 MOVED = ("source", "target", "mover", "moved", "transfers", "rate")
 OFFERED = ("registered memory of", "buffers", "bytes")
@@ -39,24 +39,16 @@ class RouteTable(tuple[Route, ...]):
 
 def _row(route: Route) -> tuple[str, ...]:
     moved = route.read + route.written
-    speed = f"{_bytes(round(moved / route.seconds))}/s" if route.seconds else ""
+    speed = f"{size_text(round(moved / route.seconds))}/s" if route.seconds else ""
     return (
         route.process,
         route.mover,
-        _bytes(route.read),
-        _bytes(route.written),
+        size_text(route.read),
+        size_text(route.written),
         f"{route.transfers:,}",
         speed,
         "; ".join(route.reasons),
     )
-
-
-def _bytes(count: int) -> str:
-    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{count} B" if units[0] == "B" else f"{value:.3g} {units[0]}"
 
 
 class TransferTable:
@@ -93,9 +85,9 @@ class TransferTable:
                 record["from"],
                 record["to"],
                 record["mover"],
-                _bytes(record["bytes"]),
+                size_text(record["bytes"]),
                 f"{record['transfers']:,}",
-                f"{_bytes(record['rate'])}/s" if record["rate"] else "",
+                f"{size_text(record['rate'])}/s" if record["rate"] else "",
             )
             for record in self.records.values()
             if record["mover"]
@@ -105,7 +97,7 @@ class TransferTable:
     def offered(self) -> list[tuple[str, ...]]:
         """A row for each process that offers memory."""
         return [
-            (record["from"], f"{record['regions']:,}", _bytes(record["bytes"]))
+            (record["from"], f"{record['regions']:,}", size_text(record["bytes"]))
             for record in self.records.values()
             if not record["mover"]
         ]

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from monarch_nb.tensor.placement import Placement, place, shape_text, size_text
+from monarch_nb.tensor.placement import Placement, place, shape_text
 from monarch_nb.tensor.placement.picture import Box, thumbnail
 from monarch_nb.tensor.verbs import MemoryUsed
+from monarch_nb.wire import size_text
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.origin import ProgramLine

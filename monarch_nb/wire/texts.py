@@ -26,10 +26,10 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def size_text(count: float) -> str:
-    """Bytes in three digits, with powers of 1000: 512 B, 4.19 MB, 16.0 GB."""
+    """Bytes in three digits: 512 B, 4.00 MB, 16.0 GB; 1 kB is 1024 B."""
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(_UNITS) - 1:
-        value /= 1000
+        value /= 1024
         unit += 1
     digits = 0 if value >= 99.95 or unit == 0 else 1 if value >= 9.995 else 2
     return f"{value:.{digits}f} {_UNITS[unit]}"

@@ -149,7 +149,7 @@ def test_every_module_imports_only_from_its_row_or_above() -> None:
 LARGEST_CIRCLE = 3  # files
 LARGEST_PACKAGE = 30  # modules of its own, without those of packages in it
 LONGEST_MODULE = 600  # lines; what is longer deserves a hard look
-USUAL_MODULE = 130  # the median
+USUAL_MODULE = 150  # the median
 
 
 def graph() -> dict[str, set[str]]:

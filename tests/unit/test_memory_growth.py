@@ -8,7 +8,7 @@ from monarch_nb.diagnosis.verbs import MemoryUse, TensorsAlike
 from monarch_nb.host.procs.child import MemoryReadings
 from monarch_nb.wire import size_text
 
-MB = 1_000_000
+MB = 1 << 20
 LINE = "/home/train.py:41"
 
 
@@ -73,7 +73,7 @@ def test_a_rank_that_uses_much_more_is_a_suspicion_with_its_tensors() -> None:
     (finding,) = judge_memory("trainers", found, dict.fromkeys(found, "a"), names)
     assert (finding.ranks, finding.sure) == ((0,), False)
     assert finding.text == (
-        "ranks [0] uses 1.90 GB, the others 1.00 GB; 12 tensors float32 [4096, 4096] take 800 MB, elsewhere 0 B"
+        "ranks [0] uses 1.86 GB, the others 0.98 GB; 12 tensors float32 [4096, 4096] take 800 MB, elsewhere 0 B"
     )
     assert judge_memory("trainers", {0: use(150), 1: use(100)}, {0: "a", 1: "a"}, names) == ()
 
@@ -82,7 +82,7 @@ def test_a_host_with_next_to_no_memory_left_is_named() -> None:
     found = {0: use(1000), 1: use(1000), 2: use(1000, free=900)}
     (finding,) = judge_memory("trainers", found, {0: "a", 1: "a", 2: "b"}, names)
     assert (finding.ranks, finding.sure) == ((2,), True)
-    assert finding.text == "ranks [2] uses 1.00 GB; host b has 900 MB of 32.0 GB left"
+    assert finding.text == "ranks [2] uses 0.98 GB; host b has 900 MB of 31.2 GB left"
 
 
 def test_readings_before_a_death_are_few_and_reach_far_back() -> None:
@@ -101,10 +101,10 @@ def test_readings_before_a_death_are_few_and_reach_far_back() -> None:
     [
         (0, "0 B"),
         (999, "999 B"),
-        (1000, "1.00 kB"),
-        (4_194_304, "4.19 MB"),
-        (999_600_000, "1.00 GB"),
-        (16e9, "16.0 GB"),
+        (1000, "0.98 kB"),
+        (4 << 20, "4.00 MB"),
+        (1000 << 20, "0.98 GB"),
+        (16 << 30, "16.0 GB"),
     ],
 )
 def test_sizes_have_three_digits(size: float, text: str) -> None:

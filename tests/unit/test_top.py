@@ -94,7 +94,7 @@ def test_ranks_are_rows_and_actors_are_seen_on_their_processes() -> None:
         "node0000", "busy", "trainers.step", "30 s", "12.5",
     )  # fmt: skip
     told = dict(zip(HEADS, cells(found[9], time.time()), strict=True))
-    assert (told["CPU"], told["memory (Pss)"]) == ("75 %", "3.0 GB")
+    assert (told["CPU"], told["memory (Pss)"]) == ("75 %", "3.00 GB")
 
 
 def test_text_of_a_rank_cannot_command_the_terminal() -> None:

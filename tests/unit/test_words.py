@@ -8,7 +8,7 @@ from monarch_nb.wire import counted, kind_of, with_article
 
 SOURCES = [*Path(monarch_nb.__file__).parent.rglob("*.py")]
 SOURCES += [*(Path(monarch_nb.__file__).parents[1] / "kernel_ext").rglob("*.py")]
-WORDS = Path(monarch_nb.__file__).parent / "wire" / "words.py"
+WORDS = Path(monarch_nb.__file__).parent / "wire" / "texts.py"
 BY_HAND = re.compile(r"\ba \{type\(|else 's'\}|else \"s\"\}|\{'s' \* ")
 
 

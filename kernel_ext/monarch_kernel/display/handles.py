@@ -3,9 +3,9 @@
 from typing import Any
 
 from monarch_nb.store import describe
-from monarch_nb.tensor.placement import Placement, size_text, text_of
+from monarch_nb.tensor.placement import Placement, text_of
 from monarch_nb.tensor.summary import placement_of
-from monarch_nb.wire import counted
+from monarch_nb.wire import counted, size_text
 
 from ..tensors import all_streams, handle_type, name_of
 from .meshes import mesh_html

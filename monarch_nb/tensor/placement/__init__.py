@@ -14,7 +14,6 @@ from monarch_nb.tensor.placement.placement import (
     kind_of,
     place,
     shape_text,
-    size_text,
 )
 from monarch_nb.tensor.placement.text import text_of
 from monarch_nb.tensor.placement.values import EDGE, values_document
@@ -31,7 +30,6 @@ __all__ = [
     "kind_of",
     "place",
     "shape_text",
-    "size_text",
     "text_of",
     "values_document",
 ]

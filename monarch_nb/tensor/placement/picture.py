@@ -8,8 +8,9 @@ import msgspec
 
 from monarch_nb.shape import spans
 from monarch_nb.tensor.placement.grid import Grid, Segment, grid_of
-from monarch_nb.tensor.placement.placement import Partial, Placement, Replicate, size_text
+from monarch_nb.tensor.placement.placement import Partial, Placement, Replicate
 from monarch_nb.tensor.placement.text import bytes_text, cutters, dimension_rows, mesh_text, title
+from monarch_nb.wire import size_text
 
 Point = tuple[float, float]
 Rgb = tuple[int, int, int]

@@ -7,8 +7,8 @@ from typing import TypeVar
 import msgspec
 
 from monarch_nb.shape import Extent, spans
+from monarch_nb.wire import size_text
 
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 Span = tuple[int, int]  # from, to: half open
 Spans = tuple[Span, ...]  # ascending and apart; empty where a rank has nothing
 
@@ -100,17 +100,6 @@ def kind_of(placement: object) -> Kind:
     if getattr(placement, "is_replicate", bool)():
         return Replicate()
     raise TypeError(f"{placement!r} is no placement: use Shard(dim), Replicate() or Partial(op)")
-
-
-def size_text(count: float) -> str:
-    """Bytes in three digits: 512 B, 4.00 MB, 16.0 GB; 1 kB is 1024 B."""
-    value, unit = float(count), 0
-    while value >= 1000 and unit < len(_UNITS) - 1:
-        value /= 1024
-        unit += 1
-    if unit == 0:
-        return f"{value:.0f} B"
-    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {_UNITS[unit]}"
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 
 from monarch_nb.shape import spans
 from monarch_nb.tensor.placement.grid import Grid, Segment, grid_of
-from monarch_nb.tensor.placement.placement import Placement, Replicate, Shard, length, shape_text, size_text
+from monarch_nb.tensor.placement.placement import Placement, Replicate, Shard, length, shape_text
+from monarch_nb.wire import size_text
 
 _DOWN, _ACROSS, _SLABS = 16, 8, 4  # of the picture; more are left out
 _PARTED = 8  # rows with lines between them
