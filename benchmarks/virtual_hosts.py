@@ -73,7 +73,7 @@ class Member(Actor):
         """No answer."""
 
 
-WORLD = GroupKey("0", (0, 1), "m1:15000")
+WORLD = GroupKey.of("0", (0, 1), "m1:15000")
 ENGINES: dict[str, Callable[["VirtualProc"], Any]] = {
     WAITS.name: lambda proc: ThreadWaits(proc.waits is not None, (WORLD,) if proc.waits else (), member_of=(WORLD,)),
     END_WAITS.name: lambda proc: Done(),
@@ -96,7 +96,7 @@ IN_QUEUE = (
 
 def evidence(proc: "VirtualProc") -> Evidence:
     """What a process says that waits for rank `STUCK`, or is that one."""
-    rank, everybody = proc.spec.rank, GroupKey("0", tuple(range(VirtualProc.count)), "m1:15000")
+    rank, everybody = proc.spec.rank, GroupKey.of("0", tuple(range(VirtualProc.count)), "m1:15000")
     lines = IN_QUEUE if rank == STUCK else IN_REDUCE
     run = EndpointRun("m", rank, "members", "never", "c", 30.0, 1, lines, "S", 1.0, 0)
     number = 117 if rank == STUCK else 118

@@ -172,7 +172,7 @@ class ProcessGroups:
             world = sys.modules[_C10D]._world
             members = world.pg_group_ranks.get(group, {})
             host, port = address(world.pg_map.get(group, (None, None))[1])
-            found[name] = GroupKey(name, tuple(sorted(map(int, members))), f"{host}:{port}" if port else "")
+            found[name] = GroupKey.of(name, sorted(map(int, members)), f"{host}:{port}" if port else "")
         return found
 
     def remembered(self) -> tuple[list[tuple[GroupKey, list[FlightRecord]]], bool]:

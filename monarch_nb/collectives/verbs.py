@@ -1,5 +1,7 @@
 """Engine messages about process groups of torch.distributed."""
 
+from collections.abc import Iterable, Iterator, Sequence
+
 import msgspec
 
 from monarch_nb.collectives.environment import RendezvousEnvironment
@@ -7,11 +9,37 @@ from monarch_nb.wire import Done, Verb
 
 
 class GroupKey(msgspec.Struct, array_like=True, frozen=True):
-    """Identifies a process group, equally on all of its members."""
+    """Identifies a process group, equally on all of its members: every rank sends those of all of its groups."""
 
     name: str
-    members: tuple[int, ...]  # ranks of torch.distributed
+    runs: tuple[tuple[int, int, int], ...]  # ranks of torch.distributed: from, to (left out) and step of each run
     store: str  # "host:port" through which its members found each other, "" where that is not known
+
+    @classmethod
+    def of(cls, name: str, members: Iterable[int], store: str) -> "GroupKey":
+        """The key of a group of these ranks, in ascending order."""
+        return cls(name, tuple(_runs([*members])), store)
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks of torch.distributed in it, in ascending order."""
+        return [rank for run in self.runs for rank in range(*run)]
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return sum(len(range(*run)) for run in self.runs)
+
+
+def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    first = 0
+    while first < len(ranks):
+        step = ranks[first + 1] - ranks[first] if first + 1 < len(ranks) else 1
+        last = first
+        while last + 1 < len(ranks) and ranks[last + 1] == ranks[last] + step:
+            last += 1
+        yield ranks[first], ranks[last] + 1, step
+        first = last + 1
 
 
 class AskWaits(msgspec.Struct, array_like=True, frozen=True):

@@ -127,7 +127,7 @@ def _waiting(procs: Procs) -> str:
     for key in dict.fromkeys(key for evidence in procs.after.values() for key in evidence.groups):
         members = [by_rank[member] for member in key.members if member in by_rank]
         pending = {rank: found for rank in members if (found := _newest(procs.after[rank], key)) and found.is_pending}
-        if pending and len(members) < len(key.members):
+        if pending and len(members) < key.size:
             first = next(iter(pending.values()))
             place = _where_of(procs, pending)
             return (
@@ -204,7 +204,7 @@ def _awaited(procs: Procs, groups: Sequence[_Group], by_rank: Mapping[int, int])
     """The ranks for which each rank waits."""
     awaited: dict[int, set[int]] = {}
     for group in groups:
-        unknown = {_UNKNOWN} if len(group.begun) < len(group.key.members) else set[int]()
+        unknown = {_UNKNOWN} if len(group.begun) < group.key.size else set[int]()
         late = group.late
         for rank, collective in group.waiting.items():
             awaited.setdefault(rank, set()).update(late[collective.number], unknown)

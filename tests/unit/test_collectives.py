@@ -8,9 +8,9 @@ from monarch_nb.collectives.verbs import GroupKey, ThreadWaits
 
 pytestmark = pytest.mark.timeout(20)
 
-ALL = GroupKey("0", (0, 1, 2), "h:1")
-FIRST = GroupKey("1", (0, 1), "h:1")
-LAST = GroupKey("2", (1, 2), "h:1")
+ALL = GroupKey.of("0", (0, 1, 2), "h:1")
+FIRST = GroupKey.of("1", (0, 1), "h:1")
+LAST = GroupKey.of("2", (1, 2), "h:1")
 
 
 def test_only_groups_left_by_a_rank_are_deserted() -> None:
@@ -25,7 +25,7 @@ def test_only_groups_left_by_a_rank_are_deserted() -> None:
 
 
 def test_ranks_of_another_world_with_the_same_names_are_no_members() -> None:
-    other = GroupKey("0", (0, 1, 2), "h:2")
+    other = GroupKey.of("0", (0, 1, 2), "h:2")
     found = {0: ThreadWaits(True, (ALL,), member_of=(ALL,)), 1: ThreadWaits(member_of=(other,))}
     assert deserted(found, {0}) == {}
 
@@ -49,3 +49,10 @@ def test_the_environment_is_torchruns() -> None:
     port = free_port()
     assert free_port((port,)) != port
     assert fresh_number() < fresh_number()
+
+
+@pytest.mark.parametrize("members", [(), (3,), (0, 1, 2, 3), (1, 5), (0, 8, 16, 24), (0, 1, 2, 8, 9, 10, 40)])
+def test_the_key_of_a_group_is_short_and_has_all_members(members: tuple[int, ...]) -> None:
+    key = GroupKey.of("0", members, "h:1")
+    assert (tuple(key.members), key.size) == (members, len(members))
+    assert len(GroupKey.of("0", range(0, 10_000, 8), "").runs) == 1

@@ -11,8 +11,8 @@ from monarch_nb.diagnosis.findings import Diagnosis, Finding
 from monarch_nb.diagnosis.judge import Procs, UnansweredCall, judge
 from monarch_nb.diagnosis.verbs import AwaitedCall, EndpointRun, Evidence, LockWait, NewestCollective, StackLine
 
-WORLD = GroupKey("0", (0, 1, 2), "node1:29500")
-PAIR = GroupKey("1", (0, 1), "node1:29500")
+WORLD = GroupKey.of("0", (0, 1, 2), "node1:29500")
+PAIR = GroupKey.of("1", (0, 1), "node1:29500")
 IN_REDUCE = (
     StackLine("/torch/distributed/c10d.py", 3252, "all_reduce", False),
     StackLine("/home/train.py", 44, "Trainer.step"),
@@ -115,7 +115,7 @@ def test_a_rank_that_waits_for_another_is_not_blamed() -> None:
     waits = rank(0, running(), in_=collective(118))
     late = rank(1, running(), in_=collective(5, group=PAIR), groups=(WORLD, PAIR))
     culprit = rank(2, running(IN_QUEUE), in_=None, groups=(WORLD, PAIR))
-    pair = GroupKey("1", (1, 2), "node1:29500")
+    pair = GroupKey.of("1", (1, 2), "node1:29500")
     late = msgspec.structs.replace(late, groups=(WORLD, pair), collectives=(collective(5, group=pair),))
     culprit = msgspec.structs.replace(culprit, groups=(WORLD, pair))
     (finding,) = judge(procs({0: waits, 1: late, 2: culprit}))
@@ -137,7 +137,7 @@ def test_a_rank_that_does_something_else_meanwhile_is_not_waiting() -> None:
 
 
 def test_ranks_that_use_groups_in_other_orders_wait_for_each_other() -> None:
-    other = GroupKey("1", (0, 1, 2), "node1:29500")
+    other = GroupKey.of("1", (0, 1, 2), "node1:29500")
     after = {
         number: rank(number, running(), in_=collective(4, group=other if number == 1 else WORLD), groups=(WORLD, other))
         for number in range(3)

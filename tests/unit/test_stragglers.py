@@ -12,7 +12,7 @@ from monarch_nb.diagnosis.slow import MeasuredProcs, judge_times
 from monarch_nb.diagnosis.slow_rank import callee_of, gpu_slowdown
 from monarch_nb.diagnosis.verbs import BegunCollectives, CallTime, RankTimes, TimeSpent
 
-WORLD = GroupKey("0", (0, 1, 2, 3), "node1:29500")
+WORLD = GroupKey.of("0", (0, 1, 2, 3), "node1:29500")
 STEP_S = 0.02
 MODEL, DATA, SAVE = "/home/model.py:30", "/home/data.py:19", "/home/train.py:50"
 Line = tuple[str, str, float]  # phase, line, share of the time
@@ -121,8 +121,8 @@ def test_a_rank_slow_for_less_than_a_second_is_a_suspicion() -> None:
 
 def test_ranks_that_a_slow_one_delays_elsewhere_are_innocent() -> None:
     """Rank 0 is slow; rank 1 waits for it in their group, and is late for rank 3."""
-    tensor, other = GroupKey("1", (0, 1), ""), GroupKey("2", (2, 3), "")
-    data, behind = GroupKey("3", (0, 2), ""), GroupKey("4", (1, 3), "")
+    tensor, other = GroupKey.of("1", (0, 1), ""), GroupKey.of("2", (2, 3), "")
+    data, behind = GroupKey.of("3", (0, 2), ""), GroupKey.of("4", (1, 3), "")
     (finding,) = judge_times(
         procs(
             rank(SLOW, groups=[(tensor, [6.0]), (data, [6.0])]),
