@@ -18,6 +18,7 @@ from monarch_nb.wire.body import (
 )
 from monarch_nb.wire.code import (
     gather_sources,
+    is_cell_file,
     received_sources,
     register_pickle_by_value,
     register_sources,
@@ -135,6 +136,7 @@ __all__ = [
     "host_name",
     "host_of",
     "in_memory",
+    "is_cell_file",
     "is_mistake",
     "is_users_file",
     "json_decoder",

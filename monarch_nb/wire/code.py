@@ -38,6 +38,11 @@ _received: dict[str, str] = {}
 _joined: dict[str, tuple[list[str], str]] = {}
 
 
+def is_cell_file(name: str) -> bool:
+    """Whether a file name is one that a notebook's kernel gives to a cell."""
+    return _CELL.search(name) is not None
+
+
 class Unit(NamedTuple):
     """One class definition as it travels."""
 
@@ -241,7 +246,7 @@ def received_sources() -> Iterable[str]:
 
 
 def _must_ship(name: str, module: str | None) -> bool:
-    if module == "__main__" or _CELL.search(name):
+    if module == "__main__" or is_cell_file(name):
         return True
     if module is not None and any(_is_within(module, listed) for listed in cp.list_registry_pickle_by_value()):
         return True
