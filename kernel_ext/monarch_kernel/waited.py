@@ -37,8 +37,11 @@ class Waited:
 
     def goes_on(self) -> str:
         """Text for a call that was left alone."""
-        name = self.state.name
-        return f"stopped waiting; {self._progress}. It goes on: %interrupt {name} ends it there, .get() waits again"
+        name, finding = self.state.name, self._call.finding
+        progress = f"{self._progress}. {finding}" if finding else self._progress
+        abort = f"%why {name} --abort ends it with that, " if finding else ""
+        ways = f"{abort}%interrupt {name} ends it there, .get() waits again"
+        return f"stopped waiting; {progress}. It goes on: {ways}"
 
     def meanwhile(self) -> str:
         """Text for a call that ended by itself after the first Ctrl-C."""

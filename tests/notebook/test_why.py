@@ -42,7 +42,10 @@ def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path:
     request, cell = nb.start(f"trainers.train.call({str(tmp_path / 'pipe')!r}).get()"), Cell()
     nb.until(request, cell, "gpus=1 has not begun all_reduce no. 1", 60)
     nb.interrupt()
-    nb.finish(request)
+    cell = nb.finish(request)
+    said = cell.stdout + cell.stderr + cell.traceback + str(cell.displays) + str(cell.updates)
+    assert "gpus=1 has not begun all_reduce no. 1" in said
+    assert "%why trainers --abort ends it with that" in said
     shown = nb.run("%why trainers").ok()
     text = shown.text
     assert ">gpus=1 has not begun all_reduce no. 1" in shown.html
@@ -62,4 +65,8 @@ def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path:
     assert "write %%why NAME --slow" in nb.run("%%why workers\n1").stderr
     assert "nothing found: 0 tensors on 3 ranks of trainers" in nb.run("%why trainers --replicas").ok().text
     assert "write %why NAME --replicas" in nb.run("%why --replicas").stderr
+    assert "nothing found: 3 processes of workers, each with " in nb.run("%why trainers --memory").ok().text
+    cell = nb.run("%%why trainers --memory\ntrainers.train.call('/dev/null').get()").ok()
+    assert "nothing found: 3 ranks of trainers" in cell.text
+    assert "or %%why NAME --memory" in nb.run("%%why --memory\n1").stderr
     nb.run("%stop workers").ok()
