@@ -119,12 +119,12 @@ describe("curves", () => {
 });
 
 describe("a failure", () => {
-  const FAILURE: Failure = { mesh: "a", name: "trainers", ranks: [0], title: "failed", host: "h1", pid: 7, at: 50, detected: 52, also: ["workers"], next: "heal_mesh(trainers)", state: "open", oom: true };
+  const FAILURE: Failure = { mesh: "a", name: "trainers", ranks: [0], title: "failed", host: "h1", pid: 7, at: 50, detected: 52, also: ["workers"], next: "heal_mesh(trainers)", state: "open", oom: true, memory: "the host killed it because it ran out of memory; it used 9.81 GB 1 s before" };
 
   it("is told with where, when, who was told, and what to do while it is open", () => {
     const failure: Failure = { ...FAILURE, told: [["trainers", "asked"], ["trainers", "not handled"], ["<root>", "shown"]] };
     const story = Object.fromEntries(factsOfFailure(CLUSTER, failure));
-    expect(story).toMatchObject({ what: "the host killed it because it ran out of memory", where: "host node1, pid 7", affects: "workers", next: "heal_mesh(trainers)" });
+    expect(story).toMatchObject({ what: "the host killed it because it ran out of memory; it used 9.81 GB 1 s before", where: "host node1, pid 7", affects: "workers", next: "heal_mesh(trainers)" });
     expect(story.since).toMatch(/, noticed 2\.0 s later$/);
     expect(story.reported).toBe("trainers was asked; then trainers did not handle it; then shown here because no call was waiting");
     expect(Object.fromEntries(factsOfFailure(CLUSTER, { ...failure, state: "healed" })).next).toBe(undefined);
