@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from monarch_nb.diagnosis.tensor_allocations import AllocatedAt
 
 PERIOD_S = 0.1  # between two readings, at first
+MOST_SECONDS = 3600.0  # of tracing
 MOST_READINGS = 64  # then every other one is dropped, and they are taken half as often
 PARTS = 4  # of the time, at whose ends memory is compared
 MOST_LINES = 8
@@ -128,12 +129,14 @@ class _GrowthWatch:
         self._thread.start()
 
     def _run(self) -> None:
-        pause = PERIOD_S
-        while not self._over.wait(pause):
+        pause, end = PERIOD_S, self._began + MOST_SECONDS
+        while not self._over.wait(pause) and time.monotonic() < end:
             self._readings.append(_Reading(time.monotonic() - self._began, self._alive()))
             if len(self._readings) > MOST_READINGS:
                 del self._readings[1::2]
                 pause *= 2
+        if not self._over.is_set():  # whoever has begun it may be gone
+            self._stop_tracing()
 
     def end(self) -> MemoryGrowth:
         self._over.set()
@@ -142,20 +145,26 @@ class _GrowthWatch:
         gc.collect()
         seconds = time.monotonic() - self._began
         self._readings.append(_Reading(seconds, self._alive()))
-        snapshot = tracemalloc.take_snapshot()
-        if self._own_trace:
-            tracemalloc.stop()
-        ends = [self._at(seconds * part / PARTS) for part in range(PARTS)] + [self._readings[-1]]
+        ends = self._ends(seconds)
+        lines = [*self._tensor_lines(ends)]
+        if tracemalloc.is_tracing():
+            lines += _object_lines(tracemalloc.take_snapshot(), [each.objects for each in ends])
+        self._stop_tracing()
         resident = Growth("", "resident", "cpu", 1, tuple(each.resident for each in ends))
-        lines = [*self._tensor_lines(ends), *_object_lines(snapshot, [each.objects for each in ends])]
         lines.sort(key=lambda line: -line.size)
         grown = Counter(dict(_containers()))
         grown.subtract(self._containers)
         containers = tuple((name, more) for name, more in grown.most_common(MOST_LINES) if more > 0)
         return MemoryGrowth(seconds, resident, tuple(lines[:MOST_LINES]), containers)
 
-    def _at(self, seconds: float) -> _Reading:
-        return min(self._readings, key=lambda reading: abs(reading.seconds - seconds))
+    def _stop_tracing(self) -> None:
+        if self._own_trace and tracemalloc.is_tracing():
+            tracemalloc.stop()
+
+    def _ends(self, seconds: float) -> "list[_Reading]":
+        """The readings at the beginning and at the ends of the parts of the time."""
+        times = [seconds * part / PARTS for part in range(PARTS)]
+        return [min(self._readings, key=lambda each: abs(each.seconds - at)) for at in times] + [self._readings[-1]]
 
     def _tensor_lines(self, ends: "list[_Reading]") -> Iterator[Growth]:
         for at, (_, count) in ends[-1].tensors.items():
