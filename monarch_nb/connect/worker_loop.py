@@ -239,7 +239,7 @@ def run_worker_until_killed(
 ) -> None:  # fmt: skip
     """A worker until it is shut down, or END kills it and all on it at once; without a key of this machine alone.
 
-    SIGTERM is the notice of its engine, which is about to kill it: a host that somebody uses goes on, and tells them
+    SIGTERM is the notice of its engine, which is about to kill it: a host that somebody uses goes on, and sends them
     what `find_out` gives, which may block. A SIGTERM that comes `BURST_S` after it, or later, kills the worker.
     `ready` is given the id of the host once its agent listens. The host ends by itself once no controller has used it,
     nor left a mesh there, for `unused_s` seconds; None: never. An agent that is killed is started again. Blocks.

@@ -54,7 +54,7 @@ class EndpointRun(msgspec.Struct, array_like=True, frozen=True):
     woken: int = -1  # times that its thread was woken, where it waits for a file or a connection; else -1
     helpers: float = 0.0  # processor seconds of other threads and of child processes that it waits for
     waits_for_child: bool = False
-    still: float = 0.0  # seconds for which its thread has not run, as far as several inspections can tell
+    still: float = 0.0  # seconds for which its thread has not run, as far as several inspections show
     lock: LockWait | None = None  # for which its thread waits
     helpers_woken: int = 0  # times that other threads were woken which wait for a file or a connection
     helpers_paused: int = 0  # times that other threads have stopped running, of the one that did so most often

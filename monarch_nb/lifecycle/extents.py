@@ -15,7 +15,7 @@ from monarch_nb.shape import Region, region_of_ranks
 from monarch_nb.wire import Layout, counted
 
 
-class Growth(Struct, frozen=True):
+class GrownLayout(Struct, frozen=True):
     """The extent of a mesh of processes after it has grown."""
 
     layout: Layout
@@ -40,7 +40,7 @@ def used(state: ProcState) -> list[int]:
     return list(dict.fromkeys(rank // state.layout.per_host for rank in state.ranks))
 
 
-def growth(state: ProcState, hosts: Sequence[str]) -> Growth:
+def growth(state: ProcState, hosts: Sequence[str]) -> GrownLayout:
     """Appends hosts. Raises ValueError for hosts that the mesh has already."""
     dimension_of_hosts(state)
     twice = [host for at, host in enumerate(hosts) if host in state.hosts or host in hosts[:at]]
@@ -55,7 +55,7 @@ def growth(state: ProcState, hosts: Sequence[str]) -> Growth:
         taken.append(number)
         numbers.append(number)
     fresh = tuple(number * per + place for number in numbers for place in range(per))
-    return Growth(replace(state.layout, hosts=tuple(names)), _over(state, (*state.ranks, *fresh)), fresh)
+    return GrownLayout(replace(state.layout, hosts=tuple(names)), _over(state, (*state.ranks, *fresh)), fresh)
 
 
 def without(state: ProcState, places: Collection[int]) -> tuple[Region, Region]:

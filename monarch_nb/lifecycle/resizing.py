@@ -127,7 +127,7 @@ class MeshResizer:
     # -- with interrupts held back ----------------------------------------------------------------------------------
 
     def _begin(
-        self, state: ProcState, actors: Sequence[ActorState], growth: extents.Growth, launch: tuple[Launch, ...]
+        self, state: ProcState, actors: Sequence[ActorState], growth: extents.GrownLayout, launch: tuple[Launch, ...]
     ) -> None:
         assert isinstance(state.spawn_spec, ProcSpawnSpec)
         state.layout, state.spawn_spec.launch = growth.layout, launch
@@ -137,7 +137,7 @@ class MeshResizer:
             self._driver.feed(partial(SupervisionMachine.grow, spec=self._registry.spec_of(each), fresh=growth.fresh))
 
     def _take_back(
-        self, state: ProcState, actors: Sequence[ActorState], growth: extents.Growth, before: Region
+        self, state: ProcState, actors: Sequence[ActorState], growth: extents.GrownLayout, before: Region
     ) -> Future[None]:
         why, grown = f"{state.name} was to grow, and has not", list[MeshState]()
         for each in (state, *actors):

@@ -76,7 +76,7 @@ def working(rank: Rank) -> Doings | CallPending | None:
     return rank.doing if rank.doing is not None and rank.doing.doing == "busy" else rank.asked
 
 
-class Shown(NamedTuple):
+class ShownState(NamedTuple):
     """The state in the document, since when, and the running call of a busy rank."""
 
     state: RankState
@@ -84,23 +84,23 @@ class Shown(NamedTuple):
     running: Doings | CallPending | None = None
 
 
-def rank_state(rank: Rank, proc: Rank | None) -> Shown:
+def rank_state(rank: Rank, proc: Rank | None) -> ShownState:
     """The state of a rank; `proc` is the process of an actor, where that is known.
 
     The condition comes first, then what holds the rank up, then its activity.
     """
     if rank.condition != "alive":
-        return Shown(rank.condition, rank.since)
+        return ShownState(rank.condition, rank.since)
     if rank.paused is not None:
-        return Shown("paused", rank.paused)
+        return ShownState("paused", rank.paused)
     unanswered = rank.unanswered if proc is None else proc.unanswered
     if unanswered is not None:
-        return Shown("unresponsive", unanswered)
+        return ShownState("unresponsive", unanswered)
     if rank.doing is not None and rank.doing.doing != "idle":
-        return Shown(rank.doing.doing, rank.doing.since, rank.doing)
+        return ShownState(rank.doing.doing, rank.doing.since, rank.doing)
     if rank.asked is not None:
-        return Shown("busy", rank.asked.since, rank.asked)
+        return ShownState("busy", rank.asked.since, rank.asked)
     if rank.busy:
         running = next(iter(rank.busy.values()))
-        return Shown("busy", running.since, running)
-    return Shown("idle", rank.since)
+        return ShownState("busy", running.since, running)
+    return ShownState("idle", rank.since)

@@ -246,7 +246,7 @@ register(LiveView(name="ticks", title="Ticks", script=lambda: SCRIPT, feed=feed)
 """
 
 
-def test_why_names_the_rank_that_holds_a_call_up_and_ends_it(panel: Panel) -> None:
+def test_why_names_the_rank_that_blocks_a_call_and_ends_it(panel: Panel) -> None:
     cell = panel.lab.start("trainers.wait.call(2).get()")
     panel.row("gpus=2", "busy")
     panel.command("monarch-nb:why", palette=True)

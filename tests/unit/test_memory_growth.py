@@ -67,7 +67,7 @@ def test_few_allocations_and_unexplained_memory_are_suspicions() -> None:
     assert judge_growth("trainers", {0: growth(line(0, 0.1, 0.2, 0.3, 0.4))}, names) == ()
 
 
-def test_a_rank_that_uses_much_more_is_a_suspicion_with_its_tensors() -> None:
+def test_a_rank_that_uses_much_more_is_suspected_with_its_tensors() -> None:
     big = TensorsAlike("float32 [4096, 4096]", "cpu", 12, 800 * MB)
     found = {0: use(1900, tensors=(big,)), 1: use(1000), 2: use(1010)}
     (finding,) = judge_memory("trainers", found, dict.fromkeys(found, "a"), names)
