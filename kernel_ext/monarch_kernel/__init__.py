@@ -1,7 +1,5 @@
 """The notebook side of Monarch: `%load_ext monarch`, or `%load_ext monarch_nb`."""
 
-from typing import Any
-
 from .display import show
 from .extension import Extension
 
@@ -10,7 +8,7 @@ __all__ = ["load_ipython_extension", "show", "unload_ipython_extension"]
 _loaded: dict[int, Extension] = {}
 
 
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: object) -> None:
     """Makes this kernel the controller: magics, displays, output of the ranks, failures in the cell."""
     if id(shell) in _loaded:  # under its other name already
         return
@@ -19,7 +17,7 @@ def load_ipython_extension(shell: Any) -> None:
     _loaded[id(shell)] = extension
 
 
-def unload_ipython_extension(shell: Any) -> None:
+def unload_ipython_extension(shell: object) -> None:
     """Removes the extension; meshes stay."""
     extension = _loaded.pop(id(shell), None)
     if extension is not None:

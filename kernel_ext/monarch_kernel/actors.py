@@ -184,5 +184,5 @@ def _place(procs: ProcMesh) -> str:
     return f"{procs.name} {dims}".rstrip()
 
 
-def _a(value: Any) -> str:
+def _a(value: object) -> str:
     return "not defined" if value is None else kind_of(value)

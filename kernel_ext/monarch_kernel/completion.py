@@ -57,7 +57,7 @@ class LineCompletion:
     def _hook(self, _shell: Any, event: Any) -> list[str]:
         return self.offered(event.text_until_cursor, event.symbol)
 
-    def _matcher(self) -> Any:
+    def _matcher(self) -> object:
         from IPython.core.completer import SimpleCompletion, context_matcher
 
         @context_matcher(identifier=f"monarch.{type(self).__name__}", priority=100)  # type: ignore[untyped-decorator]

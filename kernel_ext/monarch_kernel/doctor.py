@@ -24,7 +24,7 @@ print(_msgspec.json.encode(_findings(get_ipython())).decode())
 """
 
 
-def kernel_findings(shell: Any) -> list[Check]:
+def kernel_findings(shell: object) -> list[Check]:
     """Findings about the kernel that runs the shell."""
     kernel = getattr(shell, "kernel", None)
     if kernel is None:
@@ -39,7 +39,7 @@ def kernel_findings(shell: Any) -> list[Check]:
     ]
 
 
-def _comm(kernel: Any) -> Check:
+def _comm(kernel: object) -> Check:
     if getattr(kernel, "comm_manager", None) is None:
         advice = "pip install --upgrade ipykernel comm. Until then displays are tables that do not change."
         return Check("comm", "warning", "the kernel has no comms", advice)

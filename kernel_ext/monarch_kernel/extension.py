@@ -126,7 +126,7 @@ class Extension:
         if bundle and self._front.in_cell:
             self._front.display({**raised_bar(error), **bundle})
 
-    def _stopped(self, future: Future[Any]) -> str:
+    def _stopped(self, future: Future[object]) -> str:
         """State of an awaited call that was interrupted."""
         return self._attached.stopping.fate(future) if self._attached is not None else ""
 

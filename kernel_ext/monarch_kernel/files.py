@@ -29,7 +29,7 @@ def _number(shell: Any, filename: str) -> int:
     return next((number for number in range(len(cells) - 1, 0, -1) if cells[number].rstrip("\n") == text), 0)
 
 
-def with_cells(shell: Any, text: str) -> str:
+def with_cells(shell: object, text: str) -> str:
     """A traceback in which cells have their names."""
 
     def named(match: re.Match[str]) -> str:

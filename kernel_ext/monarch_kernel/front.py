@@ -18,7 +18,7 @@ class Front:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._kernel = getattr(shell, "kernel", None)
-        self.parent: Any = self._current_parent()  # the cell that runs, or the last one that did
+        self.parent: object = self._current_parent()  # the cell that runs, or the last one that did
         self.running = True  # the extension is loaded by a cell
         self.beginning: list[Callable[[], None]] = []  # called at the beginning of each cell, on its thread
         self.ending: list[Callable[[], None]] = []  # called at the end of each cell, on its thread
@@ -53,7 +53,7 @@ class Front:
         finally:
             self.running = False
 
-    def _current_parent(self) -> Any:
+    def _current_parent(self) -> object:
         if self._kernel is None:
             return {}
         return self._kernel.get_parent("shell")
@@ -74,7 +74,7 @@ class Front:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     @property
-    def idle_handler(self) -> Any:
+    def idle_handler(self) -> object:
         """The handler of SIGINT between cells; None where the kernel does not set one. Set on the main thread only.
 
         ipykernel has the default handler while it handles a message, and puts this one back afterwards.
@@ -82,7 +82,7 @@ class Front:
         return getattr(self._kernel, "saved_sigint_handler", None)
 
     @idle_handler.setter
-    def idle_handler(self, handler: Any) -> None:
+    def idle_handler(self, handler: object) -> None:
         assert self._kernel is not None
         self._kernel.saved_sigint_handler = handler
 
@@ -99,7 +99,7 @@ class Front:
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
-    def write(self, text: str, name: str = "stdout", cell: Any = None) -> None:
+    def write(self, text: str, name: str = "stdout", cell: object = None) -> None:
         """Writes text as output of the cell, in one message; or of an earlier `cell`, as `parent` was then."""
         stream, text = getattr(sys, name), harmless(text)
         if cell is not None and cell is not self.parent and self._kernel is not None:
@@ -144,7 +144,7 @@ class Front:
         kernel.session.send(kernel.iopub_socket, kind, dict(content), parent=cell or self.parent, ident=topic.encode())
 
 
-def _is_cell(parent: Any) -> bool:
+def _is_cell(parent: object) -> bool:
     """True for a cell: messages of widgets fire the same events, also while a cell runs."""
     kind = parent.get("header", {}).get("msg_type", "execute_request") if isinstance(parent, dict) else ""
     return bool(kind == "execute_request")

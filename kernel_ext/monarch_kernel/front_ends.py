@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -54,7 +53,7 @@ class FrontEndFacts(Struct, frozen=True):
     panel: bool = False  # our extension for JupyterLab is installed
 
 
-def facts_of(shell: Any) -> FrontEndFacts:
+def facts_of(shell: object) -> FrontEndFacts:
     """Facts of the process that runs a shell; `shell` is None without IPython."""
     kernel = getattr(shell, "kernel", None)
     request = (kernel.get_parent("shell") or {}) if kernel is not None else {}
@@ -89,7 +88,7 @@ def _switched_off(folder: str) -> bool:
     """By `jupyter labextension disable`, which writes it down there."""
     try:
         with open(os.path.join(folder, "page_config.json"), "rb") as file:
-            off = json_decoder(dict[str, Any]).decode(file.read()).get("disabledExtensions")
+            off = json_decoder(dict[str, object]).decode(file.read()).get("disabledExtensions")
     except (OSError, msgspec.DecodeError):
         return False
     return bool(off.get(_EXTENSION)) if isinstance(off, dict) else isinstance(off, list) and _EXTENSION in off

@@ -3,7 +3,6 @@
 import sys
 import threading
 from types import FrameType
-from typing import Any
 
 from monarch_nb.wire import decode
 
@@ -29,7 +28,7 @@ class ImportNotices:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Called by each import of a module that is not loaded yet."""
         if "." in name or self._reading or not self._front.in_cell or not _reads(sys._getframe()):
             return

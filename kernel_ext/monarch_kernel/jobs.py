@@ -42,7 +42,7 @@ class Jobs:
             raise UsageError(f"%mesh: {kind} has {len(hosts)} hosts for {name}, as monarch.toml says: leave hosts= out")
         return hosts
 
-    def _made(self, name: str, kind: str, dims: Mapping[str, int], arguments: Mapping[str, Any]) -> JobTrait:
+    def _made(self, name: str, kind: str, dims: Mapping[str, int], arguments: Mapping[str, object]) -> JobTrait:
         gpus = None if kind in _ITS_OWN else dims.get("gpus")
         return make_job(kind, {name: Role(hosts=dims.get("hosts", 1), gpus=gpus)}, **arguments)
 

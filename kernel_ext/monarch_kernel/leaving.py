@@ -142,7 +142,7 @@ class LeavingMagics(Magics):
             sys.stdout.write(f"{name} is left for {lease}: %attach {procs.name} comes back to it\n")
 
     @line_magic
-    def attach(self, line: str) -> Any:
+    def attach(self, line: str) -> object:
         """Come back to a mesh that was left, with the names it had; or list what can be attached.
 
         %attach                  # what there is, where, since when, and how much of its lease is left

@@ -151,7 +151,7 @@ class MonarchMagics(Magics):
         return Overview(self._session.rows())
 
     @line_magic
-    def heal(self, line: str) -> Any:
+    def heal(self, line: str) -> object:
         """Bring the failed ranks of a mesh back, with everything that lived on them.
 
         %heal NAME                  # what has failed
@@ -222,7 +222,7 @@ def numbered(magic: str, line: str, body: str) -> str:
     return f"#{magic} {line}\n{body}"
 
 
-def cell_file(shell: Any) -> str:
+def cell_file(shell: object) -> str:
     """The file name of the cell that is running: what is made of it elsewhere goes under that name too."""
     variables: Any = getattr(shell, "user_ns", None)
     frame = sys._getframe()

@@ -139,7 +139,7 @@ class Namespace:
         return {uid for uid, state in self.meshes().items() if not outputs.issuperset(map(id, state.handles.values()))}
 
 
-def mesh_in(value: Any) -> Mesh | None:
+def mesh_in(value: object) -> Mesh | None:
     """The mesh that a value is, or, for one of tensors, that of the processes it is on; None where it is no mesh."""
     if isinstance(value, (ProcMesh, ActorMesh)):
         return value

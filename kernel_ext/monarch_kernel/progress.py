@@ -36,7 +36,7 @@ class CallProgress(waiting.WaitObserver):
         self._busy = _Busy()
         self._hang = HangNotes(runtime)
 
-    def tick(self, future: Future[Any], seconds: float) -> None:
+    def tick(self, future: Future[object], seconds: float) -> None:
         """Shows how far a call is."""
         if seconds < AFTER_SECONDS or not self._front.in_cell:
             return
@@ -46,7 +46,7 @@ class CallProgress(waiting.WaitObserver):
         self._next = now + (EVERY_SECONDS if self._front.has_displays else TERMINAL_EVERY_SECONDS)
         self._line.show(self._text(future, seconds))
 
-    def begin(self, future: Future[Any], timeout: float | None) -> Callable[[], None] | None:
+    def begin(self, future: Future[object], timeout: float | None) -> Callable[[], None] | None:
         """Entered for a wait: when it is over the line goes, and what the ranks printed comes before all else."""
         if not self._front.in_cell:
             return None

@@ -64,7 +64,7 @@ class SecondPress(waiting.WaitObserver):
         """True if this kernel lets SIGINT be handled between cells, and displays be updated."""
         return self._front.idle_handler is not None
 
-    def offer(self, calls: Iterable[Waited], before: Any = None, *, pressed: bool = False) -> None:
+    def offer(self, calls: Iterable[Waited], before: object = None, *, pressed: bool = False) -> None:
         """A cell stops waiting for these; `before` is what handles SIGINT in it otherwise, `pressed` if it came again.
 
         Called on the main thread. Does not wait. Until it returns a KeyboardInterrupt may come, as long as the handler
@@ -104,7 +104,7 @@ class SecondPress(waiting.WaitObserver):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
 
-    def begin(self, future: Future[Any], timeout: float | None) -> None:
+    def begin(self, future: Future[object], timeout: float | None) -> None:
         """A wait after the offer has its own first press."""
         if self._offer is not None and self._front.in_cell and signal.getsignal(signal.SIGINT) == self._pressed:
             signal.signal(signal.SIGINT, self._in_cell)
@@ -205,7 +205,7 @@ class _Offer:
         self._elsewhere = why is _News.ELSEWHERE
         self._news.put(why)
 
-    def answered(self, future: Future[Any]) -> None:
+    def answered(self, future: Future[object]) -> None:
         """Records that one of the calls has ended."""
         self._news.put(_News.ANSWERED)
 

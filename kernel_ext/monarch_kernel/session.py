@@ -98,7 +98,7 @@ class Session(Namespace):
         self._shell.user_ns[name] = mesh
         return mesh, notice
 
-    def _hosts_for(self, name: str, dims: Mapping[str, int], job: str, arguments: Mapping[str, Any]) -> HostMesh:
+    def _hosts_for(self, name: str, dims: Mapping[str, int], job: str, arguments: Mapping[str, object]) -> HostMesh:
         if job:
             from .jobs import Jobs
 

@@ -42,11 +42,11 @@ class Stopping(waiting.WaitObserver):
         waiting.leave(self)
         self.second.uninstall()
 
-    def fate(self, future: Future[Any]) -> str:
+    def fate(self, future: Future[object]) -> str:
         """State of an awaited call that Ctrl-C was pressed for; "" if unknown."""
         return self._awaits.fates.pop(id(future), "")
 
-    def begin_await(self, future: Future[Any], signal: "asyncio.Future[None]") -> Callable[[], None] | None:
+    def begin_await(self, future: Future[object], signal: "asyncio.Future[None]") -> Callable[[], None] | None:
         """A cell begins to await a future."""
         return self._awaits.begin(future, signal)
 
@@ -55,7 +55,7 @@ class Stopping(waiting.WaitObserver):
         """True on the thread that runs a cell."""
         return self._front.in_cell
 
-    def stop_text(self, future: Future[Any]) -> str:
+    def stop_text(self, future: Future[object]) -> str:
         """A blocking wait of a cell was interrupted: the second step, and what has become of the call."""
         call = self.pending(future)
         if self._asking or call is None or not self.in_cell:
@@ -81,7 +81,7 @@ class Stopping(waiting.WaitObserver):
         finally:
             self._asking = False
 
-    def pending(self, future: Future[Any]) -> Waited | None:
+    def pending(self, future: Future[object]) -> Waited | None:
         """The call that a future waits for; None for what no rank can be interrupted for."""
         call = self._runtime.calls.get(future.wait_id)
         state = self._runtime.meshes.get(call.mesh) if call is not None else None
@@ -118,7 +118,7 @@ class _Awaits:
         self._pending: list[Waited] = []
         self._reactions: dict[str, Reactions] = {}  # by uid of the mesh
 
-    def begin(self, future: Future[Any], sleeper: "asyncio.Future[None]") -> Callable[[], None] | None:
+    def begin(self, future: Future[object], sleeper: "asyncio.Future[None]") -> Callable[[], None] | None:
         """A cell begins to await a future, asleep on `sleeper`."""
         if not self._stopping.in_cell:
             return None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from monarch_nb.wire.code import Cargo
 
 _LIVE = (threading.Thread, subprocess.Popen, BaseProcess, concurrent.futures.Executor)  # whose copy would do nothing
-_LOCKS: dict[type, Callable[[], Any]] = {
+_LOCKS: dict[type, Callable[[], object]] = {
     type(threading.Lock()): threading.Lock,
     type(threading.RLock()): threading.RLock,
 }
@@ -112,7 +112,7 @@ class FailedCall:
 class ActorAndArguments:
     """The pickle that comes with a `FailedCall`."""
 
-    actor: Any
+    actor: object
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -191,7 +191,7 @@ class _NamedValue:
     value: Any
 
 
-def unwrapped(value: Any) -> Any:
+def unwrapped(value: object) -> object:
     """The value of a part; it is called where that is unpickled."""
     return value
 
@@ -204,7 +204,7 @@ def blank(cls: Any) -> Any:
         return cls.__new__(cls)
 
 
-def restore(actor: Any, attributes: dict[str, Any]) -> None:
+def restore(actor: object, attributes: dict[str, object]) -> None:
     """Sets the attributes of an actor, past its own `__setattr__`; it is called where an actor is unpickled."""
     own = getattr(actor, "__dict__", None)
     slots = dict(_slots(type(actor)))
@@ -229,7 +229,7 @@ def _slots(cls: type) -> Iterator[tuple[str, str]]:
 class _Packer:
     """Pickles an actor and the arguments of a call, and replaces what cannot be pickled."""
 
-    actor: Any
+    actor: object
     limit: int  # bytes
     missing: list[MissingValue] = field(default_factory=list)
     new_locks: list[str] = field(default_factory=list)
@@ -259,7 +259,7 @@ class _Packer:
                 raise StateTooLargeError
             return frames
 
-    def enter(self, part: _NamedValue) -> Any:
+    def enter(self, part: _NamedValue) -> object:
         """How a part is taken apart."""
         self.part = part.name
         return unwrapped, (self.whole.get(part.name, part.value),)
@@ -270,7 +270,7 @@ class _Packer:
         self.missing.append(missing)
         return missing.__reduce__()
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         """Those of the actor."""
         found = {name: getattr(self.actor, name) for name, _ in _slots(type(self.actor)) if hasattr(self.actor, name)}
         found.update(getattr(self.actor, "__dict__", {}))

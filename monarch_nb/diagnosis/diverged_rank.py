@@ -4,7 +4,6 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -34,7 +33,7 @@ class TensorSum:
     norm: float  # of the elements, NaN for those that are no numbers
 
 
-def tensor_sums(holder: Any) -> list[TensorSum]:
+def tensor_sums(holder: object) -> list[TensorSum]:
     """The checksums of the parameters, and of the optimizer states, that an actor or a namespace holds."""
     attributes = holder if isinstance(holder, dict) else vars(holder)
     found = [pair for name, value in tuple(attributes.items()) for pair in _found(str(name), value, 0)]
@@ -67,12 +66,12 @@ def _of_optimizer(path: str, optimizer: Optimizer, names: Mapping[int, tuple[str
                     yield from _sums(f"{path}: {key} of {name}", value, replicated)
 
 
-def _found(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+def _found(path: str, value: object, depth: int) -> Iterator[tuple[str, object]]:
     """Modules and optimizers, with their paths."""
     if isinstance(value, (nn.Module, Optimizer)):
         yield path, value
     elif depth < _DEPTH and isinstance(value, (dict, list, tuple)):
-        pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+        pairs: Iterable[tuple[object, object]] = value.items() if isinstance(value, dict) else enumerate(value)
         for key, each in tuple(pairs)[:_MOST]:
             yield from _found(f"{path}[{key!r}]", each, depth + 1)
 

@@ -12,7 +12,6 @@ import socket
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -95,7 +94,7 @@ def read(path: Path) -> MeshFile | None:
         return None
 
 
-def change(path: Path, **changes: Any) -> None:
+def change(path: Path, **changes: object) -> None:
     """Changes fields of a file. Never raises."""
     mesh = read(path)
     with contextlib.suppress(OSError):

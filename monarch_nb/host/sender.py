@@ -32,12 +32,12 @@ class AgentSender:
         self._ports = itertools.count(1)
         self._asked: dict[int, tuple[Verb[Any, Any], Callable[[Any], None]]] = {}
 
-    def post(self, dst: str, verb: Verb[Q, Any], request: Q, *, port: int = 0) -> bool:
+    def post(self, dst: str, verb: Verb[Q, object], request: Q, *, port: int = 0) -> bool:
         """Sends one message; says whether it went out. Does not block."""
         header = Header(kind=Kind.CONTROL, dst=dst, src=self.address, method=verb.name, port=port)
         return self._send(header, request, verb.lane)
 
-    def post_all(self, addresses: Iterable[str], verb: Verb[Q, Any], request: Q) -> None:
+    def post_all(self, addresses: Iterable[str], verb: Verb[Q, object], request: Q) -> None:
         """Sends one message to each."""
         for dst in sorted(addresses):
             self.post(dst, verb, request)

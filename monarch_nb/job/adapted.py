@@ -58,7 +58,7 @@ class AdapterForm(msgspec.Struct):
     _env: dict[str, str]
     _agents: dict[str, Agent]
     _folder: str
-    _roles: dict[str, Any] = {}
+    _roles: dict[str, object] = {}
     _options: dict[str, Any] = {}
     _patience: float | None = None
     _keep: float | None = None

@@ -56,7 +56,7 @@ def find_file(start: "str | os.PathLike[str] | None" = None) -> Path | None:
     return next((folder / FILE for folder in (place, *place.parents) if (folder / FILE).is_file()), None)
 
 
-def described_jobs(file: Path | None = None) -> dict[str, dict[str, Any]]:
+def described_jobs(file: Path | None = None) -> dict[str, dict[str, object]]:
     """What the file says of each job, by name: `[jobs.lab]`, with `kind`, `meshes`, and the arguments of the kind.
 
     Without a file that of this folder. What is wrong with a table `job_named` and `wrong_jobs` say. Raises
@@ -103,7 +103,7 @@ def job_named(name: str, file: Path | None = None) -> JobTrait:
     return _job_of(name, jobs[name], file)
 
 
-def _job_of(name: str, table: Any, file: Path | None) -> JobTrait:
+def _job_of(name: str, table: object, file: Path | None) -> JobTrait:
     """Makes the job of a table, of that file or of the one of this folder. Raises JobsFileError."""
     file = file or find_file()
     if not isinstance(table, dict) or not isinstance(table.get("kind"), str) or not table.get("meshes"):
@@ -207,7 +207,7 @@ def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait
     return AdapterJob(kind, roles, arguments.pop("env", None), options=arguments)
 
 
-def _role(name: str, said: Any, spares: int) -> Role:
+def _role(name: str, said: object, spares: int) -> Role:
     try:
         role = said if isinstance(said, Role) else Role(hosts=said) if isinstance(said, int) else converted(said, Role)
     except msgspec.ValidationError as error:

@@ -49,7 +49,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     format: str
     kind: str  # module:class
-    fields: dict[str, Any]
+    fields: dict[str, object]
     apply_id: str | None = None
     started: float = 0.0  # wall clock, seconds
     origin: JobOrigin | None = None
@@ -88,11 +88,11 @@ def decode(data: bytes, where: str) -> JobRecord:
     return record
 
 
-def find_class(kind: str, *, load: bool) -> Any:
+def find_class(kind: str, *, load: bool) -> object:
     """Returns the class a record names; its module is imported only with `load`. Raises JobFileError."""
     module, _, path = kind.partition(":")
     try:
-        definition: Any = importlib.import_module(module) if load else sys.modules[module]
+        definition: object = importlib.import_module(module) if load else sys.modules[module]
         for part in path.split("."):
             definition = getattr(definition, part)
     except (ImportError, KeyError, AttributeError, ValueError, TypeError) as error:

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -62,7 +61,7 @@ def hosts_again(written: str) -> JobHosts:
     return hosts
 
 
-def job_of(mesh: Any) -> AdapterJob:
+def job_of(mesh: object) -> AdapterJob:
     """Returns the job that gives the hosts of a mesh, also of an attached one. Blocks for some seconds at first.
 
     Raises LookupError for a mesh whose hosts belong to no job, NoMoreHostsError if the job cannot be loaded here.

@@ -1,7 +1,6 @@
 """Requirements for the hosts of one mesh of a job."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -39,12 +38,12 @@ def read_roles(meshes: "Mapping[str, int | Role]") -> dict[str, Role]:
     return roles
 
 
-def saved_roles(roles: Mapping[str, Role]) -> dict[str, Any]:
+def saved_roles(roles: Mapping[str, Role]) -> dict[str, object]:
     """Returns roles as plain data."""
-    data: dict[str, Any] = msgspec.to_builtins(dict(roles))
+    data: dict[str, object] = msgspec.to_builtins(dict(roles))
     return data
 
 
-def loaded_roles(data: Mapping[str, Any]) -> dict[str, Role]:
+def loaded_roles(data: Mapping[str, object]) -> dict[str, Role]:
     """Restores roles from plain data. Raises ValueError."""
     return converted(dict(data), dict[str, Role])

@@ -89,7 +89,7 @@ def level_of(given: int | str | None) -> int:
     return number
 
 
-def since_of(given: Any) -> float:
+def since_of(given: object) -> float:
     """A time of the wall clock: a datetime, or how long ago. Raises ValueError."""
     if given is None:
         return 0.0

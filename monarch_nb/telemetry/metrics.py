@@ -20,8 +20,8 @@ class Metrics:
         self,
         mesh: Any,
         series_of: Callable[[str], ByName],
-        fetch: Callable[[Any], None] = lambda mesh: None,
-        export: Callable[[Any, str, dict[str, Any]], MetricsExport] | None = None,
+        fetch: Callable[[object], None] = lambda mesh: None,
+        export: Callable[[object, str, dict[str, object]], MetricsExport] | None = None,
     ) -> None:
         self._mesh = mesh
         self._series_of = series_of
@@ -70,7 +70,7 @@ class Metrics:
             name: {rank: samples[-1].value for rank, samples in ranks.items()} for name, ranks in self._read().items()
         }
 
-    def export(self, target: str, **options: Any) -> MetricsExport:
+    def export(self, target: str, **options: object) -> MetricsExport:
         """Writes these values, and all that follow, to "tensorboard", "wandb" or "mlflow". Does not block afterwards.
 
         The controller writes; the ranks need none of these packages. `options` are `folder` of TensorBoard (by default

@@ -1,7 +1,7 @@
 """Spans that a program asks for by name."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import ParamSpec, TypeVar, overload
 
 from monarch_nb.runtime.spans import Span, in_span
 
@@ -9,7 +9,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def span(name: str, attributes: Mapping[str, Any] | None = None) -> Span:
+def span(name: str, attributes: Mapping[str, object] | None = None) -> Span:
     """A span for a `with` block, of the current actor if any. It is recorded where the program has set up tracing."""
     return Span(name, attributes)
 
@@ -18,7 +18,7 @@ def span(name: str, attributes: Mapping[str, Any] | None = None) -> Span:
 def traced(fn: Callable[P, R]) -> Callable[P, R]: ...
 @overload
 def traced(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def traced(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
+def traced(fn: Callable[..., object] | None = None, *, name: str | None = None) -> object:
     """Runs each call of a function, `def` or `async def`, in a span with its name or another."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -157,7 +157,7 @@ def _sum(values: list[float | None]) -> float | None:
     return sum(numbers) if numbers else None
 
 
-def _order(row: Row, sort: str) -> tuple[Any, ...]:
+def _order(row: Row, sort: str) -> tuple[object, ...]:
     if sort == "state":
         return (WORST_FIRST.index(row.state),)
     value = getattr(row, sort)

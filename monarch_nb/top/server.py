@@ -147,7 +147,7 @@ class _Watcher:
                 pass
         self.end()
 
-    def _put(self, message: dict[str, Any]) -> None:
+    def _put(self, message: dict[str, object]) -> None:
         with self._changed:
             if self._behind and message["type"] == "delta":
                 return

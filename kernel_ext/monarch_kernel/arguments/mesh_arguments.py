@@ -69,7 +69,7 @@ def _arguments_of(job: str) -> frozenset[str]:
     return arguments_of(job)
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):  # 1:00:00, 64G, gpu

@@ -150,7 +150,7 @@ class DebugMagics(Magics):
 
     @no_var_expand
     @line_magic("break")  # type: ignore[arg-type]  # its decorators are typed for bare use only
-    def set_break(self, line: str) -> Any:
+    def set_break(self, line: str) -> object:
         """Set a breakpoint in actors that run already, without touching their code.
 
         %break PLACE [if CONDITION] on NAME [dim=index] ...     # PLACE is file.py:42, or a function
@@ -190,7 +190,7 @@ class DebugMagics(Magics):
             raise UsageError(f"%break: {error}") from None
 
     @line_magic
-    def mpm(self, line: str) -> Any:
+    def mpm(self, line: str) -> object:
         """Look into the frames of a call that failed, on the rank where it was raised; the actor goes on serving.
 
         %mpm                       # of the last ActorError
@@ -361,7 +361,7 @@ def with_remote(shell: Any) -> Any:
     """IPython's %debug, which opens the rank's frames where the last error came from one."""
     before = shell.find_line_magic("debug")
 
-    def run(line: str = "", cell: Any = None) -> Any:
+    def run(line: str = "", cell: object = None) -> object:
         error = None if line.strip() or cell else last_error(shell)
         is_local = error is not None and error.reproduced is getattr(sys, "last_value", None)
         if error is not None and error.origin is not None and not is_local:

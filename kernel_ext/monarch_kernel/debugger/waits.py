@@ -65,7 +65,7 @@ class PromptView:
         self._front = front
         self._stopped = stopped
         self._live = live
-        self._cell: Any = None
+        self._cell: object = None
         self._id = ""
         self._last: list[Stopped] = []  # the last stops shown in this cell
         self._unlisten: Callable[[], None] | None = None

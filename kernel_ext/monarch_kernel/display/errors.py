@@ -158,7 +158,7 @@ def fate(
         return "; ".join(map(text_of, notes))
     for frame, _ in traceback.walk_tb(tb):
         if frame.f_code is Future.__await__.__code__:
-            future: Future[Any] = frame.f_locals["self"]
+            future: Future[object] = frame.f_locals["self"]
             return stopped(future) or f"stopped waiting; {future.progress_text() or 'it goes on'}"
     return ""
 
@@ -220,7 +220,7 @@ def _folded(
     return kind, stand_in, stand_in.__traceback__
 
 
-def error_text(error: BaseException, shell: Any, notice: FailureNotice | None = None) -> str:
+def error_text(error: BaseException, shell: object, notice: FailureNotice | None = None) -> str:
     """The text of an error, which people read last and alone."""
     name = ansi(type(error).__name__, "title")
     if isinstance(error, ActorError):

@@ -33,7 +33,7 @@ def failure_bundle(failure: FailureFields) -> dict[str, Any]:
     return {"text/plain": f"{failure['title']}\n{text(failure)}", "text/html": framed(*parts, kind="mnb-f")}
 
 
-def failure_bar(failure: FailureFields) -> dict[str, Any]:
+def failure_bar(failure: FailureFields) -> dict[str, object]:
     """One line about a failure, above the error that describes it."""
     return {
         "text/plain": failure["title"],
@@ -41,7 +41,7 @@ def failure_bar(failure: FailureFields) -> dict[str, Any]:
     }
 
 
-def raised_bar(error: ActorError) -> dict[str, Any]:
+def raised_bar(error: ActorError) -> dict[str, object]:
     """One line about a call that raised, above its error."""
     head = raised_title(error)
     return {"text/plain": head, "text/html": framed(heading(head), kind="mnb-f")}

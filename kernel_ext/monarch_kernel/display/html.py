@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
 STATES = {  # the colours of ranks, and of their edges; translucent, so that they are right on any background
     "idle": ("rgba(46,160,67,.25)", "rgba(46,160,67,.8)"),
@@ -89,7 +88,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
     return f"<table><tbody>{body}</tbody></table>" if body else ""
 
 
-def lab_button(label: str, command: str, arguments: dict[str, Any]) -> str:
+def lab_button(label: str, command: str, arguments: dict[str, object]) -> str:
     """A button that runs a command of the JupyterLab panel, whose style sheet shows it; hidden elsewhere."""
     # `hidden` with a value: where a notebook is not trusted, JupyterLab drops our styles and attributes that are empty.
     data = f'data-commandlinker-command="{escape(command)}" data-commandlinker-args="{escape(json.dumps(arguments))}"'

@@ -126,7 +126,7 @@ class Notices:
         called = event is not None and any(who == "a call" for who, _ in event["told"])
         return called and key not in self._shown and time.monotonic() - due[0].since < SETTLE_S
 
-    def _show_event(self, key: str, event: FailureFields, cell: Any) -> None:
+    def _show_event(self, key: str, event: FailureFields, cell: object) -> None:
         shown = self._shown.get(key)
         if shown is not None and len(event["ranks"]) <= shown.ranks:
             return

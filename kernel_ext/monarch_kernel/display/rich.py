@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
 
 # The user's HTML keeps the front end's own style: nothing of ours but the frame around it.
 _STYLE = """
@@ -21,7 +20,7 @@ _PLAIN = "text/plain"
 _HTML = "text/html"
 
 
-def can_stand_beside(data: Mapping[str, Any]) -> bool:
+def can_stand_beside(data: Mapping[str, object]) -> bool:
     """True if these forms can be embedded in HTML: images, and HTML without scripts."""
     if any(kind.startswith("application/") and kind != "application/pdf" for kind in data):
         return False
@@ -31,7 +30,7 @@ def can_stand_beside(data: Mapping[str, Any]) -> bool:
     return any(kind in data for kind in (_SVG, *_IMAGES)) or set(data) <= {_PLAIN}
 
 
-def part_of(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
+def part_of(data: Mapping[str, object], metadata: Mapping[str, object]) -> str:
     """The HTML of such forms: the richest of them."""
     if _HTML in data:
         return _text(data[_HTML])
@@ -59,7 +58,7 @@ def side_by_side(parts: Sequence[tuple[str, str]], *, indented: bool = False) ->
     )
 
 
-def _image(kind: str, text: str, metadata: Mapping[str, Any]) -> str:
+def _image(kind: str, text: str, metadata: Mapping[str, object]) -> str:
     about = metadata.get(kind)
     sizes = about if isinstance(about, dict) else {}
     attributes = "".join(
@@ -68,5 +67,5 @@ def _image(kind: str, text: str, metadata: Mapping[str, Any]) -> str:
     return f'<img src="data:{kind};base64,{escape(text)}"{attributes}>'
 
 
-def _text(form: Any) -> str:
+def _text(form: object) -> str:
     return "".join(map(str, form)) if isinstance(form, list | tuple) else str(form)

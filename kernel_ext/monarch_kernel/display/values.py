@@ -69,7 +69,7 @@ def _rich_html(mesh: Any, head: str) -> str:
     return framed(head) + side_by_side(parts) + (framed(more) if more else "")
 
 
-def _forms(value: Any) -> Forms:
+def _forms(value: object) -> Forms:
     if not may_be_rich(value):
         return Forms({"text/plain": grouped(1, lambda _: value)[0][0][1]}, {})
     forms = forms_of(value)
@@ -81,7 +81,7 @@ def _forms(value: Any) -> Forms:
     return Forms({"text/plain": forms.data["text/plain"]}, {})
 
 
-def future_html(future: Any) -> str:
+def future_html(future: object) -> str:
     """A future; looking at it waits for nothing and decodes nothing."""
     text = repr(future).strip("<>").removeprefix("Future ")
     state, _, rest = text.partition(": ")

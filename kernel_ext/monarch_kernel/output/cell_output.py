@@ -193,7 +193,7 @@ class CellOutput:
     def _take(self, cell: Any, line: Line, source: Source, merges: bool) -> DisplayRow | None:
         return self._rows.take(cell, line, source, merges=merges)
 
-    def _cell(self, line: Line) -> Any:
+    def _cell(self, line: Line) -> object:
         return self._cells.of(line.address, line.call)
 
     def progress(self) -> str:

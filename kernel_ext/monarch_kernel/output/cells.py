@@ -16,14 +16,14 @@ class CallCells:
     """Maps numbers of calls to cells. One thread begins cells; any thread may ask."""
 
     def __init__(self, cell: Any) -> None:
-        self._begun: tuple[list[int], list[Any]] = ([0], [cell])  # first calls, and cells; replaced, not changed
+        self._begun: tuple[list[int], list[object]] = ([0], [cell])  # first calls, and cells; replaced, not changed
 
-    def begin(self, call: int, cell: Any) -> None:
+    def begin(self, call: int, cell: object) -> None:
         """A cell begins: this call and those after it are its own."""
         calls, cells = self._begun
         self._begun = [*calls[1 - KEPT :], call], [*cells[1 - KEPT :], cell]
 
-    def of(self, call: int) -> Any:
+    def of(self, call: int) -> object:
         """The cell of a call; the oldest that is kept for those before."""
         calls, cells = self._begun
         return cells[max(0, bisect.bisect_right(calls, call) - 1)]
@@ -38,7 +38,7 @@ class Cells:
         self._events = runtime.part(MeshEvents)
         self._prefix = f"{runtime.address}:"
         self._calls = CallCells(front.parent)
-        self._spawned: dict[str, Any] = {}  # by mesh: the cell in which it was spawned
+        self._spawned: dict[str, object] = {}  # by mesh: the cell in which it was spawned
         front.beginning.append(self._begin)
         self._events.listeners.append(self._happened)
 
@@ -61,7 +61,7 @@ class Cells:
             case _:
                 return
 
-    def of(self, address: str, call: str) -> Any:
+    def of(self, address: str, call: str) -> object:
         """The cell that lines of a process and a call belong to; None for none: then only the logs have them."""
         if not self._front.has_displays:
             return self._front.parent

@@ -37,10 +37,10 @@ class Grouping:
     def __init__(
         self,
         *,
-        cell_of: Callable[[Line], Any],
+        cell_of: Callable[[Line], object],
         source_of: Callable[[str], Source],
         merges: Callable[[str], bool],
-        take: Callable[[Any, Line, Source, bool], DisplayRow | None] | None,
+        take: Callable[[object, Line, Source, bool], DisplayRow | None] | None,
     ) -> None:
         self._cell_of = cell_of
         self._source_of = source_of
@@ -49,9 +49,9 @@ class Grouping:
 
     def pieces(self, lines: Iterable[Line], *, named: bool) -> list[TextPiece | DisplayRow]:
         """Lines in order, each group of equal ones where its first stands; between them new displays."""
-        groups: dict[Any, DisplayRow | tuple[Any, Line, list[Source]]] = {}
+        groups: dict[object, DisplayRow | tuple[object, Line, list[Source]]] = {}
         repeats: dict[Line, int] = {}
-        places: dict[tuple[str, str], tuple[Any, Source, bool]] = {}
+        places: dict[tuple[str, str], tuple[object, Source, bool]] = {}
         for line in lines:
             origin = (line.address, line.call)
             if origin not in places:
@@ -160,7 +160,7 @@ class Folds:
         self._folds: OrderedDict[tuple[int, str], _Fold] = OrderedDict()
         self._grown: dict[tuple[int, str], _Fold] = {}
 
-    def add(self, cell: Any, source: Source, path: str, count: int, last: Iterable[tuple[float, Line]]) -> None:
+    def add(self, cell: object, source: Source, path: str, count: int, last: Iterable[tuple[float, Line]]) -> None:
         """More lines of a rank, the last of which are given with their times; its log file has all of them."""
         key = id(cell), source.uid
         fold = self._folds.get(key) or self._folds.setdefault(key, _Fold(cell))

@@ -40,7 +40,7 @@ class DisplayRow:
         self.id = f"monarch-{secrets.token_hex(8)}"
         self.changed = True
         self.sent: float | None = None  # when, monotonic
-        self.sent_look: Any = None
+        self.sent_look: object = None
         self._groups: dict[bytes, list[RankDisplay]] = {}  # by digest
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class DisplayRow:
             digest: prefix([member.source for member in group], named=named) for digest, group in self._groups.items()
         }
 
-    def body(self, named: bool) -> tuple[Bundle, dict[str, Any]]:
+    def body(self, named: bool) -> tuple[Bundle, dict[str, object]]:
         """The row as a bundle, and metadata of its forms."""
         if not self._groups:
             return _NOTHING, {}

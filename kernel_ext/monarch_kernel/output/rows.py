@@ -84,7 +84,7 @@ class DisplayRows:
         self._named: dict[tuple[str, str], tuple[DisplayRow, RankDisplay]] = {}  # by address and display id
         self._left_out: dict[tuple[int, str], _LeftOut] = {}
 
-    def take(self, cell: Any, line: Line, source: Source, *, merges: bool = True) -> DisplayRow | None:
+    def take(self, cell: object, line: Line, source: Source, *, merges: bool = True) -> DisplayRow | None:
         """Something a rank has displayed: a new row that is to be shown now, if it makes one.
 
         Equal displays of several ranks meet if `merges`.
@@ -115,7 +115,7 @@ class DisplayRows:
             self._named[line.address, display.id] = row, member
         return row if len(call.rows) > rows else None
 
-    def _call(self, cell: Any, source: Source, name: str) -> _Call:
+    def _call(self, cell: object, source: Source, name: str) -> _Call:
         key = id(cell), source.uid, name
         call = self._calls.get(key) or self._calls.setdefault(key, _Call())
         self._calls.move_to_end(key)
@@ -135,12 +135,12 @@ class DisplayRows:
 
     # -- bounds -----------------------------------------------------------------------------------------------------
 
-    def _has_room(self, cell: Any, more: int = -1) -> bool:
+    def _has_room(self, cell: object, more: int = -1) -> bool:
         """True if a cell is within its limit, or, given a number of bytes, can take one more display of that size."""
         rows = [row for call in self._calls.values() for row in call.rows if row.cell is cell]
         return sum(map(len, rows)) + (more >= 0) <= MOST and sum(row.size for row in rows) + max(0, more) <= MOST_BYTES
 
-    def _skip(self, cell: Any, source: Source) -> None:
+    def _skip(self, cell: object, source: Source) -> None:
         key = id(cell), source.uid
         left_out = self._left_out.get(key) or self._left_out.setdefault(key, _LeftOut(cell))
         while len(self._left_out) > KEPT:

@@ -33,7 +33,7 @@ def names_of(held: Mapping[str, Any]) -> dict[tuple[int, int], str]:
     return names
 
 
-def name_of(held: Mapping[str, Any], tensor: Any) -> str:
+def name_of(held: Mapping[str, object], tensor: object) -> str:
     """The variable that holds this very tensor; "" for none."""
     return next((name for name, value in tuple(held.items()) if value is tensor and not name.startswith("_")), "")
 

@@ -32,7 +32,7 @@ class TensorReporter:
         self._watchers = 0
         self._lock = threading.Lock()
         self._running = False
-        self._reported: dict[str, dict[str, Any]] = {}  # as the store has it
+        self._reported: dict[str, dict[str, object]] = {}  # as the store has it
         self._asked: dict[int, tuple[Asked, float]] = {}  # by stream, with when that was
         self._known: dict[int, Sequence[MemoryUsed]] = {}  # the answers
         self._last: dict[int, tuple[Sequence[Any], Sequence[Any]]] = {}  # moved, waited, by stream

@@ -76,7 +76,7 @@ def _leaves(path: tuple[str, ...], value: Any, size: Size, most: int) -> Iterato
 
 def _lines(message: Message, size: Size, most: int) -> Iterator[Message]:
     rest = {name: message[name] for name in ("type", "id")}
-    run: list[Any] = []
+    run: list[object] = []
     filled = 0
     first = message
     for index, at, level, text in message["lines"]:

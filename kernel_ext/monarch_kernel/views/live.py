@@ -20,7 +20,7 @@ class Watch:
     message: Message
     file_name: FileName  # display name of a file
 
-    def publish(self, **content: Any) -> None:
+    def publish(self, **content: object) -> None:
         """Sends JSON to the front end, under the topic and the id of its request. From any thread."""
         self.send({"type": self.message.get("topic"), "id": self.message.get("id"), **content})
 

@@ -25,7 +25,7 @@ class Pages:
         self._widgets = Widgets(shell, self._views)
         self._runtime: Any = None
 
-    def element(self, value: Any) -> Any:
+    def element(self, value: object) -> object:
         """An element of marimo's that shows a value live; None where no view shows such values."""
         runtime = started()
         if runtime is None:
@@ -40,7 +40,7 @@ class Pages:
 _pages: Pages | None = None
 
 
-def element_of(value: Any) -> Any:
+def element_of(value: object) -> object:
     """The element of a value in a marimo page; None elsewhere, as in a marimo program that is run as a script."""
     global _pages
     marimo = sys.modules.get("marimo")

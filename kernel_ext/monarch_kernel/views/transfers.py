@@ -29,7 +29,7 @@ class TransferReporter:
         self._lock = threading.Lock()
         self._watchers = 0
         self._running = False
-        self._reported: dict[str, dict[str, Any]] = {}  # as the store has it
+        self._reported: dict[str, dict[str, object]] = {}  # as the store has it
 
     def watch(self, runtime: Runtime) -> Callable[[], None]:
         """Keeps the store up to date until the result is called."""

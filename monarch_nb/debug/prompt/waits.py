@@ -65,17 +65,17 @@ class WaitPrompt(waiting.WaitObserver):
 
     # -- waits --------------------------------------------------------------------------------------------------------
 
-    def tick(self, future: Future[Any], seconds: float) -> None:
+    def tick(self, future: Future[object], seconds: float) -> None:
         """A tick of a wait, on the waiting thread. Raises StoppedAtBreakpoint."""
         if not asking.now and self._here():
             self.check(future)
 
-    def begin(self, future: Future[Any], timeout: float | None) -> None:
+    def begin(self, future: Future[object], timeout: float | None) -> None:
         """Forgets what earlier waits left stopped."""
         if not asking.now and self._here():
             self._left.clear()
 
-    def begin_await(self, future: Future[Any], signal: "asyncio.Future[None]") -> Callable[[], None] | None:
+    def begin_await(self, future: Future[object], signal: "asyncio.Future[None]") -> Callable[[], None] | None:
         """Looks at the stops each tick, on the loop."""
         if not self._here():
             return None
@@ -98,7 +98,7 @@ class WaitPrompt(waiting.WaitObserver):
 
     # -- reactions -----------------------------------------------------------------------------------------------------
 
-    def check(self, future: Future[Any]) -> None:
+    def check(self, future: Future[object]) -> None:
         """Opens a prompt, or raises StoppedAtBreakpoint, if a relevant rank is stopped. On the waiting thread."""
         stopped = self.controller.stopped
         if (
@@ -123,7 +123,7 @@ class WaitPrompt(waiting.WaitObserver):
         finally:
             self._asking.release()
 
-    def relevant(self, future: Future[Any]) -> list[Stopped]:
+    def relevant(self, future: Future[object]) -> list[Stopped]:
         """Stops that concern this wait: it waits for them, or they were not shown yet."""
         records = [record for record in self.controller.stopped.records() if _stop(record) not in self._left]
         related = self._related(future, records)
@@ -133,7 +133,7 @@ class WaitPrompt(waiting.WaitObserver):
             if record in related or (record.blocks_actor and _stop(record) not in self._shown)
         ]
 
-    def _related(self, future: Future[Any], records: list[Stopped]) -> list[Stopped]:
+    def _related(self, future: Future[object], records: list[Stopped]) -> list[Stopped]:
         if not records:
             return []
         call = self.controller.runtime.calls.get(future.wait_id)
@@ -145,7 +145,7 @@ class WaitPrompt(waiting.WaitObserver):
             or (call is not None and record.blocks_actor and record.mesh == call.mesh and record.rank in missing)
         ]
 
-    def _raise_or_show(self, future: Future[Any], records: list[Stopped]) -> None:
+    def _raise_or_show(self, future: Future[object], records: list[Stopped]) -> None:
         """Without a prompt: raises if the call waits for stopped ranks, or else shows them."""
         related = self._related(future, records)
         if related:
@@ -176,7 +176,7 @@ class WaitPrompt(waiting.WaitObserver):
         text = f"{message}They stay stopped and the call stays under way. {how}{explained}"
         return StoppedAtBreakpoint(text, records, table)
 
-    def _prompt(self, future: Future[Any]) -> DebugPrompt:
+    def _prompt(self, future: Future[object]) -> DebugPrompt:
         key = future.wait_id or "any"
         prompt = self._prompts.get(key)
         if prompt is None:

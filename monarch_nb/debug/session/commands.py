@@ -122,7 +122,7 @@ class Variables:
             every = self._frames.frame(holder.frame).f_globals
         return {name: value for name, value in tuple(every.items()) if not name.startswith("__")}
 
-    def assign(self, number: int, name: str, value: Any, frame: int) -> None:
+    def assign(self, number: int, name: str, value: object, frame: int) -> None:
         """Assigns to a variable of a scope (0: the locals of `frame`), or to a child of a value. Raises what the
         assignment raises; TypeError where nothing can be assigned.
         """
@@ -142,14 +142,14 @@ class Variables:
             setattr(held, name, value)
 
 
-def _key(mapping: Mapping[Any, Any], name: str) -> Any:
+def _key(mapping: Mapping[object, object], name: str) -> object:
     for key in mapping:
         if shorten(key) == name:
             return key
     raise LookupError(f"there is no key {name}")
 
 
-def _counts(value: Any) -> tuple[int, int]:
+def _counts(value: object) -> tuple[int, int]:
     """Number of named and of numbered children of a value."""
     if issubclass(type(value), _LEAVES):
         return 0, 0
@@ -162,13 +162,13 @@ def _counts(value: Any) -> tuple[int, int]:
     return sum(1 for _ in _attributes(value)), 0
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     """True for a tensor or an array, which are described by their properties, not by their elements."""
     known = type(value).__module__.partition(".")[0] in ("torch", "numpy")
     return known and hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def _tensor_attributes(value: Any) -> Iterator[str]:
+def _tensor_attributes(value: object) -> Iterator[str]:
     """The attributes of a tensor or array that are shown."""
     for name in _OF_TENSORS:
         # PyTorch warns when the gradient of a tensor that retains none is read.
@@ -178,7 +178,7 @@ def _tensor_attributes(value: Any) -> Iterator[str]:
             yield name
 
 
-def _children(value: Any, expression: str) -> Iterator[Child]:
+def _children(value: object, expression: str) -> Iterator[Child]:
     def under(rest: str) -> str:
         return f"{expression}{rest}" if expression else ""
 
@@ -199,12 +199,12 @@ def _children(value: Any, expression: str) -> Iterator[Child]:
             yield name, held, under(f".{name}")
 
 
-def _is_short(key: Any) -> bool:
+def _is_short(key: object) -> bool:
     """True if a key can be written into an expression."""
     return isinstance(key, int) and -_LARGEST < key < _LARGEST if not isinstance(key, str) else len(key) <= 200
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(value: object) -> Iterator[tuple[str, object]]:
     """Attributes of an instance from its dictionary and slots; nothing is computed."""
     if callable(value) and not hasattr(type(value), "__dict__"):
         return
@@ -324,7 +324,7 @@ class Commands:
             return m.CommandAnswer(session=command.session)
         return self._valued(command, command.text, value, much=command.much)
 
-    def _valued(self, command: m.Command, expression: str, value: Any, *, much: bool = False) -> m.CommandAnswer:
+    def _valued(self, command: m.Command, expression: str, value: object, *, much: bool = False) -> m.CommandAnswer:
         reference, named, indexed = self.variables.reference(value, expression, self.standing.selected)
         return m.CommandAnswer(
             session=command.session, value=value_of(value, much=much), reference=reference, named=named, indexed=indexed

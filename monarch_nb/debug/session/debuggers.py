@@ -10,7 +10,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -245,7 +245,7 @@ class Debuggers:
         """The debugger of a session."""
         return self._by_session.get(session)
 
-    def of_actor(self, mesh: str, rank: int) -> tuple[ThreadDebugger, Any]:
+    def of_actor(self, mesh: str, rank: int) -> tuple[ThreadDebugger, object]:
         """The debugger of an actor's thread, and the actor. Raises LookupError."""
         cell = self._runtime.cells.get((mesh, rank))
         if cell is None or cell.obj is None:

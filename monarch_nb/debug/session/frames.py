@@ -58,7 +58,7 @@ class Frames:
     def __init__(self, entries: Sequence[stacks.Entry], out: TextIO) -> None:
         self.entries = list(entries)
         self._out = out
-        self._locals: dict[int, Any] = {}
+        self._locals: dict[int, object] = {}
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -77,7 +77,7 @@ class Frames:
         """All names of a frame in one dictionary, so that comprehensions see them, too."""
         return {**self.frame(index).f_globals, **self.locals(index)}
 
-    def evaluate(self, expression: str, index: int) -> Any:
+    def evaluate(self, expression: str, index: int) -> object:
         """The value of an expression; raises what it raises."""
         code = compile(expression.strip(), FILE, "eval")
         with _redirected(self._out):
@@ -92,7 +92,7 @@ class Frames:
         finally:
             _write_back(self.frame(index))
 
-    def assign(self, name: str, value: Any, index: int) -> None:
+    def assign(self, name: str, value: object, index: int) -> None:
         """Assigns to a local variable."""
         self.locals(index)[name] = value
         _write_back(self.frame(index))

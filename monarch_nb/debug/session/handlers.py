@@ -136,7 +136,7 @@ class DebugHandlers:
         return m.Threads(_threads(tuple(self._runtime.cells.values())))
 
 
-def _resolve(where: str, obj: Any, *, imports: bool = False) -> tuple[str, int, str]:
+def _resolve(where: str, obj: object, *, imports: bool = False) -> tuple[str, int, str]:
     """File, line and (of a function) its name, as the actor `obj` knows them; with `imports`, modules that the name
     begins with are imported. Raises LookupError.
     """
@@ -144,7 +144,7 @@ def _resolve(where: str, obj: Any, *, imports: bool = False) -> tuple[str, int, 
     if match is not None:
         return _file_of(match["file"], obj), int(match["line"]), ""
     names = where.split(".")
-    target: Any = next(
+    target: object = next(
         (value for value in (_dig(scope, names) for scope in _scopes(obj, names[0])) if value is not None), None
     )
     if target is None and imports:
@@ -164,7 +164,7 @@ def _scopes(obj: Any, first: str) -> list[Any]:
     cls = type(obj)
     if isinstance(obj, Console):
         return [obj.namespace, sys.modules]
-    scopes: list[Any] = [{first: cls}] if first == cls.__name__ else []
+    scopes: list[object] = [{first: cls}] if first == cls.__name__ else []
     scopes.append(cls)
     for method in vars(cls).values():
         inner = method.method if isinstance(method, EndpointProperty) else method
@@ -174,7 +174,7 @@ def _scopes(obj: Any, first: str) -> list[Any]:
     return [*scopes, *(sys.modules.get(base.__module__) for base in cls.__mro__[:-1]), sys.modules]
 
 
-def _imported(names: list[str], where: str) -> Any:
+def _imported(names: list[str], where: str) -> object:
     """The object with a full name, its module imported; None if there is no such module."""
     for length in range(len(names) - 1, 0, -1):
         name = ".".join(names[:length])
@@ -190,7 +190,7 @@ def _imported(names: list[str], where: str) -> Any:
     return None
 
 
-def _dig(scope: Any, names: list[str]) -> Any:
+def _dig(scope: object, names: list[str]) -> object:
     value = scope
     for name in names:
         value = (
@@ -203,7 +203,7 @@ def _dig(scope: Any, names: list[str]) -> Any:
     return value
 
 
-def _file_of(name: str, obj: Any) -> str:
+def _file_of(name: str, obj: object) -> str:
     """The file that people mean by a short name: one that code of this process came from. Raises LookupError."""
     if os.path.isabs(name) or name.startswith("<"):
         return name

@@ -267,14 +267,14 @@ class PdbText(pdb.Pdb):
         except (Exception, SystemExit) as error:
             self._errors.append(error_line(error))
 
-    def _getval(self, arg: str) -> Any:
+    def _getval(self, arg: str) -> object:
         try:
             return self._commands.frames.evaluate(arg, self.curindex)
         except (Exception, SystemExit) as error:
             self._errors.append(error_line(error))
             raise
 
-    def _safe_repr(self, obj: Any, expr: str) -> str:
+    def _safe_repr(self, obj: object, expr: str) -> str:
         return shorten(obj)
 
     def error(self, msg: object) -> None:

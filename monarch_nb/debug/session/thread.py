@@ -86,7 +86,7 @@ class ThreadDebugger:
         linecache.checkcache()
         self._stand("failure", None, tb, reason=reason)
 
-    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, method: Callable[..., object]) -> Callable[..., object]:
         """The method of an endpoint, traced while it runs if anything can stop it."""
         return method if self.machine.quiet else self._tracer.watched(method)
 

@@ -180,7 +180,7 @@ class Slurm(JobAdapter):
         while time.monotonic() < deadline and any(set(_states(self._state(each))) & set(living) for each in numbers):
             time.sleep(_LOOK_S)
 
-    def _state(self, number: str) -> dict[str, Any]:
+    def _state(self, number: str) -> dict[str, object]:
         """Returns squeue's entry of a batch job; empty if it knows none of that number."""
         try:
             text = ask(["squeue", "--json", "--states=all", f"--jobs={number}"], _PACKAGE)
@@ -193,7 +193,7 @@ class Slurm(JobAdapter):
             raise EngineError(f"squeue --json gave no JSON ({error}): Slurm 20.11 or newer is needed") from None
         return next((each for each in found if str(each.get("job_id")) == number), {})
 
-    def _seen(self, job: Running, name: str, state: Mapping[str, Any]) -> Seen:
+    def _seen(self, job: Running, name: str, state: Mapping[str, object]) -> Seen:
         number = _number(job.agents[name])
         states = _states(state)
         if not states:

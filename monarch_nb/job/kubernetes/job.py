@@ -55,7 +55,7 @@ class KubernetesJob(AdapterJob):
 
     def add_mesh(
         self, name: str, num_replicas: int, label_selector: str | None = None, pod_rank_label: str = RANK_LABEL,
-        image_spec: ImageSpec | None = None, port: int = 26600, pod_template: Any = None,
+        image_spec: ImageSpec | None = None, port: int = 26600, pod_template: object = None,
         labels: Mapping[str, str] | None = None, annotations: Mapping[str, str] | None = None, *,
         secret: str | None = None, spares: int = 0,
     ) -> None:  # fmt: skip
@@ -95,9 +95,9 @@ class KubernetesJob(AdapterJob):
         self._wish({**{mesh: self._role(mesh) for mesh in self._meshes}, name: Role(hosts=num_replicas, spares=spares)})
 
 
-def _plain(template: Any) -> dict[str, Any]:
+def _plain(template: object) -> dict[str, object]:
     if isinstance(template, Mapping):
         return dict(template)
     client = importlib.import_module("kubernetes.client")
-    data: dict[str, Any] = client.ApiClient().sanitize_for_serialization(template)
+    data: dict[str, object] = client.ApiClient().sanitize_for_serialization(template)
     return data

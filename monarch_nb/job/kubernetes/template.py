@@ -51,7 +51,7 @@ def secret_name(mesh: str) -> str:
     return f"{mesh}-monarch-key"
 
 
-def secret(mesh: str, job: str, key: bytes, env: Mapping[str, str]) -> dict[str, Any]:
+def secret(mesh: str, job: str, key: bytes, env: Mapping[str, str]) -> dict[str, object]:
     """The job's key, and the environment that was asked for, which may hold secrets of the user."""
     data = {"key": key, **{f"env-{name}": value.encode() for name, value in env.items()}}
     return {
@@ -106,7 +106,7 @@ def pod_template(mesh: str, wanted: Json, env: Mapping[str, str]) -> dict[str, A
     return {"metadata": metadata, "spec": spec}
 
 
-def _pod(wanted: Json) -> dict[str, Any]:
+def _pod(wanted: Json) -> dict[str, object]:
     spec: dict[str, Any] = {"containers": [_container(wanted)]}
     if not wanted.get("enable_fuse"):
         user = wanted.get("run_as_user", USER)
@@ -131,8 +131,8 @@ def _container(wanted: Json) -> dict[str, Any]:
     return container
 
 
-def _volumes(wanted: Json) -> list[dict[str, Any]]:
-    volumes: list[dict[str, Any]] = []
+def _volumes(wanted: Json) -> list[dict[str, object]]:
+    volumes: list[dict[str, object]] = []
     if wanted.get("enable_fuse"):
         volumes.append({"name": "dev-fuse", "hostPath": {"path": "/dev/fuse", "type": "CharDevice"}})
     if wanted.get("shared_memory_size"):
@@ -141,7 +141,7 @@ def _volumes(wanted: Json) -> list[dict[str, Any]]:
     return volumes
 
 
-def monarch_mesh(mesh: str, job: str, wanted: Json, template: Json) -> dict[str, Any]:
+def monarch_mesh(mesh: str, job: str, wanted: Json, template: Json) -> dict[str, object]:
     """The resource that torchmonarch's operator makes pods of."""
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
@@ -151,7 +151,7 @@ def monarch_mesh(mesh: str, job: str, wanted: Json, template: Json) -> dict[str,
     }
 
 
-def stateful_set(mesh: str, job: str, wanted: Json, template: Json) -> dict[str, Any]:
+def stateful_set(mesh: str, job: str, wanted: Json, template: Json) -> dict[str, object]:
     """The same where that operator is not installed: Kubernetes makes the pods itself."""
     return {
         "apiVersion": "apps/v1",
@@ -167,7 +167,7 @@ def stateful_set(mesh: str, job: str, wanted: Json, template: Json) -> dict[str,
     }
 
 
-def service(mesh: str, job: str, wanted: Json) -> dict[str, Any]:
+def service(mesh: str, job: str, wanted: Json) -> dict[str, object]:
     """Gives the pods names."""
     ports = [{"port": wanted["port"], "name": "monarch"}]
     return {
@@ -178,7 +178,7 @@ def service(mesh: str, job: str, wanted: Json) -> dict[str, Any]:
     }
 
 
-def _metadata(mesh: str, job: str, wanted: Json) -> dict[str, Any]:
+def _metadata(mesh: str, job: str, wanted: Json) -> dict[str, object]:
     labels = {**(wanted.get("labels") or {}), JOB_LABEL: job}
     annotations = {"annotations": dict(wanted["annotations"])} if wanted.get("annotations") else {}
     return {"name": mesh, "labels": labels, **annotations}

@@ -1,7 +1,6 @@
 """A job on machines that SkyPilot finds on clouds, Kubernetes or machines of one's own."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.role import Role
@@ -22,8 +21,9 @@ class SkyPilotJob(AdapterJob):
     def __init__(
         self, meshes: "Mapping[str, int | Role]", infra: str | None = None, accelerators: str | None = None,
         cpus: str | int | None = None, memory: str | int | None = None, use_spot: bool = False,
-        image: str | None = None, setup: str = "", resources: Mapping[str, Any] | None = None, idle_minutes: int = 10,
-        python_exe: str = "python3", monarch_port: int = 26600, env: Mapping[str, str] | None = None,
+        image: str | None = None, setup: str = "", resources: Mapping[str, object] | None = None,
+        idle_minutes: int = 10, python_exe: str = "python3", monarch_port: int = 26600,
+        env: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         asked = {"infra": infra, "accelerators": accelerators, "cpus": cpus, "memory": memory, "image_id": image}
         wanted = {name: value for name, value in asked.items() if value is not None} | dict(resources or {})

@@ -3,7 +3,7 @@
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.role import Role
@@ -51,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
         )
 
 
-def _read_ssh_args(words: Sequence[str]) -> dict[str, Any]:
+def _read_ssh_args(words: Sequence[str]) -> dict[str, object]:
     """What they mean to asyncssh, as plain data. Raises ValueError for one that is not understood."""
     parser = _Parser(add_help=False)
     parser.add_argument("-i", dest="client_keys", action="append")

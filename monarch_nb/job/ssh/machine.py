@@ -345,7 +345,7 @@ class SSHMachine:
         return connection
 
     @property
-    def _given(self) -> dict[str, Any]:
+    def _given(self) -> dict[str, object]:
         """The options of asyncssh."""
         user, _, port = read_machine(self.name)
         given: dict[str, Any] = {name: self._options[name] for name in _FOR_ASYNCSSH if name in self._options}

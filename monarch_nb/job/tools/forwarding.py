@@ -230,14 +230,14 @@ def quiet(port: "Port[Message]") -> "Port[Message]":
     return port
 
 
-def checked_port(what: str, port: Any) -> int:
+def checked_port(what: str, port: object) -> int:
     """A TCP port. Raises ValueError."""
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
         raise ValueError(f"{what} must be a whole number from 1 to 65535, not {port!r}")
     return port
 
 
-def checked_address(address: Any) -> tuple[str, int]:
+def checked_address(address: object) -> tuple[str, int]:
     """Host and port of "address:port". Raises ValueError."""
     host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not colon or not host or not (port.isascii() and port.isdigit()):
