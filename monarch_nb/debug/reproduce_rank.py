@@ -14,7 +14,6 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -28,7 +27,7 @@ from monarch_nb.wire import Pickler, Pieces, encode, error_line, with_article
 if TYPE_CHECKING:
     from monarch_nb.wire.code import Cargo
 
-_LIVE = (threading.Thread, subprocess.Popen, BaseProcess, concurrent.futures.Executor)  # whose copy would do nothing
+_LIVE = (threading.Thread, subprocess.Popen, concurrent.futures.Executor)  # whose copy would do nothing
 _LOCKS: dict[type, Callable[[], object]] = {
     type(threading.Lock()): threading.Lock,
     type(threading.RLock()): threading.RLock,
@@ -183,6 +182,12 @@ def surroundings() -> Surroundings:
     return Surroundings(socket.gethostname(), device, python, version, os.getcwd(), dict(os.environ))
 
 
+def _is_process(value: object) -> bool:
+    """Whether it is one of `multiprocessing`, which is not imported for it: that gives `__main__` another name."""
+    module = sys.modules.get("multiprocessing.process")
+    return module is not None and isinstance(value, module.BaseProcess)
+
+
 @dataclass
 class _NamedValue:
     """A value with its name in messages, as it is pickled."""
@@ -297,7 +302,7 @@ class _LenientPickler(Pickler):
         if kind in _LOCKS:
             packer.new_locks.append(packer.part)
             return _LOCKS[kind], ()
-        if isinstance(obj, _LIVE):
+        if isinstance(obj, _LIVE) or _is_process(obj):
             return packer.replace(obj, "it would not run here")
         try:
             reduced = super().reducer_override(obj)

@@ -17,7 +17,14 @@ import cloudpickle.cloudpickle as cp
 from monarch_nb.gpu import DeviceFile, Marker
 from monarch_nb.settings import settings
 from monarch_nb.wire.code import Cargo, class_of, travels_by_value
-from monarch_nb.wire.tensors import Storage, reduce_storage, reduce_tensor, tensor_types
+from monarch_nb.wire.tensors import (
+    NAMED_BY_TORCH,
+    Storage,
+    reduce_storage,
+    reduce_tensor,
+    tensor_types,
+    torchs_own,
+)
 
 SMALLEST_BUFFER = 4096  # bytes; below, a copy into the pickle is cheaper than a frame
 _ENGINE = (str(Path(__file__).parent.parent), str(Path(cloudpickle.__file__).parent))
@@ -81,6 +88,8 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
             return special(obj)
         if self._tensors and kind.__name__ in ("UntypedStorage", "TypedStorage"):
             return reduce_storage(obj, self._storages, gpu=self._gpu)
+        if self._tensors and kind.__name__ in NAMED_BY_TORCH:
+            return torchs_own, (str(obj),)
         return NotImplemented
 
     def _reduce_function(self, function: types.FunctionType) -> object:

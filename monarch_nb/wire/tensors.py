@@ -10,6 +10,7 @@ of their own) is taken apart by torch's own pickling; storages that come up ther
 """
 
 import ctypes
+import importlib
 import os
 import pickle
 import sys
@@ -63,6 +64,15 @@ def _torch() -> Any:
 
         return torch
     return found
+
+
+# Types whose objects Python would look for by name in every module, and might find in the program's own; or not at all.
+NAMED_BY_TORCH = frozenset({"memory_format", "layout", "qscheme"})
+
+
+def torchs_own(name: str) -> object:
+    """The object that PyTorch calls `torch.<name>`, with the prefix or without."""
+    return getattr(importlib.import_module("torch"), name.removeprefix("torch."))
 
 
 def tensor_types() -> tuple[type, ...]:

@@ -254,11 +254,11 @@ def test_forbidden_sockets_are_named_in_the_error_with_the_setting(holder: Any) 
 def offered() -> float:
     """Bytes that the controller offers to others, as the table says it; other tests may have left some."""
     sizes = [size.split() for name, _, size in transfers().offered if name == "controller"]
-    return sum(float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit] for number, unit in sizes)
+    return sum(float(number) * {"B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}[unit] for number, unit in sizes)
 
 
 def test_transfers_of_all_processes_are_told_to_the_controller(procs: ProcMesh, holder: Any) -> None:
-    buffer = holder.slice(gpus=0).offer.call_one(3_000_000, 9).get()
+    buffer = holder.slice(gpus=0).offer.call_one(3 << 20, 9).get()
     holder.slice(gpus=1).read.call_one(buffer).get()
     mine = RDMABuffer(bytearray(5_000_000))
     mine.read_into(bytearray(5_000_000)).get()
@@ -266,11 +266,11 @@ def test_transfers_of_all_processes_are_told_to_the_controller(procs: ProcMesh, 
     def told() -> bool:
         rows = {(source, target): (mover, moved) for source, target, mover, moved, *_ in transfers().moved}
         between = rows.get(("rdma_procs gpus=0", "rdma_procs gpus=1"))
-        return between == ("cross-memory", "3 MB") and ("controller", "controller") in rows
+        return between == ("cross-memory", "3.00 MB") and ("controller", "controller") in rows
 
     until(told)
     before = offered()
-    assert before >= 5e6
+    assert before >= 4.9e6
     mine.drop().get()
     until(lambda: offered() <= before - 5e6 + 1e5)
     assert "cross-memory" in repr(transfers())

@@ -1,5 +1,7 @@
 import gc
 import io
+import subprocess
+import sys
 
 import pytest
 
@@ -257,3 +259,16 @@ def test_modes_of_the_calling_thread_do_not_get_in_the_way():
         assert_same(trip([leaf])[0], leaf)
     with torch.inference_mode():
         assert_same(trip([tensor])[0], tensor)
+
+
+def test_what_torch_calls_by_name_is_found_in_torch_alone():
+    """`multiprocessing` gives the program another name, under which Python would find what it has imported."""
+    program = """
+import multiprocessing, torch
+from monarch_nb.wire import decode, encode
+values = [torch.contiguous_format, torch.preserve_format, torch.strided, torch.sparse_coo, torch.per_tensor_affine]
+frames = encode(values)
+assert b"__mp_main__" not in b"".join(map(bytes, frames))
+assert all(value is other for value, other in zip(values, decode(frames), strict=True))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=50)
