@@ -18,7 +18,7 @@ from monarch_nb.diagnosis.verbs import EndpointRun, Evidence, NewestCollective, 
 
 COMPUTES_S = 0.002  # processor time between two looks: a thread that waits uses less, also one that polls now and then
 HELPS_S = 0.02  # the same, of other threads and processes that a rank waits for
-BUSY = 20  # times between two looks that another thread stops running: it polls far more often than one that waits
+BUSY = 10  # times between two looks that other threads stop running: those that merely watch over something do so less
 WOKEN = 3  # times between two looks: data come, though little
 LONG_S = 3.0  # of waiting, before anything is said: ranks that save or evaluate are back by then, as a rule
 PAUSES = 2.0  # times the longest pause between two collectives, before a rank that does nothing is blamed for sure

@@ -143,7 +143,7 @@ class Inspection:
                 still,
                 locks.of(thread.ident or 0),
                 sum(max(0, _woken(helper)) for helper in helpers),
-                max(map(times_paused, helpers), default=0),
+                sum(max(0, times_paused(helper)) for helper in helpers),
             )
 
     def _still(self, thread: int) -> float:

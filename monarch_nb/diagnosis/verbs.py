@@ -57,7 +57,7 @@ class EndpointRun(msgspec.Struct, array_like=True, frozen=True):
     still: float = 0.0  # seconds for which its thread has not run, as far as several inspections show
     lock: LockWait | None = None  # for which its thread waits
     helpers_woken: int = 0  # times that other threads were woken which wait for a file or a connection
-    helpers_paused: int = 0  # times that other threads have stopped running, of the one that did so most often
+    helpers_paused: int = 0  # times that other threads have stopped running
 
 
 class NewestCollective(msgspec.Struct, array_like=True, frozen=True):
