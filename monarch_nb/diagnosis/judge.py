@@ -450,11 +450,12 @@ def _does(procs: Procs, rank: int) -> tuple[str, str, bool]:
         return f"waits for {running.lock.lock}, {owner}, in {now}", source, False
     if running.waits_for_child:
         return f"waits for a child process in {now}", source, False
-    if running.woken < 0 and running.helpers - before.helpers > HELPS_S:
+    # Threads that have ended since are not counted any more.
+    if running.woken < 0 and abs(running.helpers - before.helpers) > HELPS_S:
         return f"waits in {now}, while other threads of its process compute", source, False
     if running.woken < 0 and running.helpers_woken - before.helpers_woken >= WOKEN:
         return f"waits in {now}, while other threads of its process receive data", source, False
-    if running.woken < 0 and running.helpers_paused - before.helpers_paused >= BUSY:
+    if running.woken < 0 and abs(running.helpers_paused - before.helpers_paused) >= BUSY:
         return f"waits in {now}, while other threads of its process run", source, False
     return f"sits in {now}", source, True
 

@@ -88,6 +88,8 @@ def test_a_rank_that_sits_elsewhere_is_missing_from_the_collective() -> None:
         (running(IN_QUEUE), running(IN_QUEUE, waits_for_child=True), "it waits for a child process in"),
         (running(IN_QUEUE), running(IN_QUEUE, lock=LOCKED), "it waits for self.lock, which loader holds at"),
         (running(IN_QUEUE), running(IN_QUEUE, helpers_paused=90), "while other threads of its process run"),
+        (running(IN_QUEUE, helpers_paused=90), running(IN_QUEUE), "while other threads of its process run"),
+        (running(IN_QUEUE, helpers=0.3), running(IN_QUEUE), "while other threads of its process compute"),
         (running(IN_QUEUE), running(IN_QUEUE, helpers=0.3), "while other threads of its process compute"),
         (running(IN_QUEUE), running(IN_QUEUE, helpers_woken=9), "while other threads of its process receive data"),
     ],
