@@ -65,7 +65,7 @@ def test_a_call_gives_what_its_future_would_have_given(workers: Any) -> None:
     assert whole.get() == workers.double.call(21).get()
     assert one.ranks == (1,)
     assert one.get().sum() == 200_000
-    assert "workers.double() on gpus=1: 800 kB" in repr(one)
+    assert "workers.double() on gpus=1: 781 kB" in repr(one)
     found = monarch.results("workers")
     assert len(found) == 2
     found.forget()
