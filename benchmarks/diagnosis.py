@@ -93,6 +93,9 @@ class Stepper(Actor):
 
 def costs() -> Iterator[tuple[str, str]]:
     """What is always on: the recorder of collectives, what answers questions, and the check of gradients."""
+    first = this_host().spawn_procs(per_host={"gpus": RANKS}, name="first")  # until the template has PyTorch
+    first.spawn("first", Trainer).join.call(False).get(120)
+    first.stop().get(60)
     meshes = {}
     for name, env in (("on", {}), ("off", {"TORCH_FR_BUFFER_SIZE": "0"})):
         procs = this_host().spawn_procs(per_host={"gpus": RANKS}, name=name, bootstrap=_environment(env))

@@ -141,7 +141,7 @@ def watch(mesh: Watchable, *, stop: bool = False) -> ValueWatch:
     """Finds where the first NaN comes from: `with watch(trainers) as found: ...`, then `found.findings`.
 
     On each rank of an actor mesh, or for cells on processes, every operation of PyTorch is checked until one gives a
-    NaN: a step takes up to twice as long. A finding has the rank, the operation, the module, the line, forward or
+    NaN: a step takes up to three times as long. A finding has the rank, the operation, the module, the line, forward or
     backward, and whether the inputs were finite. With `stop`, the debugger stops the rank there. Raises TypeError for
     a value that is not a mesh.
     """
