@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, by_certainty
-from monarch_nb.diagnosis.judge import LONG_S, Procs, UnansweredCall, judge
+from monarch_nb.diagnosis.judge import LONG_S, STOPPED, Procs, UnansweredCall, judge
 from monarch_nb.diagnosis.verbs import INSPECT, Evidence, Inspect
 from monarch_nb.host.linux import processor_time, state_letter
 from monarch_nb.lifecycle.interrupts import interrupted
@@ -44,7 +44,6 @@ DEFAULT_TIMEOUT_S = 5.0
 ASLEEP_S = 1.0  # that a process is observed which does not answer, before it is said to sleep
 AWAKE = 0.1  # of the time, that it uses a processor otherwise
 MOST_NOTED = 2  # findings in the errors of calls
-_STOPPED = {"T": "halted", "t": "traced"}
 
 
 def diagnose(
@@ -182,11 +181,6 @@ def _answered(answers: Future[dict[int, R]], found: dict[int, R], _: object) -> 
     resolve_future(answers, dict(found))
 
 
-def names_of(procs: ProcState, ranks: Iterable[int]) -> str:
-    """Base ranks as people call them: "gpus=0-2"."""
-    return places_of(procs.region, ranks) or "the only rank"
-
-
 def _actors_on(runtime: Runtime, procs: ProcState) -> list[ActorState]:
     return [state for state in tuple(runtime.meshes.values()) if isinstance(state, ActorState) and state.procs is procs]
 
@@ -236,8 +230,8 @@ def _evidence(
         if states[rank] in ("failed", "out of memory", "paused"):
             continue
         letter = _state_letter(runtime, procs.address(rank))
-        if letter in _STOPPED:
-            states[rank] = _STOPPED[letter]
+        if letter in STOPPED:
+            states[rank] = STOPPED[letter]
         elif letter == "S" and _sleeps(runtime, procs.address(rank), began[rank]):
             states[rank] = "asleep"
         elif outage := operations().outage(procs.layout.host_of(rank)):

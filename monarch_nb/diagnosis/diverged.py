@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty
+from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty, names_of
 from monarch_nb.mesh import ActorMesh, ProcMesh, run_on_each, state_of, values_or_errors
 from monarch_nb.runtime import ActorState
 from monarch_nb.shape import Region, places_of
@@ -85,7 +85,7 @@ def _text(
 ) -> str:
     first = differing[0]
     path = next(iter(first.values())).path
-    where = places_of(region, named) or "the only rank"
+    where = names_of(region, named)
     count = f"{len(differing)} of {counted(tensors, 'tensor')}"
     if not has_majority:
         norms = _norms(first.values())

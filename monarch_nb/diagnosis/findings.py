@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from monarch_nb.shape import Region, places_of
+
 Kind = Literal[
     "missing_from_collective",
     "mismatched_collective",
@@ -69,6 +71,11 @@ class Diagnosis:
         return "\n".join([*lines, f"inspected: {self.inspected}", *ended])
 
     __repr__ = __str__
+
+
+def names_of(region: Region, ranks: Iterable[int]) -> str:
+    """Base ranks as people call them: "gpus=0-2"."""
+    return places_of(region, ranks) or "the only rank"
 
 
 def by_certainty(findings: Iterable[Finding]) -> tuple[Finding, ...]:

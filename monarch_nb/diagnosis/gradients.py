@@ -15,7 +15,7 @@ from typing import Any
 from monarch_nb._imported import when_imported
 from monarch_nb.code.file_names import line_name
 from monarch_nb.runtime import current
-from monarch_nb.wire import is_cell_file, is_users_file
+from monarch_nb.wire import is_cell_file, users_frame
 
 MOST = 4096  # numbers of a gradient that are read
 NEAR = 8  # parameters at either end, of which that with the smallest gradient is read
@@ -98,9 +98,7 @@ def _local(tensor: Any) -> Any:
 
 
 def _line() -> str:
-    frame: Any = sys._getframe(2)
-    while frame is not None and not is_users_file(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = users_frame(sys._getframe(2))
     if frame is None:
         return ""
     if is_cell_file(frame.f_code.co_filename):

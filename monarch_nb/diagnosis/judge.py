@@ -79,6 +79,7 @@ _STATES: dict[str, tuple[Kind, str]] = {
     "asleep": ("stuck", "{where} {does} not answer: in C code that holds the GIL, and sleeps; %stacks shows where"),
 }
 
+STOPPED = {"T": "halted", "t": "traced"}  # by the letter of a process's state in /proc
 _SEEN_FROM_OUTSIDE = frozenset(
     {"starting", "failed", "out of memory", "paused", "halted", "traced", "asleep", "unreachable"}
 )

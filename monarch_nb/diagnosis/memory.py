@@ -1,6 +1,5 @@
 """`compare_memory(mesh)` and `MemoryWatch`: which ranks use more memory than others, and at which lines it grows."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median
@@ -8,18 +7,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from monarch_nb.code.file_names import line_name
-from monarch_nb.diagnosis.collector import answers_of, merged, meshes_of, names_of
-from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty
-from monarch_nb.diagnosis.verbs import MEMORY, AskMemory, MemoryUse
-from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, run_on_each, state_of, values_or_errors
-from monarch_nb.runtime import ActorState, Future, ProcState, current_runtime
+from monarch_nb.diagnosis.collector import answers_of, merged, meshes_of
+from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty, names_of
+from monarch_nb.diagnosis.verbs import MEMORY, AskMemory, ProcessMemory
+from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, RankWatch
+from monarch_nb.runtime import ProcState, current_runtime
 from monarch_nb.shape import MeshTrait
-from monarch_nb.wire import counted, host_of, kind_of, size_text, text_of
+from monarch_nb.wire import counted, host_of, kind_of, size_text
 
 if TYPE_CHECKING:
     from monarch_nb.diagnosis.memory_rank import Growth, MemoryGrowth
 
-Watchable: TypeAlias = "ActorMesh[object] | ProcMesh"
 Names: TypeAlias = Callable[[Iterable[int]], str]
 
 ANSWER_S = 30.0  # for a rank to count its tensors, or to end a watch
@@ -29,7 +27,6 @@ GROWN = 1 << 20  # bytes by which a line's allocations grow, before it is named
 RESIDENT_GROWN = 32 << 20  # the same of a whole process
 CLEAR = 0.5  # of the growth, that one line accounts for
 MANY = 8  # allocations, before a line is named for sure
-_CALL = "__import__('monarch_nb.diagnosis.memory_rank', fromlist=['begin']).{call}"
 
 
 # -- now ---------------------------------------------------------------------------------------------------------------
@@ -51,13 +48,13 @@ def compare_memory(
     diagnoses = []
     for procs, found in answers_of(runtime, meshes_of(runtime, mesh), MEMORY, AskMemory(), timeout):
         hosts = {rank: host_of(procs.address(rank)) for rank in found}
-        findings = judge_memory(procs.name, found, hosts, partial(names_of, procs))
+        findings = judge_memory(procs.name, found, hosts, partial(names_of, procs.region))
         diagnoses.append(Diagnosis(findings, _inspected(procs, found)))
     return merged(diagnoses)
 
 
 def judge_memory(
-    mesh: str, found: Mapping[int, MemoryUse], hosts: Mapping[int, str], names: Names
+    mesh: str, found: Mapping[int, ProcessMemory], hosts: Mapping[int, str], names: Names
 ) -> tuple[Finding, ...]:
     """The ranks that use much more than the others, and those on hosts that have next to no memory left. Pure."""
     findings = []
@@ -82,7 +79,7 @@ def judge_memory(
     return by_certainty(findings)
 
 
-def _more_tensors(use: MemoryUse, others: Sequence[MemoryUse], more: float) -> str:
+def _more_tensors(use: ProcessMemory, others: Sequence[ProcessMemory], more: float) -> str:
     """The tensors of which a rank has more than the others, where these are most of the difference."""
     for each in use.tensors:
         theirs = median(
@@ -95,7 +92,7 @@ def _more_tensors(use: MemoryUse, others: Sequence[MemoryUse], more: float) -> s
     return ""
 
 
-def _inspected(procs: ProcState, found: Mapping[int, MemoryUse]) -> str:
+def _inspected(procs: ProcState, found: Mapping[int, ProcessMemory]) -> str:
     text = f"{counted(len(found), 'process')} of {procs.name}"
     if found:
         used = [use.used for use in found.values()]
@@ -106,7 +103,7 @@ def _inspected(procs: ProcState, found: Mapping[int, MemoryUse]) -> str:
         if cuda:
             text += f", on GPUs {size_text(min(cuda))} to {size_text(max(cuda))} in tensors"
     silent = [rank for rank in procs.region.ndslice if rank not in found]
-    return f"{text}; {names_of(procs, silent)} did not answer" if silent else text
+    return f"{text}; {names_of(procs.region, silent)} did not answer" if silent else text
 
 
 # -- while it is watched -----------------------------------------------------------------------------------------------
@@ -120,51 +117,35 @@ class MemoryWatch:
     that has grown throughout and is still held.
     """
 
-    def __init__(self, mesh: Watchable) -> None:
+    def __init__(self, mesh: AnyMesh) -> None:
         if not isinstance(mesh, ActorMesh | ProcMesh):
             raise TypeError(f"MemoryWatch() takes a mesh of actors or of processes, not {kind_of(mesh)}")
-        self._mesh, self._number = mesh, time.time_ns()
+        self._ranks: RankWatch[MemoryGrowth] = RankWatch(mesh, "monarch_nb.diagnosis.memory_rank")
         self.diagnosis = Diagnosis((), "nothing yet")
 
     def __enter__(self) -> "MemoryWatch":
         """Begins on all ranks, after what they run now. Blocks until then."""
-        for answer in values_or_errors(self._run("begin"), None).values():
-            if isinstance(answer, Exception):
-                self._run("end")
-                raise answer
+        self._ranks.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends on all ranks, and compares what has grown."""
-        state = state_of(self._mesh)
-        procs = state.procs if isinstance(state, ActorState) else state
-        assert isinstance(procs, ProcState)
-        found: dict[int, MemoryGrowth] = {}
-        notes = []
-        for rank, answer in values_or_errors(self._run("end"), ANSWER_S).items():
-            if isinstance(answer, Exception):
-                notes.append(
-                    f"{names_of(procs, [rank])} did not say what grows: {text_of(answer).partition(chr(10))[0]}"
-                )
-            elif answer is not None:
-                found[rank] = answer
+        found, notes = self._ranks.end(ANSWER_S, "what grows")
         seconds = max((growth.seconds for growth in found.values()), default=0.0)
-        text = f"{counted(len(found), 'rank')} of {state.name} for {seconds:.0f} s"
+        text = f"{counted(len(found), 'rank')} of {self._ranks.state.name} for {seconds:.0f} s"
         grown = [growth.resident.size for growth in found.values()]
         if grown:
             text += f"; the largest growth of a process is {size_text(max(0, *grown))}"
-        findings = judge_growth(procs.name, found, partial(names_of, procs))
+        procs = self._ranks.procs
+        findings = judge_growth(procs.name, found, partial(names_of, procs.region))
         self.diagnosis = Diagnosis(findings, "; ".join([text, *notes]))
 
     def __str__(self) -> str:
         return str(self.diagnosis)
 
     __repr__ = __str__
-
-    def _run(self, function: str) -> "dict[int, Future[ValueMesh[MemoryGrowth | None]]]":
-        return run_on_each(self._mesh, _CALL.format(call=f"{function}({self._number})"), filename="<memory>")
 
 
 def judge_growth(mesh: str, found: "Mapping[int, MemoryGrowth]", names: Names) -> tuple[Finding, ...]:

@@ -14,7 +14,7 @@ from itertools import islice
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from monarch_nb.diagnosis.verbs import MemoryUse, TensorsAlike
+from monarch_nb.diagnosis.verbs import ProcessMemory, TensorsAlike
 from monarch_nb.host.linux import memory_limit, memory_resident, memory_used
 from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import ENGINE, is_users_file
@@ -64,7 +64,7 @@ class MemoryGrowth:
 # -- now ---------------------------------------------------------------------------------------------------------------
 
 
-def memory_use() -> MemoryUse:
+def memory_use() -> ProcessMemory:
     """What this process uses. Holds the GIL while it counts the tensors."""
     used, measure = memory_used()
     resident, peak = memory_resident()
@@ -74,7 +74,7 @@ def memory_use() -> MemoryUse:
         if torch is not None and torch.cuda.is_initialized():
             cuda, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     limit, free = memory_limit()
-    return MemoryUse(used, measure, resident, peak, limit, free, cuda, reserved, tuple(_tensors()))
+    return ProcessMemory(used, measure, resident, peak, limit, free, cuda, reserved, tuple(_tensors()))
 
 
 def _tensors() -> Iterator[TensorsAlike]:

@@ -1,25 +1,21 @@
 """`watch(mesh)`: where the first NaN comes from, among all ranks of a mesh."""
 
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from monarch_nb.code.file_names import line_name
-from monarch_nb.diagnosis.findings import Finding
-from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, run_on_each, state_of, values_or_errors
-from monarch_nb.runtime import ActorState, Future
-from monarch_nb.shape import Region, places_of
+from monarch_nb.diagnosis.findings import Finding, names_of
+from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, RankWatch
+from monarch_nb.shape import Region
 from monarch_nb.wire import kind_of, text_of
 
 if TYPE_CHECKING:
     from monarch_nb.diagnosis.nonfinite_rank import NonFinite
 
-Watchable: TypeAlias = "ActorMesh[Any] | ProcMesh"
-Answer: TypeAlias = "tuple[NonFinite | None, NonFinite | None] | None"
+Findings: TypeAlias = "tuple[NonFinite | None, NonFinite | None]"
 
 END_S = 10.0  # for a rank to say what it has found
-_CALL = "__import__('monarch_nb.diagnosis.nonfinite_rank', fromlist=['begin']).{call}"
 
 
 class ValueWatch:
@@ -29,9 +25,9 @@ class ValueWatch:
     sure, where numbers have only become infinite. `notes` say which ranks could not be watched.
     """
 
-    def __init__(self, mesh: Watchable, *, stop: bool = False) -> None:
-        self._mesh, self._stop = mesh, stop
-        self._number = time.time_ns()
+    def __init__(self, mesh: AnyMesh, *, stop: bool = False) -> None:
+        self._ranks: RankWatch[Findings] = RankWatch(mesh, "monarch_nb.diagnosis.nonfinite_rank")
+        self._stop = stop
         self.findings: tuple[Finding, ...] = ()
         self.notes: list[str] = []
 
@@ -40,31 +36,20 @@ class ValueWatch:
 
         Raises RuntimeError where PyTorch is not installed.
         """
-        answers = values_or_errors(self._run(f"begin({self._number}, {self._stop})"), None)
-        wrong = next((answer for answer in answers.values() if isinstance(answer, Exception)), None)
-        if wrong is not None:
-            self._run(f"end({self._number})")
-            if "No module named 'torch'" in text_of(wrong):
+        try:
+            self._ranks.begin(self._stop)
+        except Exception as error:
+            if "No module named 'torch'" in text_of(error):
                 raise RuntimeError("PyTorch is not installed there: pip install torch") from None
-            raise wrong
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends on all ranks, and adds the first finding to an error that the watched code raised."""
-        found: dict[int, tuple[NonFinite | None, NonFinite | None]] = {}
-        state = state_of(self._mesh)
-        procs = state.procs if isinstance(state, ActorState) else state
-        for rank, answer in values_or_errors(self._run(f"end({self._number})"), END_S).items():
-            if isinstance(answer, Exception):
-                why = text_of(answer).partition("\n")[0]
-                self.notes.append(
-                    f"{places_of(procs.region, [rank]) or state.name} did not say what it has found: {why}"
-                )
-            elif answer is not None:
-                found[rank] = answer
-        self.findings = judge_values(procs.name, procs.region, found)
+        found, self.notes = self._ranks.end(END_S, "what it has found")
+        self.findings = judge_values(self._ranks.procs.name, self._ranks.procs.region, found)
         if error is not None and self.findings:
             error.add_note(f"Before that, {self.findings[0].text}")
 
@@ -73,9 +58,6 @@ class ValueWatch:
         return "\n".join([*(lines or ["no NaN was found"]), *self.notes])
 
     __repr__ = __str__
-
-    def _run(self, call: str) -> "dict[int, Future[ValueMesh[Answer]]]":
-        return run_on_each(self._mesh, _CALL.format(call=call), filename="<watch>")
 
 
 def judge_values(
@@ -118,7 +100,7 @@ def _ranks(group: "Sequence[tuple[int, NonFinite, NonFinite | None]]") -> tuple[
 
 
 def _named(region: Region, group: "Sequence[tuple[int, NonFinite, NonFinite | None]]") -> str:
-    return places_of(region, _ranks(group)) or "the only rank"
+    return names_of(region, _ranks(group))
 
 
 def _text(ranks: str, one: "NonFinite", inf: "NonFinite | None") -> str:
@@ -137,7 +119,7 @@ def _text(ranks: str, one: "NonFinite", inf: "NonFinite | None") -> str:
     return f"{text}, from finite inputs"
 
 
-def watch(mesh: Watchable, *, stop: bool = False) -> ValueWatch:
+def watch(mesh: AnyMesh, *, stop: bool = False) -> ValueWatch:
     """Finds where the first NaN comes from: `with watch(trainers) as found: ...`, then `found.findings`.
 
     On each rank of an actor mesh, or for cells on processes, every operation of PyTorch is checked until one gives a

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from monarch_nb.runtime import DEBUG, current, current_runtime
-from monarch_nb.wire import is_users_file
+from monarch_nb.wire import users_frame
 
 _FORWARD = 1 << 16  # operations of forward passes whose module and line are known for their backward
 # Their results are whatever was in the memory before.
@@ -138,7 +138,7 @@ class _FirstNan(TorchDispatchMode):
             return
         self.nan = found
         if self._stop:
-            current_runtime().feature(DEBUG).stop(_users(frame) or frame, f"NaN in the result of {func}")
+            current_runtime().feature(DEBUG).stop(users_frame(frame) or frame, f"NaN in the result of {func}")
 
 
 def _endpoint(call: str) -> str:
@@ -195,16 +195,9 @@ def _worst(values: Iterable[object]) -> str:
     return worst
 
 
-def _users(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's own code."""
-    while frame is not None and not is_users_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
 def users_line(frame: FrameType | None) -> str:
     """The innermost line of the user's own code, as `file:line`; "" without one."""
-    users = _users(frame)
+    users = users_frame(frame)
     return f"{users.f_code.co_filename}:{users.f_lineno}" if users is not None else ""
 
 

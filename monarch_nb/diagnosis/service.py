@@ -30,8 +30,8 @@ from monarch_nb.diagnosis.verbs import (
     EndTimes,
     Evidence,
     Inspect,
-    MemoryUse,
     NewestCollective,
+    ProcessMemory,
     RankTimes,
     StackLine,
 )
@@ -69,7 +69,7 @@ class Inspection:
     def _inspect(self, _: Inspect, asker: Asker[Evidence]) -> None:
         answer_aside(self.evidence, asker, "diagnosis")  # the recorder of thousands takes a tenth of a second to read
 
-    def _memory(self, _: AskMemory, asker: Asker[MemoryUse]) -> None:
+    def _memory(self, _: AskMemory, asker: Asker[ProcessMemory]) -> None:
         answer_aside(import_module("monarch_nb.diagnosis.memory_rank").memory_use, asker, "diagnosis")
 
     def _begin(self, wanted: BeginTimes, asker: Asker[BegunTimes]) -> BegunTimes:

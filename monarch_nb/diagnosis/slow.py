@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from monarch_nb.code.file_names import line_name
 from monarch_nb.collectives.verbs import GroupKey
-from monarch_nb.diagnosis.collector import answers_of, merged, meshes_of, names_of
-from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty
+from monarch_nb.diagnosis.collector import answers_of, merged, meshes_of
+from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty, names_of
 from monarch_nb.diagnosis.slow_rank import MOST_SECONDS, WAITING
 from monarch_nb.diagnosis.verbs import BEGIN_TIMES, END_TIMES, BeginTimes, BegunTimes, EndTimes, RankTimes, TimeSpent
 from monarch_nb.mesh import ActorMesh, ProcMesh
@@ -362,7 +362,7 @@ class StragglerWatch:
         diagnoses, end, all_measured = [], EndTimes(self._number), []
         for procs, ranks in answers_of(self._runtime, self._meshes, END_TIMES, end, ANSWER_S):
             clocks = self._clocks.get(procs.uid, {})
-            measured = MeasuredProcs(procs.name, ranks, clocks, partial(names_of, procs))
+            measured = MeasuredProcs(procs.name, ranks, clocks, partial(names_of, procs.region))
             all_measured.append(measured)
             diagnoses.append(Diagnosis(judge_times(measured), _inspected(procs, measured, seconds)))
         self.diagnosis, self.measured = merged(diagnoses), tuple(all_measured)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from monarch_nb.diagnosis.judge import Procs, UnansweredCall, judge
+from monarch_nb.diagnosis.judge import STOPPED, Procs, UnansweredCall, judge
 from monarch_nb.diagnosis.verbs import INSPECT, EndpointRun, Evidence, Inspect
 from monarch_nb.host import run_findings
 from monarch_nb.host.linux import state_letter
@@ -24,7 +24,6 @@ WITHOUT_PROGRESS_S = 10.0  # between two rounds, and until ranks that do the sam
 LOOKS_APART_S = 0.5  # a rank that works has moved by then
 ASK_AGAIN_S = 60.0  # who has not answered before
 ANSWER_S = 1.5  # for the second look
-_STOPPED = {"T": "halted", "t": "traced"}
 _PREFIX = "the process this actor was running on failed: "
 log = logging.getLogger(__name__)
 Doing = frozenset[tuple[object, ...]]
@@ -148,7 +147,7 @@ class UnwatchedMesh:
         for child in living:
             rank = parse_address(child.address).rank
             letter = "" if rank in before or rank in after else state_letter(child.pid)
-            states[rank] = "starting" if child.state == "starting" else _STOPPED.get(letter, "busy")
+            states[rank] = "starting" if child.state == "starting" else STOPPED.get(letter, "busy")
             details.pop(rank, None)
         return states, details
 

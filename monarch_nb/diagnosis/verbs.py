@@ -159,7 +159,7 @@ class TensorsAlike(msgspec.Struct, array_like=True, frozen=True):
     size: int  # bytes of all of them
 
 
-class MemoryUse(msgspec.Struct, array_like=True, frozen=True):
+class ProcessMemory(msgspec.Struct, array_like=True, frozen=True):
     """The memory of a process, in bytes."""
 
     used: int
@@ -175,5 +175,5 @@ class MemoryUse(msgspec.Struct, array_like=True, frozen=True):
 
 BEGIN_TIMES = Verb("diagnosis.times", BeginTimes, BegunTimes, doc="samples where the time of a process goes")
 END_TIMES = Verb("diagnosis.times.end", EndTimes, RankTimes, doc="where the time has gone")
-MEMORY = Verb("diagnosis.memory", AskMemory, MemoryUse, doc="what memory a process uses, and for which tensors")
+MEMORY = Verb("diagnosis.memory", AskMemory, ProcessMemory, doc="what memory a process uses, and for which tensors")
 INSPECT = Verb("diagnosis.inspect", Inspect, Evidence, doc="what a process runs, and which collectives it has begun")

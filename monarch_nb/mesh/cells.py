@@ -3,19 +3,21 @@
 import ast
 import time
 from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.console import remember_source, run_and_draw
-from monarch_nb.mesh.handle import part_of, region_of
+from monarch_nb.mesh.handle import part_of, region_of, state_of
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
-from monarch_nb.runtime import EXEC, Future, PendingCall, current, current_runtime
-from monarch_nb.shape import NDSlice, Region
+from monarch_nb.runtime import EXEC, ActorState, Future, MeshState, PendingCall, current, current_runtime
+from monarch_nb.shape import NDSlice, Region, places_of
+from monarch_nb.wire import text_of
 
 T = TypeVar("T")
+R = TypeVar("R")
 AnyMesh: TypeAlias = ActorMesh[Any] | ProcMesh
 
 
@@ -51,6 +53,44 @@ def values_or_errors(asked: Mapping[int, Future[ValueMesh[T]]], seconds: float |
         except Exception as error:
             found[rank] = error
     return found
+
+
+class RankWatch(Generic[R]):
+    """A watch that runs on every rank of a mesh, on the thread that runs its endpoints.
+
+    `module` is the full name of a module with the functions `begin(number, ...)` and `end(number)`.
+    """
+
+    def __init__(self, mesh: AnyMesh, module: str) -> None:
+        self._mesh, self._module, self._number = mesh, module, time.time_ns()
+        self.state: MeshState = state_of(mesh)
+        self.procs = self.state.procs if isinstance(self.state, ActorState) else self.state
+
+    def begin(self, *arguments: object) -> None:
+        """Begins on all ranks, after what they run now. Blocks until then; raises what a rank raised."""
+        answers = values_or_errors(self._run("begin", *arguments), None)
+        wrong = next((answer for answer in answers.values() if isinstance(answer, Exception)), None)
+        if wrong is not None:
+            self._run("end")
+            raise wrong
+
+    def end(self, within: float, matter: str) -> tuple[dict[int, R], list[str]]:
+        """Ends on all ranks. Returns what they answer, by base rank, and which did not say `matter`, and why."""
+        found, notes = dict[int, R](), list[str]()
+        answers: Mapping[int, R | Exception | None] = values_or_errors(self._run("end"), within)
+        for rank, answer in answers.items():
+            if isinstance(answer, Exception):
+                why = text_of(answer).partition("\n")[0]
+                where = places_of(self.procs.region, [rank]) or self.state.name
+                notes.append(f"{where} did not say {matter}: {why}")
+            elif answer is not None:
+                found[rank] = answer
+        return found, notes
+
+    def _run(self, function: str, *arguments: object) -> dict[int, Future[ValueMesh[Any]]]:
+        given = ", ".join(map(repr, (self._number, *arguments)))
+        source = f"__import__({self._module!r}, fromlist=['begin']).{function}({given})"
+        return run_on_each(self._mesh, source, filename="<watch>")
 
 
 def _on_actors(mesh: ActorMesh[Any], source: str, filename: str) -> Future[ValueMesh[Any]]:

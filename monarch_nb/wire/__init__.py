@@ -40,6 +40,7 @@ from monarch_nb.wire.errors import (
     is_mistake,
     is_users_file,
     unpickle_failure,
+    users_frame,
     without_engine,
 )
 from monarch_nb.wire.explain import PickleFailure, explain_unpicklable, pickle_failure
@@ -160,6 +161,7 @@ __all__ = [
     "unfold_each",
     "unpickle_failure",
     "unregister_pickle_by_value",
+    "users_frame",
     "with_article",
     "with_host_names",
     "without_engine",

@@ -6,6 +6,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from monarch_nb.wire.body import (
@@ -271,6 +272,13 @@ class At(NamedTuple):
 def is_users_file(file: str) -> bool:
     """Whether code is the user's: no part of Python, of an installed package, or of the engine."""
     return not file.startswith((*LIBRARIES, ENGINE, "<frozen "))
+
+
+def users_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's own code, from this one outwards."""
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
 
 
 def is_mistake(frames: Sequence[At], own: Sequence[str] = (ENGINE,)) -> bool:

@@ -4,7 +4,7 @@ import pytest
 
 from monarch_nb.diagnosis.memory import is_steady, judge_growth, judge_memory
 from monarch_nb.diagnosis.memory_rank import Growth, MemoryGrowth
-from monarch_nb.diagnosis.verbs import MemoryUse, TensorsAlike
+from monarch_nb.diagnosis.verbs import ProcessMemory, TensorsAlike
 from monarch_nb.host.procs.child import MemoryReadings
 from monarch_nb.wire import size_text
 
@@ -16,9 +16,9 @@ def names(ranks: object) -> str:
     return f"ranks {list(ranks)}"  # type: ignore[call-overload]
 
 
-def use(megabytes: int, free: int = 16_000, tensors: tuple[TensorsAlike, ...] = ()) -> MemoryUse:
+def use(megabytes: int, free: int = 16_000, tensors: tuple[TensorsAlike, ...] = ()) -> ProcessMemory:
     size = megabytes * MB
-    return MemoryUse(size, "Pss", size, size, 32_000 * MB, free * MB, 0, 0, tensors)
+    return ProcessMemory(size, "Pss", size, size, 32_000 * MB, free * MB, 0, 0, tensors)
 
 
 def growth(*lines: Growth, resident: tuple[int, ...] = (100, 100, 100, 100, 100)) -> MemoryGrowth:

@@ -15,7 +15,7 @@ from monarch_nb.tensor.placement import Placement
 from ..guide import Checkup, Guide
 from ..overview import Overview
 from ..tensors import TensorListing
-from ..views.displays import Failures, LogView, diagnosis_html, metrics_html, values_html, watch_html
+from ..views.displays import Failures, LogView, diagnosis_html, memory_html, metrics_html, slow_html, values_html
 from .failures import failure_bundle
 from .guide import checkup_html, guide_html
 from .handles import HandleForms
@@ -47,8 +47,8 @@ _FORMS: dict[type | str, Callable[[Any], str]] = {
     TRANSFERS: transfers_html,
     "monarch_nb.diagnosis.findings.Diagnosis": diagnosis_html,
     "monarch_nb.diagnosis.nonfinite.ValueWatch": values_html,
-    "monarch_nb.diagnosis.memory.MemoryWatch": watch_html,
-    "monarch_nb.diagnosis.slow.StragglerWatch": watch_html,
+    "monarch_nb.diagnosis.memory.MemoryWatch": memory_html,
+    "monarch_nb.diagnosis.slow.StragglerWatch": slow_html,
     Placement: placement_html,
     MeshFailure: lambda failure: failure_bundle(record(failure, time.time()))["text/html"],
 }

@@ -79,9 +79,14 @@ def diagnosis_html(diagnosis: "Diagnosis") -> str:
     return _findings_html(diagnosis.findings, "nothing found", [f"inspected: {diagnosis.inspected}", *ended])
 
 
-def watch_html(watch: "StragglerWatch | MemoryWatch") -> str:
-    """The static form of what a watch has found; of ranks that were compared also where their time went."""
-    return diagnosis_html(watch.diagnosis) + _phases_html(getattr(watch, "measured", ()))
+def slow_html(watch: "StragglerWatch") -> str:
+    """The static form of what `StragglerWatch` has found, and of where the time of the ranks went."""
+    return diagnosis_html(watch.diagnosis) + _phases_html(watch.measured)
+
+
+def memory_html(watch: "MemoryWatch") -> str:
+    """The static form of what `MemoryWatch` has found."""
+    return diagnosis_html(watch.diagnosis)
 
 
 _PHASE_COLOURS = {

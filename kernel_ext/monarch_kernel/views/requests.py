@@ -148,7 +148,7 @@ class Requests:
         return {"lines": kept}
 
     def _do_why(self, runtime: Runtime, message: Message) -> Message:
-        return _found(diagnosis.diagnose(self._diagnosed(runtime, message)))
+        return _document(diagnosis.diagnose(self._diagnosed(runtime, message)))
 
     def _do_slow(self, runtime: Runtime, message: Message) -> Message:
         with diagnosis.StragglerWatch(self._diagnosed(runtime, message)) as watch:
@@ -158,17 +158,17 @@ class Requests:
             for procs in watch.measured
             for rank, shares in phase_shares(procs).items()
         ]
-        return {**_found(watch.diagnosis), "phases": phases[:MOST_PHASES]}
+        return {**_document(watch.diagnosis), "phases": phases[:MOST_PHASES]}
 
     def _do_abort(self, runtime: Runtime, message: Message) -> Message:
-        return _found(diagnosis.abort(self._diagnosed(runtime, message)))
+        return _document(diagnosis.abort(self._diagnosed(runtime, message)))
 
     def _diagnosed(self, runtime: Runtime, message: Message) -> ActorMesh[Any] | ProcMesh | None:
         """The mesh that is meant; None for all with calls under way."""
         if not message.get("mesh"):
             return None
-        state = self._state(runtime, message)
-        return (ActorMesh if isinstance(state, ActorState) else ProcMesh)(state, state.region)  # type: ignore[arg-type]
+        whole: ActorMesh[Any] | ProcMesh = self._meshes(self._state(runtime, message), {}, [])[0]
+        return whole
 
     def _do_spawn(self, runtime: Runtime, message: Message) -> Message:
         name, dims = str(message.get("name") or ""), message.get("dims")
@@ -209,7 +209,7 @@ class Requests:
         return self._debugger.answer(runtime, message)
 
 
-def _found(found: diagnosis.Diagnosis) -> Message:
+def _document(found: diagnosis.Diagnosis) -> Message:
     findings = [
         {"kind": each.kind, "mesh": each.mesh, "text": each.text, "perhaps": each.is_suspicion, "sure": each.sure}
         for each in found.findings
