@@ -1,16 +1,18 @@
 """What diagnosing costs, and how often a slow rank is found: `python -m benchmarks.diagnosis`.
 
-Everything that is always on is compared with the same ranks without it, in turns, by the processor time of the ranks:
-on a machine that does other work too, only that can be compared.
+What is always on is timed by itself; a watch is compared with the same ranks without it, in turns, by their processor
+time: on a machine that does other work too, only that can be compared.
 """
 
 import argparse
+import gc
 import json
+import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import psutil
@@ -18,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer
 
 from benchmarks.machine import load
 from monarch_nb import watch
@@ -26,6 +29,8 @@ from monarch_nb.diagnosis import StragglerWatch
 
 ROUNDS = 12
 STEPS = 40
+COLLECTIVES = 2000
+BUCKETS = 2  # into which DistributedDataParallel puts the gradients of a step
 RANKS = 2  # of the comparison of costs
 SLOW_RANKS = 4
 PHASES = ("data", "forward", "optimizer")
@@ -44,12 +49,8 @@ class Trainer(Actor):
     """A small DistributedDataParallel step of about 20 ms."""
 
     @endpoint
-    def join(self, bare: bool) -> None:
+    def join(self) -> None:
         torch.set_num_threads(1)
-        if bare:
-            from torch.optim import optimizer
-
-            optimizer._global_optimizer_pre_hooks.clear()
         if not dist.is_initialized():
             dist.init_process_group("gloo")
         torch.manual_seed(0)
@@ -58,16 +59,56 @@ class Trainer(Actor):
         self.optimizer = torch.optim.AdamW(self.net.parameters())
 
     @endpoint
-    def steps(self, number: int) -> tuple[float, int]:
-        """Processor seconds of a step, and the bytes of this process's own memory."""
-        process = psutil.Process()
+    def steps(self, number: int) -> float:
+        """Processor seconds of a step."""
         before = time.process_time()
+        self._train(number)
+        return (time.process_time() - before) / number
+
+    @endpoint
+    def check(self, number: int) -> float:
+        """Processor seconds of a step in the hooks that run before all optimizers' steps."""
+        hooks = optimizer._global_optimizer_pre_hooks
+        spent = 0.0
+
+        def timed(hook: Callable[..., None]) -> Callable[..., None]:
+            def run(*args: object) -> None:
+                nonlocal spent
+                before = time.thread_time()
+                hook(*args)
+                spent += time.thread_time() - before
+
+            return run
+
+        before = dict(hooks)
+        hooks.update({key: timed(hook) for key, hook in before.items()})
+        self._train(number)
+        hooks.update(before)
+        return spent / number
+
+    @endpoint
+    def collectives(self, number: int) -> float:
+        """Processor seconds of an all_reduce of one number."""
+        before = time.process_time()
+        for _ in range(number):
+            dist.all_reduce(torch.ones(1))
+        return (time.process_time() - before) / number
+
+    @endpoint
+    def memory(self) -> int:
+        """Bytes of this process's own."""
+        gc.collect()
+        return int(psutil.Process().memory_full_info().uss)
+
+    @endpoint
+    def has_torch_of_template(self) -> bool:
+        return os.environ["HAD_TORCH"] == "True"
+
+    def _train(self, number: int) -> None:
         for _ in range(number):
             self.optimizer.zero_grad()
             self.net(torch.randn(128, 256)).square().mean().backward()
             self.optimizer.step()
-        spent = time.process_time() - before
-        return spent / number, process.memory_full_info().uss
 
 
 class Stepper(Actor):
@@ -92,43 +133,55 @@ class Stepper(Actor):
 
 
 def costs() -> Iterator[tuple[str, str]]:
-    """What is always on: the recorder of collectives, what answers questions, and the check of gradients."""
-    first = this_host().spawn_procs(per_host={"gpus": RANKS}, name="first")  # until the template has PyTorch
-    first.spawn("first", Trainer).join.call(False).get(120)
-    first.stop().get(60)
-    meshes = {}
-    for name, env in (("on", {}), ("off", {"TORCH_FR_BUFFER_SIZE": "0"})):
-        procs = this_host().spawn_procs(per_host={"gpus": RANKS}, name=name, bootstrap=_environment(env))
+    """What is always on: the check of gradients, and the recorder of collectives.
+
+    Both are timed by themselves: whole steps of two sets of processes differ by more than these cost.
+    """
+    while True:  # until the template has PyTorch: before, processes load it themselves
+        first = this_host().spawn_procs(per_host={"gpus": 1}, name="first", bootstrap=_environment({}))
+        has_torch = first.spawn("first", Trainer).has_torch_of_template.call_one().get(120)
+        first.stop().get(60)
+        if has_torch:
+            break
+    meshes: dict[str, Any] = {}
+    for name, environment in (("on", {}), ("off", {"TORCH_FR_BUFFER_SIZE": "0"})):
+        procs = this_host().spawn_procs(per_host={"gpus": RANKS}, name=name, bootstrap=_environment(environment))
         meshes[name] = procs.spawn(name, Trainer)
-        meshes[name].join.call(name == "off").get(120)
-        meshes[name].steps.call(STEPS).get(120)
-    spent: dict[str, list[float]] = {"on": [], "off": [], "watched": []}
-    memory = {"on": 0.0, "off": 0.0}
+        meshes[name].join.call().get(120)
+        _mean(meshes[name].steps, STEPS)
+    collective: dict[str, list[float]] = {"on": [], "off": []}
+    memory = {name: _mean(mesh.memory) for name, mesh in meshes.items()}
     for round_ in range(ROUNDS):
         for name in ("on", "off") if round_ % 2 else ("off", "on"):
-            values = [value for _, value in meshes[name].steps.call(STEPS).get(300).items()]
-            spent[name].append(sum(seconds for seconds, _ in values) / RANKS)
-            memory[name] = sum(size for _, size in values) / RANKS
-    plain = []
-    for _ in range(ROUNDS // 2):  # afterwards: what a watch imports stays in memory
+            collective[name].append(_mean(meshes[name].collectives, COLLECTIVES))
+    recorder = max(0.0, median(collective["on"]) - median(collective["off"]))
+    check = median(_mean(meshes["on"].check, STEPS) for _ in range(ROUNDS))
+    plain, watched = [], []
+    for _ in range(ROUNDS):  # afterwards: what a watch imports stays in memory
         with watch(meshes["on"]):
-            values = [value for _, value in meshes["on"].steps.call(STEPS).get(300).items()]
-        spent["watched"].append(sum(seconds for seconds, _ in values) / RANKS)
-        values = [value for _, value in meshes["on"].steps.call(STEPS).get(300).items()]
-        plain.append(sum(seconds for seconds, _ in values) / RANKS)
-    ratios = [on / off for on, off in zip(spent["on"], spent["off"], strict=True)]
-    watched = [each / on for each, on in zip(spent["watched"], plain, strict=True)]
-    step = 1000 * median(spent["off"])
-    yield "always on, of a step's processor time", f"{100 * (median(ratios) - 1):+.2f} % of {step:.1f} ms"
+            watched.append(_mean(meshes["on"].steps, STEPS))
+        plain.append(_mean(meshes["on"].steps, STEPS))
+    step = median(plain)
+    yield (
+        "always on, of a step's processor time",
+        f"{100 * (check + BUCKETS * recorder) / step:.2f} % of {1000 * step:.1f} ms: check of gradients "
+        f"{1e6 * check:.0f} µs, recorder {1e6 * recorder:.1f} µs a collective",
+    )
     yield "always on, memory of a rank", f"{(memory['on'] - memory['off']) / 1e6:+.1f} MB"
-    yield "watch, of a step's processor time", f"{median(watched):.2f}×"
+    ratios = [each / on for each, on in zip(watched, plain, strict=True)]
+    yield "watch, of a step's processor time", f"{median(ratios):.2f}×"
+
+
+def _mean(method: Any, *args: object) -> float:
+    return mean(value for _, value in method.call(*args).get(300).items())
 
 
 def _environment(values: dict[str, str]) -> Any:
     def set_them() -> None:
         import os
+        import sys
 
-        os.environ.update(values)
+        os.environ.update(values, HAD_TORCH=str("torch" in sys.modules))
 
     return set_them
 

@@ -126,8 +126,8 @@ class DiagnosisMagics(Magics):
 
             %%watch trainers gpus=0-3 --stop   # the debugger stops the rank there
 
-        Every operation of PyTorch in the actors is checked until one gives a NaN; a step takes up to three times as
-        long. The rank, the operation, the module and the line are shown beneath the cell's value, and are in `_`. From
+        Every operation of PyTorch in the actors is checked until one gives a NaN; a small step takes half as much
+        again. The rank, the operation, the module and the line are shown beneath the cell's value, and are in `_`. From
         Python: with monarch.watch(trainers) as found: ...
         """
         place = read_place("%%watch", line, ("--stop",))

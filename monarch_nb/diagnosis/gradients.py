@@ -1,15 +1,15 @@
 """Gradients that are not finite, noticed before an optimizer's step without being asked: a rank says so once.
 
-PyTorch runs a hook before each step of every optimizer. It reads a few numbers of two gradients: a NaN of the loss, or
-of any layer, is in those of the layers before it. On GPUs, where reading would wait for what the GPU still does, and
-in steps that are compiled, it does nothing; `watch` checks every operation.
+PyTorch runs a hook before each step of every optimizer. It reads a few numbers of a gradient, near the first and near
+the last parameter in turns: a NaN of the loss, or of any layer, is in the gradients of the layers before it. On GPUs,
+where reading would wait for what the GPU still does, and in steps that are compiled, it does nothing; `watch` checks
+every operation.
 """
 
 import math
 import sys
 import weakref
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_nb._imported import when_imported
@@ -18,6 +18,7 @@ from monarch_nb.runtime import current
 from monarch_nb.wire import is_cell_file, users_frame
 
 MOST = 4096  # numbers of a gradient that are read
+CHOSEN_AGAIN = 100  # steps after which it chooses gradients again: parameters come and go
 NEAR = 8  # parameters at either end, of which that with the smallest gradient is read
 
 
@@ -32,33 +33,41 @@ def _watch(module: Any) -> None:
         register(_GradientCheck())
 
 
+class _Steps:
+    """Steps of one optimizer so far, and the parameters whose gradients are read before the next ones."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.read: tuple[Any, ...] = ()
+
+
 class _GradientCheck:
     """Counts the steps of each optimizer, and checks the gradients before them."""
 
     def __init__(self) -> None:
         self._torch: Any = sys.modules["torch"]
-        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._steps: weakref.WeakKeyDictionary[Any, _Steps] = weakref.WeakKeyDictionary()
         self._has_reported = False
 
     def __call__(self, optimizer: Any, args: object, kwargs: object) -> None:
         """Before a step. Never raises: the program is not to fail because of it."""
-        torch = self._torch
-        if self._has_reported or torch.compiler.is_compiling() or current.get() is None:
+        if self._has_reported or self._torch.compiler.is_compiling() or current.get() is None:
             return
         try:
-            self._steps[optimizer] = step = self._steps.get(optimizer, 0) + 1
+            steps = self._steps.get(optimizer)
+            if steps is None:
+                steps = self._steps[optimizer] = _Steps()
+            steps.number += 1
             if getattr(optimizer, "found_inf", None) is None:  # a scaler of gradients has not looked itself
-                self._check(optimizer, step)
+                self._check(optimizer, steps)
         except Exception:
             self._has_reported = True  # tensors of a kind that cannot be read so
 
-    def _check(self, optimizer: Any, step: int) -> None:
+    def _check(self, optimizer: Any, steps: _Steps) -> None:
         groups = optimizer.param_groups
-        ends = (
-            (parameter.grad for group in groups for parameter in group["params"]),
-            (parameter.grad for group in reversed(groups) for parameter in reversed(group["params"])),
-        )
-        if all(_is_finite(grads) for grads in ends):
+        if steps.number % CHOSEN_AGAIN == 1 or any(each.grad is None for each in steps.read):
+            steps.read = _smallest_at_both_ends(groups)
+        if not steps.read or _is_finite(steps.read[steps.number % len(steps.read)].grad):
             return
         self._has_reported = True
         named = [(f"group {number}, parameter {index}", parameter.grad) for number, group in enumerate(groups)
@@ -67,29 +76,33 @@ class _GradientCheck:
         kind, line = type(optimizer).__name__, _line()
         found = f"{len(bad)} of {len(named)} gradients are not finite, first that of {(bad or [named[0][0]])[0]}"
         sys.stderr.write(
-            f"monarch: before step {step} of {kind}{f' ({line})' if line else ''}, {found}. Run the steps before it "
-            "within %%watch, or monarch.watch(mesh), to see where it comes from.\n"
+            f"monarch: before step {steps.number} of {kind}{f' ({line})' if line else ''}, {found}. Run the steps "
+            "before it within %%watch, or monarch.watch(mesh), to see where it comes from.\n"
         )
 
 
-def _is_finite(grads: Iterable[Any]) -> bool:
-    """Whether a few numbers of the smallest of the next gradients are finite."""
-    near = [_local(grad) for grad in islice((each for each in grads if each is not None), NEAR)]
-    near = [grad for grad in near if grad.device.type == "cpu" and grad.layout is sys.modules["torch"].strided]
-    if not near:
-        return True
-    smallest = min(near, key=_size)
-    if smallest.numel() > MOST:
-        smallest = smallest.flatten()[:: smallest.numel() // MOST]
-    return _is_sum_finite(smallest)
+def _smallest_at_both_ends(groups: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+    """Chooses parameters whose gradients are read: near the first and near the last one, the smallest."""
+    parameters = [each for group in groups for each in group["params"] if each.grad is not None]
+    near = ([each for each in end if _is_readable(each.grad)] for end in (parameters[:NEAR], parameters[-NEAR:]))
+    return tuple(min(end, key=lambda each: int(_local(each.grad).numel())) for end in near if end)
+
+
+def _is_readable(grad: Any) -> bool:
+    local = _local(grad)
+    return local.device.type == "cpu" and local.layout is sys.modules["torch"].strided
+
+
+def _is_finite(grad: Any) -> bool:
+    """Whether a few numbers of a gradient are finite."""
+    local = _local(grad)
+    if local.numel() > MOST:
+        local = local.flatten()[:: local.numel() // MOST]
+    return math.isfinite(local.sum().item()) or _is_sum_finite(local)
 
 
 def _is_sum_finite(tensor: Any) -> bool:
-    return math.isfinite(float(tensor.sum(dtype=sys.modules["torch"].float64)))  # in which no finite numbers overflow
-
-
-def _size(tensor: Any) -> int:
-    return int(tensor.numel())
+    return math.isfinite(tensor.sum(dtype=sys.modules["torch"].float64).item())  # in which no finite numbers overflow
 
 
 def _local(tensor: Any) -> Any:

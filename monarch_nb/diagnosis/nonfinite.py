@@ -123,9 +123,9 @@ def watch(mesh: AnyMesh, *, stop: bool = False) -> ValueWatch:
     """Finds where the first NaN comes from: `with watch(trainers) as found: ...`, then `found.findings`.
 
     On each rank of an actor mesh, or for cells on processes, every operation of PyTorch is checked until one gives a
-    NaN: a step takes up to three times as long. A finding has the rank, the operation, the module, the line, forward or
-    backward, and whether the inputs were finite. With `stop`, the debugger stops the rank there. Raises TypeError for
-    a value that is not a mesh.
+    NaN, and the parameters after each step of an optimizer: a small step takes half as much again. A finding has the
+    rank, the operation, the module, the line, forward or backward, and whether the inputs were finite. With `stop`, the
+    debugger stops the rank there. Raises TypeError for a value that is not a mesh.
     """
     if not isinstance(mesh, ActorMesh | ProcMesh):
         raise TypeError(f"watch() takes a mesh of actors or of processes, not {kind_of(mesh)}")

@@ -3,16 +3,18 @@
 import math
 import sys
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any, TypeGuard
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from monarch_nb.runtime import DEBUG, current, current_runtime
@@ -55,32 +57,107 @@ class NonFinite:
     at: float
 
 
+class _Plan(NamedTuple):
+    """What is checked of an operation, by its schema."""
+
+    name: str
+    is_checked: bool
+    written: tuple[tuple[int, str], ...]  # arguments that it writes to: index and name
+    returns_what_it_writes: bool
+
+
+def _plan(func: Any) -> _Plan:
+    name = func._overloadpacket.__name__
+    is_checked = not func.is_view and name not in _UNINITIALISED and func.namespace not in _COLLECTIVES
+    arguments, returns = func._schema.arguments, func._schema.returns
+    written = [(index, each.name) for index, each in enumerate(arguments) if _is_written(each)]
+    returned = sum(_is_written(each) for each in returns)
+    return _Plan(name, is_checked, tuple(written), len(written) == returned)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
 class _FirstNan(TorchDispatchMode):
-    """Checks the results of each operation until one has a NaN."""
+    """Checks the results of each operation until one has a NaN.
+
+    Operations of an optimizer's step are not checked one by one, which would double its time, but its parameters are
+    afterwards.
+    """
 
     def __init__(self, *, stop: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nan: NonFinite | None = None
         self.inf: NonFinite | None = None
         self._stop = stop
+        self._plans: dict[Any, _Plan] = {}
         self._modules: list[str] = []
+        self._outermost: weakref.ref[nn.Module] | None = None
         self._names: dict[int, str] = {}  # of the modules below the outermost one, by id
-        self._forward: dict[int, tuple[str, str]] = {}  # module and line, by the number of the autograd node
+        # Module, code and line, by the number of the autograd node: of the last operations, and of those before them.
+        self._forward: dict[int, tuple[str, CodeType | None, int]] = {}
+        self._earlier: dict[int, tuple[str, CodeType | None, int]] = {}
         context = current.get()
         self._call, self._number = context.call if context is not None else "", 0
         self._hooks = [
             nn.modules.module.register_module_forward_pre_hook(self._entered),
             nn.modules.module.register_module_forward_hook(self._left, always_call=True),
+            register_optimizer_step_pre_hook(self._step_begins),
+            register_optimizer_step_post_hook(self._step_ends),
         ]
+        self._stack: list[TorchDispatchMode] | None = None  # of an optimizer's step, in which this mode is left
 
     def end(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._resume()
+
+    def _step_begins(self, optimizer: Optimizer, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        if current.get() is None or torch.compiler.is_compiling():
+            return
+        self._resume()
+        stack = _get_current_dispatch_mode_stack()
+        has_closure = any(each is not None for each in (*args[1:], *kwargs.values()))
+        if stack and stack[-1] is self and not has_closure:  # a closure runs the model
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._stack = stack[:-1]
+
+    def _step_ends(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        if current.get() is None or self._stack is None:
+            return
+        self._check_parameters(optimizer)
+        self._resume()
+
+    def _resume(self) -> None:
+        """Enters this mode again, unless other modes have come or gone since: a step that raised has no end."""
+        if self._stack is not None and self._stack == _get_current_dispatch_mode_stack():
+            self.__enter__()  # type: ignore[no-untyped-call]
+            self._stack = None
+
+    def _check_parameters(self, optimizer: Optimizer) -> None:
+        if self.nan is not None:
+            return
+        for number, group in enumerate(optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                local = getattr(parameter, "_local_tensor", parameter)
+                for tensor in _with_values((local,) if parameter.grad is not None else ()):
+                    if _is_suspicious(tensor):
+                        grad = getattr(parameter.grad, "_local_tensor", parameter.grad)
+                        names = (name for name, each in self._parameters() if each is parameter)
+                        where = next(names, f"parameter {index} of group {number}")
+                        self._report(f"{type(optimizer).__name__}.step", tensor, _worst([grad]), where)
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        module = self._outermost() if self._outermost is not None else None
+        return iter(()) if module is None else module.named_parameters(prefix=type(module).__name__)
 
     def _entered(self, module: nn.Module, args: object) -> None:
         if current.get() is None:
             return
+        self._resume()
         if not self._modules:
+            self._outermost = weakref.ref(module)
             self._names = {id(each): name for name, each in module.named_modules(prefix=type(module).__name__)}
         self._modules.append(self._names.get(id(module)) or type(module).__name__)
 
@@ -89,12 +166,12 @@ class _FirstNan(TorchDispatchMode):
             self._modules.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if any(kind is not torch.Tensor and kind is not nn.Parameter for kind in types):
-            if any(issubclass(kind, FakeTensor) for kind in types):
-                return func(*args, **(kwargs or {}))  # has no values
-            return NotImplemented  # of a subclass, such as DTensor, the operations on its parts are seen
-        kwargs = kwargs or {}
-        results = func(*args, **kwargs)
+        for kind in types:
+            if kind is not torch.Tensor and kind is not nn.Parameter:
+                if any(issubclass(each, FakeTensor) for each in types):
+                    return func(*args, **(kwargs or {}))  # has no values
+                return NotImplemented  # of a subclass, such as DTensor, the operations on its parts are seen
+        results = func(*args, **kwargs) if kwargs else func(*args)
         if self.nan is not None:
             return results
         context = current.get()  # None on threads of autograd's
@@ -103,34 +180,54 @@ class _FirstNan(TorchDispatchMode):
         backward = torch._C._current_graph_task_id() != -1
         if not backward and torch.is_grad_enabled():
             self._remember()
-        name = func._overloadpacket.__name__
-        if not func.is_view and name not in _UNINITIALISED and func.namespace not in _COLLECTIVES:
-            for tensor in _changed(func, args, kwargs, results):
+        plan = self._plans.get(func)
+        if plan is None:
+            plan = self._plans[func] = _plan(func)
+        if plan.is_checked:
+            is_only_result = plan.returns_what_it_writes and type(results) is torch.Tensor
+            for tensor in _with_values((results,) if is_only_result else _changed(plan, args, kwargs or {}, results)):
                 if _is_suspicious(tensor):
-                    self._found(func, name, tensor, args, kwargs, backward)
+                    self._found(func, plan.name, tensor, args, kwargs or {}, backward)
         return results
 
     def _remember(self) -> None:
+        """Notes the module and the line of an operation of the forward pass, for its backward."""
         number = torch._C._autograd._get_sequence_nr() - 1  # that of the node that autograd has just made
+        if number in self._forward:
+            return  # an operation without a node of its own
         if len(self._forward) >= _FORWARD:
-            self._forward.pop(next(iter(self._forward)))
-        self._forward[number] = (self._modules[-1] if self._modules else "", users_line(sys._getframe(2)))
+            self._forward, self._earlier = {}, self._forward
+        frame = users_frame(sys._getframe(2))
+        module = self._modules[-1] if self._modules else ""
+        self._forward[number] = (module, frame.f_code, frame.f_lineno) if frame is not None else (module, None, 0)
+
+    def _forward_of(self, node: Any) -> tuple[str, str]:
+        """The module and the line of the operation whose backward runs."""
+        number = node._sequence_nr() if node is not None else -1
+        module, code, line = self._forward.get(number) or self._earlier.get(number) or ("", None, 0)
+        return module, f"{code.co_filename}:{line}" if code is not None else ""
 
     def _found(self, func: Any, name: str, tensor: torch.Tensor, args: object, kwargs: object, backward: bool) -> None:
-        nans = int(tensor.isnan().sum())
-        infinities = int(tensor.isinf().sum())
-        if not nans and (not infinities or self.inf is not None or name in _DELIBERATE):
+        if (name in _DELIBERATE or self.inf is not None) and not tensor.isnan().any():
             return
         given = _worst(each for each in tree_leaves((args, kwargs)) if each is not tensor)
-        if not nans and given != "finite":
-            return
         module, source = self._modules[-1] if self._modules else "", ""
         if backward:
-            node = torch._C._current_autograd_node()
-            module, source = self._forward.get(node._sequence_nr() if node is not None else -1, (module, ""))
+            of_forward, source = self._forward_of(torch._C._current_autograd_node())
+            module = of_forward or module
+        self._report(str(func), tensor, given, module, source, backward=backward)
+
+    def _report(
+        self, operation: str, tensor: torch.Tensor, given: str, module: str, source: str = "", *, backward: bool = False
+    ) -> None:
+        """Notes what has been found, where it is the first."""
+        nans, infinities = int(tensor.isnan().sum()), int(tensor.isinf().sum())
+        is_first = self.nan is None if nans else infinities > 0 and self.inf is None and given == "finite"
+        if not is_first:
+            return
         frame = sys._getframe(2)
         found = NonFinite(
-            str(func), nans, infinities, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), given, backward,
+            operation, nans, infinities, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), given, backward,
             module, source or users_line(frame), _endpoint(self._call), self._number, time.time(),
         )  # fmt: skip
         if not nans:
@@ -138,7 +235,7 @@ class _FirstNan(TorchDispatchMode):
             return
         self.nan = found
         if self._stop:
-            current_runtime().feature(DEBUG).stop(users_frame(frame) or frame, f"NaN in the result of {func}")
+            current_runtime().feature(DEBUG).stop(users_frame(frame) or frame, f"NaN in the result of {operation}")
 
 
 def _endpoint(call: str) -> str:
@@ -146,40 +243,35 @@ def _endpoint(call: str) -> str:
     return next((cell.running[1] for cell in cells if cell.running is not None and cell.running[0] == call), "")
 
 
-def _changed(
-    func: Any, args: Sequence[object], kwargs: Mapping[str, object], results: object
-) -> Iterator[torch.Tensor]:
-    """Tensors that an operation has made, or written to."""
+def _changed(plan: _Plan, args: Sequence[object], kwargs: Mapping[str, object], results: object) -> list[object]:
+    """Returns what an operation has made or written to, each object once."""
     found: list[object] = tree_leaves(results)
-    for argument, value in zip(func._schema.arguments, args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += tree_leaves(value)
-    for argument in func._schema.arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in kwargs:
-            found += tree_leaves(kwargs[argument.name])
-    seen = set()
-    for value in found:
-        if _has_values(value) and id(value) not in seen:
-            seen.add(id(value))
+    for index, name in plan.written:
+        found += tree_leaves(args[index] if index < len(args) else kwargs.get(name))
+    return list({id(value): value for value in found}.values())
+
+
+def _with_values(values: Iterable[object]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if (
+            isinstance(value, torch.Tensor)
+            and type(value) in (torch.Tensor, nn.Parameter)
+            and (value.is_floating_point() or value.is_complex())
+            and value.numel() > 0
+            and value.layout is torch.strided
+            and not value.is_meta
+        ):
             yield value
-
-
-def _has_values(value: object) -> TypeGuard[torch.Tensor]:
-    return (
-        isinstance(value, torch.Tensor)
-        and type(value) in (torch.Tensor, nn.Parameter)
-        and (value.is_floating_point() or value.is_complex())
-        and value.numel() > 0
-        and value.layout is torch.strided
-        and not value.is_meta
-    )
 
 
 def _is_suspicious(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor may have an element that is not finite, at the cost of a sum. False is certain."""
+    dtype = tensor.dtype
+    if dtype is torch.float32 or dtype is torch.float64:
+        return not math.isfinite(tensor.sum().item())
     if tensor.is_complex():
         return not bool(tensor.isfinite().all())
-    return not math.isfinite(float(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))))
+    return not math.isfinite(tensor.sum(dtype=torch.float32).item())
 
 
 def _worst(values: Iterable[object]) -> str:
@@ -187,10 +279,10 @@ def _worst(values: Iterable[object]) -> str:
     for value in values:
         if isinstance(value, float):
             value = torch.tensor(value)
-        if isinstance(value, torch.Tensor) and _has_values(value):
-            if bool(value.isnan().any()):
+        for tensor in _with_values((value,)):
+            if bool(tensor.isnan().any()):
                 return "nan"
-            if bool(value.isinf().any()):
+            if bool(tensor.isinf().any()):
                 worst = "inf"
     return worst
 

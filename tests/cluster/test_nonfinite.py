@@ -37,6 +37,10 @@ class Root(nn.Module):
         return torch.sqrt(x)
 
 
+def _refuse(*args: object) -> None:
+    raise ArithmeticError
+
+
 class Net(nn.Module):
     def __init__(self, bad: bool) -> None:
         super().__init__()
@@ -84,6 +88,27 @@ class Trainer(Actor):
     @endpoint
     def batch(self, values: torch.Tensor) -> None:
         (values * 2).sum()
+
+    @endpoint
+    def optimizer(self) -> None:
+        """Divides by zero where a gradient is zero, after a step that is refused halfway."""
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(net.parameters(), eps=0.0)
+        refusal = optimizer.register_step_pre_hook(_refuse)
+        with contextlib.suppress(ArithmeticError):
+            optimizer.step()
+        refusal.remove()
+        (net(torch.randn(2, 4)) * 0).sum().backward()
+        optimizer.step()
+
+    @endpoint
+    def after_a_refused_step(self) -> None:
+        net = Net(True)
+        optimizer = torch.optim.SGD(net.parameters())
+        optimizer.register_step_pre_hook(_refuse)
+        with contextlib.suppress(ArithmeticError):
+            optimizer.step()
+        net(torch.randn(8, 4))
 
     @endpoint
     def overflow(self) -> None:
@@ -139,6 +164,8 @@ def trainers() -> Iterator[ActorMesh[Trainer]]:
         ("forward", (1,), "aten.log.default gave 32 NaN in float32[8×4] in Net.blocks.1 (test_nonfinite.py:"),
         ("backward", (0, 1, 2), "in the backward of Root (test_nonfinite.py:"),
         ("overflow", (0, 1, 2), "from inputs with infinities, the first from aten.mul.Tensor"),
+        ("optimizer", (0, 1, 2), "AdamW.step gave 16 NaN in float32[4×4] in Linear.weight (test_nonfinite.py:"),
+        ("after_a_refused_step", (0, 1, 2), "in Net.blocks.1 (test_nonfinite.py:"),
     ],
 )
 def test_the_rank_operation_module_and_line_are_named(
