@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,11 +27,14 @@ from benchmarks.machine import load
 from monarch_nb import watch
 from monarch_nb.actor import Actor, current_rank, endpoint, this_host
 from monarch_nb.diagnosis import StragglerWatch
+from monarch_nb.diagnosis.gradients import FIRST
 
 ROUNDS = 12
 STEPS = 40
 COLLECTIVES = 2000
 BUCKETS = 2  # into which DistributedDataParallel puts the gradients of a step
+MOST_FIRST = 10  # processes
+FEW = 50  # modules
 RANKS = 2  # of the comparison of costs
 SLOW_RANKS = 4
 PHASES = ("data", "forward", "optimizer")
@@ -101,8 +105,9 @@ class Trainer(Actor):
         return int(psutil.Process().memory_full_info().uss)
 
     @endpoint
-    def has_torch_of_template(self) -> bool:
-        return os.environ["HAD_TORCH"] == "True"
+    def imported(self) -> int:
+        """Modules that this process has imported itself."""
+        return len(sys.modules) - int(os.environ["MODULES"])
 
     def _train(self, number: int) -> None:
         for _ in range(number):
@@ -137,18 +142,21 @@ def costs() -> Iterator[tuple[str, str]]:
 
     Both are timed by themselves: whole steps of two sets of processes differ by more than these cost.
     """
-    while True:  # until the template has PyTorch: before, processes load it themselves
-        first = this_host().spawn_procs(per_host={"gpus": 1}, name="first", bootstrap=_environment({}))
-        has_torch = first.spawn("first", Trainer).has_torch_of_template.call_one().get(120)
-        first.stop().get(60)
-        if has_torch:
+    for _ in range(MOST_FIRST):  # until the template has all modules: before, processes load them themselves
+        procs = this_host().spawn_procs(per_host={"gpus": 1}, name="first", bootstrap=_environment({}))
+        first = procs.spawn("first", Trainer)
+        first.join.call().get(120)
+        first.steps.call(3).get(120)
+        imported = first.imported.call_one().get(120)
+        procs.stop().get(60)
+        if imported < FEW:
             break
     meshes: dict[str, Any] = {}
     for name, environment in (("on", {}), ("off", {"TORCH_FR_BUFFER_SIZE": "0"})):
         procs = this_host().spawn_procs(per_host={"gpus": RANKS}, name=name, bootstrap=_environment(environment))
         meshes[name] = procs.spawn(name, Trainer)
         meshes[name].join.call().get(120)
-        _mean(meshes[name].steps, STEPS)
+        _mean(meshes[name].steps, FIRST)
     collective: dict[str, list[float]] = {"on": [], "off": []}
     memory = {name: _mean(mesh.memory) for name, mesh in meshes.items()}
     for round_ in range(ROUNDS):
@@ -181,7 +189,7 @@ def _environment(values: dict[str, str]) -> Any:
         import os
         import sys
 
-        os.environ.update(values, HAD_TORCH=str("torch" in sys.modules))
+        os.environ.update(values, MODULES=str(len(sys.modules)))
 
     return set_them
 

@@ -10,6 +10,7 @@ import math
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 from monarch_nb._imported import when_imported
@@ -18,7 +19,9 @@ from monarch_nb.runtime import current
 from monarch_nb.wire import is_cell_file, users_frame
 
 MOST = 4096  # numbers of a gradient that are read
-CHOSEN_AGAIN = 100  # steps after which it chooses gradients again: parameters come and go
+FIRST = 100  # steps of an optimizer, which are all checked
+EACH_S = 0.05  # afterwards, a check at most: shorter steps would feel its cost
+CHOSEN_AGAIN = 100  # checks after which it chooses gradients again: parameters come and go
 NEAR = 8  # parameters at either end, of which that with the smallest gradient is read
 
 
@@ -38,6 +41,8 @@ class _Steps:
 
     def __init__(self) -> None:
         self.number = 0
+        self.next_check = 0.0  # no earlier, in seconds of `monotonic`
+        self.checks = 0
         self.read: tuple[Any, ...] = ()
 
 
@@ -58,6 +63,11 @@ class _GradientCheck:
             if steps is None:
                 steps = self._steps[optimizer] = _Steps()
             steps.number += 1
+            if steps.number > FIRST:
+                now = monotonic()
+                if now < steps.next_check:
+                    return
+                steps.next_check = now + EACH_S
             if getattr(optimizer, "found_inf", None) is None:  # a scaler of gradients has not looked itself
                 self._check(optimizer, steps)
         except Exception:
@@ -65,9 +75,10 @@ class _GradientCheck:
 
     def _check(self, optimizer: Any, steps: _Steps) -> None:
         groups = optimizer.param_groups
-        if steps.number % CHOSEN_AGAIN == 1 or any(each.grad is None for each in steps.read):
+        steps.checks += 1
+        if steps.checks % CHOSEN_AGAIN == 1 or any(each.grad is None for each in steps.read):
             steps.read = _smallest_at_both_ends(groups)
-        if not steps.read or _is_finite(steps.read[steps.number % len(steps.read)].grad):
+        if not steps.read or _is_finite(steps.read[steps.checks % len(steps.read)].grad):
             return
         self._has_reported = True
         named = [(f"group {number}, parameter {index}", parameter.grad) for number, group in enumerate(groups)
