@@ -126,12 +126,20 @@ class DiagnosisMagics(Magics):
 
             %%watch trainers gpus=0-3 --stop   # the debugger stops the rank there
 
+            %%watch mesh   # of sharded tensors
+
         Every operation of PyTorch in the actors is checked until one gives a NaN; a small step takes half as much
         again. The rank, the operation, the module and the line are shown beneath the cell's value, and are in `_`. From
         Python: with monarch.watch(trainers) as found: ...
         """
         place = read_place("%%watch", line, ("--stop",))
-        context = diagnosis.watch(place.of(self._session.find(place.name)), stop="--stop" in place.options)
+        tensors = self._session.value(place.name)
+        if diagnosis.has_sharded_tensors(tensors):
+            if place.picks or place.options:
+                raise UsageError("%%watch: of a mesh of sharded tensors all ranks are watched, and none can be stopped")
+            context = diagnosis.watch(tensors)
+        else:
+            context = diagnosis.watch(place.of(self._session.find(place.name)), stop="--stop" in place.options)
         return run_within(self.shell, cell, context, "with monarch.watch(NAME) as found: …, then found")
 
 

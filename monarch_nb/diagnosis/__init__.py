@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from monarch_nb.diagnosis.diverged import compare_replicas
     from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, Finding, Kind
     from monarch_nb.diagnosis.memory import MemoryWatch, compare_memory
-    from monarch_nb.diagnosis.nonfinite import ValueWatch, watch
+    from monarch_nb.diagnosis.nonfinite import ValueWatch, has_sharded_tensors, watch
     from monarch_nb.diagnosis.slow import StragglerWatch, stragglers
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "compare_memory",
     "compare_replicas",
     "diagnose",
+    "has_sharded_tensors",
     "stragglers",
     "watch",
 ]
@@ -46,7 +47,7 @@ __getattr__ = lazy_names(
         "diverged": ("compare_replicas",),
         "findings": _FINDINGS,
         "memory": ("MemoryWatch", "compare_memory"),
-        "nonfinite": ("ValueWatch", "watch"),
+        "nonfinite": ("ValueWatch", "has_sharded_tensors", "watch"),
         "slow": ("StragglerWatch", "stragglers"),
     },
 )

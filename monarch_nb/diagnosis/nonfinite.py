@@ -1,16 +1,18 @@
 """`watch(mesh)`: where the first NaN comes from, among all ranks of a mesh."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from monarch_nb.code.file_names import line_name
 from monarch_nb.diagnosis.findings import Finding, names_of
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, RankWatch
-from monarch_nb.shape import Region
+from monarch_nb.shape import MeshTrait, Region
 from monarch_nb.wire import kind_of, text_of
 
 if TYPE_CHECKING:
+    from monarch_nb.diagnosis.issued import IssuedOperations, TensorMesh
     from monarch_nb.diagnosis.nonfinite_rank import NonFinite
 
 Findings: TypeAlias = "tuple[NonFinite | None, NonFinite | None]"
@@ -25,8 +27,14 @@ class ValueWatch:
     sure, where numbers have only become infinite. `notes` say which ranks could not be watched.
     """
 
-    def __init__(self, mesh: AnyMesh, *, stop: bool = False) -> None:
-        self._ranks: RankWatch[Findings] = RankWatch(mesh, "monarch_nb.diagnosis.nonfinite_rank")
+    def __init__(self, mesh: "AnyMesh | TensorMesh", *, stop: bool = False) -> None:
+        self._operations: IssuedOperations | None = None
+        self._in_order: Callable[[], AbstractContextManager[None]] = nullcontext
+        if not isinstance(mesh, ActorMesh | ProcMesh):
+            self._operations, self._in_order, mesh = _operations_on(mesh), mesh.in_order, mesh.workers
+        self._ranks: RankWatch[Findings] = RankWatch(
+            mesh, "monarch_nb.diagnosis.nonfinite_rank", with_actor=self._operations is not None
+        )
         self._stop = stop
         self.findings: tuple[Finding, ...] = ()
         self.notes: list[str] = []
@@ -37,18 +45,29 @@ class ValueWatch:
         Raises RuntimeError where PyTorch is not installed.
         """
         try:
-            self._ranks.begin(self._stop)
+            with self._in_order():
+                self._ranks.begin(self._stop)
         except Exception as error:
             if "No module named 'torch'" in text_of(error):
                 raise RuntimeError("PyTorch is not installed there: pip install torch") from None
             raise
+        if self._operations is not None:
+            self._operations.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends on all ranks, and adds the first finding to an error that the watched code raised."""
-        found, self.notes = self._ranks.end(END_S, "what it has found")
+        try:
+            with self._in_order():
+                found, self.notes = self._ranks.end(END_S, "what it has found")
+        finally:
+            if self._operations is not None:
+                self._operations.end()
+        if self._operations is not None:
+            located = self._operations.located
+            found = {rank: (located(nan), located(inf)) for rank, (nan, inf) in found.items()}
         self.findings = judge_values(self._ranks.procs.name, self._ranks.procs.region, found)
         if error is not None and self.findings:
             error.add_note(f"Before that, {self.findings[0].text}")
@@ -58,6 +77,12 @@ class ValueWatch:
         return "\n".join([*(lines or ["no NaN was found"]), *self.notes])
 
     __repr__ = __str__
+
+
+def _operations_on(mesh: "TensorMesh") -> "IssuedOperations":
+    from monarch_nb.diagnosis.issued import IssuedOperations  # imports PyTorch, as such a mesh has
+
+    return IssuedOperations(mesh)
 
 
 def judge_values(
@@ -119,14 +144,23 @@ def _text(ranks: str, one: "NonFinite", inf: "NonFinite | None") -> str:
     return f"{text}, from finite inputs"
 
 
-def watch(mesh: AnyMesh, *, stop: bool = False) -> ValueWatch:
+def has_sharded_tensors(mesh: object) -> bool:
+    """Whether a value is a mesh of sharded tensors, of whose module this one does not know."""
+    return isinstance(mesh, MeshTrait) and hasattr(mesh, "in_order")
+
+
+def watch(mesh: "AnyMesh | TensorMesh", *, stop: bool = False) -> ValueWatch:
     """Finds where the first NaN comes from: `with watch(trainers) as found: ...`, then `found.findings`.
 
-    On each rank of an actor mesh, or for cells on processes, every operation of PyTorch is checked until one gives a
-    NaN, and the parameters after each step of an optimizer: a small step takes half as much again. A finding has the
-    rank, the operation, the module, the line, forward or backward, and whether the inputs were finite. With `stop`, the
-    debugger stops the rank there. Raises TypeError for a value that is not a mesh.
+    On each rank of an actor mesh, of a mesh of sharded tensors, or for cells on processes, every operation of PyTorch
+    is checked until one gives a NaN, and the parameters after each step of an optimizer: a small step takes half as
+    much again. A finding has the rank, the operation, the module, the line (of sharded tensors, that which issued it),
+    forward or backward, and whether the inputs were finite. With `stop`, the debugger stops the rank of an actor there.
+    Raises TypeError for a value that is not a mesh, ValueError for `stop` with sharded tensors.
     """
     if not isinstance(mesh, ActorMesh | ProcMesh):
-        raise TypeError(f"watch() takes a mesh of actors or of processes, not {kind_of(mesh)}")
+        if not has_sharded_tensors(mesh):
+            raise TypeError(f"watch() takes a mesh of actors, of processes or of sharded tensors, not {kind_of(mesh)}")
+        if stop:
+            raise ValueError("watch(..., stop=True) is for actors: the program that uses sharded tensors runs here")
     return ValueWatch(mesh, stop=stop)

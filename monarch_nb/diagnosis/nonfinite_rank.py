@@ -4,11 +4,11 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from monarch_nb.runtime import DEBUG, current, current_runtime
 from monarch_nb.wire import users_frame
 
+T = TypeVar("T")
 _FORWARD = 1 << 16  # operations of forward passes whose module and line are known for their backward
 # Their results are whatever was in the memory before.
 _UNINITIALISED = frozenset(
@@ -40,7 +41,7 @@ class NonFinite:
 
     `given` says of its inputs "finite", "inf" or "nan". `module` is the path of the module that ran, "" outside of
     modules; in the backward pass it and `source` are those of the forward operation. `call` counts the calls of
-    `endpoint` since the watch began.
+    `endpoint` since the watch began. Of an operation on sharded tensors, `issued` is its stream and number there.
     """
 
     operation: str
@@ -55,6 +56,7 @@ class NonFinite:
     endpoint: str
     call: int
     at: float
+    issued: tuple[int, int] | None = None
 
 
 class _Plan(NamedTuple):
@@ -79,6 +81,70 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
+class ModulePaths:
+    """Follows the calls of modules: `current` is the path of the one that runs on a thread that `is_watched`."""
+
+    def __init__(self, is_watched: Callable[[], bool]) -> None:
+        self._is_watched = is_watched
+        self._running: list[str] = []
+        self._names: dict[int, str] = {}  # of the modules below the outermost one, by id
+        self._outermost: weakref.ref[nn.Module] | None = None
+        self._hooks = [
+            nn.modules.module.register_module_forward_pre_hook(self._entered),
+            nn.modules.module.register_module_forward_hook(self._left, always_call=True),
+        ]
+
+    def end(self) -> None:
+        """Does not follow any more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def current(self) -> str:
+        """ "" outside of modules."""
+        return self._running[-1] if self._running else ""
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of the last outermost module, with their paths."""
+        module = self._outermost() if self._outermost is not None else None
+        return iter(()) if module is None else module.named_parameters(prefix=type(module).__name__)
+
+    def _entered(self, module: nn.Module, args: object) -> None:
+        if not self._is_watched():
+            return
+        if not self._running:
+            self._outermost = weakref.ref(module)
+            self._names = {id(each): name for name, each in module.named_modules(prefix=type(module).__name__)}
+        self._running.append(self._names.get(id(module)) or type(module).__name__)
+
+    def _left(self, module: nn.Module, args: object, output: object) -> None:
+        if self._is_watched() and self._running:
+            self._running.pop()
+
+
+class ForwardRecord(Generic[T]):
+    """What is noted of operations of the forward pass, for their backward: the last ones, by their autograd node."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, T] = {}
+        self._earlier: dict[int, T] = {}
+
+    def note(self, make: Callable[[], T]) -> None:
+        """Notes something of the operation that runs, unless its node has a note: it may be none of its own."""
+        number = torch._C._autograd._get_sequence_nr() - 1  # that of the node that autograd has just made
+        if number in self._last:
+            return
+        if len(self._last) >= _FORWARD:
+            self._last, self._earlier = {}, self._last
+        self._last[number] = make()
+
+    def of_backward(self) -> T | None:
+        """The note on the operation whose backward runs."""
+        node = torch._C._current_autograd_node()
+        number = node._sequence_nr() if node is not None else -1
+        return self._last.get(number) or self._earlier.get(number)
+
+
 class _FirstNan(TorchDispatchMode):
     """Checks the results of each operation until one has a NaN.
 
@@ -86,23 +152,19 @@ class _FirstNan(TorchDispatchMode):
     afterwards.
     """
 
-    def __init__(self, *, stop: bool) -> None:
+    def __init__(self, *, stop: bool, worker: Any = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nan: NonFinite | None = None
         self.inf: NonFinite | None = None
         self._stop = stop
         self._plans: dict[Any, _Plan] = {}
-        self._modules: list[str] = []
-        self._outermost: weakref.ref[nn.Module] | None = None
-        self._names: dict[int, str] = {}  # of the modules below the outermost one, by id
-        # Module, code and line, by the number of the autograd node: of the last operations, and of those before them.
-        self._forward: dict[int, tuple[str, CodeType | None, int]] = {}
-        self._earlier: dict[int, tuple[str, CodeType | None, int]] = {}
+        self._worker = worker
+        self._modules = ModulePaths(lambda: current.get() is not None)
+        self._forward: ForwardRecord[tuple[str, CodeType | None, int]] = ForwardRecord()  # module, code and line
         context = current.get()
         self._call, self._number = context.call if context is not None else "", 0
         self._hooks = [
-            nn.modules.module.register_module_forward_pre_hook(self._entered),
-            nn.modules.module.register_module_forward_hook(self._left, always_call=True),
+            nn.modules.module.register_module_forward_pre_hook(self._module_begins),
             register_optimizer_step_pre_hook(self._step_begins),
             register_optimizer_step_post_hook(self._step_ends),
         ]
@@ -111,6 +173,7 @@ class _FirstNan(TorchDispatchMode):
     def end(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._modules.end()
         self._resume()
 
     def _step_begins(self, optimizer: Optimizer, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
@@ -129,6 +192,10 @@ class _FirstNan(TorchDispatchMode):
         self._check_parameters(optimizer)
         self._resume()
 
+    def _module_begins(self, module: nn.Module, args: object) -> None:
+        if self._stack is not None and current.get() is not None:
+            self._resume()
+
     def _resume(self) -> None:
         """Enters this mode again, unless other modes have come or gone since: a step that raised has no end."""
         if self._stack is not None and self._stack == _get_current_dispatch_mode_stack():
@@ -144,26 +211,9 @@ class _FirstNan(TorchDispatchMode):
                 for tensor in _with_values((local,) if parameter.grad is not None else ()):
                     if _is_suspicious(tensor):
                         grad = getattr(parameter.grad, "_local_tensor", parameter.grad)
-                        names = (name for name, each in self._parameters() if each is parameter)
+                        names = (name for name, each in self._modules.parameters() if each is parameter)
                         where = next(names, f"parameter {index} of group {number}")
                         self._report(f"{type(optimizer).__name__}.step", tensor, _worst([grad]), where)
-
-    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        module = self._outermost() if self._outermost is not None else None
-        return iter(()) if module is None else module.named_parameters(prefix=type(module).__name__)
-
-    def _entered(self, module: nn.Module, args: object) -> None:
-        if current.get() is None:
-            return
-        self._resume()
-        if not self._modules:
-            self._outermost = weakref.ref(module)
-            self._names = {id(each): name for name, each in module.named_modules(prefix=type(module).__name__)}
-        self._modules.append(self._names.get(id(module)) or type(module).__name__)
-
-    def _left(self, module: nn.Module, args: object, output: object) -> None:
-        if current.get() is not None and self._modules:
-            self._modules.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         for kind in types:
@@ -179,7 +229,7 @@ class _FirstNan(TorchDispatchMode):
             self._call, self._number = context.call, self._number + 1
         backward = torch._C._current_graph_task_id() != -1
         if not backward and torch.is_grad_enabled():
-            self._remember()
+            self._forward.note(self._here)
         plan = self._plans.get(func)
         if plan is None:
             plan = self._plans[func] = _plan(func)
@@ -190,31 +240,18 @@ class _FirstNan(TorchDispatchMode):
                     self._found(func, plan.name, tensor, args, kwargs or {}, backward)
         return results
 
-    def _remember(self) -> None:
-        """Notes the module and the line of an operation of the forward pass, for its backward."""
-        number = torch._C._autograd._get_sequence_nr() - 1  # that of the node that autograd has just made
-        if number in self._forward:
-            return  # an operation without a node of its own
-        if len(self._forward) >= _FORWARD:
-            self._forward, self._earlier = {}, self._forward
-        frame = users_frame(sys._getframe(2))
-        module = self._modules[-1] if self._modules else ""
-        self._forward[number] = (module, frame.f_code, frame.f_lineno) if frame is not None else (module, None, 0)
-
-    def _forward_of(self, node: Any) -> tuple[str, str]:
-        """The module and the line of the operation whose backward runs."""
-        number = node._sequence_nr() if node is not None else -1
-        module, code, line = self._forward.get(number) or self._earlier.get(number) or ("", None, 0)
-        return module, f"{code.co_filename}:{line}" if code is not None else ""
+    def _here(self) -> tuple[str, CodeType | None, int]:
+        frame = users_frame(sys._getframe(3))
+        return (self._modules.current, *((frame.f_code, frame.f_lineno) if frame is not None else (None, 0)))
 
     def _found(self, func: Any, name: str, tensor: torch.Tensor, args: object, kwargs: object, backward: bool) -> None:
         if (name in _DELIBERATE or self.inf is not None) and not tensor.isnan().any():
             return
         given = _worst(each for each in tree_leaves((args, kwargs)) if each is not tensor)
-        module, source = self._modules[-1] if self._modules else "", ""
-        if backward:
-            of_forward, source = self._forward_of(torch._C._current_autograd_node())
-            module = of_forward or module
+        module, source = self._modules.current, ""
+        forward = self._forward.of_backward() if backward else None
+        if forward is not None:
+            module, source = forward[0] or module, f"{forward[1].co_filename}:{forward[2]}" if forward[1] else ""
         self._report(str(func), tensor, given, module, source, backward=backward)
 
     def _report(
@@ -226,9 +263,11 @@ class _FirstNan(TorchDispatchMode):
         if not is_first:
             return
         frame = sys._getframe(2)
+        worker = self._worker
         found = NonFinite(
             operation, nans, infinities, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), given, backward,
-            module, source or users_line(frame), _endpoint(self._call), self._number, time.time(),
+            module, source or users_line(frame), "" if worker else _endpoint(self._call), self._number, time.time(),
+            worker.operation_in(frame) if worker else None,
         )  # fmt: skip
         if not nans:
             self.inf = found
@@ -296,9 +335,9 @@ def users_line(frame: FrameType | None) -> str:
 _running: dict[int, tuple[_FirstNan, ExitStack]] = {}
 
 
-def begin(number: int, stop: bool) -> None:
-    """Begins to watch what this thread runs."""
-    watch, entered = _FirstNan(stop=stop), ExitStack()
+def begin(number: int, stop: bool, worker: Any = None) -> None:
+    """Begins to watch what this thread runs; of sharded tensors, what this worker runs."""
+    watch, entered = _FirstNan(stop=stop, worker=worker), ExitStack()
     entered.callback(watch.end)
     entered.enter_context(watch)
     _running[number] = watch, entered

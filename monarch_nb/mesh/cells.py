@@ -58,10 +58,12 @@ def values_or_errors(asked: Mapping[int, Future[ValueMesh[T]]], seconds: float |
 class RankWatch(Generic[R]):
     """A watch that runs on every rank of a mesh, on the thread that runs its endpoints.
 
-    `module` is the full name of a module with the functions `begin(number, ...)` and `end(number)`.
+    `module` is the full name of a module with the functions `begin(number, ...)` and `end(number)`; `with_actor` passes
+    the actor as the last argument of the first one.
     """
 
-    def __init__(self, mesh: AnyMesh, module: str) -> None:
+    def __init__(self, mesh: AnyMesh, module: str, *, with_actor: bool = False) -> None:
+        self._with_actor = with_actor
         self._mesh, self._module, self._number = mesh, module, time.time_ns()
         self.state: MeshState = state_of(mesh)
         self.procs = self.state.procs if isinstance(self.state, ActorState) else self.state
@@ -89,6 +91,8 @@ class RankWatch(Generic[R]):
 
     def _run(self, function: str, *arguments: object) -> dict[int, Future[ValueMesh[Any]]]:
         given = ", ".join(map(repr, (self._number, *arguments)))
+        if self._with_actor and function == "begin":
+            given += ", self"
         source = f"__import__({self._module!r}, fromlist=['begin']).{function}({given})"
         return run_on_each(self._mesh, source, filename="<watch>")
 

@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import Replicate
 
-from monarch_nb.mesh import ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of, this_host
+from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of, this_host
 from monarch_nb.runtime import Future, current_runtime
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
 from monarch_nb.supervision import Driver
@@ -23,12 +23,13 @@ from monarch_nb.tensor.commands import Locals, MakeParts, Open, RunFunction, Ten
 from monarch_nb.tensor.errors import stopped_text
 from monarch_nb.tensor.factories import make
 from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
-from monarch_nb.tensor.origin import call_site
-from monarch_nb.tensor.processes import processes_of, shrunk
+from monarch_nb.tensor.origin import CallSite, call_site
+from monarch_nb.tensor.processes import Observer, processes_of, shrunk
 from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, replicated
 from monarch_nb.tensor.sharding import LocalTensors, ShardingSpec, locals_of, placements_of, put_together
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
+from monarch_nb.tensor.workers.actor import TensorWorker
 
 aten = torch.ops.aten
 R = TypeVar("R")
@@ -278,6 +279,29 @@ class Mesh(MeshTrait):
         reference = self.stream.hold(meta, call_site())
         self.stream.issue_object(MakeParts(function, args, meta, reference.number))
         return MeshTensor(meta, reference)
+
+    # -- being observed ---------------------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> ActorMesh[TensorWorker]:
+        """The actors that execute the operations."""
+        return part_of(self._processes.workers, region_of(self._procs))
+
+    def observe(
+        self,
+        issued: Callable[[CallSite | None], CallSite | None] | None,
+        sent: Callable[[int, int, Sequence[CallSite | None]], None],
+    ) -> None:
+        """Has functions see the operations that are issued on all meshes of these processes, in place of others.
+
+        `issued` gets the call site of each, and returns it or its own form; `sent` gets the number of a stream, that of
+        the first operation sent, and the call sites. None ends it.
+        """
+        self._processes.observer = None if issued is None else Observer(issued, sent)
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """Sends what was issued; what is sent to workers meanwhile arrives in order with the operations. May block."""
+        return self._processes.in_order()
 
     # -- programs ---------------------------------------------------------------------------------------------------
 

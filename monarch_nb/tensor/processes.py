@@ -3,9 +3,9 @@
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from monarch_nb.tensor.commands import Open, Receipt
 from monarch_nb.tensor.errors import ContentsLostError, lost_text, replaced_text, stopped_text
 from monarch_nb.tensor.groups.coordinator import GroupCoordinator
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
+from monarch_nb.tensor.origin import CallSite
 from monarch_nb.tensor.replicas import StreamContents
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.actor import TensorWorker
@@ -30,6 +31,14 @@ R = TypeVar("R")
 _WARM_UP = "monarch_nb.tensor.workers.actor:warm_up"
 _registry: "dict[str, MeshProcesses]" = {}  # by uid of the proc mesh; the group lasts as long as the processes
 _making = threading.Lock()
+
+
+class Observer(NamedTuple):
+    """Is called with the call site of each operation that is issued, of which it returns its own form, and with those
+    of a stream's operations from a number on that are sent."""
+
+    issued: Callable[[CallSite | None], CallSite | None]
+    sent: Callable[[int, int, Sequence[CallSite | None]], None]
 
 
 class MeshProcesses:
@@ -46,6 +55,7 @@ class MeshProcesses:
         self._members = tuple(region_of(procs).ranks())
         self.left_out = frozenset(self._state.ranks) - set(self._members)
         self._spares = 0
+        self.observer: Observer | None = None
         self._store: tuple[tuple[str, bool], StoreAddress] | None = None  # by process and whether it has one host only
         self._loss = ""  # the last reason why contents were lost
         self._over = ""  # why these workers were stopped_text
@@ -265,6 +275,17 @@ class MeshProcesses:
     def sender(self, region: Region) -> Callable[..., Future[ValueMesh[Receipt]]]:
         """A function that sends a batch to the workers of a slice."""
         return partial(self._send, part_of(self.workers, region).batch)
+
+    @contextlib.contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Sends what was issued; what is sent to workers meanwhile arrives in order with the operations. May block."""
+        for stream in tuple(self._streams.values()):
+            stream.flush()
+        token = current.set(self._context)
+        try:
+            yield
+        finally:
+            current.reset(token)
 
     def _send(self, endpoint: Endpoint[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         token = current.set(self._context)

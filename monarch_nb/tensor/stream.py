@@ -185,6 +185,8 @@ class Stream:
             self.held.free(self.queue.append)
         if self.watcher is not None:
             self.watcher.issued(command, where)
+        if self._group.observer is not None:
+            where = self._group.observer.issued(where)
         if len(self.queue) >= BATCH_SIZE:
             self.flush()  # before: a command whose issue raises is not sent
         self.queue.append((command, where, written))
@@ -309,6 +311,8 @@ class Stream:
                 sites += where
             else:
                 sites.append(cast("CallSite | None", where))
+        if self._group.observer is not None:
+            self._group.observer.sent(self.number, first, sites)
         self._issued += len(sites)
         numbers, token = encode_numbers([*chain.from_iterable(commands)]), current.set(self._context)
         try:

@@ -14,7 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 import monarch_nb
+from monarch_nb import module_to_mesh
 from monarch_nb.actor import Actor, ActorMesh, current_rank, endpoint
+from monarch_nb.distributed import Mesh
 from monarch_nb.mesh import run_on
 from tests.cluster.actor_tools import joined, spawned
 
@@ -229,6 +231,38 @@ def test_async_actors_and_cells_on_processes_are_watched() -> None:
         with monarch_nb.watch(procs) as found:
             run_on(procs, "import torch\nif rank == 1: torch.log(torch.tensor(-1.0))").get()
         assert [finding.ranks for finding in found.findings] == [(1,)]
+
+
+def step_of(x: torch.Tensor) -> torch.Tensor:
+    return (x * 3 - 100).sqrt()
+
+
+def test_sharded_tensors_are_watched_and_the_line_that_issued_the_operation_is_named() -> None:
+    for procs in spawned(2, "sharded_values"):
+        mesh = Mesh.of(procs, ("data",))
+        x = mesh.distribute(torch.randn(8, 4), ("data", None))
+        net = module_to_mesh(nn.Sequential(nn.Linear(4, 4), Root()), mesh)
+        step = monarch_nb.compile(step_of)
+        for _ in range(3):
+            step(x)
+        with monarch_nb.watch(mesh) as healthy:
+            net[0](x).sum().backward()
+        with monarch_nb.watch(mesh) as forward:
+            net(x - 100)
+        with monarch_nb.watch(mesh) as backward:
+            net[1](net[0](x) * 0 + 0).sum().backward()
+        with monarch_nb.watch(mesh) as compiled:
+            step(x)
+        with monarch_nb.watch(mesh) as data:
+            _ = mesh.distribute(torch.tensor([1.0, float("nan")]), ("data",)) * 2
+        assert not healthy.findings
+        assert "in Sequential.1 (test_nonfinite.py:" in str(forward)
+        assert "in the backward" in str(backward)
+        line = step_of.__code__.co_firstlineno + 1
+        assert f"aten.sqrt.default gave 16 NaN in float32[4×4] (test_nonfinite.py:{line})" in str(compiled)
+        assert [finding.ranks for finding in data.findings] == [(1,)]
+        with pytest.raises(ValueError, match="for actors"):
+            monarch_nb.watch(mesh, stop=True)
 
 
 class Descent(Actor):

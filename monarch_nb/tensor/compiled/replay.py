@@ -1,6 +1,7 @@
 """Runs compiled steps on a worker."""
 
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -159,6 +160,14 @@ class Replay:
         """Numbers of the tensors that the program writes to."""
         numbers = (*given, *self._fixed)
         return [numbers[register] for register in self._program.written]
+
+    def operation_in(self, frame: FrameType | None) -> int | None:
+        """The index of the operation that runs in this frame; None in a compiled graph."""
+        while frame is not None:
+            if frame.f_code.co_filename == self._file:
+                return self._source.operations[frame.f_lineno - self._source.first_line]
+            frame = frame.f_back
+        return None
 
     # -- when an operation fails ------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from types import FrameType
 from typing import cast
 
 import msgspec
@@ -132,6 +133,7 @@ class TensorWorker(Actor):
         self._busy = 0  # number of the current run, 0 if idle
         self._run_numbers = count(1)
         self._sessions: dict[int, WorkerSession] = {}
+        self._executing: WorkerSession | None = None
         self._taken: dict[int, int] = {}  # the last batch of each stream
         self._last: dict[int, Receipt] = {}  # its receipt, since a batch may arrive twice
 
@@ -213,6 +215,10 @@ class TensorWorker(Actor):
         """Ends a stream and drops its tensors."""
         self._close(stream)
 
+    def operation_in(self, frame: FrameType) -> tuple[int, int] | None:
+        """The stream and the number of the operation that runs in this frame; None if none is known to."""
+        return None if self._executing is None else self._executing.operation_in(frame)
+
     def __interrupted__(self) -> None:
         """Handles an interrupt, which ends functions by itself, but not collectives. Called on any thread."""
         self._member.interrupted()
@@ -235,7 +241,11 @@ class TensorWorker(Actor):
             assert isinstance(opening, Open)
             session = self._open(stream, opening)
             given, first, objects = given[1:], first + 1, tuple(objects_left)
-        failures, values = session.run(first, given, objects)
+        self._executing = session
+        try:
+            failures, values = session.run(first, given, objects)
+        finally:
+            self._executing = None
         over = self._member.world.generation if session.is_halted else -1
         receipt = self._last[stream] = (failures, values, over)
         return receipt

@@ -6,6 +6,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -154,6 +155,7 @@ class WorkerSession:
         self._number = -1  # of the current or last operation
         self._first = 0  # of the current or last batch
         self._begun: int | None = None  # the first operation of the current compiled step
+        self._replaying: Replay | None = None
         self._runs = False
         self._stopwatch = Stopwatch()
         self._halted: Failure | None = None  # the failure after which nothing runs in this generation
@@ -165,6 +167,13 @@ class WorkerSession:
     def done(self) -> int:
         """Number of operations done. Thread-safe."""
         return self._number if self._runs else self._number + 1
+
+    def operation_in(self, frame: FrameType) -> tuple[int, int] | None:
+        """The stream and the number of the operation that runs in this frame; None in a graph, which does not know."""
+        if self._begun is None:
+            return self._stream, self._number
+        index = None if self._replaying is None else self._replaying.operation_in(frame)
+        return None if index is None else (self._stream, self._begun + index)
 
     def usage(self) -> MemoryUsed:
         """Memory and time of the stream in this process. Thread-safe."""
@@ -438,13 +447,14 @@ class WorkerSession:
         else:
             changed = replay.written(numbers[begin:middle])
             self._journal.replayed(first, operations, numbers[middle:end], changed)
+            self._replaying = replay
             try:
                 replay.run(self.env, numbers[begin:middle], numbers[middle:end], seed, failed)
             except HaltedError:
                 assert self._halted is not None
                 self.env.update(dict.fromkeys((*numbers[middle:end], *changed), LostTensor(self._halted)))
                 self._reached = (first, first + operations)
-        self._begun = None
+        self._begun = self._replaying = None
         self._number = first + operations - 1
         return end
 

@@ -1,0 +1,105 @@
+"""Where the operations of a sharded tensor's mesh were issued: lines and modules, which only the controller knows."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import CodeType
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from monarch_nb.diagnosis.nonfinite_rank import ForwardRecord, ModulePaths, NonFinite
+from monarch_nb.mesh import ActorMesh
+
+CallSite: TypeAlias = tuple[CodeType, int]
+Sites: TypeAlias = Sequence[CallSite | None]
+MOST = 1 << 20  # operations whose lines are known
+
+
+class TensorMesh(Protocol):
+    """What is used of a mesh of sharded tensors."""
+
+    @property
+    def workers(self) -> ActorMesh[Any]:
+        """The actors that execute operations."""
+
+    def observe(
+        self,
+        issued: Callable[[CallSite | None], CallSite | None] | None,
+        sent: Callable[[int, int, Sites], None],
+    ) -> None:
+        """Calls these with each operation that is issued, and with those of a stream that are sent."""
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """Keeps calls of the workers in order with operations."""
+
+
+class _Site(tuple[CodeType, int]):
+    """A call site, with the module in which it was, or whose backward it is."""
+
+    module = ""
+    is_backward = False
+    forward: "_Site | None" = None
+
+
+def _line(site: CallSite) -> str:
+    code, instruction = site
+    lines = (line for _, end, line in code.co_lines() if line is not None and end > instruction)
+    return f"{code.co_filename}:{next(lines, code.co_firstlineno)}"
+
+
+class IssuedOperations:
+    """Notes where operations are issued, from `begin` to `end`."""
+
+    def __init__(self, mesh: TensorMesh) -> None:
+        self._mesh = mesh
+        self._sent: deque[tuple[int, int, Sites]] = deque()  # streams, first numbers, sites
+        self._count = 0
+        self._forward: ForwardRecord[_Site] = ForwardRecord()
+        self._modules: ModulePaths | None = None
+
+    def begin(self) -> None:
+        """Begins."""
+        self._modules = ModulePaths(lambda: True)
+        self._mesh.observe(self._issued, self._note_sent)
+
+    def end(self) -> None:
+        """Ends, as often as it is called."""
+        if self._modules is not None:
+            self._modules.end()
+            self._modules = None
+            self._mesh.observe(None, self._note_sent)
+
+    def located(self, found: NonFinite | None) -> NonFinite | None:
+        """What a rank has found, with the line and the module that issued the operation, where they are known."""
+        if found is None or found.issued is None:
+            return found
+        stream, number = found.issued
+        for of_stream, first, sites in self._sent:
+            if of_stream == stream and first <= number < first + len(sites):
+                site = sites[number - first]
+                if isinstance(site, _Site):
+                    source = site.forward or site
+                    return replace(found, source=_line(source), module=source.module, backward=site.is_backward)
+                return replace(found, source=_line(site)) if site is not None else found
+        return found
+
+    def _issued(self, where: CallSite | None) -> CallSite | None:
+        if where is None or self._modules is None or type(where) is not tuple:
+            return where  # of a compiled step: the sites of all its operations
+        site = _Site(where)
+        if torch._C._current_graph_task_id() != -1:
+            site.is_backward = True
+            site.forward = self._forward.of_backward()
+        else:
+            site.module = self._modules.current
+            if torch.is_grad_enabled():
+                self._forward.note(lambda: site)
+        return site
+
+    def _note_sent(self, stream: int, first: int, sites: Sites) -> None:
+        self._sent.append((stream, first, sites))
+        self._count += len(sites)
+        while self._count > MOST:
+            self._count -= len(self._sent.popleft()[2])
