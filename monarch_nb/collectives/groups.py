@@ -158,17 +158,18 @@ class ProcessGroups:
 
     # -- what there is ----------------------------------------------------------------------------------------------
 
-    def _live(self) -> "dict[str, ProcessGroup]":
-        """The program's groups, by name."""
+    def _live(self, *, apart: bool = False) -> "dict[str, ProcessGroup]":
+        """The program's groups, or those that were made `apart` too, by name."""
         module = sys.modules.get(_C10D)
         if module is None:
             return {}
-        return {name: group for group, name in tuple(module._world.pg_names.items()) if name not in self._apart}
+        left_out: set[str] = set() if apart else self._apart
+        return {name: group for group, name in tuple(module._world.pg_names.items()) if name not in left_out}
 
-    def keys(self) -> dict[str, GroupKey]:
-        """The program's groups, by name."""
+    def keys(self, *, apart: bool = False) -> dict[str, GroupKey]:
+        """The program's groups, or those that were made `apart` too, by name."""
         found = {}
-        for name, group in self._live().items():
+        for name, group in self._live(apart=apart).items():
             world = sys.modules[_C10D]._world
             members = world.pg_group_ranks.get(group, {})
             host, port = address(world.pg_map.get(group, (None, None))[1])
@@ -178,14 +179,17 @@ class ProcessGroups:
     def remembered(self) -> tuple[list[tuple[GroupKey, list[FlightRecord]]], bool]:
         """Returns the last collectives of each of the program's groups, in order, and whether any are recorded."""
         recorded = records()
-        return self._of_groups(recorded), bool(recorded)
+        return self._of_groups(recorded, self.keys()), bool(recorded)
 
     def history(self, since_ns: int) -> list[tuple[GroupKey, list[FlightRecord]]]:
-        """Returns the collectives of the program's groups that have begun since then (wall clock), in their order."""
-        return self._of_groups([record for record in records() if record.time_created_ns >= since_ns])
+        """Returns the collectives of all groups that have begun since then (wall clock), in their order."""
+        recent = [record for record in records() if record.time_created_ns >= since_ns]
+        return self._of_groups(recent, self.keys(apart=True))
 
-    def _of_groups(self, recorded: list[FlightRecord]) -> list[tuple[GroupKey, list[FlightRecord]]]:
-        keys, found = self.keys(), dict[str, list[FlightRecord]]()
+    def _of_groups(
+        self, recorded: list[FlightRecord], keys: dict[str, GroupKey]
+    ) -> list[tuple[GroupKey, list[FlightRecord]]]:
+        found = dict[str, list[FlightRecord]]()
         for record in recorded:
             name = record.process_group[0]
             made = self._made.get(name)

@@ -202,7 +202,7 @@ def _longer(ranks: Mapping[int, RankTimes], rank: int, others: Sequence[int]) ->
     samples = ranks[rank].samples
     phase, source = max(lines, key=lambda key: lines[key][0] - lines[key][1], default=("", ""))
     if source and _is_most(*lines[phase, source], total, samples):
-        where = ", ".join(part for part in (_PHASE_TEXTS[phase], f"at {line_name(source)}") if part)
+        where = ", ".join(part for part in (_PHASE_TEXTS[phase], _source_text(source)) if part)
         return _Difference(phase, source, _most_text(where, *lines[phase, source]))
     phase, _ = max(phases, key=lambda key: phases[key][0] - phases[key][1], default=("", ""))
     if phase and _is_most(*phases[phase, ""], total, samples):
@@ -211,6 +211,11 @@ def _longer(ranks: Mapping[int, RankTimes], rank: int, others: Sequence[int]) ->
         return _Difference(phase, source, _most_text(_PHASE_TEXTS[phase], *phases[phase, ""]))
     mine, theirs = (sum(pair[side] for pair in phases.values()) for side in (0, 1))
     return _Difference("", "", "all that it does takes longer" if _is_most(mine, theirs, total, samples) else UNCLEAR)
+
+
+def _source_text(source: str) -> str:
+    """In words: a line, or an operation on sharded tensors."""
+    return f"at {line_name(source)}" if ":" in source else f"in {source}"
 
 
 def _most_text(where: str, mine: float, theirs: float) -> str:

@@ -34,19 +34,21 @@ _PHASES = (
     ("forward", f"{os.sep}torch{os.sep}nn{os.sep}modules{os.sep}module.py"),
 )
 _WAITS = frozenset({"wait", "wait_tensor", "wait_stream", "barrier", "monitored_barrier", "synchronize"})
-_OPERATION = "_op"  # through which PyTorch calls an operation, whose name the caller has
+# PyTorch's code through which it calls operations, whose names its callers have.
+_OPERATIONS = (f"{os.sep}torch{os.sep}_ops.py", f"{os.sep}torch{os.sep}_library{os.sep}")
 _BACKWARD = "run_backward"  # DistributedDataParallel waits for its collectives in it
 
 
 class _Code:
     """What is known of a code object."""
 
-    __slots__ = ("callees", "code", "is_ours", "is_users", "phase")
+    __slots__ = ("callees", "code", "is_of_operations", "is_ours", "is_users", "phase")
 
     def __init__(self, code: CodeType) -> None:
         file = code.co_filename
         self.code = code  # keeps its identity
         self.callees: dict[int, str] = {}
+        self.is_of_operations = any(part in file for part in _OPERATIONS)
         self.is_users, self.is_ours = is_users_file(file), file.startswith(ENGINE)
         self.phase = next((index for index, (_, part) in enumerate(_PHASES) if part in file), len(_PHASES))
 
@@ -146,7 +148,10 @@ class TimeSampler:
             return
         cell, (call, endpoint, _) = min(running, key=lambda pair: pair[1][2])  # the one that has run longest
         thread = cell.executor.thread
-        phase, source = self._does(sys._current_frames().get(thread.ident or 0), thread.native_id or 0)
+        frame = sys._current_frames().get(thread.ident or 0)
+        phase, source = self._does(frame, thread.native_id or 0)
+        if frame is not None and hasattr(cell.obj, "operation_name"):  # of sharded tensors: none of the user's code
+            source = cell.obj.operation_name(frame) or source
         if self._runtime.waits.awaited_by(cell):
             phase = REPLIES
         paused = collected.get(thread.ident or 0, 0.0)
@@ -172,8 +177,8 @@ class TimeSampler:
 
     def _does(self, frame: FrameType | None, thread: int) -> tuple[str, str]:
         """The phase, and the innermost line of the user's program."""
-        source, phase, called = "", len(_PHASES), ""
-        for depth in range(MOST_FRAMES):
+        source, phase, called, is_call = "", len(_PHASES), "", True
+        for _ in range(MOST_FRAMES):
             if frame is None:
                 break
             code = self._codes.get(id(frame.f_code))
@@ -181,8 +186,9 @@ class TimeSampler:
                 code = self._codes[id(frame.f_code)] = _Code(frame.f_code)
             if code.is_ours and source:
                 break
-            if not depth or (depth == 1 and called == _OPERATION):
+            if is_call:
                 called = code.callee(frame.f_lasti)  # a function in C, for it has no frame
+                is_call = code.is_of_operations
             phase = min(phase, code.phase)
             if not source and code.is_users:
                 source = f"{code.code.co_filename}:{frame.f_lineno}"

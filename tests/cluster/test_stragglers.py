@@ -10,11 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
 from monarch_nb.actor import Actor, current_rank, endpoint
 from monarch_nb.diagnosis import Diagnosis, Finding, StragglerWatch, stragglers
-from tests.cluster.actor_tools import SECONDS, joined, line_of
+from monarch_nb.distributed import Mesh
+from tests.cluster.actor_tools import SECONDS, joined, line_of, spawned
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -148,6 +150,35 @@ def test_ranks_without_collectives_are_compared_by_calls(trainers: Any) -> None:
     expected = ("slow", (1,), line_of(__file__, "# together"), True)
     finding = next(iter(found.diagnosis.findings), Finding("dead", "", (), ""))
     assert (finding.kind, finding.ranks, finding.source, finding.sure) == expected, found
+
+
+class SlowProducts(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.mm.default:
+            time.sleep(LATE_S)
+        return func(*args, **(kwargs or {}))
+
+
+def slow_down_rank_1() -> None:
+    torch.set_num_threads(1)
+    if dist.get_rank() == 1:
+        SlowProducts().__enter__()  # type: ignore[no-untyped-call]
+
+
+def test_the_slow_operation_of_sharded_tensors_is_named() -> None:
+    for procs in spawned(2, "sharded"):
+        mesh = Mesh.of(procs, ("data",))
+        mesh.execute(slow_down_rank_1)
+        x = mesh.distribute(torch.randn(8, 8), ("data", None))
+        w = mesh.distribute(torch.randn(8, 8))
+        (x @ w).sum().item()
+        with StragglerWatch(mesh) as found:
+            for _ in range(STEPS):
+                (x @ w).sum().item()
+        finding = found.diagnosis.findings[0]
+        assert (finding.kind, finding.ranks, finding.sure) == ("slow", (1,), True)
+        assert finding.source == "aten.mm.default"
+        assert "most of the difference is in aten.mm.default" in finding.text
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 1e9])

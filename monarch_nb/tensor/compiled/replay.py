@@ -169,6 +169,10 @@ class Replay:
             frame = frame.f_back
         return None
 
+    def name_of(self, operation: int) -> str:
+        """The name of an operation by its index."""
+        return self._program.operations[operation].name
+
     # -- when an operation fails ------------------------------------------------------------------------------------
 
     def _state_at(self, error: BaseException) -> tuple[dict[str, object], int]:

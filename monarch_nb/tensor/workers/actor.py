@@ -219,6 +219,11 @@ class TensorWorker(Actor):
         """The stream and the number of the operation that runs in this frame; None if none is known to."""
         return None if self._executing is None else self._executing.operation_in(frame)
 
+    def operation_name(self, frame: FrameType) -> str:
+        """The operation that runs in this frame, such as `aten.mm.default`; "" for none. Thread-safe."""
+        executing = self._executing
+        return "" if executing is None else executing.operation_name(frame)
+
     def __interrupted__(self) -> None:
         """Handles an interrupt, which ends functions by itself, but not collectives. Called on any thread."""
         self._member.interrupted()

@@ -156,6 +156,7 @@ class WorkerSession:
         self._first = 0  # of the current or last batch
         self._begun: int | None = None  # the first operation of the current compiled step
         self._replaying: Replay | None = None
+        self._running = ""  # the name of the current operation or request
         self._runs = False
         self._stopwatch = Stopwatch()
         self._halted: Failure | None = None  # the failure after which nothing runs in this generation
@@ -174,6 +175,14 @@ class WorkerSession:
             return self._stream, self._number
         index = None if self._replaying is None else self._replaying.operation_in(frame)
         return None if index is None else (self._stream, self._begun + index)
+
+    def operation_name(self, frame: FrameType) -> str:
+        """The operation that runs in this frame; "" for a function of the program. Thread-safe."""
+        replaying = self._replaying
+        if replaying is not None:
+            index = replaying.operation_in(frame)
+            return "a compiled step" if index is None else replaying.name_of(index)
+        return self._running
 
     def usage(self) -> MemoryUsed:
         """Memory and time of the stream in this process. Thread-safe."""
@@ -266,9 +275,11 @@ class WorkerSession:
                 self._number += 1
                 if code == OBJECT:
                     position += 1
+                    self._running = ""
                     self._object(pending.popleft(), values)
                     continue
                 if code in REQUESTS:
+                    self._running = "full_tensor" if code != SHARDS else "local_shards"
                     self._reply(code, numbers[position + 1], values)
                     position += 2
                     continue
@@ -277,6 +288,7 @@ class WorkerSession:
                     continue
                 plan = plans[code]
                 command = numbers[position : position + plan.length]
+                self._running = plan.operation
                 try:
                     plan.run(command)
                 except BaseException as error:
