@@ -172,7 +172,7 @@ class _Attached:
         self._notebook = Notebook(front, session, runtime)
         self._reruns = Reruns(shell, front, session, runtime)
         self._unheld = UnheldMeshes(front, session, runtime)
-        self._progress = CallProgress(front, runtime, self._output)
+        self._progress = CallProgress(front, runtime, self._output, lambda: widgets.has_panel)
         self.prompt = CellPrompt(shell, front, runtime, widgets.debugger, elsewhere)
         self._name: Callable[[str], str] = lambda file: cell_name(shell, file)
         self.stopping = Stopping(front, runtime, self._name)

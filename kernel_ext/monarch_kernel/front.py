@@ -151,22 +151,23 @@ def _is_cell(parent: object) -> bool:
 
 
 class TransientLines:
-    """A few lines of text in a cell that are replaced in place, and leave nothing behind."""
+    """A few lines of text, or some HTML, in a cell that are replaced in place, and leave nothing behind."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
         self._id = ""
         self._shown = ""
 
-    def show(self, text: str) -> None:
-        """Shows text instead of what was there; nothing is sent when it is the same."""
-        if text == self._shown:
+    def show(self, text: str, html: str = "") -> None:
+        """Shows text, or HTML where there is any, instead of what was there; nothing is sent when it is the same."""
+        if text + html == self._shown:
             return
         fresh = not self._id
         if fresh:
             self._id = f"monarch-{secrets.token_hex(8)}"
-        self._shown = text
-        self._front.display({"text/plain": text}, self._id, update=not fresh)
+        self._shown = text + html
+        bundle = {"text/plain": text, "text/html": html} if html else {"text/plain": text}
+        self._front.display(bundle, self._id, update=not fresh)
 
     def clear(self) -> None:
         """Clears the display."""

@@ -1,9 +1,11 @@
 """Progress in a waiting cell after two seconds: ranks that have answered, ranks that have not, and what these do."""
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 from monarch_nb.lifecycle.interrupts import doing
@@ -27,11 +29,14 @@ TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
 class CallProgress(waiting.WaitObserver):
     """Called by `Future.get` each tick, on the waiting thread."""
 
-    def __init__(self, front: Front, runtime: Any, output: CellOutput) -> None:
+    def __init__(self, front: Front, runtime: Any, output: CellOutput, has_panel: Callable[[], bool]) -> None:
+        """`has_panel()` says whether a page can be asked to open its panel."""
         self._front = front
+        self._has_panel = has_panel
         self._runtime = runtime
         self._output = output
         self._line = TransientLines(front)
+        self._button = TransientLines(front)  # a display of its own: a click on one that is replaced would be lost
         self._next = 0.0
         self._busy = _Busy()
         self._hang = HangNotes(runtime)
@@ -45,6 +50,9 @@ class CallProgress(waiting.WaitObserver):
             return
         self._next = now + (EVERY_SECONDS if self._front.has_displays else TERMINAL_EVERY_SECONDS)
         self._line.show(self._text(future, seconds))
+        call = self._runtime.calls.get(future.wait_id)
+        if call is not None and self._has_panel():
+            self._button.show("", _why_button(call.mesh))
 
     def begin(self, future: Future[object], timeout: float | None) -> Callable[[], None] | None:
         """Entered for a wait: when it is over the line goes, and what the ranks printed comes before all else."""
@@ -69,6 +77,7 @@ class CallProgress(waiting.WaitObserver):
         if self._next:
             self._next = 0.0
             self._line.clear()
+            self._button.clear()
             self._busy = _Busy()
             self._hang = HangNotes(self._runtime)
         self._output.settle_lines()
@@ -97,6 +106,15 @@ class CallProgress(waiting.WaitObserver):
             if rank.rank in missing and rank.state not in ("idle", "busy"):
                 by_state.setdefault(rank.state, []).append(rank.rank)
         return [f"{what}: {_where(state, ranks)}" for what, ranks in by_state.items()]
+
+
+def _why_button(uid: str) -> str:
+    """A button that JupyterLab has run the panel's command `why`."""
+    given = escape(json.dumps({"mesh": uid}))
+    return (
+        '<button class="jp-mod-styled" title="which ranks hold the others up, in the panel" '
+        f'data-commandlinker-command="monarch-nb:why" data-commandlinker-args="{given}">Why?</button>'
+    )
 
 
 class _Busy:

@@ -260,7 +260,8 @@ def _described(name: str, mesh: MeshFile | None, runs: Sequence[run_findings.Run
 def finding_line(found: p.RunFinding) -> str:
     """A finding with its times."""
     until = f"–{clock(found.last)}" if found.times > 1 else ""
-    return f"{clock(found.first)}{until} {'' if found.sure else 'perhaps: '}{found.text}"
+    is_fact = found.sure or found.kind == "waiting_on"  # as Finding.is_suspicion
+    return f"{clock(found.first)}{until} {'' if is_fact else 'perhaps: '}{found.text}"
 
 
 def _state_of(mesh: MeshFile | None) -> str:

@@ -113,8 +113,8 @@ class MemoryWatch:
     """Watches what the ranks of a mesh allocate while it is entered; `diagnosis` is there once it is left.
 
     On each rank of an actor mesh, or for cells on processes, allocations of Python (by tracemalloc) and of PyTorch are
-    recorded with their lines: programs that make many objects take up to four times as long. A finding is about memory
-    that has grown throughout and is still held.
+    recorded with their lines: a small step takes five times as long. A finding is about memory that has grown
+    throughout and is still held.
     """
 
     def __init__(self, mesh: AnyMesh) -> None:

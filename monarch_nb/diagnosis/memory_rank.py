@@ -6,8 +6,8 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from monarch_nb.diagnosis.tensor_allocations import AllocatedAt
 
 PERIOD_S = 0.1  # between two readings, at first
+OBJECTS_S = 1.0  # after which Python objects are first counted
 MOST_SECONDS = 3600.0  # of tracing
 MOST_READINGS = 64  # then every other one is dropped, and they are taken half as often
 PARTS = 4  # of the time, at whose ends memory is compared
 MOST_LINES = 8
-FRAMES = 12  # of the stack of an allocation
+FRAMES = 3  # of the stack of an allocation: with six, tracing takes three times as long
 MOST_CONTAINERS = 20_000
 DEEP = 4  # containers in containers that are counted
 
@@ -106,7 +107,26 @@ class _Reading:
 
     def __init__(self, seconds: float, tensors: "dict[AllocatedAt, tuple[int, int]]") -> None:
         self.seconds, self.tensors = seconds, tensors
-        self.resident, self.objects = memory_resident()[0], tracemalloc.get_traced_memory()[0]
+        self.resident = memory_resident()[0]
+
+
+class _Objects:
+    """Python objects that live at a time, by the line that has allocated them."""
+
+    def __init__(self, seconds: float, traces: tracemalloc.Snapshot) -> None:
+        self.seconds = seconds
+        self.sizes, self.counts = Counter[str](), Counter[str]()
+        sizes, counts = defaultdict[int, int](int), defaultdict[int, int](int)
+        frames = {}  # by id: traces of the same place share one object, and while all is traced, new ones cost much
+        for _, size, trace, _ in traces.traces._traces:  # type: ignore[attr-defined]
+            frames[id(trace)] = trace
+            sizes[id(trace)] += size
+            counts[id(trace)] += 1
+        for key, trace in frames.items():
+            source = next((f"{file}:{line}" for file, line in trace if is_users_file(file)), "")
+            if source or not any(file.startswith(ENGINE) for file, _ in trace):
+                self.sizes[source] += sizes[key]
+                self.counts[source] += counts[key]
 
 
 class _GrowthWatch:
@@ -125,13 +145,17 @@ class _GrowthWatch:
         self._containers = dict(_containers())
         self._over, self._began = threading.Event(), time.monotonic()
         self._readings = [_Reading(0.0, {})]
+        self._objects: list[_Objects] = []  # each after twice the time of the one before
         self._thread = threading.Thread(target=self._run, name="monarch-memory", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        pause, end = PERIOD_S, self._began + MOST_SECONDS
-        while not self._over.wait(pause) and time.monotonic() < end:
-            self._readings.append(_Reading(time.monotonic() - self._began, self._alive()))
+        pause, next_objects = PERIOD_S, OBJECTS_S
+        while not self._over.wait(pause) and (seconds := time.monotonic() - self._began) < MOST_SECONDS:
+            self._readings.append(_Reading(seconds, self._alive()))
+            if seconds >= next_objects and tracemalloc.is_tracing():
+                self._objects.append(_Objects(seconds, tracemalloc.take_snapshot()))
+                next_objects = 2 * seconds
             if len(self._readings) > MOST_READINGS:
                 del self._readings[1::2]
                 pause *= 2
@@ -139,17 +163,19 @@ class _GrowthWatch:
             self._stop_tracing()
 
     def end(self) -> MemoryGrowth:
+        seconds = time.monotonic() - self._began
         self._over.set()
-        self._thread.join()
+        self._thread.join()  # it may count objects, which takes a while
         self._entered.close()
         gc.collect()
-        seconds = time.monotonic() - self._began
         self._readings.append(_Reading(seconds, self._alive()))
         ends = self._ends(seconds)
         lines = [*self._tensor_lines(ends)]
+        counted = [each for each in self._objects if each.seconds < seconds]
         if tracemalloc.is_tracing():
-            lines += _object_lines(tracemalloc.take_snapshot(), [each.objects for each in ends])
-        self._stop_tracing()
+            traces = tracemalloc.take_snapshot()
+            self._stop_tracing()  # else what follows would be traced, too
+            lines += _object_lines([*counted, _Objects(seconds, traces)])
         resident = Growth("", "resident", "cpu", 1, tuple(each.resident for each in ends))
         lines.sort(key=lambda line: -line.size)
         grown = Counter(dict(_containers()))
@@ -172,18 +198,20 @@ class _GrowthWatch:
             yield Growth(at.source, at.what, at.device, count, sizes)
 
 
-def _object_lines(snapshot: tracemalloc.Snapshot, totals: list[int]) -> Iterator[Growth]:
-    """The lines that have allocated Python objects; how these grew over time is known of all together."""
-    sizes, counts = Counter[str](), Counter[str]()
-    for trace in snapshot.traces:
-        users = (frame for frame in reversed(trace.traceback) if is_users_file(frame.filename))
-        source = next((f"{frame.filename}:{frame.lineno}" for frame in users), "")
-        if source or not any(frame.filename.startswith(ENGINE) for frame in trace.traceback):
-            sizes[source] += trace.size
-            counts[source] += 1
-    whole = max(1, totals[-1])
-    for source, size in sizes.most_common(MOST_LINES):
-        yield Growth(source, "Python objects", "cpu", counts[source], tuple(size * total // whole for total in totals))
+def _object_lines(known: Sequence[_Objects]) -> Iterator[Growth]:
+    """The lines that have allocated Python objects; between the times that are known, they are taken to grow evenly."""
+    last = known[-1]
+    for source, size in last.sizes.most_common(MOST_LINES):
+        points = [(0.0, 0), *((each.seconds, each.sizes[source]) for each in known)]
+        sizes = [_between(points, last.seconds * part / PARTS) for part in range(PARTS)]
+        yield Growth(source, "Python objects", "cpu", last.counts[source], (*sizes, size))
+
+
+def _between(points: Sequence[tuple[float, int]], seconds: float) -> int:
+    """The value at a time, on the line between the points before and after it."""
+    after = next(index for index in range(1, len(points)) if points[index][0] >= seconds)
+    (begin, low), (end, high) = points[after - 1], points[after]
+    return low + int((high - low) * (seconds - begin) / (end - begin)) if end > begin else high
 
 
 def _containers() -> Iterator[tuple[str, int]]:

@@ -12,15 +12,18 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch._subclasses import FakeTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
+from monarch_nb._imported import when_imported
 from monarch_nb.runtime import DEBUG, current, current_runtime
 from monarch_nb.wire import users_frame
 
 T = TypeVar("T")
+_COMPILER = "torch._dynamo"
 _FORWARD = 1 << 16  # operations of forward passes whose module and line are known for their backward
 # Their results are whatever was in the memory before.
 _UNINITIALISED = frozenset(
@@ -79,6 +82,40 @@ def _plan(func: Any) -> _Plan:
 
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+class WatchMode(TorchDispatchMode):
+    """A mode that sees operations, and is not compiled.
+
+    PyTorch's own way not to compile a mode imports the compiler with the first operation, which takes seconds.
+    """
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
+        if _COMPILER in sys.modules:
+            cls._leave_uncompiled()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled functions of the program stay compiled, where PyTorch knows of this (since 2.10)."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    @classmethod
+    def _leave_uncompiled(cls) -> None:
+        see: Any = cls.__dict__["__torch_dispatch__"]
+        setattr(cls, "__torch_dispatch__", _disable_dynamo(see, recursive=True))  # noqa: B010
+
+
+def _leave_uncompiled(_: object) -> None:
+    for mode in WatchMode.__subclasses__():
+        mode._leave_uncompiled()
+
+
+when_imported(_COMPILER, _leave_uncompiled)
 
 
 class ModulePaths:
@@ -145,7 +182,7 @@ class ForwardRecord(Generic[T]):
         return self._last.get(number) or self._earlier.get(number)
 
 
-class _FirstNan(TorchDispatchMode):
+class _FirstNan(WatchMode):
     """Checks the results of each operation until one has a NaN.
 
     Operations of an optimizer's step are not checked one by one, which would double its time, but its parameters are

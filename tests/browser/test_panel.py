@@ -249,6 +249,8 @@ register(LiveView(name="ticks", title="Ticks", script=lambda: SCRIPT, feed=feed)
 def test_why_names_the_rank_that_blocks_a_call_and_ends_it(panel: Panel) -> None:
     cell = panel.lab.start("trainers.wait.call(2).get()")
     panel.row("gpus=2", "busy")
+    cell.locator("button", has_text="Why?").click()  # in the waiting cell
+    panel.node.locator("#mnb-section-findings", has_text="inspected: ").wait_for(timeout=20_000)
     panel.command("monarch-nb:why", palette=True)
     found = panel.node.locator(".mnb-finding", has_text="gpus=2 alone has not answered trainers.wait()")
     while not found.count():  # others have to wait for three seconds before anything is said

@@ -7,7 +7,7 @@ from typing import Literal
 
 from monarch_nb.diagnosis import Kind
 
-Tool = Literal["diagnose", "graph", "circle", "tensors", "far", "slow", "slow calls", "values", "replicas"]
+Tool = Literal["diagnose", "graph", "circle", "tensors", "far", "slow", "slow calls", "values", "replicas", "memory"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class Case:
         return tuple(range(self.procs)) if self.blamed == "all" else self.ranks(seed)
 
     def step(self, seed: int) -> int:
-        return random.Random(f"step {self.name} {seed}").randrange(2, 5 if self.tool.startswith("slow") else 40)
+        return random.Random(f"step {self.name} {seed}").randrange(
+            2, 5 if self.tool in ("slow", "slow calls", "memory") else 40
+        )
 
 
 def _missing() -> Iterable[Case]:
@@ -213,6 +215,16 @@ def _values() -> Iterable[Case]:
     yield Case("DDP", "other weights", "diverged", "end", 2, 0, tool="replicas", steps=60)
 
 
+def _memory() -> Iterable[Case]:
+    for fault, program, procs, many in (
+        ("keeps tensors", "DDP", 3, 1),
+        ("keeps tensors", "reduced by hand", 4, 2),
+        ("keeps objects", "all_reduce", 3, 1),
+        ("keeps objects", "DDP", 2, 0),
+    ):
+        yield Case(program, fault, "memory", procs=procs, many=many, tool="memory", every=1, steps=150)
+
+
 FAULTY = (
     *_missing(),
     *_mismatched(),
@@ -222,6 +234,7 @@ FAULTY = (
     *_waiting(),
     *_slow(),
     *_values(),
+    *_memory(),
 )
 
 

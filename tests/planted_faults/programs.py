@@ -336,6 +336,17 @@ def _other_weights(run: Run) -> None:
             parameter.add_(0.001 * (1 + run.rank))
 
 
+_KEPT: list[object] = []
+
+
+def _keeps_tensors(_: Run) -> None:
+    _KEPT.append(torch.ones(64 << 10))
+
+
+def _keeps_objects(_: Run) -> None:
+    _KEPT.append([object() for _ in range(2000)])
+
+
 def _compiles(_: Run) -> None:
     torch.compile(lambda x: torch.sin(x) + x * 2, backend="aot_eager")(torch.ones(4))
     _burns(2.0)(_)
@@ -405,6 +416,9 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     "loader's worker": _loads,
     "holds the GIL": lambda _: ctypes.PyDLL(None).sleep(4),
     "in C": lambda _: ctypes.CDLL(None).sleep(4),
+    # keep memory
+    "keeps tensors": _keeps_tensors,
+    "keeps objects": _keeps_objects,
     # change values
     "drifts": _drifts,
     "drifts in its optimizer": _drifts_in_state,

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import monarch_nb
 from monarch_kernel.diagnosis import HangNotes
 from monarch_nb.actor import ActorError, this_host
 from monarch_nb.config import configured
-from monarch_nb.diagnosis import Diagnosis, Finding, StragglerWatch, compare_replicas
+from monarch_nb.diagnosis import Diagnosis, Finding, MemoryWatch, StragglerWatch, compare_replicas
 from monarch_nb.mesh import state_of
 from monarch_nb.runtime import DeadlockError, current_runtime
 from tests.planted_faults.cases import Case
@@ -354,6 +354,15 @@ def _replicas(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) 
     return looks.outcome(seed)
 
 
+def _memory(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) -> Outcome:
+    workers, _ = _workers(stack, looks)
+    workers.run.call(replace(plan, fault="nothing", steps=2)).get(BEGIN_S)  # what the program imports is no growth
+    with MemoryWatch(workers) as found:
+        workers.run.call(plan).get(BEGIN_S)
+    looks.add(found.diagnosis.findings)
+    return looks.outcome(seed)
+
+
 TOOLS: dict[str, Callable[[contextlib.ExitStack, Looks, Plan, int], Outcome]] = {
     "diagnose": _diagnose,
     "graph": _graph,
@@ -364,4 +373,5 @@ TOOLS: dict[str, Callable[[contextlib.ExitStack, Looks, Plan, int], Outcome]] = 
     "slow calls": _slow_calls,
     "values": _values,
     "replicas": _replicas,
+    "memory": _memory,
 }

@@ -1,9 +1,12 @@
 """Which NaN was the first, from what each rank has seen."""
 
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from monarch_nb.diagnosis.nonfinite import judge_values
-from monarch_nb.diagnosis.nonfinite_rank import NonFinite
+from monarch_nb.diagnosis.nonfinite_rank import NonFinite, WatchMode
 from monarch_nb.shape import NDSlice, Region
 
 RANKS = Region(["gpus"], NDSlice(0, [4], [1]))
@@ -51,3 +54,25 @@ def test_infinities_alone_are_a_suspicion() -> None:
     (finding,) = judge_values("workers", RANKS, {0: (None, OVERFLOW), 1: (None, replace(OVERFLOW, at=99.0))})
     assert (finding.ranks, finding.sure) == ((0, 1), False)
     assert "gave 8 infinite numbers" in finding.text
+
+
+class Seen(WatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_functions_are_compiled_as_usual_while_operations_are_watched() -> None:
+    before = torch.compile(lambda x: torch.sin(x) * 2, backend="aot_eager", fullgraph=True)
+    within = torch.compile(lambda x: torch.cos(x) * 3, backend="aot_eager", fullgraph=True)
+    x = torch.zeros(4)
+    before(x)
+    with Seen() as seen:
+        assert before(x).tolist() == [0.0] * 4
+        assert within(x).tolist() == [3.0] * 4
+        x.exp()
+    assert "aten.exp.default" in seen.operations

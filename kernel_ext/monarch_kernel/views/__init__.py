@@ -33,9 +33,15 @@ class Views:
         self._requests = Requests(session, VIEWS, session.file_name)
         self._inbox = ViewInbox()
         self._views: list[View] = []
+        self._pages: set[View] = set()  # of pages with the panel; other views are widgets
         self._past_cells: set[View] = set()  # views whose messages do not wait for the running cell
         self._runtime: Runtime | None = None
         self._unfollow: Callable[[], None] | None = None
+
+    @property
+    def has_panel(self) -> bool:
+        """Whether a page with the panel shows this notebook."""
+        return bool(self._pages)
 
     def install(self) -> None:
         """Accepts comms, where there is a kernel."""
@@ -108,6 +114,7 @@ class Views:
     def disconnect(self, view: View) -> None:
         """Removes the view of a front end that has gone."""
         self._past_cells.discard(view)
+        self._pages.discard(view)
         if view in self._views:
             self._views.remove(view)
         self._inbox.put(view.close)
@@ -118,6 +125,7 @@ class Views:
 
     def _opened(self, comm: Any, message: Any) -> None:
         view = self.connect(comm)
+        self._pages.add(view)
         comm.on_msg(lambda message: self.receive(view, message["content"]["data"]))
         comm.on_close(lambda message: self.disconnect(view))
 

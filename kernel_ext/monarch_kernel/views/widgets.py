@@ -69,6 +69,11 @@ class Widgets:
         self._classes: dict[str, Any] = {}
         self._made: dict[Any, Any] = {}
 
+    @property
+    def has_panel(self) -> bool:
+        """Whether a page with the panel shows this notebook."""
+        return self._views.has_panel
+
     def install(self, views: LiveViews) -> None:
         """Registers live displays. Without a kernel, or without anywidget, nothing changes."""
         if getattr(self._shell, "kernel", None) is None:
