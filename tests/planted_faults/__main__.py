@@ -61,7 +61,8 @@ def main() -> int:
             )
     print(Counter(("healthy" if each.planted == "healthy" else "planted", each.grade) for each in outcomes))
     if options.page is not None:
-        options.page.write_text(page(outcomes, f"{counted(options.jobs, 'case')} at a time"))
+        before = options.page.read_text() if options.page.exists() else ""
+        options.page.write_text(page(outcomes, f"{counted(options.jobs, 'case')} at a time", before))
     return any(outcome.grade in ("wrong", "not run") for outcome in outcomes)
 
 

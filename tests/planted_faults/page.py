@@ -68,8 +68,8 @@ some. `make test` runs a few, and `make test-slow` one of each kind.
 """
 
 
-def page(outcomes: Sequence[Outcome], load: str) -> str:
-    """The text of the page."""
+def page(outcomes: Sequence[Outcome], load: str, before: str = "") -> str:
+    """The text of the page; what it costs, which `benchmarks.diagnosis` writes, is taken from the page `before`."""
     import torch
 
     planted = [each for each in outcomes if each.planted != "healthy"]
@@ -98,7 +98,8 @@ def page(outcomes: Sequence[Outcome], load: str) -> str:
         load=load,
     )
     text += MATRIX + _matrix(outcomes) + GRADED + _graded(planted) + _not_right(outcomes)
-    return text + END.format(cases=_cases())
+    costs = re.search(r"\n## What it costs\n.*?(?=\n## )", before, re.DOTALL)
+    return text + (costs[0] if costs else "") + END.format(cases=_cases())
 
 
 def _matrix(outcomes: Sequence[Outcome]) -> str:
