@@ -112,7 +112,7 @@ def _why_button(uid: str) -> str:
     """A button that JupyterLab has run the panel's command `why`."""
     given = escape(json.dumps({"mesh": uid}))
     return (
-        '<button class="jp-mod-styled" title="which ranks hold the others up, in the panel" '
+        '<button class="jp-mod-styled" style="margin: 2px 8px" title="which ranks hold the others up, in the panel" '
         f'data-commandlinker-command="monarch-nb:why" data-commandlinker-args="{given}">Why?</button>'
     )
 
