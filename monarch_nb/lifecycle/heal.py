@@ -2,20 +2,22 @@
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Set
 from typing import Protocol, Self, TypeVar, cast
 
 from monarch_nb.lifecycle.elastic import ended_hosts, replace_hosts, source_of, spares_for
+from monarch_nb.lifecycle.interrupts import doing
 from monarch_nb.lifecycle.mesh_healer import MeshHealer
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host_record import GROW_S
-from monarch_nb.mesh.mesh_events import Event, HostBack, MeshEvents
+from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.operations import operations
 from monarch_nb.runtime import ActorState, MeshState, ProcState, current_runtime
 from monarch_nb.supervision import Driver, HealError
 
 M = TypeVar("M")
 ROUNDS = 4
+_REPORTED_S = 1.0  # for the death of a rank that does not answer
 _BACK_S = 5.0  # for a host that may come back: an agent that is started again is there after a second
 
 
@@ -59,6 +61,8 @@ def heal_mesh(
     if state.stopped is not None:
         raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
     until = None if timeout is None else time.monotonic() + timeout
+    if not kill:
+        _notice_deaths(state, set(region.ranks()))
     lost = _lost(state, region.ranks())
     for tried in range(ROUNDS):
         left = None if until is None else max(0.0, until - time.monotonic())
@@ -81,23 +85,37 @@ def heal_mesh(
     return mesh
 
 
-def _are_back(hosts: Collection[str], seconds: float) -> bool:
-    """Whether lost hosts can be used again, all of them; blocks for so many seconds at most."""
+def _notice_deaths(state: MeshState, ranks: Set[int]) -> None:
+    """Blocks until ranks have answered or are known to have failed, for about a second at most.
+
+    Without it, a rank that was killed a moment ago would not be healed, since its death is still to be reported.
+    """
+    driver, uid = current_runtime().part(Driver), _procs(state).uid
+    if not (driver.failed(uid) | driver.failed(state.uid)).isdisjoint(ranks):
+        return
+    silent = ranks - doing(state, sorted(ranks)).get().keys()
+    if silent:
+        _wait_for_events(lambda: silent <= driver.failed(uid), _REPORTED_S)
+
+
+def _wait_for_events(is_over: Callable[[], bool], seconds: float) -> bool:
+    """Blocks until a condition holds that events of meshes and hosts change, or for so long; whether it does."""
     changed, until = threading.Event(), time.monotonic() + seconds
-
-    def listen(event: Event) -> None:
-        if isinstance(event, HostBack):
-            changed.set()
-
     listeners = current_runtime().part(MeshEvents).listeners
-    listeners.append(listen)
+    listeners.append(lambda event: changed.set())
+    listen = listeners[-1]
     try:
-        while (lost := operations().lost_hosts(hosts)) and (left := until - time.monotonic()) > 0:
+        while not (over := is_over()) and (left := until - time.monotonic()) > 0:
             changed.wait(left)
             changed.clear()
     finally:
         listeners.remove(listen)
-    return not lost
+    return over
+
+
+def _are_back(hosts: Collection[str], seconds: float) -> bool:
+    """Whether lost hosts can be used again, all of them; blocks for so many seconds at most."""
+    return _wait_for_events(lambda: not operations().lost_hosts(hosts), seconds)
 
 
 def _hosts_of_failed(state: MeshState, ranks: Collection[int]) -> list[str]:

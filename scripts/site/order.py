@@ -21,6 +21,9 @@ def nav() -> list[Entry]:
                 {"How to …": "howto.md"},
                 {"Concepts": "concepts.md"},
                 {"Coming from torchrun": "coming-from-torchrun.md"},
+                {"Coming from torchmonarch": "coming-from-torchmonarch.md"},
+                {"Coming from Ray": "coming-from-ray.md"},
+                {"Coming from ipyparallel": "coming-from-ipyparallel.md"},
             ]
         },
         {"Stories": [{stories.title(story): stories.page_of(story)} for story in stories.stories()]},

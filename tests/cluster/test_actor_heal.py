@@ -127,3 +127,15 @@ def test_a_holder_of_a_reference_can_have_ranks_killed_and_healed(own_procs: Pro
     after = mesh.who.call_one().get(SECONDS)
     assert (after[0], after[1] != before[1]) == (8, True)
     assert faults.left() == []
+
+
+def test_a_rank_killed_a_moment_ago_is_healed(own_procs: ProcMesh, faults: Faults) -> None:
+    counters: Any = own_procs.spawn("counters", Counter)
+    for _ in range(2):
+        pids = counters.pid.call().get(20).values()
+        os.kill(pids[1], signal.SIGKILL)
+        heal_mesh(counters)
+        faults.next()
+        assert [now == before for now, before in zip(counters.pid.call().get(20).values(), pids, strict=True)] == [
+            True, False, *[True] * (len(pids) - 2)
+        ]  # fmt: skip

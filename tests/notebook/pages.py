@@ -14,7 +14,7 @@ PAGES = (
     "README.md",
     "docs/quickstart.md",
     "docs/configuration.md",
-    "docs/coming-from-torchrun.md",
+    *(f"docs/coming-from-{other}.md" for other in ("ipyparallel", "ray", "torchmonarch", "torchrun")),
     *sorted(f"docs/manual/{path.name}" for path in ROOT.glob("docs/manual/*.md")),
     *(f"docs/guides/{name}.md" for name in ("colab", "jupyterhub", "lightning", "marimo", "vscode")),
 )
