@@ -22,8 +22,7 @@ from .debugger import CellPrompt, DebugMagics, with_remote
 from .diagnosis import DiagnosisMagics
 from .display.errors import Errors
 from .display.failures import raised_bar
-from .display.host_notices import show_notice
-from .display.notices import FailureNotice, Notices
+from .display.notices import FailureNotice, Notices, show_notice
 from .files import cell_name
 from .forgotten import UnretrievedErrors
 from .front import Front

@@ -7,6 +7,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
+from IPython.display import display
 
 from monarch_nb._parsing import parsed
 
@@ -56,6 +57,4 @@ def _compiled(shell: Any, cell: str, python_form: str) -> tuple[CodeType, CodeTy
 
 
 def _show(value: Any) -> None:
-    from IPython.display import display
-
     display(value)  # type: ignore[no-untyped-call]

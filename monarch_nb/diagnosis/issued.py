@@ -2,37 +2,19 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import CodeType
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from monarch_nb.diagnosis.nonfinite_rank import ForwardRecord, ModulePaths, NonFinite
-from monarch_nb.mesh import ActorMesh
 
 CallSite: TypeAlias = tuple[CodeType, int]
 Sites: TypeAlias = Sequence[CallSite | None]
+Issued: TypeAlias = Callable[[CallSite | None], CallSite | None]
+Sent: TypeAlias = Callable[[int, int, Sites], None]
 MOST = 1 << 20  # operations whose lines are known
-
-
-class TensorMesh(Protocol):
-    """What is used of a mesh of sharded tensors."""
-
-    @property
-    def workers(self) -> ActorMesh[Any]:
-        """The actors that execute operations."""
-
-    def observe(
-        self,
-        issued: Callable[[CallSite | None], CallSite | None] | None,
-        sent: Callable[[int, int, Sites], None],
-    ) -> None:
-        """Calls these with each operation that is issued, and with those of a stream that are sent."""
-
-    def in_order(self) -> AbstractContextManager[None]:
-        """Keeps calls of the workers in order with operations."""
 
 
 class _Site(tuple[CodeType, int]):
@@ -50,10 +32,10 @@ def _line(site: CallSite) -> str:
 
 
 class IssuedOperations:
-    """Notes where operations are issued, from `begin` to `end`."""
+    """Notes where operations are issued, from `begin` to `end`: `observe` has them seen by two functions."""
 
-    def __init__(self, mesh: TensorMesh) -> None:
-        self._mesh = mesh
+    def __init__(self, observe: Callable[[Issued | None, Sent], None]) -> None:
+        self._observe = observe
         self._sent: deque[tuple[int, int, Sites]] = deque()  # streams, first numbers, sites
         self._count = 0
         self._forward: ForwardRecord[_Site] = ForwardRecord()
@@ -62,14 +44,14 @@ class IssuedOperations:
     def begin(self) -> None:
         """Begins."""
         self._modules = ModulePaths(lambda: True)
-        self._mesh.observe(self._issued, self._note_sent)
+        self._observe(self._issued, self._note_sent)
 
     def end(self) -> None:
         """Ends, as often as it is called."""
         if self._modules is not None:
             self._modules.end()
             self._modules = None
-            self._mesh.observe(None, self._note_sent)
+            self._observe(None, self._note_sent)
 
     def located(self, found: NonFinite | None) -> NonFinite | None:
         """What a rank has found, with the line and the module that issued the operation, where they are known."""

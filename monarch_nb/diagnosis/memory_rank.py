@@ -118,7 +118,7 @@ class _Objects:
         self.sizes, self.counts = Counter[str](), Counter[str]()
         sizes, counts = defaultdict[int, int](int), defaultdict[int, int](int)
         frames = {}  # by id: traces of the same place share one object, and while all is traced, new ones cost much
-        for _, size, trace, _ in traces.traces._traces:  # type: ignore[attr-defined]
+        for _, size, trace, _ in vars(traces.traces)["_traces"]:
             frames[id(trace)] = trace
             sizes[id(trace)] += size
             counts[id(trace)] += 1

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from monarch_nb.code.file_names import line_name
 from monarch_nb.diagnosis.findings import Finding, names_of
@@ -12,7 +12,7 @@ from monarch_nb.shape import MeshTrait, Region
 from monarch_nb.wire import kind_of, text_of
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis.issued import IssuedOperations, TensorMesh
+    from monarch_nb.diagnosis.issued import Issued, IssuedOperations, Sent
     from monarch_nb.diagnosis.nonfinite_rank import NonFinite
 
 Findings: TypeAlias = "tuple[NonFinite | None, NonFinite | None]"
@@ -27,13 +27,20 @@ class ValueWatch:
     sure, where numbers have only become infinite. `notes` say which ranks could not be watched.
     """
 
-    def __init__(self, mesh: "AnyMesh | TensorMesh", *, stop: bool = False) -> None:
+    def __init__(self, mesh: AnyMesh | MeshTrait, *, stop: bool = False) -> None:
         self._operations: IssuedOperations | None = None
         self._in_order: Callable[[], AbstractContextManager[None]] = nullcontext
-        if not isinstance(mesh, ActorMesh | ProcMesh):
-            self._operations, self._in_order, mesh = _operations_on(mesh), mesh.in_order, mesh.workers
+        if isinstance(mesh, ActorMesh | ProcMesh):
+            watched: AnyMesh = mesh
+        else:
+            tensors: Any = mesh  # a mesh of sharded tensors, of whose module this one does not know
+            self._operations, self._in_order, watched = (
+                _operations_on(tensors.observe),
+                tensors.in_order,
+                tensors.workers,
+            )
         self._ranks: RankWatch[Findings] = RankWatch(
-            mesh, "monarch_nb.diagnosis.nonfinite_rank", with_actor=self._operations is not None
+            watched, "monarch_nb.diagnosis.nonfinite_rank", with_actor=self._operations is not None
         )
         self._stop = stop
         self.findings: tuple[Finding, ...] = ()
@@ -79,10 +86,10 @@ class ValueWatch:
     __repr__ = __str__
 
 
-def _operations_on(mesh: "TensorMesh") -> "IssuedOperations":
+def _operations_on(observe: "Callable[[Issued | None, Sent], None]") -> "IssuedOperations":
     from monarch_nb.diagnosis.issued import IssuedOperations  # imports PyTorch, as such a mesh has
 
-    return IssuedOperations(mesh)
+    return IssuedOperations(observe)
 
 
 def judge_values(
@@ -145,11 +152,11 @@ def _text(ranks: str, one: "NonFinite", inf: "NonFinite | None") -> str:
 
 
 def has_sharded_tensors(mesh: object) -> bool:
-    """Whether a value is a mesh of sharded tensors, of whose module this one does not know."""
+    """Whether a value is a mesh of sharded tensors."""
     return isinstance(mesh, MeshTrait) and hasattr(mesh, "in_order")
 
 
-def watch(mesh: "AnyMesh | TensorMesh", *, stop: bool = False) -> ValueWatch:
+def watch(mesh: AnyMesh | MeshTrait, *, stop: bool = False) -> ValueWatch:
     """Finds where the first NaN comes from: `with watch(trainers) as found: ...`, then `found.findings`.
 
     On each rank of an actor mesh, of a mesh of sharded tensors, or for cells on processes, every operation of PyTorch

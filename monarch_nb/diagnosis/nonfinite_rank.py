@@ -90,6 +90,9 @@ class WatchMode(TorchDispatchMode):
     PyTorch's own way not to compile a mode imports the compiler with the first operation, which takes seconds.
     """
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
         if _COMPILER in sys.modules:
@@ -107,7 +110,7 @@ class WatchMode(TorchDispatchMode):
     @classmethod
     def _leave_uncompiled(cls) -> None:
         see: Any = cls.__dict__["__torch_dispatch__"]
-        setattr(cls, "__torch_dispatch__", _disable_dynamo(see, recursive=True))  # noqa: B010
+        type.__setattr__(cls, "__torch_dispatch__", _disable_dynamo(see, recursive=True))
 
 
 def _leave_uncompiled(_: object) -> None:
@@ -190,7 +193,7 @@ class _FirstNan(WatchMode):
     """
 
     def __init__(self, *, stop: bool, worker: Any = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.nan: NonFinite | None = None
         self.inf: NonFinite | None = None
         self._stop = stop

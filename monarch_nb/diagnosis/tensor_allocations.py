@@ -49,7 +49,7 @@ class TensorAllocations(WatchMode):
     """Records where the storages of tensors come from, and forgets those that are freed."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._storages: dict[int, _Storage] = {}
         self._may_allocate: dict[OpOverload, bool] = {}
 

@@ -21,8 +21,7 @@ def _patch_pdb(module: Any) -> None:
     def set_trace(*args: object, **kwargs: object) -> object:
         return _stop(sys._getframe(1), "pdb.set_trace()", before, args, kwargs)
 
-    set_trace._monarch = True  # type: ignore[attr-defined]
-    set_trace.monarch_before = before  # type: ignore[attr-defined]
+    set_trace.__dict__.update(_monarch=True, monarch_before=before)
     module.set_trace = set_trace
 
 
@@ -36,7 +35,7 @@ def install_breakpoints() -> None:
                 return None
             return _stop(sys._getframe(1), "breakpoint()", before, args, kwargs)
 
-        breakpointhook._monarch = True  # type: ignore[attr-defined]
+        breakpointhook.__dict__.update(_monarch=True)
         sys.breakpointhook = breakpointhook
     when_imported("pdb", _patch_pdb)
 

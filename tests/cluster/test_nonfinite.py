@@ -237,7 +237,7 @@ def step_of(x: torch.Tensor) -> torch.Tensor:
     return (x * 3 - 100).sqrt()
 
 
-def test_sharded_tensors_are_watched_and_the_line_that_issued_the_operation_is_named() -> None:
+def test_sharded_tensors_are_watched_and_the_issuing_line_is_named() -> None:
     for procs in spawned(2, "sharded_values"):
         mesh = Mesh.of(procs, ("data",))
         x = mesh.distribute(torch.randn(8, 4), ("data", None))

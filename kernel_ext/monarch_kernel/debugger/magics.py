@@ -18,6 +18,7 @@ from monarch_nb.wire import ActorError, kind_of
 
 from ..arguments import check_options, read_names, read_place
 from ..completion import LineCompletion
+from ..files import cell_name
 from ..jupyter import give_back_underscores
 from ..session import Session
 from ..tensors import workers_on
@@ -301,8 +302,6 @@ class DebugMagics(Magics):
             sys.stdout.write(f"{name} {'no longer' if options else 'now'} stops where an endpoint raises\n")
 
     def _name(self, file: str) -> str:
-        from ..files import cell_name
-
         return cell_name(self.shell, file) or file.rpartition("/")[2]
 
     def _prompt(self, line: str) -> DebugPrompt:

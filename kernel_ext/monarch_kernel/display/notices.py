@@ -1,14 +1,16 @@
-"""Notices of failures in a notebook: each event is one card, or the text of one error, and grows in place."""
+"""Notices in a notebook: of failures, each a card or the text of one error that grows in place, and of hosts."""
 
 import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from monarch_nb.mesh.mesh_events import HostMessage, HostNoticed, HostNoticeWithdrawn
 from monarch_nb.settings import settings
 from monarch_nb.store import FailureFields, Store
 from monarch_nb.store.failures import clock, record
@@ -17,6 +19,7 @@ from monarch_nb.supervision.failure import gathered
 
 from ..front import Bundle, Front
 from .failures import failure_bar, failure_bundle
+from .html import framed
 
 if TYPE_CHECKING:
     from ..views.widgets import Widgets
@@ -198,3 +201,26 @@ class Notices:
             if old or count == failure.size or now - since > GATHER_S or now - begun > SETTLE_S:
                 return key, event
             time.sleep(0.01)
+
+
+# -- of hosts ----------------------------------------------------------------------------------------------------------
+
+
+def show_notice(
+    front: Front, before: Callable[[], None], event: HostNoticed | HostNoticeWithdrawn | HostMessage
+) -> None:
+    """Shows a notice, from any thread; does not block. `before` is called first, so that earlier output comes first."""
+    cell = front.parent
+
+    def show() -> None:
+        before()
+        front.display(notice_bundle(event), cell=cell)
+
+    threading.Thread(target=show, name="monarch-notice", daemon=True).start()
+
+
+def notice_bundle(event: HostNoticed | HostNoticeWithdrawn | HostMessage) -> Bundle:
+    """A card: which host, how long it has, what is on it and what can be done."""
+    head, *lines = event.text.splitlines()
+    parts = [f"<b>{escape(head)}</b>", *(f'<div class="mnb-s">{escape(line.strip())}</div>' for line in lines)]
+    return {"text/plain": event.text, "text/html": framed(*parts)}

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import struct
 import subprocess
@@ -205,8 +206,6 @@ def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None
 
 
 def _forward(stdin: int, stopped: int, port: "Port[Input]") -> None:
-    import select
-
     while True:
         ready, _, _ = select.select([stdin, stopped], [], [])
         if stopped in ready:
