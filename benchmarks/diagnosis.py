@@ -26,23 +26,28 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer
 
 from benchmarks.machine import load, processor
-from monarch_nb import watch
+from benchmarks.scale import measure_diagnosis
+from monarch_nb import diagnose, watch
 from monarch_nb.actor import Actor, current_rank, endpoint, this_host
 from monarch_nb.diagnosis import StragglerWatch
 from monarch_nb.diagnosis.gradients import FIRST
 
-ROUNDS = 12
+ROUNDS = 8
 STEPS = 40
 COLLECTIVES = 2000
 BUCKETS = 2  # into which DistributedDataParallel puts the gradients of a step
 MOST_FIRST = 10  # processes
 FEW = 50  # modules
-RANKS = 2  # of the comparison of costs
+RANKS = 8  # of the comparison of costs, and of a hang
+SIMULATED = 125  # hosts, of eight ranks each
 SLOW_RANKS = 4
 PHASES = ("data", "forward", "optimizer")
+HANG_S, WAIT_S = 20.0, 10.0  # a rank is late by so many seconds, and others wait for so many before it is asked why
 NAP_S = 0.006  # of each phase of a step
 SLOWER = 1.3  # times, that one phase of one rank takes longer
 TARGETS = {
+    "hang to verdict, 8 ranks, after the wait": "≤ 2 s",
+    "hang to verdict, 1,000 simulated ranks, after the wait": "≤ 3 s",
     "always on, of a step's processor time": "≤ 0.5 %",
     "always on, memory of a rank": "≤ 3 MB",
     "watch, of a step's processor time": "≤ 1.5×",
@@ -55,7 +60,7 @@ COSTS = """
 ## What it costs
 
 `python -m benchmarks.diagnosis --page docs/diagnosis.md` measures it, on {date}: {machine}. The step is one of
-DistributedDataParallel with a small model on two ranks; a slow rank is one of four that takes 1.3 times as long in
+DistributedDataParallel with a small model on eight ranks; a slow rank is one of four that takes 1.3 times as long in
 one of three phases of 6 ms, for four seconds.
 
 | figure | measured | target |
@@ -147,6 +152,12 @@ class Stepper(Actor):
                 self._nap(SLOWER if (rank, each) == (slow, phase) else 1.0)
             dist.all_reduce(torch.ones(8))
 
+    @endpoint
+    def hang(self, rank: int, seconds: float) -> None:
+        if current_rank().rank == rank:
+            time.sleep(seconds)
+        dist.all_reduce(torch.ones(8))
+
     def _nap(self, times: float) -> None:
         time.sleep(NAP_S * times * random.uniform(0.9, 1.1))
 
@@ -208,6 +219,25 @@ def _environment(values: dict[str, str]) -> Any:
     return set_them
 
 
+def hangs() -> Iterator[tuple[str, str]]:
+    """A rank that does not enter a collective in which the others wait."""
+    procs = this_host().spawn_procs(per_host={"gpus": RANKS}, name="hanging")
+    steppers = procs.spawn("hanging", Stepper)
+    steppers.join.call().get(120)
+    call = steppers.hang.call(RANKS - 1, HANG_S)
+    time.sleep(WAIT_S)
+    before = time.perf_counter()
+    (finding,) = diagnose(steppers).findings
+    took = time.perf_counter() - before
+    assert (finding.kind, finding.ranks) == ("missing_from_collective", (RANKS - 1,)), finding
+    call.get(120)
+    procs.stop().get(60)
+    yield "hang to verdict, 8 ranks, after the wait", f"{took:.1f} s"
+    cost = measure_diagnosis(SIMULATED)
+    text = f"{cost.modelled_s:.1f} s on the simulated network, {1000 * cost.core_s:.0f} ms of a core"
+    yield "hang to verdict, 1,000 simulated ranks, after the wait", text
+
+
 def slow_ranks(times: int, seconds: float) -> Iterator[tuple[str, str]]:
     """A rank that takes 1.3 times as long in one phase."""
     draw = random.Random(1)
@@ -243,7 +273,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=None, help="docs/diagnosis.md, in which the table is replaced")
     options = parser.parse_args()
     print(f"load before: {load()}")
-    rows = dict([*costs(), *(slow_ranks(options.times, options.seconds) if options.times else ())])
+    rows = dict([*hangs(), *costs(), *(slow_ranks(options.times, options.seconds) if options.times else ())])
     print("| figure | measured | target |\n|---|---|---|")
     for name, value in rows.items():
         print(f"| {name} | {value} | {TARGETS[name]} |")

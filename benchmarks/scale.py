@@ -161,6 +161,18 @@ def measure(hosts: int) -> Run:
     return run
 
 
+def measure_diagnosis(hosts: int) -> Cost:
+    """The cost of finding the one rank that is missing from a collective, with so many hosts."""
+    run = Run(hosts)
+    with VirtualCluster(hosts + 1, NetworkFaults(delay=(LINK_S, LINK_S), bandwidth=BANDWIDTH)) as of:
+        joined = beside(lambda: accept_hosts(hosts, at="tcp://10.0.0.1:22222", timeout=SOON))
+        of.join_all()
+        procs = joined().spawn_procs(per_host={"gpus": PER_HOST}, name="procs")
+        procs.initialized.get(SOON)
+        _diagnose(run, of, procs)
+    return run.costs[-1]
+
+
 def _diagnose(run: Run, of: VirtualCluster, procs: Any) -> None:
     """All ranks but one wait in a collective."""
     with run.cost(of, "diagnosed"):

@@ -96,10 +96,12 @@ def _ended(procs: Procs) -> Iterator[Finding]:
     waiting = _waiting(procs)
     for (state, detail), ranks in groups.items():
         kind, text = _STATES[state]
+        is_one = len(ranks) == 1
+        detail = detail or "it ended"
         words = text.format(
             where=procs.where(ranks),
-            **{"is": "is" if len(ranks) == 1 else "are", "does": "does" if len(ranks) == 1 else "do"},
-            detail=detail or "its process has ended",
+            **{"is": "is" if is_one else "are", "does": "does" if is_one else "do"},
+            detail=detail if is_one else detail.replace("it ended", "they ended", 1),
         )
         if waiting:
             words += f"; {waiting}"

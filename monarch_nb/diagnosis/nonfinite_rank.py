@@ -5,7 +5,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -98,6 +97,14 @@ class WatchMode(TorchDispatchMode):
         if _COMPILER in sys.modules:
             cls._leave_uncompiled()
 
+    def enter(self) -> None:
+        """Sees operations of this thread from now on."""
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self) -> None:
+        """Sees no more operations; the mode that was entered last is left."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Compiled functions of the program stay compiled, where PyTorch knows of this (since 2.10)."""
@@ -122,7 +129,7 @@ when_imported(_COMPILER, _leave_uncompiled)
 
 
 class ModulePaths:
-    """Follows the calls of modules: `current` is the path of the one that runs on a thread that `is_watched`."""
+    """Follows the calls of modules on threads that are watched."""
 
     def __init__(self, is_watched: Callable[[], bool]) -> None:
         self._is_watched = is_watched
@@ -141,7 +148,7 @@ class ModulePaths:
 
     @property
     def current(self) -> str:
-        """ "" outside of modules."""
+        """The path of the module that runs; empty outside of modules."""
         return self._running[-1] if self._running else ""
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -214,7 +221,8 @@ class _FirstNan(WatchMode):
         for hook in self._hooks:
             hook.remove()
         self._modules.end()
-        self._resume()
+        if self._stack is None:  # else a step of an optimizer has raised, and the mode is left already
+            self.leave()
 
     def _step_begins(self, optimizer: Optimizer, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         if current.get() is None or torch.compiler.is_compiling():
@@ -223,7 +231,7 @@ class _FirstNan(WatchMode):
         stack = _get_current_dispatch_mode_stack()
         has_closure = any(each is not None for each in (*args[1:], *kwargs.values()))
         if stack and stack[-1] is self and not has_closure:  # a closure runs the model
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.leave()
             self._stack = stack[:-1]
 
     def _step_ends(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
@@ -239,7 +247,7 @@ class _FirstNan(WatchMode):
     def _resume(self) -> None:
         """Enters this mode again, unless other modes have come or gone since: a step that raised has no end."""
         if self._stack is not None and self._stack == _get_current_dispatch_mode_stack():
-            self.__enter__()  # type: ignore[no-untyped-call]
+            self.enter()
             self._stack = None
 
     def _check_parameters(self, optimizer: Optimizer) -> None:
@@ -372,21 +380,19 @@ def users_line(frame: FrameType | None) -> str:
     return f"{users.f_code.co_filename}:{users.f_lineno}" if users is not None else ""
 
 
-_running: dict[int, tuple[_FirstNan, ExitStack]] = {}
+_running: dict[int, _FirstNan] = {}
 
 
 def begin(number: int, stop: bool, worker: Any = None) -> None:
     """Begins to watch what this thread runs; of sharded tensors, what this worker runs."""
-    watch, entered = _FirstNan(stop=stop, worker=worker), ExitStack()
-    entered.callback(watch.end)
-    entered.enter_context(watch)
-    _running[number] = watch, entered
+    watch = _running[number] = _FirstNan(stop=stop, worker=worker)
+    watch.enter()
 
 
 def end(number: int) -> tuple[NonFinite | None, NonFinite | None]:
     """Ends it. Returns the first NaN, and the first infinity that nobody wrote. Raises RuntimeError if none runs."""
     if number not in _running:
         raise RuntimeError("its process is a new one, which was not watched")
-    watch, entered = _running.pop(number)
-    entered.close()
+    watch = _running.pop(number)
+    watch.end()
     return watch.nan, watch.inf

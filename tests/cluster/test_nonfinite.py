@@ -56,6 +56,15 @@ class Net(nn.Module):
         return x
 
 
+def _refused_step() -> Net:
+    net = Net(True)
+    optimizer = torch.optim.SGD(net.parameters())
+    optimizer.register_step_pre_hook(_refuse)
+    with contextlib.suppress(ArithmeticError):
+        optimizer.step()
+    return net
+
+
 class Trainer(Actor):
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -104,13 +113,12 @@ class Trainer(Actor):
         optimizer.step()
 
     @endpoint
+    def refused_step(self) -> None:
+        _refused_step()
+
+    @endpoint
     def after_a_refused_step(self) -> None:
-        net = Net(True)
-        optimizer = torch.optim.SGD(net.parameters())
-        optimizer.register_step_pre_hook(_refuse)
-        with contextlib.suppress(ArithmeticError):
-            optimizer.step()
-        net(torch.randn(8, 4))
+        _refused_step()(torch.randn(8, 4))
 
     @endpoint
     def overflow(self) -> None:
@@ -187,9 +195,10 @@ def test_healthy_steps_are_not_accused(trainers: Any) -> None:
             trainers.healthy.call().get()
     assert (found.findings, str(found)) == ((), "no NaN was found")
     trainers.forward.call().get()
-    with monarch_nb.watch(trainers) as found:
-        trainers.healthy.call().get()
-    assert not found.findings
+    for last in (trainers.healthy, trainers.refused_step, trainers.healthy):
+        with monarch_nb.watch(trainers) as found:
+            last.call().get()
+        assert not found.findings
 
 
 def test_data_with_nan_differs_from_numbers_that_overflow(trainers: Any) -> None:
