@@ -92,7 +92,7 @@ class Ranks:
         torch.autograd.set_multithreading_enabled(False)
         mesh.register_kernels()
         conversions.register()
-        group = SimpleNamespace(over=-1)
+        group = SimpleNamespace(over=-1, observer=None)
         send = partial(self._send, layout)
         stream = Stream(str(layout.shape), Propagator(layout, leaf=MeshTensor), device.new_device(), send, group)  # type: ignore[arg-type]
         device.occupy(stream, SimpleNamespace(), lambda _: None)  # type: ignore[arg-type]
