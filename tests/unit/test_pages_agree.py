@@ -72,7 +72,7 @@ def test_the_table_of_magics_has_all_magics_and_known_options() -> None:
 
 @pytest.mark.sources
 def test_magics_that_pages_name_are_there() -> None:
-    known = {*magics(), "load_ext", "pip", "debug", "tb", "name"}  # those of others, and any
+    known = {*magics(), "load_ext", "pip", "debug", "tb", "px", "autopx", "name"}  # those of others, and any
     assert {(name, page) for name, page in every(r"`%%?([a-z_]+)\b[^`]*`") if name not in known} == set()
 
 
