@@ -1,5 +1,6 @@
 """Checks of a notebook kernel; `python -m monarch_kernel.doctor` starts a kernel and writes its findings as JSON."""
 
+import importlib
 import queue
 import sys
 import time
@@ -48,8 +49,8 @@ def _comm(kernel: object) -> Check:
 
 def _widgets() -> Check:
     try:
-        import anywidget  # noqa: F401
-        import ipywidgets  # noqa: F401
+        for package in ("anywidget", "ipywidgets"):
+            importlib.import_module(package)
     except Exception as error:
         advice = "For live displays: pip install 'monarch-nb[notebook]', restart the kernel, load the page again."
         return Check("widgets", "warning", f"anywidget or ipywidgets cannot be imported: {error}", advice)

@@ -103,6 +103,9 @@ def forward_own_events(kernel: Any, receive: Callable[[Request], None]) -> Calla
     return undo
 
 
+_PYDEVD_MARKS = ("pydev_do_not_trace", "is_pydev_daemon_thread")
+
+
 def leave_threads_running(prefix: str) -> Callable[[], None]:
     """Stops the kernel's own debugger from tracing or suspending threads with this name prefix; returns a function that
     undoes this.
@@ -112,8 +115,8 @@ def leave_threads_running(prefix: str) -> Callable[[], None]:
 
     def mark(thread: threading.Thread) -> None:
         if thread.name.startswith(prefix):
-            thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
-            thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+            for name in _PYDEVD_MARKS:
+                setattr(thread, name, True)
 
     start = threading.Thread.start
 

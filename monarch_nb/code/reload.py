@@ -7,7 +7,7 @@ import warnings
 from monarch_nb._package import more
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.code.modules import Newest, newest
-from monarch_nb.mesh.actor import ActorMesh, check_class
+from monarch_nb.mesh.actor import ActorMesh, check_class, init_of
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.requests import gather
@@ -23,7 +23,7 @@ def _code(code: types.CodeType) -> tuple[object, ...]:
 
 
 def _init(cls: type) -> object:
-    method = cls.__init__  # type: ignore[misc]
+    method = init_of(cls)
     return (_code(method.__code__), repr(method.__defaults__)) if inspect.isfunction(method) else None
 
 

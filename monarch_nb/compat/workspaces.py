@@ -95,8 +95,6 @@ class Workspace:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Workspace) and (self.env, self.dirs) == (other.env, other.dirs)
 
-    __hash__ = None  # type: ignore[assignment]  # it can be changed
-
     def __repr__(self) -> str:
         return f"Workspace({ {str(folder): to for folder, to in self.dirs.items()} })"
 

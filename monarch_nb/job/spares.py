@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.job.adapter import EngineError
@@ -39,7 +40,7 @@ class Spares:
             if self._happened not in self._runtime.part(MeshEvents).listeners and not self._closed:
                 self._runtime.part(MeshEvents).listeners.append(self._happened)
         for name, arrival in arrivals.items():
-            when_done(arrival.hosts[self._mesh], lambda came, name=name: self._came(name, came))  # type: ignore[misc]
+            when_done(arrival.hosts[self._mesh], partial(self._came, name))
 
     @property
     def arrivals(self) -> list[Arrival]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb.lifecycle.stopping import MeshStopper
-from monarch_nb.mesh.actor import ActorMesh, check_class
+from monarch_nb.mesh.actor import ActorMesh, check_class, init_of
 from monarch_nb.mesh.arguments import check_arguments, encode_arguments
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
@@ -106,7 +106,7 @@ def spawn_actors(
     cls = stand_ins.get(cls, cls)
     check_class(cls)
     kind = kind_of(cls)
-    init: Callable[..., object] = cls.__init__  # type: ignore[misc]
+    init = init_of(cls)
     if init is not object.__init__:
         check_arguments(init, 1, f"{cls.__name__}", args, kwargs)
     elif args or kwargs:

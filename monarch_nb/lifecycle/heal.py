@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Collection, Set
-from typing import Protocol, Self, TypeVar, cast
+from typing import TypeVar
 
 from monarch_nb.lifecycle.elastic import ended_hosts, replace_hosts, source_of, spares_for
 from monarch_nb.lifecycle.interrupts import doing
@@ -19,13 +19,6 @@ M = TypeVar("M")
 ROUNDS = 4
 _REPORTED_S = 1.0  # for the death of a rank that does not answer
 _BACK_S = 5.0  # for a host that may come back: an agent that is started again is there after a second
-
-
-class Shrinkable(Protocol):
-    """A mesh that can do without its lost ranks."""
-
-    def shrunk(self) -> Self:
-        """Returns a smaller mesh of the remaining ranks. Blocks."""
 
 
 def heal_mesh(
@@ -48,12 +41,13 @@ def heal_mesh(
     lost rank. This mesh can no longer be used then.
     """
     if shrink:
-        if not hasattr(mesh, "shrunk") or isinstance(mesh, Handle):
+        shrunk: Callable[[], M] | None = getattr(mesh, "shrunk", None)  # of a mesh for tensors
+        if shrunk is None or isinstance(mesh, Handle):
             raise TypeError(
                 f"heal_mesh(shrink=True) takes a mesh for tensors, not {type(mesh).__name__}: of other meshes "
                 "take a slice without the lost ranks"
             )
-        return cast("Shrinkable", mesh).shrunk()  # type: ignore[return-value]
+        return shrunk()
     procs = mesh if isinstance(mesh, Handle) else getattr(mesh, "procs", None)  # of a mesh for tensors
     if not isinstance(procs, Handle):
         raise TypeError(f"heal_mesh takes a proc or actor mesh, or one for tensors, not {type(mesh).__name__}")

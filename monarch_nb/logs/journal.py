@@ -190,10 +190,11 @@ def redirect(base: str) -> Journal | None:
         for target in (1, 2):
             _onto(os.devnull, os.O_WRONLY, target)
     line_buffer_c_stdio()
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))  # type: ignore[misc]
     out, err = journal.texts if journal is not None else (_plain(1), _plain(2))
-    sys.stdout = sys.__stdout__ = out  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = err  # type: ignore[misc]
+    streams = {"stdin": io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False))), "stdout": out, "stderr": err}
+    for name, stream in streams.items():
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     return journal
 
 

@@ -1,5 +1,6 @@
 """Actor meshes: references to arrays of actors."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -80,6 +81,12 @@ def _lookup(cls: type, name: str) -> object:
 
 
 _RESERVED = frozenset(dir(ActorMesh)) | {"_state"}
+
+
+def init_of(cls: type) -> Callable[..., object]:
+    """The `__init__` of a class of actors."""
+    init: Callable[..., object] = cls.__init__  # type: ignore[misc]
+    return init
 
 
 def check_class(cls: object) -> None:

@@ -64,6 +64,8 @@ class PerObject:
 class Adverb(functools.partial[object]):
     """One adverb of one endpoint. Calling it sends; looking at it shows the endpoint's method."""
 
+    __signature__ = PerObject(lambda adverb: _signature(adverb))
+
     def __getattr__(self, name: str) -> Any:
         if name == "__name__":
             return self.func.__name__
@@ -136,12 +138,14 @@ class _Shown:
         return self._text
 
 
-Adverb.__signature__ = PerObject(_signature)  # type: ignore[attr-defined]
 Adverb.__doc__ = PerObject(_doc, Adverb.__doc__)  # type: ignore[assignment]
 
 
 class Endpoint(Generic[P, R]):
     """One endpoint of a mesh (or slice). Messages are sent when an adverb is called; futures only collect."""
+
+    __signature__ = PerObject(_declared_signature)  # with `__wrapped__` and `__doc__`: what `mesh.step?` shows
+    __wrapped__ = PerObject(lambda endpoint: endpoint._current().method)
 
     def __init__(self, mesh: Handle[ActorState], name: str, declared: EndpointProperty[P, R]) -> None:
         self._mesh = mesh
@@ -289,9 +293,6 @@ class Endpoint(Generic[P, R]):
         return f"<endpoint {self._title} of {self._mesh!r}>"
 
 
-# What `mesh.step?` shows.
-Endpoint.__signature__ = PerObject(_declared_signature)  # type: ignore[attr-defined]
-Endpoint.__wrapped__ = PerObject(lambda endpoint: endpoint._current().method)  # type: ignore[attr-defined]
 Endpoint.__doc__ = PerObject(_declared_doc, Endpoint.__doc__)  # type: ignore[assignment]
 
 

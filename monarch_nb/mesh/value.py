@@ -157,8 +157,6 @@ class ValueMesh(MeshTrait, Generic[T]):
             return NotImplemented
         return self.extent == other.extent and all(map(_equal, self.values(), other.values()))
 
-    __hash__ = None  # type: ignore[assignment]  # the values need not be hashable
-
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._region, self.values())
 

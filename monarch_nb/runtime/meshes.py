@@ -127,11 +127,11 @@ class ProcState(MeshState, eq=False):
         return self.layout.address(rank, self.incarnation(rank))
 
 
-class ActorState(MeshState, eq=False):
+class ActorState(MeshState, eq=False, kw_only=True):
     """A mesh of actors; a rank lives in the process of the same rank."""
 
+    procs: ProcState
     spawn_spec: ActorsSpawnSpec | None = None
-    procs: ProcState = None  # type: ignore[assignment]
     cls: type = object
     kind: ActorKind = "async"
     edition: int = 0  # grows when its class is replaced

@@ -58,7 +58,13 @@ class Supervising(Protocol):
 
 
 FaultHook = Callable[[Any], None]  # of the program: it takes a `MeshFailure`, of a row above
-_lookup: Callable[[], FaultHook | None] = lambda: None  # noqa: E731 - replaced as a whole
+
+
+def _no_hook() -> FaultHook | None:
+    return None
+
+
+_lookup = _no_hook
 
 
 def set_hook_lookup(lookup: Callable[[], FaultHook | None]) -> None:

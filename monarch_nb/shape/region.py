@@ -383,9 +383,9 @@ def _picked(name: str, size: int, selector: Selector) -> "int | range":
     return _index(name, size, selector)
 
 
-def _index(name: str, size: int, selector: object) -> int:
+def _index(name: str, size: int, selector: "SupportsIndex") -> int:
     try:
-        index = operator.index(selector)  # type: ignore[arg-type]  # that is what is tried
+        index = operator.index(selector)
     except TypeError:
         raise TypeError(f"dimension {name!r} is sliced by an integer or a slice, got {selector!r}") from None
     if not 0 <= index < size:

@@ -102,7 +102,10 @@ class Incident(Struct):
         lines = _kinds(members, lambda member: tuple(member.record.get("last_lines") or ()))
         texts = _kinds(members, lambda member: member.record.get("text") or "")
         several = len(texts) > 1 and failure.cause.kind not in OF_PROCESSES
-        on_ranks: Callable[[list[int]], str] = lambda bases: where(mesh.extent, map(mesh.index, bases))  # noqa: E731
+
+        def on_ranks(bases: list[int]) -> str:
+            return where(mesh.extent, map(mesh.index, bases))
+
         fields: FailureFields = {
             **first.record,
             "ranks": places,

@@ -44,8 +44,8 @@ class Borrowed:
         """Seeds the generators for one operation, after saving their states on the first."""
         generators = [torch.default_generator]
         if cuda:
-            torch.cuda.init()  # type: ignore[no-untyped-call]
-            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+            device = torch.cuda.current_device()  # initializes CUDA, which makes the generators
+            generators.append(torch.cuda.default_generators[device])
         if not self._states:
             self._states = [(generator, generator.get_state()) for generator in generators]
         for generator in generators:

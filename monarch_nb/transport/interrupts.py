@@ -53,6 +53,9 @@ class _Guard:
 
 class _Guards(threading.local):
     def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
         self.guard = _Guard()
         _by_thread[threading.get_ident()] = self.guard
 
@@ -280,8 +283,7 @@ def _raise_calm() -> None:
 def _after_fork() -> None:
     _by_thread.clear()
     _noted.clear()
-    _guards.__dict__.clear()
-    _guards.__init__()  # type: ignore[misc]
+    _guards.renew()
 
 
 if hasattr(os, "register_at_fork"):

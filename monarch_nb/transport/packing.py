@@ -9,7 +9,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, final
 
 import msgspec
 
@@ -33,6 +33,7 @@ _lengths = msgpack_decoder(tuple[int, ...])
 _MALFORMED = (msgspec.MsgspecError, struct.error, TypeError, ValueError, IndexError, OverflowError)
 
 
+@final
 class Item:
     """One message, or one piece of it, as it travels on a link; links keep it until it is acknowledged."""
 

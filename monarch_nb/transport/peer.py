@@ -185,15 +185,14 @@ class Peer:
             channel = connection.channel or connection.open()
             if not exempt and link.blocked(size):
                 return False
-            first: Item = items if type(items) is Item else items[0]  # type: ignore[index]
+            first, others = (items, ()) if type(items) is Item else (items[0], items[1:])
             prefix = link.send(first, len(first.head) + size, exempt and not charged)
             if prefix is not None and channel is not None:
                 push = connection.put(channel, prefix + first.head, first.frames, not exempt)
-            if first is not items:
-                for item in items[1:]:  # type: ignore[index]
-                    prefix = link.send(item, 0, True, _CHUNK)
-                    if prefix is not None and channel is not None:
-                        connection.write(channel, prefix, item.frames)
+            for item in others:
+                prefix = link.send(item, 0, True, _CHUNK)
+                if prefix is not None and channel is not None:
+                    connection.write(channel, prefix, item.frames)
             if not self._busy:
                 self._keep_time()
         if push is not None:  # without the lock: who waits for it would wait for the kernel too
@@ -325,16 +324,16 @@ class Peer:
                 except struct.error as error:
                     unpacker.refused.append((None, f"{type(error).__name__}: {error}", 0, 0))
                     continue
-                if type(outcome) is int:
+                if isinstance(outcome, int):
                     if outcome >= 0:
                         unpacker.take(item, outcome, link.peer_incarnation)
                 else:
-                    for action in outcome:  # type: ignore[union-attr]
+                    for action in outcome:
                         if type(action) is Deliver:
                             unpacker.take(action.item, action.charge, link.peer_incarnation)
                         elif type(action) is Skipped or type(action) is NewIncarnation:
                             unpacker.broken()
-                    rest = self.connection.transmit(outcome)  # type: ignore[arg-type]
+                    rest = self.connection.transmit(outcome)
             if not self._busy:
                 self._keep_time()
         return start, rest

@@ -258,7 +258,7 @@ class DebugBridge:
             answer = await asyncio.wait_for(self._route(command, arguments, message), ANSWER_S)
         except (RequestRefused, DebugError, LookupError, ValueError, TypeError) as error:
             return self._reply(message, None, str(error.args[0]) if error.args else str(error))
-        except asyncio.TimeoutError:  # noqa: UP041 - another one in Python 3.10
+        except TimeoutError:
             return self._reply(message, None, f"no answer within {ANSWER_S:g} s: a rank does not respond")
         except Exception as error:
             logger.exception("the debug request %s could not be answered", command)

@@ -4,6 +4,7 @@ import re
 import string
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from monarch_nb.wire import error_line
 
@@ -60,6 +61,19 @@ class SessionBreakpoint:
         return f"breakpoint {self.number}" + (f", if {self.condition}" if self.condition else "")
 
 
+class BreakpointOptions(TypedDict, total=False):
+    """The fields of a SessionBreakpoint that are not where it is."""
+
+    function: str
+    condition: str
+    hit_condition: str
+    log: str
+    temporary: bool
+    set_by: str
+    enabled: bool
+    ignore: int
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """Result of a line: the breakpoint that stops there, if any, and texts that others print."""
@@ -98,15 +112,13 @@ class BreakpointTable:
                 lines.append(bp.line)
         return by_file
 
-    def add(self, file: str, line: int, number: int = 0, **options: object) -> SessionBreakpoint:
-        """A new one, of this number where that is free; `options` are the other fields of a SessionBreakpoint. Raises
-        ValueError for a hit condition that is none.
-        """
-        passed_often_enough(str(options.get("hit_condition") or ""), 0)
+    def add(self, file: str, line: int, number: int = 0, **options: Unpack[BreakpointOptions]) -> SessionBreakpoint:
+        """A new one, of this number where that is free. Raises ValueError for a hit condition that is none."""
+        passed_often_enough(options.get("hit_condition", ""), 0)
         if number <= 0 or number in self._by_number:
             number = self._last + 1
         self._last = max(self._last, number)
-        added = SessionBreakpoint(number, file, line, **options)  # type: ignore[arg-type]
+        added = SessionBreakpoint(number, file, line, **options)
         self._replace({**self._by_number, added.number: added})
         return added
 

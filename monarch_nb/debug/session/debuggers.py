@@ -348,10 +348,10 @@ def _identity(runtime: Runtime, cell: ActorCell | None, thread: threading.Thread
         console = runtime.cells.get((uid, rank))
         point = console.instance.rank if console is not None else context.message_rank
         name = console.spec.name if console is not None else "this process"
-        identity = {"mesh": uid, "rank": rank, "incarnation": incarnation, "thread": thread.name}
+        thread_name = thread.name
     else:
         point, name = cell.instance.rank, cell.spec.name
-        identity = {"mesh": cell.mesh, "rank": cell.rank, "incarnation": cell.incarnation}
+        uid, rank, incarnation, thread_name = cell.mesh, cell.rank, cell.incarnation, ""
     running = cell.running if cell is not None else None
     return Stopped(
         session=session,
@@ -359,14 +359,17 @@ def _identity(runtime: Runtime, cell: ActorCell | None, thread: threading.Thread
         address=runtime.address,
         host=runtime.host,
         pid=os.getpid(),
+        mesh=uid,
         name=name,
+        rank=rank,
+        incarnation=incarnation,
         labels=tuple(point.extent.labels),
         point=tuple(point.values()),
         sizes=tuple(point.extent.sizes),
         endpoint=running[1] if running is not None else ("__init__" if cell is not None else ""),
         call=context.call,
         chain=context.chain,
-        **identity,  # type: ignore[arg-type]
+        thread=thread_name,
     )
 
 

@@ -25,6 +25,8 @@ _ELSEWHERE = "is done at the controller's prompt, not on the rank"
 class PdbText(pdb.Pdb):
     """Aliases last as long as the debugger does; all else is of the stop that a line is for."""
 
+    tb_lineno: dict[types.FrameType, int]  # pdb's own
+
     def __init__(self, out: TextIO) -> None:
         super().__init__("tab", io.StringIO(), out, None, True, False)
         self.prompt = ""
@@ -71,7 +73,7 @@ class PdbText(pdb.Pdb):
 
     def _read_lines_of(self, tb: types.TracebackType | None) -> None:
         while tb is not None:
-            self.tb_lineno[tb.tb_frame] = tb.tb_lineno  # type: ignore[attr-defined]
+            self.tb_lineno[tb.tb_frame] = tb.tb_lineno
             tb = tb.tb_next
 
     def _select_frame(self, number: int) -> None:

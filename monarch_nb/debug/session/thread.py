@@ -9,7 +9,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 
@@ -17,7 +17,7 @@ from monarch_nb.debug import messages as m
 from monarch_nb.debug.errors import CommandTimeout, QuitDebugger
 from monarch_nb.debug.records import Event, Frame, Stopped
 from monarch_nb.debug.session import stack as stacks
-from monarch_nb.debug.session.breakpoints import SessionBreakpoint
+from monarch_nb.debug.session.breakpoints import BreakpointOptions, SessionBreakpoint
 from monarch_nb.debug.session.commands import Commands
 from monarch_nb.debug.session.frames import Frames
 from monarch_nb.debug.session.machine import DebugMachine, Paused, Resume
@@ -90,14 +90,16 @@ class ThreadDebugger:
         """The method of an endpoint, traced while it runs if anything can stop it."""
         return method if self.machine.quiet else self._tracer.watched(method)
 
-    def add_breakpoint(self, file: str, line: int, **options: Any) -> SessionBreakpoint:
-        """Sets a breakpoint, with the fields of one as options. Raises ValueError where there is no such line, and for
+    def add_breakpoint(
+        self, file: str, line: int, number: int = 0, **options: Unpack[BreakpointOptions]
+    ) -> SessionBreakpoint:
+        """Sets a breakpoint, of this number where that is free. Raises ValueError where there is no such line, and for
         a hit condition that is none.
         """
         file = self._tracer.canonic(file)
         if not linecache.getline(file, line):
             raise ValueError(f"Line {file}:{line} does not exist")
-        added = self.machine.breakpoints.add(file, line, **options)
+        added = self.machine.breakpoints.add(file, line, number, **options)
         self._armed()
         return added
 

@@ -8,7 +8,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.debug.records import Event
 from monarch_nb.debug.session.breakpoints import SourceLocation
@@ -25,6 +25,12 @@ Arrived = Callable[[Event, types.FrameType, "types.TracebackType | None", str], 
 class Tracer(bdb.Bdb):
     """Traces one thread for as long as something can stop it."""
 
+    if TYPE_CHECKING:  # bdb's own, which its types lack
+
+        def _set_stopinfo(
+            self, stopframe: types.FrameType | None, returnframe: types.FrameType | None, stoplineno: int
+        ) -> None: ...
+
     def __init__(self, machine: DebugMachine, arrived: Arrived, left: Callable[[], None]) -> None:
         """`arrived(event, frame, traceback, note)` stops the thread, and returns when it may go on; `left()` is called
         when the outermost frame of the user's code has returned.
@@ -35,7 +41,7 @@ class Tracer(bdb.Bdb):
         self.botframe: types.FrameType | None = None
         self._awaited = 0  # endpoints on the loop of this thread that have not ended
         super().__init__(_SKIPPED)
-        self._set_stopinfo(None, None, -1)  # type: ignore[attr-defined]
+        self._set_stopinfo(None, None, -1)
 
     def _load_breaks(self) -> None:
         """Breakpoints are the machine's, and not those of other debuggers in the process."""
@@ -107,13 +113,13 @@ class Tracer(bdb.Bdb):
         if self._awaited < 2 or not self._machine.stepping:  # the step of another one goes on
             self.reset()
             self.botframe = caller  # what it calls may stop, it itself does not
-            self._set_stopinfo(caller, None, -1)  # type: ignore[attr-defined]
+            self._set_stopinfo(caller, None, -1)
         calm()  # what others have thrown, or a thread that ended with it, would keep it from entering the method
         sys.settrace(self.trace_dispatch)
 
     def set_continue(self) -> None:
         """Stops at breakpoints only."""
-        self._set_stopinfo(self.botframe, None, -1)  # type: ignore[attr-defined]
+        self._set_stopinfo(self.botframe, None, -1)
 
     # -- what bdb asks ------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """The cold path: a proc as a fresh interpreter, by exec. Works everywhere, and for any interpreter and environment."""
 
+import contextlib
 import logging
 import os
 import shutil
@@ -28,14 +29,6 @@ def start(channel: ProcChannel, cord: int, environment: Mapping[str, str], *, py
 
     Blocks for the exec (milliseconds). Raises OSError, and ValueError for what cannot be bound.
     """
-    out: int | BinaryIO = subprocess.DEVNULL
-    err: int | BinaryIO = subprocess.DEVNULL
-    if log:
-        try:
-            out = open(log + OUT, "ab", buffering=0)  # noqa: SIM115 - closed below
-            err = open(log + ERR, "ab", buffering=0)  # noqa: SIM115
-        except OSError:
-            pass  # a full disk must not keep a proc from starting
     prefix = binding_prefix(bind or {})
     executable = None
     if launch is None:
@@ -45,14 +38,16 @@ def start(channel: ProcChannel, cord: int, environment: Mapping[str, str], *, py
         if launch.arg0 is not None and not prefix:
             argv[0], executable = launch.arg0, launch.program
         environment = {**overlaid(environment, launch.env), DESCRIPTORS: f"{channel.far_fd} {cord}"}
-    try:
+    with contextlib.ExitStack() as files:
+        out: int | BinaryIO = subprocess.DEVNULL
+        err: int | BinaryIO = subprocess.DEVNULL
+        if log:
+            with contextlib.suppress(OSError):  # a full disk must not keep a proc from starting
+                out = files.enter_context(open(log + OUT, "ab", buffering=0))
+                err = files.enter_context(open(log + ERR, "ab", buffering=0))
         process = subprocess.Popen(argv, executable=executable, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                                    start_new_session=True, pass_fds=(channel.far_fd, cord),
                                    env=dict(environment))  # fmt: skip
-    finally:
-        for file in (out, err):
-            if not isinstance(file, int):
-                file.close()
     channel.handed_over()
     return process
 

@@ -111,11 +111,11 @@ class FailureStore:
         release_frame_locals(kept.error, _PACKAGE)
         place = (kept.instance.mesh, kept.instance.base_rank)
         count = settings.debug_keep_failures
-        gone = []  # out of the lock: what they hold may do anything when it ends
+        gone: list[StoredFailure] = []  # out of the lock: what they hold may do anything when it ends
         with self._lock:
-            mine = self._kept.get(place, ())
-            while len(mine) > count:
-                gone.append(mine.popleft())  # type: ignore[union-attr]
+            mine = self._kept.get(place)
+            while mine and len(mine) > count:
+                gone.append(mine.popleft())
             if mine:
                 self._kept.move_to_end(place)
             while len(self._kept) > ACTORS:

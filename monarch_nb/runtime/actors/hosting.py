@@ -129,8 +129,11 @@ class Hosting:
         cause = self._parking.end_of(*place, header.incarnation)
         now = self._local.cells.get(place)
         if cause is None and (now is None or now.incarnation < header.incarnation):
-            here = lambda: self._local.cells.get(place) is not now  # noqa: E731
-            if not self._parking.park((header, parcel), here, self._never_came):
+
+            def has_come() -> bool:
+                return self._local.cells.get(place) is not now
+
+            if not self._parking.park((header, parcel), has_come, self._never_came):
                 again(header, parcel)
             return
         self._process.node.consumed(parcel)

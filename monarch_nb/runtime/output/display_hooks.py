@@ -23,7 +23,7 @@ _REPLACED = ("display", "update_display", "publish_display_data", "clear_output"
 
 def install() -> None:
     """Puts them in place."""
-    builtins.display = displays.display  # type: ignore[attr-defined]
+    vars(builtins)["display"] = displays.display
     changes: dict[str, Callable[[ModuleType], None]] = {
         "IPython.core.display": _display_here,  # IPython 7 has them there
         "IPython.core.display_functions": _display_here,

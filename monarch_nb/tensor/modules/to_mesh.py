@@ -252,8 +252,8 @@ def _move_tensors(module: nn.Module, mesh: Mesh, plan: Resolved) -> None:
     that has it gives it its values. Raises ValueError where there is none, or where one tensor has two placements.
     """
     resets = _resets(module)
-    made: dict[int, tuple[MeshTensor, Placements, str]] = {}
-    found: list[tuple[nn.Module, str, MeshTensor]] = []
+    made: dict[int, tuple[torch.Tensor, Placements, str]] = {}
+    found: list[tuple[nn.Module, str, torch.Tensor]] = []
     for path, owner, name, tensor in _tensors(module):
         is_parameter = isinstance(tensor, nn.Parameter)
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
@@ -279,14 +279,14 @@ def _move_tensors(module: nn.Module, mesh: Mesh, plan: Resolved) -> None:
             reset()
 
 
-def _sharded(tensor: torch.Tensor, mesh: Mesh, placements: Placements) -> MeshTensor:
+def _sharded(tensor: torch.Tensor, mesh: Mesh, placements: Placements) -> torch.Tensor:
     with torch.no_grad():
         if tensor.is_meta:
             sharded = mesh.empty(*tensor.shape, sharding_spec=placements, dtype=tensor.dtype)
         else:
             sharded = mesh.distribute(tensor.detach(), placements)
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(sharded, requires_grad=tensor.requires_grad)  # type: ignore[return-value]
+        return nn.Parameter(sharded, requires_grad=tensor.requires_grad)
     return sharded
 
 

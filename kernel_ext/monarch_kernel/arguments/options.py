@@ -1,0 +1,86 @@
+"""The lines of %logs and %%prof, whose options have values, read by IPython's own parser of options."""
+
+import argparse
+import shlex
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import MagicArgumentParser
+from msgspec import Struct, field
+
+from .place import MeshSelection, read_place
+from .words import check_options
+
+
+class _Options:
+    """The options of one magic. The other words of its line name a mesh or a slice of one."""
+
+    def __init__(self, magic: str) -> None:
+        self._magic = magic
+        self._parser = MagicArgumentParser(prog=magic, argument_default=argparse.SUPPRESS)  # type: ignore[no-untyped-call]
+        self._parser.allow_abbrev = False
+        self._parser.add_argument("words", nargs="*")
+
+    def add(self, *names: str, **form: Any) -> None:
+        """Adds options of the same form, which is that of `add_argument`."""
+        for name in names:
+            self._parser.add_argument(name, **form)
+
+    def read(self, line: str, known: tuple[str, ...]) -> tuple[MeshSelection, dict[str, Any]]:
+        """Returns the place and the given options, which must be known ones. Raises UsageError."""
+        try:
+            given, unknown = self._parser.parse_known_intermixed_args(shlex.split(line))
+        except (ValueError, UsageError) as error:
+            raise UsageError(f"{self._magic}: {error} in {line!r}") from None
+        check_options(self._magic, {word.partition("=")[0] for word in unknown}, set(known))
+        options = vars(given)
+        return read_place(self._magic, " ".join(options.pop("words", ()))), options
+
+
+_logs = _Options("%logs")
+_logs.add("--follow", "--stderr", "--stdout", action="store_true")
+_logs.add("--grep", "--level", "--since")
+_logs.add("--last", type=int)
+
+LOG_OPTIONS = ("--follow", "--grep", "--level", "--since", "--last", "--stderr", "--stdout")
+
+
+class LogArguments(Struct, frozen=True):
+    """`%logs NAME gpus=0-2 --grep RE --since 5m`; `filters` are those of `logs_of`."""
+
+    place: MeshSelection
+    follow: bool = False
+    last: int | None = None
+    filters: dict[str, Any] = field(default_factory=dict)
+
+
+def read_logs(line: str) -> LogArguments:
+    """Reads the arguments of %logs. Raises UsageError."""
+    place, options = _logs.read(line, LOG_OPTIONS)
+    follow, last = options.pop("follow", False), options.pop("last", None)
+    stream = next((name for name in ("stderr", "stdout") if options.pop(name, False)), None)
+    return LogArguments(place, follow, last, {**options, **({"stream": stream} if stream else {})})
+
+
+_profile = _Options("%%prof")
+_profile.add("--torch", action="store_true")
+_profile.add("--hz", type=float)
+
+PROFILE_OPTIONS = ("--hz", "--torch")
+
+
+class ProfileArguments(Struct, frozen=True):
+    """`%%prof NAME gpus=0-2 --hz 100 --torch`."""
+
+    place: MeshSelection
+    hz: float = 100.0
+    torch: bool = False
+
+
+def read_profile(line: str) -> ProfileArguments:
+    """Reads the arguments of %%prof. Raises UsageError."""
+    place, options = _profile.read(line, PROFILE_OPTIONS)
+    arguments = ProfileArguments(place, **options)
+    if not 0 < arguments.hz <= 1000:
+        raise UsageError("%%prof: --hz is the number of samples a second of each rank: up to 1000, 100 by default")
+    return arguments
