@@ -9,6 +9,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class, no_var_expand
 
 from monarch_nb import diagnosis
+from monarch_nb.diagnosis.collector import diagnosing
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 
 from .arguments import check_options, read_place
@@ -163,8 +164,6 @@ class HangNotes:
             asked, self._asked, self._next = self._asked, None, now + AGAIN_S
             self._lines = _lines(asked.get(0)) if asked.exception(0) is None and self._waits(now) else []
         if self._asked is None and self._waits(now) and now >= self._next and isinstance(procs, ProcState):
-            from monarch_nb.diagnosis.collector import diagnosing
-
             self._asked = diagnosing(self._runtime, procs, patience=WITHOUT_PROGRESS_S)
         return self._lines
 

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from monarch_nb._package import HOMEPAGE
-from monarch_nb.doctor import Check
+from monarch_nb.doctor import Check, summary, table, visit_known
 from monarch_nb.host.packages import installed
 from monarch_nb.wire import json_decoder
 
 from .front_ends import facts_of, levels
+from .views.bundle import built
 
 _SECONDS = 40.0
 _ASK = """
@@ -23,6 +24,26 @@ import msgspec as _msgspec
 from monarch_kernel.doctor import kernel_findings as _findings
 print(_msgspec.json.encode(_findings(get_ipython())).decode())
 """
+
+
+class Checkup:
+    """Content of %monarch doctor: findings by host, and those of the kernel."""
+
+    def __init__(self, findings: dict[str, list[Check]]) -> None:
+        self.found = findings
+
+    @property
+    def summary(self) -> str:
+        """A one-line summary."""
+        return summary(finding for findings in self.found.values() for finding in findings)
+
+    def __repr__(self) -> str:
+        return "\n\n".join([*(f"{name}\n{table(findings)}" for name, findings in self.found.items()), self.summary])
+
+
+def checkup(shell: object) -> Checkup:
+    """Looks at the kernel that runs the shell, and at all hosts that it knows."""
+    return Checkup({"notebook kernel": kernel_findings(shell), **visit_known()})
 
 
 def kernel_findings(shell: object) -> list[Check]:
@@ -54,7 +75,6 @@ def _widgets() -> Check:
     except Exception as error:
         advice = "For live displays: pip install 'monarch-nb[notebook]', restart the kernel, load the page again."
         return Check("widgets", "warning", f"anywidget or ipywidgets cannot be imported: {error}", advice)
-    from .views.bundle import built
 
     if not built():
         return Check("widgets", "warning", "the front ends of live displays are missing", "In a checkout: make setup.")

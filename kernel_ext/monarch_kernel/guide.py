@@ -11,7 +11,7 @@ from .overview import Overview
 from .session import Session
 
 if TYPE_CHECKING:
-    from monarch_nb.doctor import Check
+    from .doctor import Checkup
 
 # What to type, and what it does.
 FIRST = (
@@ -57,25 +57,6 @@ class Guide:
         return "\n\n".join([*parts, f"The manual: {manual()}"])
 
 
-class Checkup:
-    """Content of %monarch doctor: findings by host, and those of the kernel."""
-
-    def __init__(self, findings: "dict[str, list[Check]]") -> None:
-        self.found = findings
-
-    @property
-    def summary(self) -> str:
-        """A one-line summary."""
-        from monarch_nb.doctor import summary
-
-        return summary(finding for findings in self.found.values() for finding in findings)
-
-    def __repr__(self) -> str:
-        from monarch_nb.doctor import table
-
-        return "\n\n".join([*(f"{name}\n{table(findings)}" for name, findings in self.found.items()), self.summary])
-
-
 def title() -> str:
     """The first line."""
     return f"Monarch-NB {__version__}: this notebook's kernel is the controller of its processes."
@@ -100,7 +81,7 @@ class GuideMagics(Magics):
         self._session = session
 
     @line_magic
-    def monarch(self, line: str) -> Guide | Checkup:
+    def monarch(self, line: str) -> "Guide | Checkup":
         """Show the way in: what to type first, and what is running.
 
         %monarch            # what to type, and what is running
@@ -115,10 +96,8 @@ class GuideMagics(Magics):
                 words = (self._session.word(row.view.uid) for row in rows)
                 return Guide(Overview(rows), next(filter(None, words), ""))
             case ["doctor"]:
-                from monarch_nb.doctor import visit_known
+                from .doctor import checkup
 
-                from .doctor import kernel_findings
-
-                return Checkup({"notebook kernel": kernel_findings(self.shell), **visit_known()})
+                return checkup(self.shell)
             case _:
                 raise UsageError(f"%monarch does not know {line.strip()!r}. Write %monarch, or %monarch doctor")

@@ -8,7 +8,7 @@ from msgspec import Struct
 from monarch_nb.wire import counted
 
 Level = Literal["ok", "warning", "error"]
-MARKS: dict[Level, str] = {"ok": "✓", "warning": "!", "error": "✗"}
+_MARKS: dict[Level, str] = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
 class Check(Struct, frozen=True):
@@ -19,6 +19,11 @@ class Check(Struct, frozen=True):
     found: str
     advice: str = ""
 
+    @property
+    def mark(self) -> str:
+        """The character that stands before it."""
+        return _MARKS[self.level]
+
 
 def table(findings: Iterable[Check]) -> str:
     """A line for each finding, and its advice below."""
@@ -27,7 +32,7 @@ def table(findings: Iterable[Check]) -> str:
     lines = []
     for finding in rows:
         first, *more = finding.found.splitlines() or [""]
-        lines.append(f"{MARKS[finding.level]} {finding.about.ljust(width)}  {first}")
+        lines.append(f"{finding.mark} {finding.about.ljust(width)}  {first}")
         lines += [f"{' ' * (width + 4)}{line}" for line in (*more, *finding.advice.splitlines())]
     return "\n".join(lines)
 
@@ -38,7 +43,7 @@ def summary(findings: Iterable[Check]) -> str:
     errors, warnings = levels.count("error"), levels.count("warning")
     if not errors and not warnings:
         return "No problems were found."
-    counts = [_many(errors, "error", MARKS["error"]), _many(warnings, "warning", MARKS["warning"])]
+    counts = [_many(errors, "error", _MARKS["error"]), _many(warnings, "warning", _MARKS["warning"])]
     return f"{' and '.join(filter(None, counts))}. The lines below the marks say what to do."
 
 

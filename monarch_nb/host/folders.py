@@ -9,12 +9,14 @@ import errno
 import fcntl
 import hashlib
 import os
+import platform
 import secrets
 import shutil
 import socket
 import stat
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 from monarch_nb._private import is_private, open_private
@@ -44,9 +46,6 @@ def lasting_host_id(tcp: str | None) -> str | None:
     port = (tcp or "").rpartition(":")[2]
     if not port.isdigit() or int(port) == 0:
         return None
-    import platform
-    import uuid
-
     place = f"{platform.node()} {uuid.getnode()} {os.getuid()} {port}"
     return host_id(hashlib.sha256(place.encode()).hexdigest()[:10])
 

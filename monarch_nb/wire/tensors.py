@@ -227,10 +227,8 @@ _NOTHING = nullcontext()
 
 class _ModesOff:
     def __init__(self, dispatching: bool, overriding: bool) -> None:
-        import torch
-        from torch.utils._python_dispatch import _disable_current_modes
-
-        contexts = (_disable_current_modes(),) if dispatching else ()
+        torch = _torch()
+        contexts = (torch.utils._python_dispatch._disable_current_modes(),) if dispatching else ()
         # DisableTorchFunction also switches off what modes do to functions.
         self._contexts: list[Any] = [
             *contexts,

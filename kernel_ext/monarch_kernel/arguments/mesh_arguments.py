@@ -8,6 +8,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from msgspec import Struct, field
 
+from monarch_nb.job.named import arguments_of
+
 from .words import read_dim, split_line
 
 _JOB = re.compile(r"(?:^|\s)--job(?:\s*=\s*|\s+)(\S+)")
@@ -32,7 +34,7 @@ def read_mesh(line: str) -> MeshArguments:
     job, known = "", frozenset[str]()
     if match := _JOB.search(line):
         job, line = match[1], f"{line[: match.start()]} {line[match.end() :]}"
-        known = _arguments_of(job)
+        known = arguments_of(job)
     elif "--job" in line.split():
         raise UsageError("%mesh: which job? Write --job slurm, or --job and a name that monarch.toml has")
     name, words, options = split_line("%mesh NAME gpus=4", line, {"--fresh", "--no-dedup", "--job"})
@@ -61,12 +63,6 @@ def read_mesh(line: str) -> MeshArguments:
             raise UsageError(f"%mesh: {label} is given twice")
         dims[label] = int(size)
     return MeshArguments(name, dims, "--fresh" in options, "--no-dedup" not in options, job, arguments)
-
-
-def _arguments_of(job: str) -> frozenset[str]:
-    from monarch_nb.job.named import arguments_of
-
-    return arguments_of(job)
 
 
 def _value(text: str) -> object:

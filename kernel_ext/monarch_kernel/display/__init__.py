@@ -12,7 +12,7 @@ from monarch_nb.supervision import MeshFailure
 from monarch_nb.telemetry import Metrics
 from monarch_nb.tensor.placement import Placement
 
-from ..guide import Checkup, Guide
+from ..guide import Guide
 from ..overview import Overview
 from ..tensors import TensorListing
 from ..views.displays import Failures, LogView, diagnosis_html, memory_html, metrics_html, slow_html, values_html
@@ -28,8 +28,7 @@ from .tensors import tensors_html
 from .transfers import transfers_html
 from .values import future_html, value_mesh_html
 
-TRANSFERS = "monarch_nb.rdma.table.TransferTable"  # named, not imported: the data plane is loaded when it is used
-
+# What is named here and not imported is loaded when it is used.
 _FORMS: dict[type | str, Callable[[Any], str]] = {
     ProcMesh: mesh_html,
     ActorMesh: mesh_html,
@@ -39,12 +38,12 @@ _FORMS: dict[type | str, Callable[[Any], str]] = {
     Logs: logs_html,
     Overview: overview_html,
     Guide: guide_html,
-    Checkup: checkup_html,
+    "monarch_kernel.doctor.Checkup": checkup_html,
     Failures: Failures.html,
     LogView: lambda view: logs_html(view.logs),
     Metrics: metrics_html,
     TensorListing: tensors_html,
-    TRANSFERS: transfers_html,
+    "monarch_nb.rdma.table.TransferTable": transfers_html,
     "monarch_nb.diagnosis.findings.Diagnosis": diagnosis_html,
     "monarch_nb.diagnosis.nonfinite.ValueWatch": values_html,
     "monarch_nb.diagnosis.memory.MemoryWatch": memory_html,

@@ -3,12 +3,14 @@
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..guide import Checkup, Guide, manual, running, title
+from ..guide import Guide, manual, running, title
 from .html import LEFT, framed, swatch, table
 from .meshes import overview_html
 
 if TYPE_CHECKING:
     from monarch_nb.doctor import Check
+
+    from ..doctor import Checkup
 
 _LOOKS = {"ok": "idle", "warning": "healing", "error": "failed"}  # like ranks in these states
 
@@ -23,7 +25,7 @@ def guide_html(guide: Guide) -> str:
     return framed(*parts)
 
 
-def checkup_html(diagnosis: Checkup) -> str:
+def checkup_html(diagnosis: "Checkup") -> str:
     """HTML of %monarch doctor."""
     parts = [f"<div><b>{escape(diagnosis.summary)}</b></div>"]
     for name, findings in diagnosis.found.items():
@@ -34,9 +36,7 @@ def checkup_html(diagnosis: Checkup) -> str:
 
 
 def _row(finding: "Check") -> str:
-    from monarch_nb.doctor.finding import MARKS
-
-    title = f"{MARKS[finding.level]} {finding.about}"
+    title = f"{finding.mark} {finding.about}"
     advice = f"<div><b>{escape(finding.advice)}</b></div>" if finding.advice else ""
     mark = swatch(_LOOKS[finding.level])
     return f"<tr><td{LEFT}>{mark}{escape(title)}</td><td{LEFT}>{escape(finding.found)}{advice}</td></tr>"

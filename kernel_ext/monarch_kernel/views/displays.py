@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
+from monarch_nb.diagnosis.slow import phase_shares
 from monarch_nb.logs import logs_of
 from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of
@@ -104,7 +105,6 @@ _PHASE_COLOURS = {
 
 def _phases_html(meshes: "Sequence[MeasuredProcs]") -> str:
     """A bar for each rank: its time by phases."""
-    from monarch_nb.diagnosis.slow import phase_shares
 
     rows, used = list[str](), dict.fromkeys(_PHASE_COLOURS, 0.0)
     for procs in meshes:

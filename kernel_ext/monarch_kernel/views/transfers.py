@@ -45,9 +45,7 @@ class TransferReporter:
         """Puts changed transfers into the store; returns all of them."""
         records: dict[str, dict[str, Any]] = {}
         if runtime.features.loaded(RDMA) is not None:  # otherwise no process has used it
-            from monarch_nb.rdma import transfers
-
-            records = {key: dict(record) for key, record in transfers().records.items()}
+            records = {key: dict(record) for key, record in _table().records.items()}
         put = store_of(runtime).put
         with self._lock:
             for key in self._reported.keys() - records.keys():
@@ -83,6 +81,10 @@ def show_transfers(session: Session, line: str) -> "TransferTable":
     """
     if line.strip():
         raise UsageError("%transfers takes no arguments")
+    return _table()
+
+
+def _table() -> "TransferTable":
     from monarch_nb.rdma import transfers
 
     return transfers()

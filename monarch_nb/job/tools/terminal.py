@@ -1,14 +1,17 @@
 """An interactive shell on a host, at this terminal."""
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
 import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
+import tty
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -127,9 +130,6 @@ class ShellActor(Actor):
 
 
 def _resize(fd: int, size: tuple[int, int]) -> None:
-    import fcntl
-    import termios
-
     fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
 
@@ -147,9 +147,6 @@ def _raw(fd: int) -> Iterator[None]:
     if not os.isatty(fd):
         yield
         return
-    import termios
-    import tty
-
     before = termios.tcgetattr(fd)
     tty.setraw(fd)
     try:
