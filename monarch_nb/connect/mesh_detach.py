@@ -22,7 +22,7 @@ from monarch_nb.host import mesh_files, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.host.mesh_files import KEEPERS, HostRoute, MeshFile, clock
-from monarch_nb.lifecycle.proc_spawn import ProcSpawnSpec, python_version
+from monarch_nb.lifecycle.proc_spawn import ProcSpawnSpec, host_mesh_of, python_version
 from monarch_nb.mesh.mesh_events import (
     Event,
     HostLost,
@@ -174,11 +174,7 @@ class Detacher:
     def detach_on(self, hosts: Sequence[str], host_mesh: str, seconds: float) -> None:
         """Detaches the meshes that were spawned here on a host mesh."""
         for state in self._own_meshes():
-            if (
-                state.spawn_spec is not None
-                and state.spawn_spec.host_mesh == host_mesh
-                and set(state.hosts) <= set(hosts)
-            ):
+            if state.spawn_spec is not None and host_mesh_of(state) == host_mesh and set(state.hosts) <= set(hosts):
                 self.detach(state, seconds)
 
     def detach_all(self, why: str) -> list[str]:

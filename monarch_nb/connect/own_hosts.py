@@ -16,6 +16,7 @@ from monarch_nb.host.folders import clear_run_folder, new_host_id, release, remo
 from monarch_nb.host.launch import AgentHandle, begin_agent
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.lifecycle.proc_spawn import host_mesh_of
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs import MeshLogs
@@ -265,7 +266,7 @@ def stop_hosts(
         runtime.part(MeshStopper).stop(state, reason)
         for state in tuple(runtime.meshes.values())
         if isinstance(state, ProcState) and not set(hosts).isdisjoint(state.hosts)
-        and state.spawn_spec is not None and state.stopped is None and identity in (None, state.spawn_spec.host_mesh)
+        and state.spawn_spec is not None and state.stopped is None and identity in (None, host_mesh_of(state))
     ]  # fmt: skip
     return gather(stops, lambda: f"{counted(len(hosts), 'host')} have not stopped yet")
 

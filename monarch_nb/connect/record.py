@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb.lifecycle.actor_spawn import ActorSpawnSpec
-from monarch_nb.lifecycle.proc_spawn import ProcSpawnSpec
+from monarch_nb.lifecycle.proc_spawn import ProcSpawnSpec, host_mesh_of
 from monarch_nb.mesh.host import host_labels
 from monarch_nb.mesh.host_record import HostRecord, RecordedSource, record_with
 from monarch_nb.mesh.operations import operations
@@ -45,7 +45,7 @@ def parts_of(runtime: Runtime, procs: ProcState) -> dict[str, bytes]:
 
 def _giver(procs: ProcState) -> tuple[str, tuple[str, ...], str, str] | None:
     """Returns the origin of its hosts: name and hosts of the host mesh, the job's description, and how to load it."""
-    record = record_with("" if procs.spawn_spec is None else procs.spawn_spec.host_mesh, procs.hosts)
+    record = record_with(host_mesh_of(procs), procs.hosts)
     if record is None or record.source is None or not (written := record.source.written()):
         return None
     return record.name, record.hosts, str(record.source), written

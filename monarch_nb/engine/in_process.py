@@ -180,12 +180,19 @@ def in_process_host() -> HostMesh:
 
 def inline_host(runtime: Runtime) -> InlineHost:
     """The one of this process."""
-    inner = runtime.inner_host
-    if not isinstance(inner, InlineHost):
-        inner = InlineHost(runtime)
-        runtime.attach_inner_host(inner)
+    inner = _inline_host(runtime)
+    if inner is None:
+        inner = runtime.add_part(InlineHost, InlineHost(runtime))
+        runtime.attach_inner_host(inner.host, inner.take)
         runtime.local_hosts.add(inner.host)
     return inner
+
+
+def _inline_host(runtime: Runtime) -> InlineHost | None:
+    try:
+        return runtime.part(InlineHost)
+    except LookupError:
+        return None
 
 
 def kill(procs: ProcMesh) -> None:
@@ -195,8 +202,8 @@ def kill(procs: ProcMesh) -> None:
     """
     runtime = current_runtime()
     state = state_of(procs)
-    inner = runtime.inner_host
-    if not isinstance(inner, InlineHost) or set(state.layout.hosts) != {inner.host}:
+    inner = _inline_host(runtime)
+    if inner is None or set(state.layout.hosts) != {inner.host}:
         raise ValueError(f"{state.name} consists of real processes: os.kill(pid, signal.SIGKILL) ends one")
     for rank in region_of(procs).ranks():
         held_back(inner.kill, state.address(rank))

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from monarch_nb.lifecycle import extents
 from monarch_nb.lifecycle.notices import show_host_message
+from monarch_nb.lifecycle.proc_spawn import host_mesh_of
 from monarch_nb.lifecycle.resizing import RemovedPart, resizer
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.handle import Handle, region_of, state_of
@@ -226,7 +227,7 @@ def _check_whole(procs: Handle[ProcState], state: ProcState, what: str) -> None:
 
 
 def _record_of(state: ProcState, timeout: float = 0.0) -> HostRecord | None:
-    return record_with("" if state.spawn_spec is None else state.spawn_spec.host_mesh, state.hosts, timeout)
+    return record_with(host_mesh_of(state), state.hosts, timeout)
 
 
 def _found(state: ProcState, wanted: object, timeout: float) -> tuple[list[str], Callable[[], None]]:

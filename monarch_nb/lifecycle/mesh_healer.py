@@ -10,7 +10,7 @@ from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs as host_verbs
 from monarch_nb.lifecycle.actor_spawn import ActorSpawnSpec, spawn_frames
-from monarch_nb.lifecycle.proc_spawn import choose_master, renew_world, start
+from monarch_nb.lifecycle.proc_spawn import ProcSpawnSpec, choose_master, renew_world, start
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.arguments import encode_arguments
@@ -168,7 +168,7 @@ class MeshHealer:
                 ranks = region_of_ranks(["rank"], [len(incarnations)], _ranks(incarnations))
                 self._stopper.stop(state, _GIVEN_UP, ranks)
         ready.get()
-        if state.spawn_spec is not None:
+        if isinstance(state.spawn_spec, ProcSpawnSpec):
             state.spawn_spec.initialized = resolved_future(True)
         self._renew_groups(state, _ranks(incarnations))
 

@@ -93,7 +93,7 @@ def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment],
         return
     wanted = {gpu for env in envs if (gpu := _gpu_of(env)) is not None}
     for other in others:
-        spawned = () if other.spawn_spec is None else other.spawn_spec.env
+        spawned = other.spawn_spec.env if isinstance(other.spawn_spec, ProcSpawnSpec) else ()
         shared = sorted(wanted & {gpu for env in spawned if (gpu := _gpu_of(env)) is not None})
         if shared and set(hosts) & set(other.hosts):
             warnings.warn(
@@ -134,6 +134,11 @@ class ProcSpawnSpec(Struct, eq=False):
     def inherits(self, rank: int) -> bool:
         """Whether a rank gets this process's environment."""
         return not self.launch or self.launch[rank].inherit_env
+
+
+def host_mesh_of(state: ProcState) -> str:
+    """The identity of the host mesh on which this process has spawned it; "" for meshes of others."""
+    return state.spawn_spec.host_mesh if isinstance(state.spawn_spec, ProcSpawnSpec) else ""
 
 
 def has_heavy_modules() -> bool:

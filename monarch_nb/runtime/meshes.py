@@ -1,7 +1,7 @@
 """Records of meshes in a process: one per mesh, shared by all its slices and references."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
@@ -28,17 +28,6 @@ class SpawnSpec(Protocol):
 
     def release(self) -> None:
         """The mesh has stopped: nothing of it is started again."""
-
-
-class ProcsSpawnSpec(SpawnSpec, Protocol):
-    """How a mesh of processes was spawned."""
-
-    initialized: Future[object]
-    host_mesh: str  # the identity of the host mesh it was spawned on
-
-    @property
-    def env(self) -> Sequence[Mapping[str, str | None]]:
-        """The variables that were set for each process of a host."""
 
 
 class ActorsSpawnSpec(SpawnSpec, Protocol):
@@ -107,7 +96,6 @@ class MeshState(Struct, eq=False):
 class ProcState(MeshState, eq=False):
     """A mesh of processes."""
 
-    spawn_spec: ProcsSpawnSpec | None = None
     layout: Layout = Layout("", (), 1)
     unread: "UnreadCalls | None" = (
         None  # calls from here whose answers ranks store; None unless it outlives this process

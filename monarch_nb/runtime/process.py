@@ -23,7 +23,7 @@ from monarch_nb.runtime.losses import Losses
 from monarch_nb.runtime.meshes import ActorState
 from monarch_nb.runtime.output import log_prefix
 from monarch_nb.runtime.output.own_log import OwnLog
-from monarch_nb.runtime.sender import InnerHost, MessageSender
+from monarch_nb.runtime.sender import MessageSender
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.tables import LogPositions, PortTable, ProcessTables
 from monarch_nb.runtime.verbs import CANCEL, DOING, END, INTERRUPT, PROBE
@@ -105,7 +105,7 @@ class Runtime:
         self.on_call: list[Callable[[ActorState], None]] = []  # called for each call that begins here, on its thread
         self.failures = FailureStore(clock.later, lambda error: self.feature(DEBUG).freeze(error))
         losses = Losses(local, node, clock, self.ports, supervisor)
-        sender = self._sender = MessageSender(local, node, self.log, supervisor, losses.lost, unanswered=_ENGINES)
+        sender = MessageSender(local, node, self.log, supervisor, losses.lost, unanswered=_ENGINES)
         self.verbs = Handlers("processes", sender.answer)
         hosting = Hosting(local, clock, self)
         arrivals = Arrivals(
@@ -140,11 +140,6 @@ class Runtime:
     def closed(self) -> bool:
         """Whether it has left the cluster."""
         return self.local.closed
-
-    @property
-    def inner_host(self) -> InnerHost | None:
-        """A host whose processes are simulated here, if there is one."""
-        return self._sender.inner
 
     def start(self) -> None:
         """Takes messages from now on."""

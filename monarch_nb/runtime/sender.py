@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -39,17 +39,6 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 _NOTHING = Parcel()
 
 
-class InnerHost(Protocol):
-    """A host whose processes are simulated inside this one."""
-
-    @property
-    def host(self) -> str:
-        """Its id."""
-
-    def take(self, header: Header, parcel: Parcel) -> None:
-        """Takes a message for its agent or one of its processes. Raises UnreachableError."""
-
-
 class MessageSender:
     """Sends from any thread."""
 
@@ -67,16 +56,14 @@ class MessageSender:
         self._local, self._node, self._log = local, node, log
         self._supervisor, self._lost = supervisor, lost
         self._unanswered = unanswered
-        self._inner: InnerHost | None = None
+        self._inner_host = ""
+        self._take_inside: Callable[[Header, Parcel], None]
 
-    @property
-    def inner(self) -> InnerHost | None:
-        """The host that is simulated here, if there is one."""
-        return self._inner
-
-    def attach_inner_host(self, inner: InnerHost) -> None:
-        """Has messages for that host stay in this process."""
-        self._inner = inner
+    def attach_inner_host(self, host: str, take: Callable[[Header, Parcel], None]) -> None:
+        """Messages for this host, which is simulated here, stay in this process: `take` gets those for its agent or one
+        of its processes, and raises UnreachableError.
+        """
+        self._inner_host, self._take_inside = host, take
 
     def send(self, header: Header, parcel: Parcel, lane: Lane = Lane.DATA) -> None:
         """Sends from any thread; blocks, interruptibly, only while the receiver's credits are used up.
@@ -84,8 +71,8 @@ class MessageSender:
         Where nobody can be reached any more, whoever waits for the answer gets an error, as of a death a moment later.
         """
         try:
-            if self._inner is not None and header.dst.startswith(self._inner.host):
-                self._inner.take(header, parcel)
+            if self._inner_host and header.dst.startswith(self._inner_host):
+                self._take_inside(header, parcel)
             else:
                 self._node.send(header, parcel, lane=lane)
         except UnreachableError as error:
@@ -103,7 +90,7 @@ class MessageSender:
 
     def is_local(self, dst: str) -> bool:
         """Whether a message to an address stays in this process."""
-        return dst == self._local.address or (self._inner is not None and dst.startswith(self._inner.host))
+        return dst == self._local.address or (self._inner_host != "" and dst.startswith(self._inner_host))
 
     def post(self, dst: str, verb: Verb[Q, object], request: Q, *, port: int = 0) -> None:
         """Sends an engine message, whose answer comes to `port`. Raises UnreachableError."""
