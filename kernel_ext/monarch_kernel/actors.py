@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 from msgspec import Struct
 
 from monarch_nb._parsing import parsed
@@ -18,6 +19,7 @@ from monarch_nb.store import describe
 from monarch_nb.wire import counted, error_line, kind_of, text_of
 
 from .arguments import ActorArguments
+from .jupyter import transformed
 from .session import Session
 
 
@@ -31,7 +33,7 @@ class _Made(Struct, frozen=True):
 class Actors:
     """The actor meshes that cells of one notebook define."""
 
-    def __init__(self, shell: Any, session: Session) -> None:
+    def __init__(self, shell: InteractiveShell, session: Session) -> None:
         self._shell = shell
         self._session = session
         self._made: dict[str, _Made] = {}
@@ -91,7 +93,7 @@ class Actors:
     # -- the cell ---------------------------------------------------------------------------------------------------
 
     def _run(self, given: ActorArguments, source: str, filename: str) -> type:
-        source = self._shell.transform_cell(source)
+        source = transformed(self._shell, source)
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         tree = parsed(source, filename)
         exec(compile(tree, filename, "exec", dont_inherit=True), self._shell.user_ns)

@@ -1,6 +1,6 @@
 """Completion on the magics' lines: names of meshes, dimensions, options."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.code import local_modules
 from monarch_nb.connect import detached_meshes
@@ -9,6 +9,9 @@ from monarch_nb.runtime import Actor
 from .actors import is_actor_class
 from .arguments import LOG_OPTIONS, USUAL_DIMS
 from .session import Session
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 MOST_INDICES = 16  # of a dimension are offered one by one
 
@@ -21,8 +24,8 @@ class LineCompletion:
 
     magics: tuple[str, ...] = ()
 
-    def __init__(self, shell: Any, session: Session) -> None:
-        self._shell = shell
+    def __init__(self, shell: "InteractiveShell", session: Session) -> None:
+        self._shell: Any = shell  # its hooks have no types
         self._session = session
 
     def install(self) -> None:
@@ -54,7 +57,7 @@ class LineCompletion:
         size = self._sizes(before[0]).get(label, 0)
         return [*(str(index) for index in range(min(size, MOST_INDICES))), *([f"0-{size - 1}"] if size > 1 else [])]
 
-    def _hook(self, _shell: Any, event: Any) -> list[str]:
+    def _hook(self, _shell: "InteractiveShell", event: Any) -> list[str]:
         return self.offered(event.text_until_cursor, event.symbol)
 
     def _matcher(self) -> object:

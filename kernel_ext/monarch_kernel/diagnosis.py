@@ -3,17 +3,17 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class, no_var_expand
+from IPython.core.magic import cell_magic, line_cell_magic, magics_class, no_var_expand
 
 from monarch_nb import diagnosis
 from monarch_nb.diagnosis.collector import diagnosing
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 
 from .arguments import check_options, read_place
-from .session import Session
+from .session import SessionMagics
 from .watched_cells import run_within
 
 if TYPE_CHECKING:
@@ -59,12 +59,8 @@ def _read_why(line: str, cell: str | None) -> _WhyArguments:
 
 
 @magics_class
-class DiagnosisMagics(Magics):
+class DiagnosisMagics(SessionMagics):
     """%why and %%watch."""
-
-    def __init__(self, shell: Any, session: Session) -> None:
-        super().__init__(shell)
-        self._session = session
 
     @no_var_expand
     @line_cell_magic

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from monarch_nb.code import file_names
 from monarch_nb.connect import prestart
@@ -46,11 +46,14 @@ from .views.magics import ViewMagics
 from .views.registry import VIEWS
 from .views.widgets import Widgets
 
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
 
 class Extension:
     """The extension in one kernel."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: "InteractiveShell") -> None:
         self._shell = shell
         self._front = Front(shell)
         self._session = Session(shell)
@@ -153,7 +156,7 @@ class _Attached:
 
     def __init__(
         self,
-        shell: Any,
+        shell: "InteractiveShell",
         front: Front,
         runtime: Runtime,
         widgets: Widgets,

@@ -1,14 +1,17 @@
 """Files of cells, by the names that people know them by."""
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .jupyter import cell_text
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 _FILE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-def cell_name(shell: Any, filename: str) -> str:
+def cell_name(shell: "InteractiveShell", filename: str) -> str:
     """Display name of the cell with this file name, such as "Cell In[3]"; "" if there is none."""
     form = getattr(shell.compile, "format_code_name", None)
     if form is None:
@@ -18,18 +21,18 @@ def cell_name(shell: Any, filename: str) -> str:
     return " ".join(name) if name else ""
 
 
-def _number(shell: Any, filename: str) -> int:
+def _number(shell: "InteractiveShell", filename: str) -> int:
     """Of the newest cell with the text of this file; 0 for none. IPython 7 knows files and numbers, not which go
     together."""
     cell = cell_text(filename)
     if cell is None:
         return 0
     text = cell.rstrip("\n")
-    cells = list(shell.history_manager.input_hist_parsed)
+    cells: list[str] = list(getattr(shell.history_manager, "input_hist_parsed", ()))
     return next((number for number in range(len(cells) - 1, 0, -1) if cells[number].rstrip("\n") == text), 0)
 
 
-def with_cells(shell: object, text: str) -> str:
+def with_cells(shell: "InteractiveShell", text: str) -> str:
     """A traceback in which cells have their names."""
 
     def named(match: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """Errors of calls whose `.get()` was forgotten, shown in the cell that runs, or in the last one that did."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime import Future, unretrieved
 
@@ -9,11 +9,14 @@ from .display.errors import error_text
 from .front import Front
 from .namespace import is_hidden
 
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
 
 class UnretrievedErrors:
     """Reports such errors from any thread; also those of futures that IPython alone keeps, as an output."""
 
-    def __init__(self, shell: Any, front: Front, flush: Callable[[], None]) -> None:
+    def __init__(self, shell: "InteractiveShell", front: Front, flush: Callable[[], None]) -> None:
         self._shell = shell
         self._front = front
         self._flush = flush  # what was printed before comes before

@@ -5,9 +5,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.wire import harmless
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 Bundle = dict[str, Any]  # MIME type -> data
 
@@ -15,7 +18,7 @@ Bundle = dict[str, Any]  # MIME type -> data
 class Front:
     """Writes text and displays from any thread. Without a kernel (terminal IPython) they go to the terminal."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: "InteractiveShell") -> None:
         self._shell = shell
         self._kernel = getattr(shell, "kernel", None)
         self.parent: object = self._current_parent()  # the cell that runs, or the last one that did

@@ -1,14 +1,14 @@
 """%monarch: the way in. What to type first, what is running, and the doctor."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic import line_magic, magics_class
 
 from monarch_nb._package import __version__, page
 
 from .overview import Overview
-from .session import Session
+from .session import SessionMagics
 
 if TYPE_CHECKING:
     from .doctor import Checkup
@@ -73,12 +73,8 @@ def manual() -> str:
 
 
 @magics_class
-class GuideMagics(Magics):
+class GuideMagics(SessionMagics):
     """%monarch."""
-
-    def __init__(self, shell: Any, session: Session) -> None:
-        super().__init__(shell)
-        self._session = session
 
     @line_magic
     def monarch(self, line: str) -> "Guide | Checkup":

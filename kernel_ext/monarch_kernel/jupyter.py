@@ -25,6 +25,27 @@ def last_lines(shell: Any) -> list[str]:
     return list(getattr(shell, "_last_traceback", None) or [])
 
 
+def formatters(shell: Any) -> dict[str, Any]:
+    """The formatters of displayed values, by MIME type."""
+    found: dict[str, Any] = shell.display_formatter.formatters
+    return found
+
+
+def bundle_formatter(shell: Any) -> Any:
+    """The formatter of values in several MIME types at once."""
+    return shell.display_formatter.mimebundle_formatter
+
+
+def line_magic_of(shell: Any, name: str) -> Any:
+    """The function of a line magic; None if there is none."""
+    return shell.find_line_magic(name)
+
+
+def transformed(shell: Any, cell: str) -> str:
+    """The Python code of a cell, which may have magics and commands."""
+    return str(shell.transform_cell(cell))
+
+
 def obey_subshells(comm: Any) -> None:
     """Routes messages of a comm to the subshell that the front end asks for.
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic import line_magic, magics_class
 
 from monarch_nb.config import configure
 from monarch_nb.connect import AttachedMesh, Detacher, Results, attach_mesh, detached_meshes, listing, results
@@ -20,7 +20,7 @@ from monarch_nb.wire import json_decoder
 from .arguments.words import is_name
 from .front import Front
 from .namespace import Mesh
-from .session import Made, Session
+from .session import Made, Session, SessionMagics
 
 LEASE = "1h"
 
@@ -99,12 +99,8 @@ def bind(session: Session, back: AttachedMesh) -> list[str]:
 
 
 @magics_class
-class LeavingMagics(Magics):
+class LeavingMagics(SessionMagics):
     """%detach, %attach and %results."""
-
-    def __init__(self, shell: Any, session: Session) -> None:
-        super().__init__(shell)
-        self._session = session
 
     @line_magic
     def detach(self, line: str) -> None:

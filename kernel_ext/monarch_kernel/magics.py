@@ -5,7 +5,8 @@ import sys
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from monarch_nb.debug.errors import StoppedAtBreakpoint
 from monarch_nb.logs import logs_here
@@ -16,17 +17,16 @@ from .actors import Actors
 from .arguments import check_name, read_actor, read_mesh, read_names, read_place
 from .display.errors import cell_syntax
 from .overview import Overview
-from .session import Session
+from .session import Session, SessionMagics
 from .tensors import parts_on
 
 
 @magics_class
-class MonarchMagics(Magics):
+class MonarchMagics(SessionMagics):
     """%mesh, %%mesh, %%on, %%actor, %reload, %meshes, %heal, %stop, %interrupt."""
 
-    def __init__(self, shell: Any, session: Session) -> None:
-        super().__init__(shell)
-        self._session = session
+    def __init__(self, shell: InteractiveShell, session: Session) -> None:
+        super().__init__(shell, session)
         self._actors = Actors(shell, session)
 
     @line_cell_magic
@@ -231,7 +231,7 @@ def cell_file(shell: object) -> str:
     return frame.f_code.co_filename if frame.f_globals is variables else "<cell>"
 
 
-def shown_values(shell: Any, future: Future[Any]) -> ValueMesh[Any] | None:
+def shown_values(shell: InteractiveShell, future: Future[Any]) -> ValueMesh[Any] | None:
     """Waits for what runs on every rank; gives the values to be shown, None when all are None.
 
     Where the wait ends before the cell does, since ranks have stopped in the debugger or by Ctrl-C, the future is the

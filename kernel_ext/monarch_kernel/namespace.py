@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 from msgspec import Struct
 
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
@@ -28,7 +29,7 @@ class MeshRow(Struct, frozen=True):
 class Namespace:
     """Finds meshes by variables that hold them, and by the names that they were spawned with."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
 
     def meshes(self) -> dict[str, MeshState]:
@@ -155,6 +156,6 @@ def whole_mesh(state: MeshState) -> Mesh:
     return ActorMesh(state, state.region)
 
 
-def is_hidden(shell: Any, name: str) -> bool:
+def is_hidden(shell: InteractiveShell, name: str) -> bool:
     """True for IPython's own variables: stored outputs do not count as references."""
     return name in shell.user_ns_hidden or (name.startswith("_") and name.strip("_oihdut0123456789") == "")

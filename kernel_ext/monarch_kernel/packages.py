@@ -3,27 +3,27 @@
 import shlex
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import line_magic, magics_class
 
 from monarch_nb.code import PipError, run_pip
 from monarch_nb.mesh import ProcMesh
 
-from .session import Session
+from .jupyter import line_magic_of
+from .session import Session, SessionMagics
 
 _OPTION = "--mesh"
 
 
 @magics_class
-class PackageMagics(Magics):
+class PackageMagics(SessionMagics):
     """%pip, for meshes too."""
 
-    def __init__(self, shell: Any, session: Session) -> None:
-        super().__init__(shell)
-        self._session = session
-        there = shell.find_line_magic("pip")
+    def __init__(self, shell: InteractiveShell, session: Session) -> None:
+        super().__init__(shell, session)
+        there = line_magic_of(shell, "pip")
         of = getattr(there, "__self__", None)  # this class, where the extension is loaded a second time
         self.usual: Callable[[str], object] = of.usual if isinstance(of, PackageMagics) else there
 

@@ -1,11 +1,11 @@
 """%%prof: a cell, and where the ranks of a mesh spend their time while it runs."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
+from IPython.core.magic import cell_magic, magics_class, no_var_expand
 
 from .arguments import read_profile
-from .session import Session
+from .session import SessionMagics
 from .watched_cells import run_within
 
 if TYPE_CHECKING:
@@ -13,12 +13,8 @@ if TYPE_CHECKING:
 
 
 @magics_class
-class ProfileMagics(Magics):
+class ProfileMagics(SessionMagics):
     """%%prof."""
-
-    def __init__(self, shell: Any, session: Session) -> None:
-        super().__init__(shell)
-        self._session = session
 
     @no_var_expand
     @cell_magic

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic import cell_magic, line_magic, magics_class
 
 from monarch_nb._torchrun import TorchrunCommand
 from monarch_nb.lifecycle import heal_mesh
@@ -17,19 +17,15 @@ from monarch_nb.wire import counted
 from .arguments import read_place
 from .display.errors import cell_syntax
 from .magics import cell_file, numbered, shown_values
-from .session import Session
+from .session import SessionMagics
 from .tensors import parts_on
 
 NAME = "spmd"  # of the mesh of cells and scripts that name none
 
 
 @magics_class
-class ProgramMagics(Magics):
+class ProgramMagics(SessionMagics):
     """%%spmd and %torchrun."""
-
-    def __init__(self, shell: Any, session: Session) -> None:
-        super().__init__(shell)
-        self._session = session
 
     @cell_magic
     def spmd(self, line: str, cell: str) -> ValueMesh[Any] | None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, MeshStarting, MeshStopped
 from monarch_nb.runtime import ActorState, EndpointProperty, MeshState, Runtime
@@ -11,11 +11,14 @@ from .files import cell_name
 from .front import Front
 from .session import Session
 
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
 
 class Reruns:
     """Reports once, at the next call, that actors run an older class; and leftovers at the end of a cell."""
 
-    def __init__(self, shell: Any, front: Front, session: Session, runtime: Runtime) -> None:
+    def __init__(self, shell: "InteractiveShell", front: Front, session: Session, runtime: Runtime) -> None:
         self._shell = shell
         self._front = front
         self._session = session

@@ -7,6 +7,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics
 from msgspec import Struct
 
 from monarch_nb.code import Report, local_modules, owned_actors, reload_code, reload_each
@@ -28,6 +30,16 @@ if TYPE_CHECKING:
     from .jobs import Jobs
 
 
+class SessionMagics(Magics):
+    """Magics that use the session of their notebook."""
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell, session: "Session") -> None:
+        super().__init__(shell)
+        self._session = session
+
+
 class Made(Struct, frozen=True):
     """The arguments of a %mesh line, and the uid of its mesh."""
 
@@ -40,7 +52,7 @@ class Made(Struct, frozen=True):
 class Session(Namespace):
     """The meshes that the cells of one notebook make and name."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self._made: dict[str, Made] = {}
         self._hosts: dict[int, HostMesh] = {}

@@ -7,17 +7,18 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
 from monarch_nb._parsing import parsed
 
 from .display.errors import cell_syntax
-from .jupyter import give_back_underscores
+from .jupyter import give_back_underscores, transformed
 
 F = TypeVar("F")
 
 
-def run_within(shell: Any, cell: str, context: AbstractContextManager[F], python_form: str) -> F:
+def run_within(shell: InteractiveShell, cell: str, context: AbstractContextManager[F], python_form: str) -> F:
     """Runs a cell as it would run by itself, shows its value, and returns what the context gives, for its display.
 
     A cell that fails or is interrupted shows what the context has found until then. Raises UsageError for a cell with
@@ -39,10 +40,10 @@ def run_within(shell: Any, cell: str, context: AbstractContextManager[F], python
     return found
 
 
-def _compiled(shell: Any, cell: str, python_form: str) -> tuple[CodeType, CodeType | None]:
+def _compiled(shell: InteractiveShell, cell: str, python_form: str) -> tuple[CodeType, CodeType | None]:
     """The cell's statements, and its last expression, if it ends in one."""
     with cell_syntax():
-        source = shell.transform_cell(cell)
+        source = transformed(shell, cell)
         file = shell.compile.cache(source, shell.execution_count)
         tree = parsed(source, file)
         last = tree.body[-1] if tree.body and isinstance(tree.body[-1], ast.Expr) else None

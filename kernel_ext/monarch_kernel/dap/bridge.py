@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.debug import DebugError
 from monarch_nb.debug.render import named
@@ -29,6 +29,9 @@ from .announcer import Announcer
 from .cluster import ClusterRanks
 from .handles import is_ours
 from .inspection import CellSources, Message, RequestRefused
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 logger = logging.getLogger(__name__)
 ANSWER_S = 8.0  # for an answer: the kernel takes no other control message while it waits
@@ -168,7 +171,7 @@ class DebugBridge:
 
     def __init__(
         self,
-        shell: Any,
+        shell: "InteractiveShell",
         runtime: Callable[[], Runtime | None],
         idle: Callable[[], bool],
         say: Callable[[str], None] = lambda text: None,

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import line_cell_magic, line_magic, magics_class, no_var_expand
 
 from monarch_nb import debug
 from monarch_nb.debug import DebugError
@@ -19,8 +20,8 @@ from monarch_nb.wire import ActorError, kind_of
 from ..arguments import check_options, read_names, read_place
 from ..completion import LineCompletion
 from ..files import cell_name
-from ..jupyter import give_back_underscores
-from ..session import Session
+from ..jupyter import give_back_underscores, line_magic_of
+from ..session import Session, SessionMagics
 from ..tensors import workers_on
 from .results import CellResults, Listing, StoppedTable
 
@@ -109,12 +110,11 @@ class DebugCompletion(LineCompletion):
 
 
 @magics_class
-class DebugMagics(Magics):
+class DebugMagics(SessionMagics):
     """%mdb, %%mdb, %break, %mpm, %reproduce, %stacks."""
 
-    def __init__(self, shell: Any, session: Session) -> None:
-        super().__init__(shell)
-        self._session = session
+    def __init__(self, shell: InteractiveShell, session: Session) -> None:
+        super().__init__(shell, session)
         self.waiting: WaitPrompt | None = None  # of the engine of now
         self._prompts: dict[str, DebugPrompt] = {}
         DebugCompletion(shell, session).install()
@@ -238,8 +238,7 @@ class DebugMagics(Magics):
         what differs from the rank. From Python: error.reproduce().
         """
         given = _read_reproduce(line)
-        shell: Any = self.shell
-        error: Any = shell.user_ns.get(given.name) if given.name else last_error(shell)
+        error: Any = self.shell.user_ns.get(given.name) if given.name else last_error(self.shell)
         if not isinstance(error, ActorError):
             what = f"{given.name} is {kind_of(error)}, and no ActorError" if given.name else "the last error was none"
             raise UsageError(
@@ -248,7 +247,7 @@ class DebugMagics(Magics):
             )
         if given.step and (self.waiting is None or not self.waiting.terminal.can_ask):
             raise UsageError("%reproduce --step asks for commands, and there is no prompt here: leave --step out")
-        step = partial(shell.debugger_cls, skip=SKIPPED) if given.step else False
+        step = partial(self.shell.debugger_cls, skip=SKIPPED) if given.step else False
         try:
             return error.reproduce(step=step, **dict(given.options))
         except DebugError as refused:
@@ -344,7 +343,7 @@ def commands(cell: str) -> list[str]:
     return [f"{text}\n" if "\n" in text else text for text in texts]
 
 
-def last_error(shell: Any) -> ActorError | None:
+def last_error(shell: InteractiveShell) -> ActorError | None:
     """The ActorError that a cell ended with last, also behind another error."""
     error: Any = getattr(sys, "last_value", None)
     seen: set[int] = set()
@@ -356,9 +355,9 @@ def last_error(shell: Any) -> ActorError | None:
     return None
 
 
-def with_remote(shell: Any) -> Any:
+def with_remote(shell: InteractiveShell) -> Any:
     """IPython's %debug, which opens the rank's frames where the last error came from one."""
-    before = shell.find_line_magic("debug")
+    before = line_magic_of(shell, "debug")
 
     def run(line: str = "", cell: object = None) -> object:
         error = None if line.strip() or cell else last_error(shell)

@@ -3,7 +3,7 @@
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.debug.prompt import NoPrompt, NothingToAsk
 from monarch_nb.settings import settings
@@ -12,6 +12,9 @@ from monarch_nb.transport import throw_into
 from ..front import Front
 from ..jupyter import takes_input
 
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
 LOOK_S = 0.1  # between looks whether a question that waits is still of use
 USELESS = 4  # looks in a row at which it was not: a step lets ranks go for a moment
 
@@ -19,7 +22,7 @@ USELESS = 4  # looks in a row at which it was not: a step lets ranks go for a mo
 class CellTerminal:
     """The prompt in a cell. Asks one question at a time, and only while a cell runs: later answers never arrive."""
 
-    def __init__(self, shell: Any, front: Front, beside: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, shell: "InteractiveShell", front: Front, beside: Callable[[], bool] = lambda: False) -> None:
         self._shell = shell
         self._kernel: Any = getattr(shell, "kernel", None)
         self._front = front

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING
 
 from monarch_nb.debug.control import StoppedThreads
 from monarch_nb.debug.prompt import WaitPrompt
@@ -18,13 +18,16 @@ from ..files import cell_name
 from ..front import Bundle, Front
 from .terminal import CellTerminal
 
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
 
 class CellPrompt:
     """The prompt in the waiting cell, with display names of files: `Cell In[3]`."""
 
     def __init__(
         self,
-        shell: Any,
+        shell: "InteractiveShell",
         front: Front,
         runtime: Runtime,
         live: Callable[[], Bundle],

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.logs import Logs
 from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, ValueMesh
@@ -13,6 +13,7 @@ from monarch_nb.telemetry import Metrics
 from monarch_nb.tensor.placement import Placement
 
 from ..guide import Guide
+from ..jupyter import formatters
 from ..overview import Overview
 from ..tensors import TensorListing
 from ..views.displays import Failures, LogView, diagnosis_html, memory_html, metrics_html, slow_html, values_html
@@ -27,6 +28,9 @@ from .show import LiveValue, shown
 from .tensors import tensors_html
 from .transfers import transfers_html
 from .values import future_html, value_mesh_html
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 # What is named here and not imported is loaded when it is used.
 _FORMS: dict[type | str, Callable[[Any], str]] = {
@@ -53,24 +57,24 @@ _FORMS: dict[type | str, Callable[[Any], str]] = {
 }
 
 
-def install(shell: Any) -> None:
+def install(shell: "InteractiveShell") -> None:
     """Registers the HTML forms, so that the library itself stays free of HTML."""
-    formatter = shell.display_formatter.formatters["text/html"]
+    by_type = formatters(shell)
     for kind, form in _FORMS.items():
-        formatter.for_type(kind, form)
+        by_type["text/html"].for_type(kind, form)
     for kind in (ProcMesh, ActorMesh):
-        shell.display_formatter.formatters["text/plain"].for_type(kind, mesh_text)
+        by_type["text/plain"].for_type(kind, mesh_text)
     HandleForms(shell).install()
     ProfileForms(shell).install()
 
 
-def uninstall(shell: Any) -> None:
+def uninstall(shell: "InteractiveShell") -> None:
     """Removes the displays."""
-    formatter = shell.display_formatter.formatters["text/html"]
+    by_type = formatters(shell)
     for kind in _FORMS:
-        formatter.pop(kind, None)
+        by_type["text/html"].pop(kind, None)
     for kind in (ProcMesh, ActorMesh):
-        shell.display_formatter.formatters["text/plain"].pop(kind, None)
+        by_type["text/plain"].pop(kind, None)
     HandleForms(shell).uninstall()
     ProfileForms(shell).uninstall()
 

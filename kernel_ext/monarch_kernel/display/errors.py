@@ -13,6 +13,7 @@ from typing import Any
 
 import IPython
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.debug.errors import DebugError, StoppedAtBreakpoint
 from monarch_nb.runtime import Future, started
@@ -50,13 +51,13 @@ class Errors:
 
     def __init__(
         self,
-        shell: Any,
+        shell: InteractiveShell,
         notice_of: Callable[[MeshFailure], FailureNotice],
         announce: Callable[[FailureNotice], None],
         raised: Callable[[ActorError], None],
         stopped: Callable[[Future[Any]], str],
     ) -> None:
-        self._shell = shell
+        self._shell: Any = shell  # its hooks have no types
         self._stopped = stopped  # describes what happened to an awaited call, where that is known
         self._notice_of = notice_of  # the notice for the failure behind an error
         self._announce = announce  # called before the text of such an error
@@ -116,7 +117,7 @@ class Errors:
         return lines
 
     @staticmethod
-    def _folds(shell: Any, error: BaseException, tb: types.TracebackType | None) -> bool:
+    def _folds(shell: InteractiveShell, error: BaseException, tb: types.TracebackType | None) -> bool:
         """True for an error of other code that is shown without the library's frames."""
         if isinstance(error, (SyntaxError, UsageError)) or shell.InteractiveTB.mode == "Verbose":
             return False
@@ -124,7 +125,7 @@ class Errors:
 
     @staticmethod
     def _lines(
-        shell: Any,
+        shell: InteractiveShell,
         kind: type[BaseException],
         error: BaseException,
         tb: types.TracebackType | None,
@@ -220,7 +221,7 @@ def _folded(
     return kind, stand_in, stand_in.__traceback__
 
 
-def error_text(error: BaseException, shell: object, notice: FailureNotice | None = None) -> str:
+def error_text(error: BaseException, shell: InteractiveShell, notice: FailureNotice | None = None) -> str:
     """The text of an error, which people read last and alone."""
     name = ansi(type(error).__name__, "title")
     if isinstance(error, ActorError):
@@ -232,7 +233,7 @@ def error_text(error: BaseException, shell: object, notice: FailureNotice | None
     return f"{name}: {called}{notice.record['title']}\n{notes}\n{text(notice.record, ansi, brief=notice.brief)}"
 
 
-def _actor_error(error: ActorError, shell: Any) -> str:
+def _actor_error(error: ActorError, shell: InteractiveShell) -> str:
     raised: Any = error.exception
     kind = raised.type_name if issubclass(type(raised), RemoteException) else type(raised).__name__
     first = next(iter(text_of(raised).strip().splitlines()), "")

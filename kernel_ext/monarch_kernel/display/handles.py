@@ -1,16 +1,20 @@
 """Sharded tensors and modules of them as they are displayed in a cell."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.store import describe
 from monarch_nb.tensor.placement import Placement, text_of
 from monarch_nb.tensor.summary import placement_of
 from monarch_nb.wire import counted, size_text
 
+from ..jupyter import formatters
 from ..tensors import all_streams, handle_type, name_of
 from .meshes import mesh_html
 from .placement import placement_html
 from .tensors import module_html, module_text
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 # Named, not imported: a kernel in which nobody uses tensors does not import torch.
 HANDLE = "monarch_nb.tensor.handle.MeshTensor"
@@ -21,23 +25,23 @@ MODULE = "torch.nn.modules.module.Module"
 class HandleForms:
     """The forms of one notebook, whose variables name the tensors."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: "InteractiveShell") -> None:
         self._shell = shell
 
     def install(self) -> None:
         """Registers them."""
-        formatters = self._shell.display_formatter.formatters
-        formatters["text/html"].for_type(HANDLE, self.html)
-        formatters["text/html"].for_type(MODULE, self.module)
-        formatters["text/html"].for_type(MESH, lambda mesh: mesh_html(mesh.procs, *mesh_facts(mesh)))
-        formatters["text/plain"].for_type(MESH, _pretty_mesh)
-        formatters["text/plain"].for_type(HANDLE, self._pretty)
-        formatters["text/plain"].for_type(MODULE, self._pretty_module)
-        formatters["text/plain"].for_type(Placement, lambda value, printer, cycle: printer.text(text_of(value)))
+        by_type = formatters(self._shell)
+        by_type["text/html"].for_type(HANDLE, self.html)
+        by_type["text/html"].for_type(MODULE, self.module)
+        by_type["text/html"].for_type(MESH, lambda mesh: mesh_html(mesh.procs, *mesh_facts(mesh)))
+        by_type["text/plain"].for_type(MESH, _pretty_mesh)
+        by_type["text/plain"].for_type(HANDLE, self._pretty)
+        by_type["text/plain"].for_type(MODULE, self._pretty_module)
+        by_type["text/plain"].for_type(Placement, lambda value, printer, cycle: printer.text(text_of(value)))
 
     def uninstall(self) -> None:
         """Removes the displays."""
-        formatters = self._shell.display_formatter.formatters
+        by_type = formatters(self._shell)
         for kind, form in (
             ("text/html", HANDLE),
             ("text/html", MODULE),
@@ -46,7 +50,7 @@ class HandleForms:
             ("text/plain", HANDLE),
             ("text/plain", Placement),
         ):
-            formatters[kind].pop(form, None)
+            by_type[kind].pop(form, None)
 
     def html(self, tensor: Any) -> str:
         """The placement of a tensor."""

@@ -3,15 +3,18 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb.wire import counted
 
 from ..files import cell_name
+from ..jupyter import formatters
 from ..views.profiles import keep
 from .html import LEFT, folded, framed, heading
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from monarch_nb.profiling import Difference, Profile
     from monarch_nb.profiling.tree import CallNode
 
@@ -100,9 +103,9 @@ def _group(profile: "Profile", ranks: Sequence[int], name: FileName) -> str:
 class ProfileForms:
     """Displays of profiles in one kernel, with its cells' numbers as file names."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: "InteractiveShell") -> None:
         self._shell = shell
-        self._formatters = shell.display_formatter.formatters
+        self._formatters = formatters(shell)
 
     def install(self) -> None:
         """Profiles are shown like this from now on."""

@@ -5,23 +5,19 @@ import time
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic import line_magic, magics_class
 
 from monarch_nb.logs import Logs, follow_logs, logs_of
 
 from ..arguments import read_logs
-from ..session import Session
+from ..session import SessionMagics
 from ..views.displays import LogView
 from .pacing import BYTES, BYTES_BURST, Bucket
 
 
 @magics_class
-class LogMagics(Magics):
+class LogMagics(SessionMagics):
     """%logs."""
-
-    def __init__(self, shell: Any, session: Session) -> None:
-        super().__init__(shell)
-        self._session = session
 
     @line_magic
     def logs(self, line: str) -> Logs | LogView | None:

@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime import Runtime
 from monarch_nb.store import store_of
@@ -19,13 +19,16 @@ from .registry import VIEWS, register, unregister
 from .requests import Requests
 from .view import View
 
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
 logger = logging.getLogger(__name__)
 
 
 class Views:
     """All views of one kernel."""
 
-    def __init__(self, shell: Any, session: Session, busy: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, shell: "InteractiveShell", session: Session, busy: Callable[[], bool] = lambda: False) -> None:
         """`busy()` says whether a cell runs."""
         self._busy = busy
         self._kernel = getattr(shell, "kernel", None)

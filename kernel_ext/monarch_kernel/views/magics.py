@@ -1,16 +1,20 @@
 """A magic for each view that has one."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..jupyter import line_magic_of
 from ..session import Session
 from .live import LiveView, LiveViews
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 
 class ViewMagics:
     """`%failures`, `%metrics`, and those of views that are registered later. `%logs` is in output/log_magics."""
 
-    def __init__(self, shell: Any, session: Session) -> None:
-        self._shell = shell
+    def __init__(self, shell: "InteractiveShell", session: Session) -> None:
+        self._shell: Any = shell  # IPython types magics as methods
         self._session = session
 
     def install(self, views: LiveViews) -> None:
@@ -24,7 +28,7 @@ class ViewMagics:
     def _add(self, view: LiveView) -> None:
         if view.magic is None:
             return
-        known = self._shell.find_line_magic(view.name)
+        known = line_magic_of(self._shell, view.name)
         if known is not None and not isinstance(known, _Magic):
             raise ValueError(f"there is a magic %{view.name} already: choose another name for the view")
         self._shell.register_magic_function(_Magic(view, self._session), "line", view.name)

@@ -19,7 +19,7 @@ class Pages:
     """The widgets of a process in which marimo runs cells."""
 
     def __init__(self) -> None:
-        shell = SimpleNamespace(user_ns={}, compile=SimpleNamespace(format_code_name=lambda file: None))
+        shell: Any = SimpleNamespace(user_ns={}, compile=SimpleNamespace(format_code_name=lambda file: None))
         # Messages of a page wait for the running cell; marimo does not say whether one runs.
         self._views = Views(shell, Session(shell), lambda: True)
         self._widgets = Widgets(shell, self._views)

@@ -11,10 +11,13 @@ from monarch_nb.store import Document, RankFields, store_of
 from monarch_nb.wire import ActorError
 
 from ..display.failures import raised_title
+from ..jupyter import bundle_formatter
 from .bundle import built
 from .live import LiveView, LiveViews, Shown
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from . import Views
 
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -61,8 +64,9 @@ def widget_class(base: Any, view: LiveView) -> Any:
 class Widgets:
     """Makes them, one for each thing that is shown, and connects them with the store."""
 
-    def __init__(self, shell: Any, views: "Views") -> None:
+    def __init__(self, shell: "InteractiveShell", views: "Views") -> None:
         self._shell = shell
+        self._kernel: Any = getattr(shell, "kernel", None)
         self._views = views
         self._base: Any = None  # the class of all widgets, while they are shown
         self._unfollow: Callable[[], None] = lambda: None
@@ -76,7 +80,7 @@ class Widgets:
 
     def install(self, views: LiveViews) -> None:
         """Registers live displays. Without a kernel, or without anywidget, nothing changes."""
-        if getattr(self._shell, "kernel", None) is None:
+        if self._kernel is None:
             return
         self._base = widget_base()
         if self._base is not None:
@@ -102,7 +106,7 @@ class Widgets:
 
         JupyterLab cannot show widgets then; the static forms it can.
         """
-        request = self._shell.kernel.get_parent("shell") or {}
+        request = self._kernel.get_parent("shell") or {}
         return bool(request.get("content", {}).get("allow_stdin", True))
 
     def uninstall(self, views: LiveViews) -> None:
@@ -117,13 +121,13 @@ class Widgets:
 
     def _add(self, view: LiveView) -> None:
         self._classes[view.name] = widget_class(self._base, view)
-        formatter = self._shell.display_formatter.mimebundle_formatter
+        formatter = bundle_formatter(self._shell)
         for kind, shown in view.shows.items():
             formatter.for_type(kind, self._live(view, shown))
 
     def _remove(self, view: LiveView) -> None:
         self._classes.pop(view.name, None)
-        formatter = self._shell.display_formatter.mimebundle_formatter
+        formatter = bundle_formatter(self._shell)
         for kind in view.shows:
             formatter.pop(kind, None)
 
