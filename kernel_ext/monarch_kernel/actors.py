@@ -14,7 +14,7 @@ from monarch_nb._parsing import parsed
 from monarch_nb.code import objection, reload_mesh
 from monarch_nb.lifecycle import spawn_actors
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
-from monarch_nb.runtime import Actor
+from monarch_nb.runtime import Actor, ActorState
 from monarch_nb.store import describe
 from monarch_nb.wire import counted, error_line, kind_of, text_of
 
@@ -77,8 +77,8 @@ class Actors:
         if bound is not None and not isinstance(bound, ActorMesh):
             raise UsageError(f"%%actor: {given.name} is {_a(bound)} already; choose another name, or del {given.name}")
         if bound is None and given.name in self._made:
-            state: Any = self._session.meshes().get(self._made[given.name].uid)
-            bound = ActorMesh(state, state.region) if state is not None else None
+            state = self._session.meshes().get(self._made[given.name].uid)
+            bound = ActorMesh(state, state.region) if isinstance(state, ActorState) else None
         living = None if bound is None else state_of(bound)
         if living is None or living.stopped is not None or living.spawn_spec is None:
             return None

@@ -10,7 +10,7 @@ from IPython.core.magic import cell_magic, line_cell_magic, magics_class, no_var
 
 from monarch_nb import diagnosis
 from monarch_nb.diagnosis.collector import diagnosing
-from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
+from monarch_nb.runtime import Future, MeshState, Runtime, proc_state_of
 
 from .arguments import check_options, read_place
 from .session import SessionMagics
@@ -155,11 +155,11 @@ class HangNotes:
         now = time.monotonic()
         if (current := frozenset(missing)) != self._missing:
             self._missing, self._since, self._lines = current, now, []
-        procs = state.procs if isinstance(state, ActorState) else state
+        procs = proc_state_of(state)
         if self._asked is not None and self._asked.done():
             asked, self._asked, self._next = self._asked, None, now + AGAIN_S
             self._lines = _lines(asked.get(0)) if asked.exception(0) is None and self._waits(now) else []
-        if self._asked is None and self._waits(now) and now >= self._next and isinstance(procs, ProcState):
+        if self._asked is None and self._waits(now) and now >= self._next:
             self._asked = diagnosing(self._runtime, procs, patience=WITHOUT_PROGRESS_S)
         return self._lines
 

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from monarch_nb.lifecycle.interrupts import doing
-from monarch_nb.runtime import Future, RunningEndpoint, waiting
+from monarch_nb.runtime import Future, MeshState, RunningEndpoint, Runtime, waiting
 from monarch_nb.shape import places_of
 from monarch_nb.store import describe
 
@@ -29,7 +29,7 @@ TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
 class CallProgress(waiting.WaitObserver):
     """Called by `Future.get` each tick, on the waiting thread."""
 
-    def __init__(self, front: Front, runtime: Any, output: CellOutput, has_panel: Callable[[], bool]) -> None:
+    def __init__(self, front: Front, runtime: Runtime, output: CellOutput, has_panel: Callable[[], bool]) -> None:
         """`has_panel()` says whether a page can be asked to open its panel."""
         self._front = front
         self._has_panel = has_panel
@@ -100,7 +100,7 @@ class CallProgress(waiting.WaitObserver):
             lines += [f"   {bar}" for bar in bars.splitlines()[:16]]
         return "\n".join(lines)
 
-    def _unusual(self, state: Any, missing: list[int]) -> list[str]:
+    def _unusual(self, state: MeshState, missing: list[int]) -> list[str]:
         by_state: dict[str, list[int]] = {}
         for rank in describe(state).ranks:
             if rank.rank in missing and rank.state not in ("idle", "busy"):
@@ -128,7 +128,7 @@ class _Busy:
         self._silent: dict[int, float] = {}  # base ranks that did not answer, and when they are asked again
         self._next = 0.0
 
-    def lines(self, state: Any, ranks: list[int], call: str) -> list[str]:
+    def lines(self, state: MeshState, ranks: list[int], call: str) -> list[str]:
         """Those of `ranks` that run another call, and since when."""
         now = time.time()
         if self._asked is not None and self._asked.done():
@@ -183,7 +183,7 @@ class _Ticking:
         self._handle.cancel()
 
 
-def _where(state: Any, ranks: list[int]) -> str:
+def _where(state: MeshState, ranks: list[int]) -> str:
     return places_of(state.region, ranks) or "its rank"
 
 

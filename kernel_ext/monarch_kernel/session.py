@@ -206,7 +206,7 @@ class Session(Namespace):
                 also.append(name)
                 roots.append(_folder(module))
                 continue
-            state: Any = state_of(self.find(name))
+            state = state_of(self.find(name))
             if not isinstance(state, ActorState):
                 raise UsageError(f"%reload: {name} is a mesh of processes; name a mesh of actors, or a module")
             cls = state.cls

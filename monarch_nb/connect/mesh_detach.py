@@ -34,7 +34,7 @@ from monarch_nb.mesh.mesh_events import (
     RanksStarting,
 )
 from monarch_nb.mesh.requests import RequestError, UnansweredError, inform_ranks, request
-from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
+from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime, proc_state_of
 from monarch_nb.runtime.stored_answers import UnreadCalls
 from monarch_nb.runtime.verbs import UNREAD, UnreadState
 from monarch_nb.settings import format_duration, settings
@@ -386,7 +386,7 @@ class Detacher:
                 return
 
     def _on_change(self, state: MeshState, hosts: Iterable[str] = ()) -> None:
-        procs = state.procs if isinstance(state, ActorState) else state
+        procs = proc_state_of(state)
         if self._is_kept(procs):
             self._schedule_holds(procs.uid, hosts)
 

@@ -8,7 +8,7 @@ from monarch_nb.mesh.handle import Handle, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.mesh.verbs import RESULT, RESULTS, StoredResult, WantedResult, WantedResults
-from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, current_runtime
+from monarch_nb.runtime import ActorState, MeshState, Runtime, current_runtime, proc_state_of
 from monarch_nb.runtime.actors.raised import RankError, RankNames, actor_error, in_order
 from monarch_nb.shape import Extent, places_of
 from monarch_nb.wire import counted, decode, size_text
@@ -174,8 +174,7 @@ def results(mesh: "Handle[Any] | str") -> Results:
     """
     runtime = current_runtime()
     state = _named(runtime, mesh) if isinstance(mesh, str) else state_of(mesh)
-    procs = state.procs if isinstance(state, ActorState) else state
-    assert isinstance(procs, ProcState)
+    procs = proc_state_of(state)
     wanted = {state.uid: state} if isinstance(state, ActorState) else {procs.uid: procs, **procs.actors}
     addresses = [procs.address(rank) for rank in state.ranks]
     body = WantedResults(tuple(wanted))

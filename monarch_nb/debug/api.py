@@ -15,7 +15,7 @@ from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers
 from monarch_nb.debug.service import controller
 from monarch_nb.mesh import region_of, state_of
 from monarch_nb.mesh.handle import part_of
-from monarch_nb.runtime import ActorState, ProcState
+from monarch_nb.runtime import proc_state_of
 from monarch_nb.wire import ActorError, counted
 
 
@@ -249,9 +249,9 @@ def post_mortem(what: Any, **picks: int | slice) -> Group:
     """
     mesh, rank, call = _failed(what, picks)
     state = controller().runtime.meshes.get(mesh)
-    if not isinstance(state, ActorState | ProcState):
+    if state is None:
         raise DebugError("the mesh of this error has been stopped, so its frames are gone")
-    address = (state.procs if isinstance(state, ActorState) else state).address(rank)
+    address = proc_state_of(state).address(rank)
     record = controller().autopsy(mesh, address, rank, call)
     return Group(lambda: [candidate for candidate in sessions() if candidate.session == record.session])
 
@@ -286,5 +286,5 @@ def stacks(mesh: Any) -> str:
 
 
 def _addresses(mesh: Any) -> Sequence[str]:
-    procs = getattr(state_of(mesh), "procs", None) or state_of(mesh)
+    procs = proc_state_of(state_of(mesh))
     return [procs.address(rank) for rank in region_of(mesh).ranks()]

@@ -29,6 +29,7 @@ from monarch_nb.runtime import (
     current_runtime,
     fail_future,
     pending_future,
+    proc_state_of,
     resolve_future,
 )
 from monarch_nb.shape import MeshTrait, places_of
@@ -196,8 +197,7 @@ def _procs_of(mesh: object) -> ProcState:
     if not isinstance(mesh, (ActorMesh, ProcMesh)):
         raise TypeError(f"a mesh of actors, processes or tensors can be diagnosed, not {kind_of(mesh)}")
     state = state_of(mesh)
-    procs = state.procs if isinstance(state, ActorState) else state
-    assert isinstance(procs, ProcState)
+    procs = proc_state_of(state)
     if procs.stopped is not None:
         raise RuntimeError(f"{state.name} was stopped ({procs.stopped}): there is nothing to diagnose; spawn it again")
     return procs

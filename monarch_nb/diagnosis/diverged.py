@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty, names_of
 from monarch_nb.mesh import ActorMesh, ProcMesh, run_on_each, state_of, values_or_errors
-from monarch_nb.runtime import ActorState
+from monarch_nb.runtime import MeshState, proc_state_of
 from monarch_nb.shape import Region, places_of
 from monarch_nb.wire import counted, kind_of, text_of
 
@@ -33,8 +33,8 @@ def compare_replicas(mesh: "ActorMesh[Any] | ProcMesh", timeout: float = DEFAULT
     if not timeout > 0:
         raise ValueError(f"timeout={timeout} is not a positive number of seconds")
     source = _CALL.format(holder="self" if isinstance(mesh, ActorMesh) else "globals()")
-    state: Any = state_of(mesh)
-    procs = state.procs if isinstance(state, ActorState) else state
+    state: MeshState = state_of(mesh)
+    procs = proc_state_of(state)
     asked = run_on_each(mesh, source, filename="<replicas>")
     found: dict[int, list[TensorSum]] = {}
     silent: dict[str, list[int]] = {}

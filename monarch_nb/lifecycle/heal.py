@@ -12,7 +12,7 @@ from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host_record import GROW_S
 from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.operations import operations
-from monarch_nb.runtime import ActorState, MeshState, ProcState, current_runtime
+from monarch_nb.runtime import MeshState, current_runtime, proc_state_of
 from monarch_nb.supervision import Driver, HealError
 
 M = TypeVar("M")
@@ -84,7 +84,7 @@ def _notice_deaths(state: MeshState, ranks: Set[int]) -> None:
 
     Without it, a rank that was killed a moment ago would not be healed, since its death is still to be reported.
     """
-    driver, uid = current_runtime().part(Driver), _procs(state).uid
+    driver, uid = current_runtime().part(Driver), proc_state_of(state).uid
     if not (driver.failed(uid) | driver.failed(state.uid)).isdisjoint(ranks):
         return
     silent = ranks - doing(state, sorted(ranks)).get().keys()
@@ -113,7 +113,7 @@ def _are_back(hosts: Collection[str], seconds: float) -> bool:
 
 
 def _hosts_of_failed(state: MeshState, ranks: Collection[int]) -> list[str]:
-    procs = _procs(state)
+    procs = proc_state_of(state)
     failed = current_runtime().part(Driver).failed(procs.uid)
     return list(dict.fromkeys(procs.layout.host_of(rank) for rank in sorted(failed.intersection(ranks))))
 
@@ -127,24 +127,18 @@ def _ended(state: MeshState, ranks: Collection[int], *, ask: bool | None) -> lis
     """Returns the hosts of failed ranks that have ended, as their job reports, before that is observed here."""
     if ask is False:
         return []
-    return ended_hosts(_procs(state), _hosts_of_failed(state, ranks))
+    return ended_hosts(proc_state_of(state), _hosts_of_failed(state, ranks))
 
 
 def _replace(state: MeshState, lost: list[str], timeout: float | None, *, ask: bool | None) -> str:
     if not lost:
         return ""
-    return replace_hosts(_procs(state), lost, GROW_S if timeout is None else timeout, ask=ask)
+    return replace_hosts(proc_state_of(state), lost, GROW_S if timeout is None else timeout, ask=ask)
 
 
 def _has_job(state: MeshState) -> bool:
-    return source_of(_procs(state)) is not None
+    return source_of(proc_state_of(state)) is not None
 
 
 def _spares(state: MeshState) -> bool:
-    return bool(spares_for(_procs(state)))
-
-
-def _procs(state: MeshState) -> ProcState:
-    procs = state.procs if isinstance(state, ActorState) else state
-    assert isinstance(procs, ProcState)
-    return procs
+    return bool(spares_for(proc_state_of(state)))

@@ -10,15 +10,14 @@ from monarch_nb.runtime import (
     COLLECTIVES,
     DOING,
     INTERRUPT,
-    ActorState,
     Future,
     Interrupt,
     MeshState,
-    ProcState,
     RunningEndpoint,
     WhatRuns,
     current_runtime,
     pending_future,
+    proc_state_of,
     resolve_future,
 )
 
@@ -37,7 +36,7 @@ def interrupt(mesh: Handle[MeshState]) -> None:
 
     def renew(found: dict[int, RunningEndpoint], _: set[int]) -> None:
         if any(doing.freed for doing in found.values()):
-            runtime.feature(COLLECTIVES).renew(_procs(state), state.uid)
+            runtime.feature(COLLECTIVES).renew(proc_state_of(state), state.uid)
 
     _send(state, list(region_of(mesh).ranks()), (), renew, _ANSWERS_WITHIN)
 
@@ -56,7 +55,7 @@ def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()
     found, lost = done.get()
     if any(doing.freed for doing in found.values()):
         # Before the next cell makes groups.
-        runtime.feature(COLLECTIVES).renew(_procs(state), state.uid).wait(SILENT_AFTER)
+        runtime.feature(COLLECTIVES).renew(proc_state_of(state), state.uid).wait(SILENT_AFTER)
     return {rank: found.get(rank) for rank in ranks if rank not in lost}
 
 
@@ -68,7 +67,7 @@ def _send(
     within: float,
 ) -> None:
     body = Interrupt(state.uid, secrets.token_hex(8), tuple(drop))
-    ask_ranks(current_runtime(), _procs(state), ranks, INTERRUPT, body, then, within=within)
+    ask_ranks(current_runtime(), proc_state_of(state), ranks, INTERRUPT, body, then, within=within)
 
 
 def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, RunningEndpoint]]:
@@ -76,7 +75,7 @@ def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, RunningEnd
     answers: Future[dict[int, RunningEndpoint]] = pending_future(describe=lambda: f"asking what {state.name} does")
     ask_ranks(
         current_runtime(),
-        _procs(state),
+        proc_state_of(state),
         ranks,
         DOING,
         WhatRuns(state.uid),
@@ -84,9 +83,3 @@ def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, RunningEnd
         within=SILENT_AFTER,
     )
     return answers
-
-
-def _procs(state: MeshState) -> ProcState:
-    procs = state.procs if isinstance(state, ActorState) else state
-    assert isinstance(procs, ProcState)
-    return procs

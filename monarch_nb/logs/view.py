@@ -14,7 +14,7 @@ from monarch_nb.logs.records import LogRecord, Logs
 from monarch_nb.logs.sources import mesh_of, rank_of
 from monarch_nb.logs.written import Listener, Written
 from monarch_nb.mesh.handle import region_of, state_of
-from monarch_nb.runtime import ActorState, ProcState, current_runtime
+from monarch_nb.runtime import ProcState, current_runtime, proc_state_of
 from monarch_nb.settings import parse_duration
 from monarch_nb.shape import Region
 
@@ -211,7 +211,7 @@ def listen_to_logs(listener: Listener) -> Callable[[], None]:
 
 def _reader(mesh: Any, **wanted: Any) -> LogReader:
     state = state_of(mesh)
-    procs: ProcState = state.procs if isinstance(state, ActorState) else state
+    procs = proc_state_of(state)
     if procs.spawn_spec is None:
         raise RuntimeError(f"{procs.name} was spawned by another process: its logs are there ({procs.owner_process})")
     return LogReader(

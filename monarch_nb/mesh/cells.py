@@ -12,7 +12,15 @@ from monarch_nb.mesh.handle import part_of, region_of, state_of
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
-from monarch_nb.runtime import EXEC, ActorState, Future, MeshState, PendingCall, current, current_runtime
+from monarch_nb.runtime import (
+    EXEC,
+    Future,
+    MeshState,
+    PendingCall,
+    current,
+    current_runtime,
+    proc_state_of,
+)
 from monarch_nb.shape import NDSlice, Region, places_of
 from monarch_nb.wire import text_of
 
@@ -66,7 +74,7 @@ class RankWatch(Generic[R]):
         self._with_actor = with_actor
         self._mesh, self._module, self._number = mesh, module, time.time_ns()
         self.state: MeshState = state_of(mesh)
-        self.procs = self.state.procs if isinstance(self.state, ActorState) else self.state
+        self.procs = proc_state_of(self.state)
 
     def begin(self, *arguments: object) -> None:
         """Begins on all ranks, after what they run now. Blocks until then; raises what a rank raised."""

@@ -36,7 +36,7 @@ from monarch_nb.runtime.future import (
     when_done,
 )
 from monarch_nb.runtime.losses import FILL_AGAIN_S
-from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState, ranks_of
+from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState, proc_state_of, ranks_of
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
 from monarch_nb.runtime.process import Loader, Parts, Runtime, current_runtime, install, started
 from monarch_nb.runtime.streams import StreamCall
@@ -114,6 +114,7 @@ __all__ = [
     "kind_of",
     "number_for",
     "pending_future",
+    "proc_state_of",
     "ranks_of",
     "reported_elsewhere",
     "resolve_future",

@@ -115,6 +115,13 @@ class ProcState(MeshState, eq=False):
         return self.layout.address(rank, self.incarnation(rank))
 
 
+def proc_state_of(state: MeshState) -> ProcState:
+    """The record of the processes of a mesh: its own, or those in which its actors live."""
+    procs = state.procs if isinstance(state, ActorState) else state
+    assert isinstance(procs, ProcState)
+    return procs
+
+
 class ActorState(MeshState, eq=False, kw_only=True):
     """A mesh of actors; a rank lives in the process of the same rank."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.lifecycle.watching import ProcessWatcher
-from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
+from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, proc_state_of
 from monarch_nb.shape import RegionForm
 from monarch_nb.store import events as e
 from monarch_nb.supervision import Cause, Driver, RankStatus
@@ -84,19 +84,18 @@ def how_it_ended(cause: Cause) -> str:
 def facts_of(runtime: Runtime, state: MeshState) -> Iterator[e.Event]:
     """All facts about one mesh and, for actors, about their processes: for callers without a store that listens."""
     watcher = runtime.part(ProcessWatcher)
-    procs = state.procs if isinstance(state, ActorState) else state
+    procs = proc_state_of(state)
     states: list[MeshState] = [procs] if procs is state else [procs, state]
     for shown in states:
         yield spawned(runtime, shown, ready=is_ready(shown))
-    if isinstance(procs, ProcState):
-        for noticed in runtime.part(HostNotices).of(procs.hosts):
-            yield e.HostSeen(noticed.host, notice=noticed.by, until=noticed.until or 0.0)
-        for rank in procs.ranks:
-            address = procs.address(rank)
-            if address in watcher.pids:
-                yield e.ProcessStarted(procs.uid, rank, watcher.pids[address], now())
-            if address in watcher.unresponsive:
-                yield e.ResponsivenessChanged(procs.uid, rank, watcher.unresponsive[address], now())
+    for noticed in runtime.part(HostNotices).of(procs.hosts):
+        yield e.HostSeen(noticed.host, notice=noticed.by, until=noticed.until or 0.0)
+    for rank in procs.ranks:
+        address = procs.address(rank)
+        if address in watcher.pids:
+            yield e.ProcessStarted(procs.uid, rank, watcher.pids[address], now())
+        if address in watcher.unresponsive:
+            yield e.ResponsivenessChanged(procs.uid, rank, watcher.unresponsive[address], now())
     for rank in state.region.ranks():
         held = runtime.held_at(state.uid, rank)
         if held:

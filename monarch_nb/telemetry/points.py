@@ -12,7 +12,7 @@ from monarch_nb.mesh import region_of, state_of
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, MeshStopped, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError, request
-from monarch_nb.runtime import Feature, Runtime, current, started
+from monarch_nb.runtime import Feature, MeshState, ProcState, Runtime, current, proc_state_of, started
 from monarch_nb.shape import places_of
 from monarch_nb.store import describe
 from monarch_nb.telemetry.exports import MetricsExport
@@ -139,8 +139,8 @@ class Points:
 
         Blocks for their answers, at most `TAKE_S`; nothing is asked of large meshes.
         """
-        state: Any = state_of(mesh)
-        procs = getattr(state, "procs", state)
+        state = state_of(mesh)
+        procs = proc_state_of(state)
         ranks = tuple(region_of(mesh).ranks())
         if self._home() or len(ranks) > ASKED or state.stopped is not None:
             return
@@ -201,9 +201,9 @@ class Points:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
 
-def _actors(state: Any) -> Collection[str]:
+def _actors(state: MeshState) -> Collection[str]:
     """The actor meshes on processes."""
-    return getattr(state, "actors", {})
+    return state.actors if isinstance(state, ProcState) else ()
 
 
 METRICS: Feature[Points] = Feature("metrics")

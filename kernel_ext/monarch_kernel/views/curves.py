@@ -2,12 +2,11 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from IPython.core.error import UsageError
 
 from monarch_nb.mesh import state_of
-from monarch_nb.runtime import ProcState, Runtime, started
+from monarch_nb.runtime import MeshState, ProcState, Runtime, started
 from monarch_nb.telemetry import Metrics
 from monarch_nb.telemetry.points import METRICS as POINTS
 from monarch_nb.telemetry.points import Points
@@ -29,7 +28,7 @@ class Curves:
         self._runtime = runtime
         self._send = send
         self._id = watch.get("id")
-        state: Any = runtime.meshes.get(str(watch.get("mesh")))
+        state = runtime.meshes.get(str(watch.get("mesh")))
         if state is None:
             raise LookupError(f"there is no mesh {watch.get('mesh')!r}")
         self._state = state
@@ -68,7 +67,7 @@ class Curves:
             self._send({"type": "metrics", "id": self._id, "points": points})
 
 
-def rows(points: Points, state: Any) -> Rows:
+def rows(points: Points, state: MeshState) -> Rows:
     """All stored points of a mesh, and of the actors on it if it is of procs."""
     index = {base: index for index, base in enumerate(state.region.ranks())}
     by_name: Rows = {}

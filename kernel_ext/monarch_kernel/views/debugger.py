@@ -3,17 +3,16 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from monarch_nb import debug
 from monarch_nb.debug import messages as m
 from monarch_nb.debug.control import Controller, missing
 from monarch_nb.debug.prompt import DebugPrompt
 from monarch_nb.debug.records import Motion, Stopped
-from monarch_nb.debug.render import FileName, named, picture_of, values_by_rank, variables_by_rank
+from monarch_nb.debug.render import FileName, Missing, named, picture_of, values_by_rank, variables_by_rank
 from monarch_nb.debug.service import controller_of
 from monarch_nb.mesh import ActorMesh, state_of
-from monarch_nb.runtime import ActorState, Runtime
+from monarch_nb.runtime import ActorState, MeshState, Runtime, proc_state_of
 from monarch_nb.wire import text_of
 
 from ..debugger.results import StoppedTable
@@ -31,7 +30,7 @@ def place_in_mesh(runtime: Runtime) -> Callable[[Stopped], int]:
 
     def index(record: Stopped) -> int:
         if record.mesh not in indices:
-            state: Any = runtime.meshes.get(record.mesh)
+            state = runtime.meshes.get(record.mesh)
             ranks = state.region.ranks() if state is not None else ()
             indices[record.mesh] = {base: index for index, base in enumerate(ranks)}
         return indices[record.mesh].get(record.rank, record.rank)
@@ -76,7 +75,7 @@ class StoppedView:
                 self._send_picture(missing(self._controller, records, self._name))
             time.sleep(SEND_S)
 
-    def _send_picture(self, rest: Any) -> None:
+    def _send_picture(self, rest: tuple[dict[str, int], list[Missing]] | None) -> None:
         sizes, others = rest if rest is not None else ({}, ())
         picture = picture_of(
             self._controller.stopped.records(),
@@ -114,10 +113,10 @@ class DebugRequests:
         return {"text": self._prompt(controller, message).move(_MOTIONS[verb]).text}
 
     @staticmethod
-    def open(runtime: Runtime, state: Any, ranks: Sequence[int], call: str = "") -> Message:
+    def open(runtime: Runtime, state: MeshState, ranks: Sequence[int], call: str = "") -> Message:
         """Opens the frames of the last failure, or of that of a call, of the first of some ranks that has kept them."""
         controller = controller_of(runtime)
-        procs = getattr(state, "procs", state)
+        procs = proc_state_of(state)
         wrong = ""
         for rank in ranks:
             try:
@@ -194,7 +193,7 @@ class DebugRequests:
         state = controller.runtime.meshes.get(str(message.get("mesh")))
         if not isinstance(state, ActorState):
             raise LookupError(f"there is no mesh {message.get('mesh')!r} of actors any more")
-        mesh: Any = ActorMesh(state, state.region)
+        mesh: ActorMesh[object] = ActorMesh(state, state.region)
         made = controller.breakpoints.set(mesh, str(message.get("where") or ""), str(message.get("condition") or ""))
         return {"breakpoint": breakpoint_row(made)}
 

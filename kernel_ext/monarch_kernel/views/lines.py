@@ -3,10 +3,9 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from monarch_nb.logs import MeshLogs, Written
-from monarch_nb.runtime import ActorState, ProcState, Runtime
+from monarch_nb.runtime import Runtime, proc_state_of
 from monarch_nb.wire import parse_address
 
 from .bundle import bundled
@@ -32,10 +31,10 @@ class LineFeed:
         self._id = watch.get("id")
         self._text = str(watch.get("text") or "").lower()
         self._level = LEVELS.get(str(watch.get("level") or "").lower(), 0)
-        state: Any = runtime.meshes.get(str(watch.get("mesh")))
+        state = runtime.meshes.get(str(watch.get("mesh")))
         if state is None:
             raise LookupError(f"there is no mesh {watch.get('mesh')!r}")
-        self._procs: ProcState = state.procs if isinstance(state, ActorState) else state
+        self._procs = proc_state_of(state)
         wanted = watch.get("ranks")
         bases = list(state.region.ranks())
         self._index = {base: index for index, base in enumerate(bases) if wanted is None or index in wanted}

@@ -13,7 +13,7 @@ from monarch_nb.lifecycle import heal_mesh, interrupt
 from monarch_nb.logs import MeshLogs
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
+from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, proc_state_of
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.store import describe, store_of
 from monarch_nb.store.verbs import STACK, WhichStack
@@ -119,7 +119,7 @@ class Requests:
 
     def _do_stack(self, runtime: Runtime, message: Message) -> Message:
         state = self._state(runtime, message)
-        procs: Any = state.procs if isinstance(state, ActorState) else state
+        procs = proc_state_of(state)
         bases = self._bases(state, message)[:STACKS]
         indices = message.get("ranks") or range(len(bases))
         actor = state.uid if isinstance(state, ActorState) else ""
@@ -136,7 +136,7 @@ class Requests:
 
     def _do_logs(self, runtime: Runtime, message: Message) -> Message:
         state = self._state(runtime, message)
-        procs: Any = state.procs if isinstance(state, ActorState) else state
+        procs = proc_state_of(state)
         most = min(int(message.get("lines") or 50), MOST_LINES)
         bases = self._bases(state, message)
         indices = message.get("ranks") or range(len(bases))

@@ -18,6 +18,7 @@ from monarch_nb.debug.render.groups import FileName, named, place, short, tree, 
 from monarch_nb.debug.render.table import Missing
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.runtime import ActorState, MeshState, ProcState, proc_state_of
 from monarch_nb.runtime.output import dumps
 from monarch_nb.shape import places_of
 from monarch_nb.store import describe
@@ -40,8 +41,8 @@ def missing(
     sizes: dict[str, int] = {}
     elsewhere: list[Missing] = []
     for uid in dict.fromkeys(record.mesh for record in records if record.blocks_actor):
-        state: Any = controller.runtime.meshes.get(uid)
-        if state is None or getattr(state, "procs", None) is None:
+        state = controller.runtime.meshes.get(uid)
+        if not isinstance(state, ActorState):
             continue
         ranks = list(state.region.ndslice)
         sizes[uid] = len(ranks)
@@ -55,7 +56,7 @@ def missing(
     return sizes, elsewhere
 
 
-def _doing(controller: Controller, state: Any, ranks: Sequence[int], name: FileName) -> dict[int, str]:
+def _doing(controller: Controller, state: ActorState, ranks: Sequence[int], name: FileName) -> dict[int, str]:
     how = {rank.rank: rank.state for rank in describe(state).ranks}
     doing: dict[int, str] = {rank: how[rank] for rank in ranks if how[rank] not in ("idle", "busy")}
     alive = [rank for rank in ranks if rank not in doing]
@@ -85,16 +86,16 @@ def running_text(controller: Controller, records: Sequence[Stopped], name: FileN
     stopped = {record.place for record in records}
     parts = []
     for uid in dict.fromkeys(record.mesh for record in records):
-        state: Any = controller.runtime.meshes.get(uid)
-        if state is not None and getattr(state, "procs", None) is not None:
+        state = controller.runtime.meshes.get(uid)
+        if isinstance(state, ActorState):
             ranks = [rank for rank in state.region.ndslice if (uid, rank) not in stopped]
             parts.append(stacks_text(controller, state, ranks, name))
     return "\n".join(parts) or f"no rank runs: {named(records)} are stopped"
 
 
-def stacks_text(controller: Controller, state: Any, ranks: Sequence[int], name: FileName = short) -> str:
+def stacks_text(controller: Controller, state: MeshState, ranks: Sequence[int], name: FileName = short) -> str:
     """The Python stacks of some ranks of a mesh, merged into one tree. Blocks for at most some seconds."""
-    procs = getattr(state, "procs", None) or state
+    procs = proc_state_of(state)
     threads = controller.threads([procs.address(rank) for rank in ranks])
 
     def label(them: Sequence[str]) -> str:
@@ -126,7 +127,7 @@ def py_spy() -> str | None:
 
 def look(
     controller: Controller,
-    procs: Any,
+    procs: ProcState,
     ranks: Sequence[int],
     label: Callable[[Sequence[str]], str],
     name: FileName = short,
