@@ -13,10 +13,9 @@ from monarch_nb.debug.records import Motion, Stopped, Value
 from monarch_nb.debug.render.answers import Answers
 from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers, plain
 from monarch_nb.debug.service import controller
-from monarch_nb.mesh import region_of, state_of
-from monarch_nb.mesh.handle import part_of
+from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, part_of, region_of, state_of
 from monarch_nb.runtime import proc_state_of
-from monarch_nb.wire import ActorError, counted
+from monarch_nb.wire import ActorError, counted, kind_of
 
 
 class Group:
@@ -126,25 +125,32 @@ def sessions() -> list[Stopped]:
     return controller().stopped.records()
 
 
-def group(mesh: Any = None, **picks: int | slice | Sequence[int]) -> Group:
+def group(mesh: object = None, **picks: int | slice | Sequence[int]) -> Group:
     """The stopped ranks of a mesh (an ActorMesh, a slice of one, or its name), or all; `gpus=3` picks some of them."""
     engine_controller = controller()
-    if mesh is not None and not isinstance(mesh, str) and picks:
-        mesh = part_of(mesh, region_of(mesh).pick(**picks))
+    handle = None if mesh is None or isinstance(mesh, str) else _handle(mesh)
+    if handle is not None and picks:
+        handle = part_of(handle, region_of(handle).pick(**picks))
         picks = {}
 
     def choose() -> list[Stopped]:
         records = engine_controller.stopped.records()
-        if isinstance(mesh, str):
-            records = [record for record in records if record.name == mesh]
+        if handle is not None:
+            ranks = set(region_of(handle).ranks())
+            records = [record for record in records if record.mesh == state_of(handle).uid and record.rank in ranks]
         elif mesh is not None:
-            ranks = set(region_of(mesh).ranks())
-            records = [record for record in records if record.mesh == state_of(mesh).uid and record.rank in ranks]
+            records = [record for record in records if record.name == mesh]
         for label, pick in picks.items():
             records = [record for record in records if label in record.labels and _picked(record, label, pick)]
         return records
 
     return Group(choose)
+
+
+def _handle(mesh: object) -> AnyMesh:
+    if not isinstance(mesh, (ActorMesh, ProcMesh)):
+        raise TypeError(f"a mesh of actors or processes is wanted, not {kind_of(mesh)}")
+    return mesh
 
 
 def _picked(record: Stopped, label: str, pick: int | slice | Sequence[int]) -> bool:
@@ -154,27 +160,27 @@ def _picked(record: Stopped, label: str, pick: int | slice | Sequence[int]) -> b
     return place in pick if isinstance(pick, Sequence) else place == pick
 
 
-def eval(expression: str, mesh: Any = None) -> Answers:  # noqa: A001
+def eval(expression: str, mesh: object = None) -> Answers:  # noqa: A001
     """An expression in the frames of all that is stopped, or of a mesh."""
     return group(mesh).eval(expression)
 
 
-def step(mesh: Any = None, timeout: float = STEP_S) -> Answers:
+def step(mesh: object = None, timeout: float = STEP_S) -> Answers:
     """Runs all that is stopped to the next line, into functions."""
     return group(mesh).step(timeout)
 
 
-def next(mesh: Any = None, timeout: float = STEP_S) -> Answers:  # noqa: A001
+def next(mesh: object = None, timeout: float = STEP_S) -> Answers:  # noqa: A001
     """Runs all that is stopped to the next line, over functions."""
     return group(mesh).next(timeout)
 
 
-def resume(mesh: Any = None) -> None:
+def resume(mesh: object = None) -> None:
     """Resumes all that is stopped."""
     group(mesh).resume()
 
 
-def where(mesh: Any = None) -> str:
+def where(mesh: object = None) -> str:
     """The tree of the stacks of all that is stopped, with counts."""
     return group(mesh).where()
 
@@ -184,18 +190,18 @@ def table() -> str:
     return DebugPrompt(controller(), sessions).table()
 
 
-def detach(mesh: Any = None) -> None:
+def detach(mesh: object = None) -> None:
     """Gives up control of what is stopped, so that other controllers can send commands."""
     records = group(mesh).sessions
     controller().ask(records, m.Release(session=""))
 
 
-def take(mesh: Any = None) -> None:
+def take(mesh: object = None) -> None:
     """Takes over what is stopped from another controller, which learns of it with its next command."""
     controller().ask(group(mesh).sessions, m.Select(session="", force=True))
 
 
-def wait(count: int = 1, mesh: Any = None, timeout: float | None = 30.0) -> list[Stopped]:
+def wait(count: int = 1, mesh: object = None, timeout: float | None = 30.0) -> list[Stopped]:
     """Blocks until `count` ranks are stopped. Raises TimeoutError."""
     chosen = group(mesh)
     limit = 1e9 if timeout is None else timeout
@@ -216,7 +222,7 @@ def on_change(listener: Callable[[str, Stopped], None]) -> Callable[[], None]:
 
 
 def set_breakpoint(
-    where: str, mesh: Any, *, condition: str = "", hit_condition: str = "", log: str = "", temporary: bool = False
+    where: str, mesh: object, *, condition: str = "", hit_condition: str = "", log: str = "", temporary: bool = False
 ) -> Breakpoint:
     """A breakpoint in actors that run already: `where` is "train.py:42" or a function, "Trainer.step" or "step", or by
     its full name any other, whose module is imported there. In a mesh of processes it holds in cells and in all actors.
@@ -224,7 +230,7 @@ def set_breakpoint(
     It takes effect from each actor's next endpoint call on. Raises DebugError if no rank knows the place.
     """
     return controller().breakpoints.set(
-        mesh, where, condition, hit_condition=hit_condition, log=log, temporary=temporary
+        _handle(mesh), where, condition, hit_condition=hit_condition, log=log, temporary=temporary
     )
 
 
@@ -242,7 +248,7 @@ def breakpoints() -> list[Breakpoint]:
 # -- failures and running ranks ----------------------------------------------------------------------------------------
 
 
-def post_mortem(what: Any, **picks: int | slice) -> Group:
+def post_mortem(what: object, **picks: int | slice) -> Group:
     """Opens the frames of a failed call on the rank where it was raised: of an ActorError, or of a rank's last failure.
 
     The actor goes on serving; `.resume()` closes the frames. Raises DebugError where no frames are kept.
@@ -256,35 +262,35 @@ def post_mortem(what: Any, **picks: int | slice) -> Group:
     return Group(lambda: [candidate for candidate in sessions() if candidate.session == record.session])
 
 
-def _failed(what: Any, picks: Any) -> tuple[str, int, str]:
+def _failed(what: object, picks: dict[str, int | slice]) -> tuple[str, int, str]:
     if isinstance(what, ActorError):
-        origin = getattr(what, "origin", None)
-        if origin is None:
+        if what.origin is None:
             raise DebugError("this error does not say which rank raised it: pass the mesh and a rank instead")
-        mesh, rank, call = origin
-        return str(mesh), int(rank), str(call)
-    part = what.slice(**picks) if picks else what
+        return what.origin
+    part = _handle(what).slice(**picks) if picks else _handle(what)
     ranks = list(region_of(part).ranks())
     if len(ranks) != 1:
         raise DebugError(f"{state_of(part).name} has {len(ranks)} ranks: say which, as in gpus=3")
     return state_of(part).uid, ranks[0], ""
 
 
-def release(mesh: Any) -> None:
+def release(mesh: object) -> None:
     """Discards the frames of failures that processes of a mesh have stored."""
     controller().release(_addresses(mesh))
 
 
-def freeze_on_error(mesh: Any, on: bool = True) -> None:
+def freeze_on_error(mesh: object, on: bool = True) -> None:
     """Sets whether an endpoint that raises, on any actor of the mesh's processes, stops there as at a breakpoint."""
     controller().freeze(_addresses(mesh), on=on)
 
 
-def stacks(mesh: Any) -> str:
+def stacks(mesh: object) -> str:
     """The Python stacks of every rank of a mesh, merged into one tree; of ranks stuck in C, too, if py-spy is there."""
-    return whereabouts.stacks_text(controller(), state_of(mesh), list(region_of(mesh).ranks()))
+    handle = _handle(mesh)
+    return whereabouts.stacks_text(controller(), state_of(handle), list(region_of(handle).ranks()))
 
 
-def _addresses(mesh: Any) -> Sequence[str]:
-    procs = proc_state_of(state_of(mesh))
-    return [procs.address(rank) for rank in region_of(mesh).ranks()]
+def _addresses(mesh: object) -> Sequence[str]:
+    handle = _handle(mesh)
+    procs = proc_state_of(state_of(handle))
+    return [procs.address(rank) for rank in region_of(handle).ranks()]

@@ -1,10 +1,10 @@
 """Metrics that the actors of a mesh have reported, for people."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
-from monarch_nb.mesh import region_of, state_of
+from monarch_nb.mesh import Handle, region_of, state_of
 from monarch_nb.mesh.text_table import text_table
+from monarch_nb.runtime import MeshState
 from monarch_nb.telemetry.exports import MetricsExport
 from monarch_nb.telemetry.series import ByName
 
@@ -18,10 +18,10 @@ class Metrics:
 
     def __init__(
         self,
-        mesh: Any,
+        mesh: Handle[MeshState],
         series_of: Callable[[str], ByName],
-        fetch: Callable[[object], None] = lambda mesh: None,
-        export: Callable[[object, str, dict[str, object]], MetricsExport] | None = None,
+        fetch: Callable[[Handle[MeshState]], None] = lambda mesh: None,
+        export: Callable[[Handle[MeshState], str, dict[str, object]], MetricsExport] | None = None,
     ) -> None:
         self._mesh = mesh
         self._series_of = series_of
@@ -29,7 +29,7 @@ class Metrics:
         self._export = export
 
     @property
-    def mesh(self) -> Any:
+    def mesh(self) -> Handle[MeshState]:
         """The mesh, or slice, that they are of."""
         return self._mesh
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb.mesh import region_of, state_of
+from monarch_nb.mesh import Handle, region_of, state_of
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, MeshStopped, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError, request
@@ -68,7 +68,7 @@ class Points:
         self._series = Series()
         self._steps: dict[tuple[str, int, str], Iterator[int]] = {}
         self._listeners: list[Listener] = []
-        self._exports: list[tuple[Any, MetricsExport]] = []  # with the state of the mesh
+        self._exports: list[tuple[MeshState, MetricsExport]] = []  # with the state of the mesh
         runtime.verbs.handle(TAKE, self._taken)
         runtime.verbs.handle(REPORT, self._arrived)
         runtime.part(MeshEvents).listeners.append(self._happened)
@@ -134,7 +134,7 @@ class Points:
             points, self._waiting = self._waiting[-MOST:], []
         return MetricPoints(points)
 
-    def _fetch(self, mesh: Any) -> None:
+    def _fetch(self, mesh: Handle[MeshState]) -> None:
         """Fetches points that the processes of a mesh have not sent yet: all that was reported before a call answered.
 
         Blocks for their answers, at most `TAKE_S`; nothing is asked of large meshes.
@@ -165,11 +165,11 @@ class Points:
         with self._lock:
             return self._series.of(mesh)
 
-    def of_mesh(self, mesh: Any) -> Metrics:
+    def of_mesh(self, mesh: Handle[MeshState]) -> Metrics:
         """Stored values of a mesh or slice, for people."""
         return Metrics(mesh, self.of, self._fetch, self._export)
 
-    def _export(self, mesh: Any, target: str, options: dict[str, Any]) -> MetricsExport:
+    def _export(self, mesh: Handle[MeshState], target: str, options: dict[str, object]) -> MetricsExport:
         """Begins to write the values of a mesh or slice elsewhere, from the first one that is stored."""
         state, region = state_of(mesh), region_of(mesh)
         texts = {base: places_of(region, [base]) if len(region) > 1 else "" for base in region.ranks()}
@@ -187,7 +187,7 @@ class Points:
             self._exports.append((state, export))
         return export
 
-    def _end_export(self, mesh: Any, export: MetricsExport) -> None:
+    def _end_export(self, mesh: Handle[MeshState], export: MetricsExport) -> None:
         if not self._runtime.closed:
             self._fetch(mesh)
         with self._lock:

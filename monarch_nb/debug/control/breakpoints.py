@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 
@@ -11,9 +10,9 @@ from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
 from monarch_nb.debug.control.asking import asking, outcome_of
 from monarch_nb.debug.errors import DebugError
-from monarch_nb.mesh import region_of, state_of
+from monarch_nb.mesh import AnyMesh, region_of, state_of
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import Future, ProcState, Runtime
+from monarch_nb.runtime import Future, MeshState, ProcState, Runtime, proc_state_of
 from monarch_nb.store import describe
 from monarch_nb.wire import text_of
 
@@ -23,7 +22,9 @@ PLACING_S = 3.0  # for processes to take breakpoints; those that take them later
 class Breakpoint:
     """A breakpoint that was set from outside."""
 
-    def __init__(self, number: int, where: str, condition: str, mesh: Any, ranks: dict[int, m.CommandOutcome]) -> None:
+    def __init__(
+        self, number: int, where: str, condition: str, mesh: AnyMesh, ranks: dict[int, m.CommandOutcome]
+    ) -> None:
         self.number = number
         self.where = where
         self.condition = condition
@@ -55,7 +56,7 @@ class Breakpoints:
 
     def set(
         self,
-        mesh: Any,
+        mesh: AnyMesh,
         where: str,
         condition: str = "",
         *,
@@ -72,19 +73,24 @@ class Breakpoints:
             compile(condition, "<condition>", "eval")
         mesh.initialized.get()  # before, there is nothing in the ranks that it could be set in
         with self._adding:
-            return self._set(
-                mesh, where, condition, hit_condition=hit_condition, log=log, temporary=temporary, number=self._last + 1
+            number = self._last + 1
+            wanted = m.Break(
+                mesh=state_of(mesh).uid,
+                rank=0,
+                number=number,
+                where=where,
+                condition=condition,
+                hit_condition=hit_condition,
+                log=log,
+                temporary=temporary,
             )
-
-    def _set(self, mesh: Any, where: str, condition: str, *, number: int, **options: Any) -> Breakpoint:
-        wanted = m.Break(mesh=state_of(mesh).uid, rank=0, number=number, where=where, condition=condition, **options)
-        outcomes = self._send_each(mesh, wanted)
-        wrong = {outcome.error for outcome in outcomes.values() if outcome.error}
-        if wrong and all(outcome.error for outcome in outcomes.values()):
-            raise DebugError(f"{where}: {'; '.join(sorted(wrong))}")
-        self._last = number  # of one that was refused another takes the number
-        added = self._by_number[number] = Breakpoint(number, where, condition, mesh, outcomes)
-        return added
+            outcomes = self._send_each(mesh, wanted)
+            wrong = {outcome.error for outcome in outcomes.values() if outcome.error}
+            if wrong and all(outcome.error for outcome in outcomes.values()):
+                raise DebugError(f"{where}: {'; '.join(sorted(wrong))}")
+            self._last = number  # of one that was refused another takes the number
+            added = self._by_number[number] = Breakpoint(number, where, condition, mesh, outcomes)
+            return added
 
     def clear(self, number: int) -> None:
         """Removes a breakpoint. Raises DebugError for an unknown number."""
@@ -95,11 +101,10 @@ class Breakpoints:
         mesh = cleared.mesh
         self._send_each(mesh, m.Break(mesh=state_of(mesh).uid, rank=0, number=number, clear=True))
 
-    def _send_each(self, mesh: Any, wanted: m.Break) -> dict[int, m.CommandOutcome]:
-        state = state_of(mesh)
-        procs, uids = (
-            (state, [state.uid, *state.actors]) if isinstance(state, ProcState) else (state.procs, [state.uid])
-        )
+    def _send_each(self, mesh: AnyMesh, wanted: m.Break) -> dict[int, m.CommandOutcome]:
+        state: MeshState = state_of(mesh)
+        procs = proc_state_of(state)
+        uids = [state.uid, *(state.actors if isinstance(state, ProcState) else ())]
         asked: dict[int, list[Future[m.CommandOutcome]]] = {}
         for uid in uids:
             known = self._runtime.meshes[uid]

@@ -82,11 +82,11 @@ class Tracer(bdb.Bdb):
             calm()
             sys.settrace(self.trace_dispatch)
 
-    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, method: Callable[..., Any]) -> Callable[..., object]:
         """A method that is traced while it runs."""
         if inspect.iscoroutinefunction(method):
 
-            async def run_async(*args: Any, **kwargs: Any) -> Any:
+            async def run_async(*args: object, **kwargs: object) -> object:
                 self._awaited += 1
                 self.start(sys._getframe())
                 try:
@@ -98,7 +98,7 @@ class Tracer(bdb.Bdb):
 
             return run_async
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> object:
             self.start(sys._getframe())
             try:
                 return method(*args, **kwargs)
@@ -179,7 +179,7 @@ class Tracer(bdb.Bdb):
                 self._machine.cannot_jump(str(error))
         self._arrived("line", frame, None, "")
 
-    def user_return(self, frame: types.FrameType, return_value: Any) -> None:
+    def user_return(self, frame: types.FrameType, return_value: object) -> None:
         """A function returns."""
         frame.f_locals["__return__"] = return_value
         self._arrived("return", frame, None, "")

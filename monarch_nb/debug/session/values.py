@@ -53,7 +53,7 @@ class _Repr(reprlib.Repr):
 _short, _long = _Repr(much=False), _Repr(much=True)
 
 
-def shorten(value: Any, *, much: bool = False) -> str:
+def shorten(value: object, *, much: bool = False) -> str:
     """A value as text that is never gigantic. Raises nothing of the value's own."""
     kind = _long if much else _short
     try:
