@@ -1,7 +1,7 @@
 """The table that %meshes shows."""
 
-from monarch_nb.mesh.text_table import text_table
 from monarch_nb.store import MeshView
+from monarch_nb.wire import text_table
 
 from .namespace import MeshRow
 

@@ -43,7 +43,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src.actor.debugger": (),
     "monarch._src.actor.debugger.debug_controller": ("monarch_nb.debug.actor", *_ACTOR),
     "monarch._src.actor.debugger.debug_session": ("monarch_nb.debug.actor",),
-    "monarch._src.actor.endpoint": (*_ACTOR, "monarch_nb.runtime.actors.endpoint", "monarch_nb.mesh.undeclared"),
+    "monarch._src.actor.endpoint": (*_ACTOR, "monarch_nb.runtime.actors.endpoint", "monarch_nb.mesh.endpoint"),
     "monarch._src.actor.future": _ACTOR,
     "monarch._src.actor.host_mesh": _ACTOR,
     "monarch._src.actor.ipython_check": _INTERNALS,

@@ -29,7 +29,7 @@ from monarch_nb.debug.api import (
 from monarch_nb.debug.control.breakpoints import Breakpoint
 from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
 from monarch_nb.debug.records import Frame, Stopped, Tensor, Value
-from monarch_nb.debug.render.answers import Answers
+from monarch_nb.debug.render.merge import Answers
 from monarch_nb.debug.service import controller
 from monarch_nb.runtime import breakpoint_if
 

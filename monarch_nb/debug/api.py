@@ -10,8 +10,7 @@ from monarch_nb.debug.control.controller import STEP_S
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.prompt.prompt import DebugPrompt
 from monarch_nb.debug.records import Motion, Stopped, Value
-from monarch_nb.debug.render.answers import Answers
-from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers, plain
+from monarch_nb.debug.render.merge import Answers, Pair, diff_text, merged_text, outliers, plain
 from monarch_nb.debug.service import controller
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, part_of, region_of, state_of
 from monarch_nb.runtime import proc_state_of

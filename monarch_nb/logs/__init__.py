@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from monarch_nb.logs.forwarding import Forwarding, Windows
     from monarch_nb.logs.lines import Line, briefly, merged
     from monarch_nb.logs.mesh_logs import MeshLogs, Presenter
-    from monarch_nb.logs.records import SHOWN, LogRecord, Logs
     from monarch_nb.logs.sources import Source, mesh_of, prefix, rank_of
-    from monarch_nb.logs.view import follow_logs, listen_to_logs, logs_here, logs_of
+    from monarch_nb.logs.view import SHOWN, LogRecord, Logs, follow_logs, listen_to_logs, logs_here, logs_of
     from monarch_nb.logs.written import OpenLine, Written
 
 __all__ = [
@@ -47,9 +46,8 @@ __getattr__ = lazy_names(
         "forwarding": ("Forwarding", "Windows"),
         "lines": ("Line", "briefly", "merged"),
         "mesh_logs": ("MeshLogs", "Presenter"),
-        "records": ("SHOWN", "LogRecord", "Logs"),
         "sources": ("Source", "mesh_of", "prefix", "rank_of"),
-        "view": ("follow_logs", "listen_to_logs", "logs_here", "logs_of"),
+        "view": ("SHOWN", "LogRecord", "Logs", "follow_logs", "listen_to_logs", "logs_here", "logs_of"),
         "written": ("OpenLine", "Written"),
     },
 )

@@ -1,4 +1,4 @@
-"""Looking at the lines of a mesh: those there are, and those that come."""
+"""The lines of a mesh as values: those there are, and those that come."""
 
 import logging
 import re
@@ -7,19 +7,75 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 from monarch_nb.logs.mesh_logs import MeshLogs
-from monarch_nb.logs.records import LogRecord, Logs
 from monarch_nb.logs.sources import mesh_of, rank_of
 from monarch_nb.logs.written import Listener, Written
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.runtime import ProcState, current_runtime, proc_state_of
 from monarch_nb.settings import parse_duration
-from monarch_nb.shape import Region
+from monarch_nb.shape import Point, Region, places
+from monarch_nb.wire import counted
 
 TICK = 0.25  # seconds, between looks whether somebody wants to stop following
+SHOWN = 200  # lines, of those that are looked at as a whole
 MOST_WAITING = 10_000  # lines that whoever follows has not taken yet
+
+
+class LogRecord(NamedTuple):
+    """A line of a mesh."""
+
+    time: float  # wall clock, seconds
+    rank: Point  # in the whole mesh
+    stream: str  # "stdout" or "stderr"
+    level: int  # of records of `logging` (logging.WARNING is 30), 0 for what was printed
+    text: str
+    call: str = ""  # the outermost call it belongs to, "" for none
+
+    def __str__(self) -> str:
+        clock = datetime.fromtimestamp(self.time).strftime("%H:%M:%S.%f")[:-3]
+        where = places(self.rank.labels, [tuple(self.rank.values())], self.rank.extent.sizes)
+        return f"{clock} {f'[{where}] ' if where else ''}{self.text}"
+
+
+class Logs(Sequence[LogRecord]):
+    """Lines of a mesh in the order of their times. `files` says where all that each rank wrote is: host and path."""
+
+    def __init__(self, name: str, records: Iterable[LogRecord], files: dict[int, str], missing: int = 0) -> None:
+        self.name = name
+        self.files = files
+        self.missing = missing  # lines that only the files have
+        self._records = sorted(records, key=lambda record: record.time)
+
+    @overload
+    def __getitem__(self, index: int) -> LogRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[LogRecord]: ...
+    def __getitem__(self, index: int | slice) -> LogRecord | list[LogRecord]:
+        return self._records[index]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def heading(self) -> str:
+        """A one-line description."""
+        hidden = max(0, len(self) - SHOWN)
+        parts = [f"{counted(len(self), 'line')} of {self.name}"]
+        if hidden:
+            parts.append(f"the last {SHOWN} of them")
+        if self.missing:
+            parts.append(f"{self.missing:,} more in the files only (see .files)")
+        return ", ".join(parts)
+
+    @property
+    def text(self) -> str:
+        """The last lines, each with its time and rank."""
+        return "\n".join(map(str, self._records[-SHOWN:]))
+
+    def __repr__(self) -> str:
+        return f"{self.heading}\n{self.text}".rstrip()
 
 
 class LogFilter:

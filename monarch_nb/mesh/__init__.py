@@ -7,11 +7,10 @@ from monarch_nb.mesh.active import (
 )
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.cells import AnyMesh, RankWatch, run_on, run_on_each, values_or_errors
-from monarch_nb.mesh.endpoint import Accumulator, Endpoint, send
+from monarch_nb.mesh.endpoint import Accumulator, Endpoint, as_endpoint, send
 from monarch_nb.mesh.handle import Handle, as_it_is, part_of, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, give_up, this_host, this_proc
 from monarch_nb.mesh.proc import ProcMesh
-from monarch_nb.mesh.undeclared import as_endpoint
 from monarch_nb.mesh.value import ValueMesh
 
 __all__ = [

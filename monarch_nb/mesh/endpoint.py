@@ -5,7 +5,7 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
 from monarch_nb.mesh.arguments import (
     arguments_that_fit,
@@ -19,6 +19,7 @@ from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import (
     ActorState,
+    AnyEndpoint,
     EndpointProperty,
     Future,
     PendingCall,
@@ -29,6 +30,7 @@ from monarch_nb.runtime import (
     endpoints_of,
     number_for,
     returns_future,
+    undeclared_name,
 )
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import OutFrame, encode
@@ -320,6 +322,66 @@ def send(
         raise broken
     number = number_for(port, len(region))
     send_region(runtime, context, mesh._state, region, endpoint._name, frames, port=number, call=runtime.new_call())
+
+
+class NotAnEndpoint:
+    """A method that is not marked with `@endpoint`. Only `as_endpoint` can do anything with it."""
+
+    def __init__(self, mesh: Handle[ActorState], name: str, method: Callable[..., object]) -> None:
+        self._mesh = mesh
+        self._name = name
+        self._method = method
+
+    def _refuse(self) -> NoReturn:
+        state = self._mesh._state
+        raise RuntimeError(
+            f"{state.cls.__name__}.{self._name} is not annotated as an endpoint. To call it as one, add a @endpoint "
+            f"decorator to its definition, or use as_endpoint({state.name}.{self._name})"
+        )
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refuses, and says what to do instead."""
+        self._refuse()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse()
+
+    def __repr__(self) -> str:
+        return f"<{self._mesh._state.name}.{self._name}, not an endpoint>"
+
+
+@overload
+def as_endpoint(
+    not_an_endpoint: Callable[P, R], *, propagate: object = None, explicit_response_port: Literal[False] = False
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    not_an_endpoint: Callable[Concatenate[Port[R], P], None],
+    *,
+    propagate: object = None,
+    explicit_response_port: Literal[True],
+) -> Endpoint[P, R]: ...
+def as_endpoint(not_an_endpoint: object, *, propagate: object = None, explicit_response_port: bool = False) -> object:
+    """A method of a spawned actor without `@endpoint`, as an endpoint: `as_endpoint(mesh.method).call(...)`.
+
+    Raises ValueError for anything else, TypeError for an `async def` of an actor whose endpoints are all `def`.
+    """
+    if isinstance(not_an_endpoint, Endpoint):
+        raise ValueError(f"{not_an_endpoint._title} is an endpoint already")
+    if not isinstance(not_an_endpoint, NotAnEndpoint):
+        raise ValueError(f"as_endpoint wants a method of a spawned actor (mesh.method), not {not_an_endpoint!r}")
+    mesh, method = not_an_endpoint._mesh, not_an_endpoint._method
+    if mesh._state.kind == "sync" and inspect.iscoroutinefunction(method):
+        raise TypeError(
+            f"{mesh._state.cls.__name__}.{not_an_endpoint._name} is `async def`, but the actor's endpoints are all "
+            f"`def`: it has no event loop"
+        )
+    declared: AnyEndpoint = EndpointProperty(
+        method, propagator=propagate, explicit_response_port=explicit_response_port
+    )
+    return Endpoint(mesh, undeclared_name(not_an_endpoint._name, explicit=explicit_response_port), declared)
 
 
 A = TypeVar("A")

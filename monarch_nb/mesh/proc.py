@@ -15,11 +15,10 @@ from monarch_nb.mesh.host_record import GROW_S
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.reference import ProcForm, proc_form, proc_record
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.mesh.text_table import text_table
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import Coro, Future, ProcState, Runtime, fail_future, pending_future, resolved_future
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.wire import Layout, host_name, parse_address
+from monarch_nb.wire import Layout, host_name, parse_address, text_table
 
 R = TypeVar("R")
 

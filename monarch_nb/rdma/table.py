@@ -5,12 +5,11 @@ from collections import Counter
 from typing import TypedDict
 
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.mesh.text_table import text_table
 from monarch_nb.rdma.buffer import service
 from monarch_nb.rdma.routes import Route
 from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.shape import Point
-from monarch_nb.wire import parse_address, size_text
+from monarch_nb.wire import parse_address, size_text, text_table
 
 MOVED = ("source", "target", "mover", "moved", "transfers", "rate")
 OFFERED = ("registered memory of", "buffers", "bytes")

@@ -2,10 +2,10 @@
 
 from msgspec import Struct
 
-from monarch_nb.mesh.text_table import text_table
 from monarch_nb.shape import places
 from monarch_nb.store.mesh_view import MeshView, RankView
 from monarch_nb.store.records import RankState
+from monarch_nb.wire import text_table
 
 WORST_FIRST: tuple[RankState, ...] = (
     "failed",

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from monarch_nb.mesh import Handle, region_of, state_of
-from monarch_nb.mesh.text_table import text_table
 from monarch_nb.runtime import MeshState
 from monarch_nb.telemetry.exports import MetricsExport
 from monarch_nb.telemetry.series import ByName
+from monarch_nb.wire import text_table
 
 
 class Metrics:

@@ -63,6 +63,7 @@ from monarch_nb.wire.texts import (
     repr_of,
     size_text,
     text_of,
+    text_table,
     type_name,
     with_article,
 )
@@ -155,6 +156,7 @@ __all__ = [
     "size_of",
     "size_text",
     "text_of",
+    "text_table",
     "travels_by_value",
     "type_name",
     "unfold",

@@ -1,7 +1,7 @@
 """Texts and numbers of values that are not ours: no code of theirs breaks them, and a terminal obeys none of it."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -165,3 +165,11 @@ def with_article(noun: str) -> str:
 def kind_of(value: object) -> str:
     """What a value is, by the name of its type alone: `an int`, `a Trainer`, `None`."""
     return "None" if value is None else with_article(type_name(value).rpartition(".")[2])
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of equally many cells as lines whose columns are aligned, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

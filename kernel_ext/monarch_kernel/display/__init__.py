@@ -16,11 +16,19 @@ from ..guide import Guide
 from ..jupyter import formatters
 from ..overview import Overview
 from ..tensors import TensorListing
-from ..views.displays import Failures, LogView, diagnosis_html, memory_html, metrics_html, slow_html, values_html
+from ..views.displays import (
+    Failures,
+    LogView,
+    diagnosis_html,
+    logs_html,
+    memory_html,
+    metrics_html,
+    slow_html,
+    values_html,
+)
 from .failures import failure_bundle
 from .guide import checkup_html, guide_html
 from .handles import HandleForms
-from .logs import logs_html
 from .meshes import host_mesh_html, mesh_html, mesh_text, overview_html
 from .placement import placement_html
 from .profile import ProfileForms

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 GATHER_S = 0.1  # without another rank that fails of the same
 SETTLE_S = 0.6  # that the text of an error waits at most for other ranks that fail of the same, or a card for an error
-KEPT = 256  # events of which is known where they were shown
-
 KEPT = 256  # events whose display is remembered
 
 

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from monarch_nb.mesh.text_table import text_table
 from monarch_nb.tensor.placement import Placement, shape_text
 from monarch_nb.tensor.placement.picture import thumbnail
 from monarch_nb.tensor.placement.text import title
 from monarch_nb.tensor.summary import Summary, TensorRow, busy_text, live_bytes, moved_text, placement_of
-from monarch_nb.wire import size_text
+from monarch_nb.wire import size_text, text_table
 
 from ..tensors.table import (
     HEADINGS,

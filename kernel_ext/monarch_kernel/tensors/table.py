@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from monarch_nb.mesh.text_table import text_table
 from monarch_nb.runtime import Runtime
 from monarch_nb.shape import spans
 from monarch_nb.store import store_of
 from monarch_nb.tensor.placement.text import mesh_text
 from monarch_nb.tensor.summary import Summary, TensorRow, Wait, busy_text, by_dimension, moved_text
-from monarch_nb.wire import converted, counted, size_text
+from monarch_nb.wire import converted, counted, size_text, text_table
 
 HEADINGS = ("name", "tensor", "placement", "on a rank", "made at")
 MOVED = ("mesh dimension", "collective", "times", "bytes of a rank")

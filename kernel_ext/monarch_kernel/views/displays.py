@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from monarch_nb.diagnosis.slow import phase_shares
-from monarch_nb.logs import logs_of
+from monarch_nb.logs import SHOWN, Logs, logs_of
 from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of
 from monarch_nb.store.failures import clock, state
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MOST_BARS = 64  # ranks of a mesh whose phases are drawn
 LINES = 200  # of the static form
 Line = tuple[int, float, str, str]  # index of the rank, when, level, text
+_LEVEL_STYLES = ((40, "color:rgb(218,54,51)"), (30, "color:rgb(191,135,0)"))
 
 
 class Failures:
@@ -63,6 +64,19 @@ class LogView:
 
     def __repr__(self) -> str:
         return repr(self.logs)
+
+
+def logs_html(logs: Logs) -> str:
+    """The static form of lines: warnings and errors in colour; where the files are behind a fold."""
+    lines = []
+    for record in logs[-SHOWN:]:
+        style = next((style for level, style in _LEVEL_STYLES if record.level >= level), "")
+        text = escape(str(record))
+        lines.append(f'<span style="{style}">{text}</span>' if style else text)
+    files = table(("rank", "file"), ((str(rank), path) for rank, path in sorted(logs.files.items())), mono=(1,))
+    folded = f"<details><summary>the files that hold all of it</summary>{files}</details>" if logs.files else ""
+    shown = "\n".join(lines)
+    return framed(heading(logs.heading), f"<pre>{shown}</pre>", folded)
 
 
 def metrics_html(metrics: Metrics) -> str:

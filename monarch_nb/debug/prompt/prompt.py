@@ -10,9 +10,8 @@ from monarch_nb.debug.control import whereabouts
 from monarch_nb.debug.control.controller import STEP_S, Controller
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.records import Motion, Stopped
-from monarch_nb.debug.render.answers import Answers
 from monarch_nb.debug.render.groups import FileName, grouped, named, short, tree, tree_text
-from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, watch_text, who
+from monarch_nb.debug.render.merge import Answers, Pair, diff_text, merged_text, watch_text, who
 from monarch_nb.debug.render.picks import pick
 from monarch_nb.debug.render.table import source_lines, table_text
 
