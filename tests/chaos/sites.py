@@ -12,9 +12,9 @@ from monarch_nb.transport import Keys
 from scripts.processes import MARK
 from tests.chaos.network import Network
 from tests.cluster.engine_tools import PYTHON, SlurmCluster
-from tests.cluster.fault_tools import until
 from tests.cluster.hosts_tools import HostProcess
 from tests.clusters.machines import Machines
+from tests.polling import until
 
 PORT = 22222
 AGENT = "mnb-agent"  # the name of the process of a host agent

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.fault_tools import until
+from tests.polling import until
 from tests.ports import free_port, free_ports
 from tests.processes import alive
 

@@ -30,9 +30,10 @@ from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import ProcState
 from monarch_nb.store import describe, store_of
 from monarch_nb.transport import peer
-from tests.cluster.fault_tools import SOON, Worker, agent, begun, status, until
+from tests.cluster.fault_tools import SOON, Worker, agent, begun, status
 from tests.cluster.interrupt_steps import Steps
 from tests.cluster.memory_group import MemoryGroup
+from tests.polling import until
 from tests.processes import say
 
 

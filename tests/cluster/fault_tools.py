@@ -179,14 +179,6 @@ def begun(receiver: Any, count: int) -> list[int]:
     return [receiver.recv().get(SOON) for _ in range(count)]
 
 
-def until(condition: Any, what: str = "it", timeout: float = SOON) -> None:
-    """Polls for what nobody reports."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true within {timeout} s"
-        time.sleep(0.005)
-
-
 @pytest.fixture
 def impatient() -> Iterator[None]:
     """Those who do not stop by themselves are killed after half a second instead of ten."""

@@ -16,6 +16,7 @@ from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogChunk, Took
 from monarch_nb.routing import plan_cast
 from monarch_nb.transport import Node, Parcel
 from monarch_nb.wire import REPLY, Done, Header, Kind, Layout, Run, Verb, decode_refusal, encode_body, unfold_each
+from tests.polling import until
 from tests.processes import alive
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -158,14 +159,6 @@ class Client:
         self.node.close(0.2)
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = SOON) -> None:
-    """Poll for a fact of the operating system that nobody reports."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.005)
-
-
 def left_of(run_folder: Path) -> list[str]:
     """What there still is of a host: processes that write to its folder or name it, and the folder itself."""
     found = [str(path) for path in [run_folder] if path.exists()]
@@ -191,7 +184,7 @@ def hosted(**options: Any) -> Iterator[tuple[AgentHandle, Client]]:
     finally:
         client.close()
         handle.close()
-        wait_until(lambda: not left_of(handle.run_folder))
+        until(lambda: not left_of(handle.run_folder))
 
 
-__all__ = ["ROOT", "AgentHandle", "Client", "Refusal", "begin_agent", "hosted", "left_of", "wait_until"]
+__all__ = ["ROOT", "AgentHandle", "Client", "Refusal", "begin_agent", "hosted", "left_of"]

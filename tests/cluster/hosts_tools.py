@@ -8,7 +8,7 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from monarch_nb.host.bootstrap import command
 from monarch_nb.host.preemption import END
 from monarch_nb.transport import Keys
 from tests.cluster.leftovers import Before
+from tests.polling import until
 
 SOON = 40.0
 
@@ -185,7 +186,7 @@ class HostProcess:
             shutil.rmtree(self.run_folder, ignore_errors=True)
             return not self.run_folder.exists()
 
-        wait_until(removed)  # its procs, which end a moment later, may yet write there
+        until(removed)  # its procs, which end a moment later, may yet write there
 
     def close(self) -> None:
         self.process.send_signal(END)
@@ -210,11 +211,3 @@ def user_hosts(
             connect.shutdown()
         for host in made:
             host.close()
-
-
-def wait_until(true: Callable[[], Any], seconds: float = SOON) -> None:
-    """Wait for a fact of the operating system, or of another process, of which nobody tells."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come to be"
-        time.sleep(0.02)

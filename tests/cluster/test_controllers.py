@@ -8,8 +8,9 @@ import pytest
 
 from monarch_nb import connect
 from monarch_nb.actor import Actor, ActorError, SupervisionError, context, endpoint, get_or_spawn_controller
-from tests.cluster.fault_tools import SOON, spawned, until
+from tests.cluster.fault_tools import SOON, spawned
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.polling import until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 

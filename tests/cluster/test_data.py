@@ -19,7 +19,7 @@ from monarch_nb.data.rows import Rows
 from monarch_nb.data.server import Serving
 from monarch_nb.wire import decode
 from tests.cluster.actor_tools import Faults
-from tests.cluster.fault_tools import until
+from tests.polling import until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 

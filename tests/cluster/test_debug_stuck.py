@@ -12,7 +12,7 @@ from monarch_nb import debug
 from monarch_nb.actor import Actor, ProcMesh, endpoint
 from monarch_nb.debug.control import whereabouts
 from tests.cluster.actor_tools import SECONDS, spawned
-from tests.cluster.fault_tools import until
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -19,6 +19,7 @@ from monarch_nb.host import folders
 from monarch_nb.host.preemption import END
 from monarch_nb.transport import Keys
 from tests.cluster.detach_tools import ROOT, SOON, Controller, come_back, files
+from tests.polling import until
 from tests.ports import free_port
 from tests.processes import alive
 
@@ -41,13 +42,6 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def wait(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # facts of the operating system that nobody reports
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Files of meshes and run folders of one test; nothing is left in them at its end."""
@@ -56,7 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runs))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     yield tmp_path
-    wait(lambda: not list(runs.iterdir()))
+    until(lambda: not list(runs.iterdir()))
     runs.rmdir()
 
 
@@ -96,10 +90,10 @@ def test_only_with_mesh_keep_a_killed_controller_leaves_its_mesh(place: Path) ->
         pids = [int(pid) for pid in first.until("pids")]
         first.until("holds")
         if keep != "0s":
-            wait(lambda: bool(files(place)))
+            until(lambda: bool(files(place)))
         first.kill()
         if keep == "0s":
-            wait(lambda pids=pids: not any(map(alive, pids)))  # type: ignore[misc]
+            until(lambda pids=pids: not any(map(alive, pids)))  # type: ignore[misc]
     second = Controller(place, "take").done()
     assert [[str(pid) for pid in pids]] == second.said("pids")
     assert second.said("counts") == [["16", "16"]]
@@ -109,7 +103,7 @@ def test_only_with_mesh_keep_a_killed_controller_leaves_its_mesh(place: Path) ->
 def test_an_expired_lease_ends_the_mesh_and_late_attaches_say_so(place: Path) -> None:
     (place / "gate").touch()
     first = Controller(place, "leave", "1s").done()
-    wait(lambda: not any(alive(int(pid)) for pid in first.said("pids")[0]))
+    until(lambda: not any(alive(int(pid)) for pid in first.said("pids")[0]))
     late = Controller(place, "take").done()
     assert "trainers is gone: nobody came back to it: its lease of 1s ended at" in " ".join(late.said("refused")[0])
     later = Controller(place, "take").done()
@@ -146,7 +140,7 @@ def test_a_process_that_dies_meanwhile_is_told_of_and_healed_afterwards(place: P
     (place / "gate").touch()
     first = Controller(place, "leave").done()
     os.kill(int(first.said("pids")[0][1]), signal.SIGKILL)
-    wait(lambda: not alive(int(first.said("pids")[0][1])))
+    until(lambda: not alive(int(first.said("pids")[0][1])))
     second = Controller(place, "mend").done()
     assert any("trainers gpus=1 ended: Killed(sig=9)" in line for line in second.lines), second.lines
     assert second.said("error")
@@ -272,10 +266,10 @@ def test_answers_that_a_killed_controller_had_not_read_are_kept(
     if frozen:  # the last answer is on its way, and never received
         first.process.send_signal(signal.SIGSTOP)
         (place / "gate").touch()
-        wait((place / "gate.answered").exists)
+        until((place / "gate.answered").exists)
     first.kill()
     (place / "gate").touch()
-    wait((place / "gate.answered").exists)
+    until((place / "gate.answered").exists)
     second = Controller(place, "take").done()
     gate = str(place / "gate")
     assert second.said("result") == [["add", "0", "1", "15", "15"], ["last_waits", "0", "1", gate, gate]], second.lines
@@ -331,9 +325,9 @@ def test_an_unreachable_host_is_named_however_it_was_reached(
     pid = int(first.said("pids")[0][which])
     [doomed] = [agent for agent in mine if agent["pid"] == parent(pid)]
     os.kill(doomed["pid"], signal.SIGKILL)
-    wait(lambda: not alive(pid))
+    until(lambda: not alive(pid))
     again = Controller(place, "look").done()
-    wait(lambda: doomed["host"] not in str(swept()))
+    until(lambda: doomed["host"] not in str(swept()))
     if how == "is the gateway":  # nothing else leads to the other host
         assert "cannot be attached" in " ".join(again.said("refused")[0]), again.lines
         return
@@ -381,7 +375,7 @@ def test_attaching_to_a_restarted_agent_works_and_its_ranks_are_healed(
     mine = [start("--tcp", f"tcp://127.0.0.1:{free_port()}", count=1)[0] for _ in range(2)]
     first = Controller(place, "leave_hosts", str(key), *(agent["endpoint"] for agent in mine)).done()
     os.kill(mine[which]["pid"], signal.SIGKILL)
-    wait(lambda: not alive(int(first.said("pids")[0][which])))
+    until(lambda: not alive(int(first.said("pids")[0][which])))
     start("--tcp", mine[which]["endpoint"], "--host", mine[which]["host"], count=1)
     second = Controller(place, "mend", str(which)).done()
     assert second.said("error"), second.lines
@@ -402,7 +396,7 @@ def test_ranks_healed_on_a_new_agent_outlive_a_controller_killed_then(
     before = first.until("pids")
     first.until("holds")
     os.kill(mine[1]["pid"], signal.SIGKILL)
-    wait(lambda: not alive(int(before[1])))
+    until(lambda: not alive(int(before[1])))
     start("--tcp", mine[1]["endpoint"], "--host", mine[1]["host"], count=1)
     first.process.send_signal(signal.SIGUSR1)
     assert first.process.wait(SOON) == -signal.SIGKILL
@@ -443,7 +437,7 @@ def test_a_controller_that_slept_past_its_lease_learns_so_and_heals(
     laptop.process.send_signal(signal.SIGSTOP)
     for _ in range(2):  # its connections count as cut only when libzmq has heard nothing for 20 s
         with contextlib.suppress(AssertionError):
-            wait(lambda: not any(map(alive, pids)))
+            until(lambda: not any(map(alive, pids)))
     assert not any(map(alive, pids)), "the hosts do not wait for ever"
     laptop.process.send_signal(signal.SIGCONT)
     laptop.process.send_signal(signal.SIGUSR1)

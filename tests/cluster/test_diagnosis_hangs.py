@@ -16,7 +16,7 @@ import monarch_nb
 from monarch_nb.actor import Actor, ActorError, endpoint, this_host
 from monarch_nb.diagnosis import CallAbortedError, Diagnosis, Finding, abort
 from tests.cluster.actor_tools import SECONDS, joined, line_of
-from tests.cluster.fault_tools import until
+from tests.polling import until
 
 pytestmark = [
     pytest.mark.timeout(120),

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from monarch_nb.job import AdapterJob, ProcessJob, job_load
-from tests.cluster.fault_tools import ROOT, until
+from tests.cluster.fault_tools import ROOT
+from tests.polling import until
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
 

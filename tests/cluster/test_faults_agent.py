@@ -13,8 +13,9 @@ from monarch_nb.lifecycle import proc_spawn
 from monarch_nb.lifecycle.mesh_healer import MeshHealer
 from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import host_name
-from tests.cluster.fault_tools import SOON, Worker, agent, begun, controlling, kill, spawned, still_works, until
+from tests.cluster.fault_tools import SOON, Worker, agent, begun, controlling, kill, spawned, still_works
 from tests.cluster.leftovers import marked
+from tests.polling import until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 

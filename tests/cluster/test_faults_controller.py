@@ -7,7 +7,7 @@ import pytest
 
 from monarch_nb.host import folders
 from tests.cluster.fault_tools import Program
-from tests.cluster.hosts_tools import wait_until
+from tests.polling import until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 SLOW = ("call", "set-up", "idle", "broadcast", "stop")
@@ -29,7 +29,7 @@ def test_an_agent_whose_controller_is_killed_while_it_starts_leaves_nothing(mill
     before = set(own_place.iterdir())
     with Program("killed_at_the_start", milliseconds) as program:
         assert program.end() == -signal.SIGKILL
-    wait_until(lambda: set(own_place.iterdir()) <= before)
+    until(lambda: set(own_place.iterdir()) <= before)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_controller_killed_anywhere_in_its_start_leaves_nothing(
         folders.sweep(own_place)  # as the next start does
         return set(own_place.iterdir()) <= before
 
-    wait_until(nothing)
+    until(nothing)
 
 
 def test_the_folder_of_an_agent_that_never_began_is_swept(own_place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

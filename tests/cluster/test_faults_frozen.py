@@ -11,7 +11,8 @@ from monarch_nb.actor import Channel, MeshFailure, SupervisionError
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, ProcResponsive, ProcUnresponsive
 from monarch_nb.runtime import current_runtime
-from tests.cluster.fault_tools import SOON, Worker, agent, begun, spawned, still_works, until
+from tests.cluster.fault_tools import SOON, Worker, agent, begun, spawned, still_works
+from tests.polling import until
 from tests.processes import freeze
 
 pytestmark = pytest.mark.timeout(120)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Channel, MeshFailure, ProcMesh, SupervisionError, heal_mesh
-from tests.cluster.fault_tools import SOON, Worker, begun, kill, spawned, status, still_works, until
+from tests.cluster.fault_tools import SOON, Worker, begun, kill, spawned, status, still_works
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,8 +14,9 @@ import pytest
 
 from monarch_nb.actor import ActorError, MeshFailure, SupervisionError
 from monarch_nb.settings import settings
-from tests.cluster.fault_tools import SOON, Program, Worker, spawned, still_works, until
+from tests.cluster.fault_tools import SOON, Program, Worker, spawned, still_works
 from tests.cluster.memory_group import memory_group
+from tests.polling import until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 

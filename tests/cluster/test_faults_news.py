@@ -11,7 +11,8 @@ from monarch_nb.mesh.mesh_events import Event, MeshEvents, ProcExited
 from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import Parcel
 from monarch_nb.wire import Header, Kind, encode_body
-from tests.cluster.fault_tools import SOON, kill, until
+from tests.cluster.fault_tools import SOON, kill
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
 

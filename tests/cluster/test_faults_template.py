@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import heal_mesh
-from tests.cluster.fault_tools import SOON, Worker, kill, spawned, status, still_works, until
+from tests.cluster.fault_tools import SOON, Worker, kill, spawned, status, still_works
+from tests.polling import until
 from tests.processes import alive
 
 pytestmark = pytest.mark.timeout(120)

@@ -29,18 +29,9 @@ from monarch_nb.connect import AttachError, remote_host, shutdown
 from monarch_nb.exceptions import TrustError
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.transport import Keys
-from tests.cluster.hosts_tools import (
-    SOON,
-    Caller,
-    HostProcess,
-    Member,
-    faults,
-    key,
-    nothing_left,
-    user_hosts,
-    wait_until,
-)
+from tests.cluster.hosts_tools import SOON, Caller, HostProcess, Member, faults, key, nothing_left, user_hosts
 from tests.cluster.worker_tools import short_folder, where, workers_at
+from tests.polling import until
 from tests.processes import alive
 from tests.proxy import Proxy
 
@@ -210,7 +201,7 @@ def test_processes_of_a_client_behind_the_gateway_end_with_it(tmp_path: Path, ke
             pid = int(out.readline())
         client.kill()
         client.wait()
-        wait_until(lambda: not alive(pid))
+        until(lambda: not alive(pid))
         assert all(agent.process.poll() is None for agent in agents)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from monarch_nb.host import protocol, verbs
 from monarch_nb.wire import Kind, Layout, Run
-from tests.cluster.host_client import Client, hosted, wait_until
+from tests.cluster.host_client import Client, hosted
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -120,4 +121,4 @@ def test_a_caller_that_is_gone_costs_the_agent_nothing() -> None:
         found, _ = client.answers(client.cast(layout, [Run(0, 2)], "hello"), 2)
         assert len(found) == 2
         os.kill(pids[0], signal.SIGKILL)
-        wait_until(lambda: client.status().procs[0].exit is not None)
+        until(lambda: client.status().procs[0].exit is not None)

@@ -7,7 +7,8 @@ import pytest
 
 from monarch_nb.host import protocol, verbs
 from monarch_nb.wire import Done, Layout, Verb
-from tests.cluster.host_client import Client, Refusal, hosted, wait_until
+from tests.cluster.host_client import Client, Refusal, hosted
+from tests.polling import until
 from tests.processes import freeze
 
 pytestmark = pytest.mark.timeout(120)
@@ -80,7 +81,7 @@ def test_children_of_a_dead_proc_go_with_it() -> None:
         child = int(client.log(address, until="\n").split()[1])
         os.kill(started.pid, signal.SIGKILL)
         client.exited(address)
-        wait_until(lambda: not os.path.exists(f"/proc/{child}"))  # not even as a zombie
+        until(lambda: not os.path.exists(f"/proc/{child}"))  # not even as a zombie
 
 
 @pytest.mark.parametrize("how", ["stopped", "gil"])

@@ -15,7 +15,8 @@ from monarch_nb.host.bootstrap import command
 from monarch_nb.host.preemption import END
 from monarch_nb.wire import parse_address
 from monarch_nb.wire.header import Layout
-from tests.cluster.host_client import ROOT, Client, hosted, left_of, wait_until
+from tests.cluster.host_client import ROOT, Client, hosted, left_of
+from tests.polling import until
 from tests.processes import alive, freeze
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
@@ -48,7 +49,7 @@ def test_when_the_owner_is_killed_nothing_is_left(tmp_path: Path) -> None:
     process, pids = owner(tmp_path / "r")
     process.kill()
     process.wait()
-    wait_until(lambda: not any(map(alive, pids)) and not left_of(tmp_path / "r"))
+    until(lambda: not any(map(alive, pids)) and not left_of(tmp_path / "r"))
 
 
 @pytest.mark.slow
@@ -57,7 +58,7 @@ def test_a_forked_copy_of_the_owner_keeps_no_host_alive(tmp_path: Path) -> None:
     try:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        wait_until(lambda: not any(map(alive, pids)) and not left_of(tmp_path / "r"))
+        until(lambda: not any(map(alive, pids)) and not left_of(tmp_path / "r"))
     finally:
         with contextlib.suppress(ProcessLookupError):  # the copy may have ended by itself
             os.killpg(process.pid, signal.SIGKILL)
@@ -74,7 +75,7 @@ def test_interrupting_the_owners_process_group_does_not_reach_the_host(tmp_path:
         os.kill(pid, signal.SIGHUP)
     os.killpg(process.pid, signal.SIGINT)
     process.wait()
-    wait_until(lambda: not left_of(tmp_path / "r"))
+    until(lambda: not left_of(tmp_path / "r"))
 
 
 @pytest.mark.parametrize("kind", ["idle", "deaf", "holds_gil", "frozen", "with_child"])
@@ -88,7 +89,7 @@ def test_when_the_agent_is_killed_its_procs_are_gone(kind: str) -> None:
             said = client.log(address, until="\n")
             pids += [int(said.split()[1])] if kind == "with_child" else []
         os.kill(handle.pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(alive, pids)))
+        until(lambda: not any(map(alive, pids)))
 
 
 def test_procs_owned_by_a_proc_end_with_it_recursively() -> None:
@@ -134,7 +135,7 @@ def test_a_kept_host_survives_owners_but_their_procs_do_not(tmp_path: Path) -> N
         assert process.poll() is None
         process.send_signal(END)
         assert process.wait(30) == 0
-        wait_until(lambda: not alive(kept_pid) and not left_of(tmp_path / "r"))
+        until(lambda: not alive(kept_pid) and not left_of(tmp_path / "r"))
     finally:
         second.close()
         process.kill()
@@ -153,7 +154,7 @@ def test_a_remote_owner_that_answers_keeps_its_lease() -> None:
             deadline = time.monotonic() + 7.0
             while time.monotonic() < deadline and not client.events:
                 assert alive(started.pid)
-                wait_until(lambda: far.pings > 0)
+                until(lambda: far.pings > 0)
                 far.pings = 0
             far.answers_pings = False
             assert "it was silent" in client.exited(address)[0].reason
@@ -171,4 +172,4 @@ def test_hosts_with_a_kept_mesh_outlive_their_owner_for_a_lease(tmp_path: Path) 
         handle._process.stdin.close()
         assert client.status().procs[0].pid == started.pid
         handle.wait(30)
-        wait_until(lambda: not left_of(handle.run_folder))
+        until(lambda: not left_of(handle.run_folder))

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.host import AgentStartError, verbs
-from tests.cluster.host_client import Client, Refusal, begin_agent, hosted, left_of, wait_until
+from tests.cluster.host_client import Client, Refusal, begin_agent, hosted, left_of
+from tests.polling import until
 from tests.processes import alive, freeze, proc_stat
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
@@ -36,7 +37,7 @@ def test_procs_are_forked_from_a_single_threaded_template_under_the_agent() -> N
         assert status.template_threads == 1
         assert [proc.state for proc in status.procs] == ["running"] * 3
         for one in started:
-            wait_until(lambda pid=one.pid: parent_of(pid) == handle.pid)
+            until(lambda pid=one.pid: parent_of(pid) == handle.pid)
 
 
 @pytest.mark.slow
@@ -76,9 +77,9 @@ def test_the_first_procs_need_not_wait_for_what_the_template_imports(tmp_path: P
         first = client.started(*client.spawn(4, heavy=False))
         assert [one.how for one in first] == ["fork"] * 4
         for one in first:
-            wait_until(lambda pid=one.pid: parent_of(pid) == handle.pid)
+            until(lambda pid=one.pid: parent_of(pid) == handle.pid)
         os.kill(first[0].pid, signal.SIGKILL)
-        wait_until(lambda: not alive(first[0].pid))
+        until(lambda: not alive(first[0].pid))
         assert client.started(*client.spawn(1, heavy=False))[0].how == "fork"  # in the place of the one that died
         assert client.status().template_seconds is None
         more, heavy = client.spawn(1, heavy=False), client.spawn(1)  # one too many, and one that wants the imports
@@ -87,14 +88,14 @@ def test_the_first_procs_need_not_wait_for_what_the_template_imports(tmp_path: P
         status = client.status()
         assert status.template_threads == 1
         assert status.template_pid is not None
-        wait_until(lambda: parent_of(status.template_pid or 0) == handle.pid)
+        until(lambda: parent_of(status.template_pid or 0) == handle.pid)
 
 
 @pytest.mark.slow
 def test_templates_that_die_before_they_are_ready_cost_nothing_but_time(tmp_path: Path) -> None:
     env, _ = waits_for(tmp_path)
     with hosted(env=env) as (_, client):
-        wait_until(lambda: client.status().template_pid is not None)
+        until(lambda: client.status().template_pid is not None)
         heavy = client.spawn(1)
         os.kill(client.status().template_pid or 0, signal.SIGKILL)
         [started] = client.started(*heavy)
@@ -105,17 +106,17 @@ def test_nothing_of_templates_outlives_an_agent_that_is_killed(tmp_path: Path) -
     env, _ = waits_for(tmp_path)
     with hosted(env=env) as (handle, client):
         [started] = client.started(*client.spawn(1, heavy=False))
-        wait_until(lambda: client.status().template_pid is not None)
+        until(lambda: client.status().template_pid is not None)
         template = client.status().template_pid or 0
 
         def children() -> set[int]:
             return set(map(int, Path(f"/proc/{handle.pid}/task/{handle.pid}/children").read_text().split()))
 
-        wait_until(lambda: {template, started.pid} < children())  # adopted, beside the light one
+        until(lambda: {template, started.pid} < children())  # adopted, beside the light one
         family = children()
         os.kill(handle.pid, signal.SIGKILL)
         for pid in family:
-            wait_until(lambda pid=pid: not alive(pid))
+            until(lambda pid=pid: not alive(pid))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_without_fork_and_pidfd_everything_still_works() -> None:
         assert client.exited(address)[0].signal == signal.SIGKILL
         [second] = client.started(*client.spawn(1))
         os.kill(handle.pid, signal.SIGKILL)
-        wait_until(lambda: not alive(second.pid))
+        until(lambda: not alive(second.pid))
 
 
 def test_a_template_killed_between_spawns_is_replaced() -> None:
@@ -167,7 +168,7 @@ def test_a_template_killed_between_spawns_is_replaced() -> None:
         template = client.status().template_pid
         assert template is not None
         os.kill(template, signal.SIGKILL)
-        wait_until(lambda: client.status().template_pid not in (None, template))
+        until(lambda: client.status().template_pid not in (None, template))
         assert client.started(*client.spawn(1))[0].how == "fork"
         assert client.status().template_pid not in (None, template)
         assert [proc.state for proc in client.status().procs] == ["running", "running"]

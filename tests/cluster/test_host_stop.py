@@ -5,7 +5,8 @@ import signal
 import pytest
 
 from monarch_nb.host import protocol, verbs
-from tests.cluster.host_client import hosted, left_of, wait_until
+from tests.cluster.host_client import hosted, left_of
+from tests.polling import until
 from tests.processes import freeze
 
 pytestmark = pytest.mark.timeout(120)
@@ -57,4 +58,4 @@ def test_shutting_a_host_down_ends_everything() -> None:
         ended = client.ask(verbs.SHUTDOWN, protocol.Shutdown(timeout_s=0.1))
         assert len(ended.exits) == 3
         handle.wait(40)
-        wait_until(lambda: not left_of(handle.run_folder))
+        until(lambda: not left_of(handle.run_folder))

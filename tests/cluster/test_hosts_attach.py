@@ -16,17 +16,8 @@ from monarch_nb.connect import AttachError, attach_hosts
 from monarch_nb.host import protocol as p
 from monarch_nb.transport import Keys, Node, Parcel, TrustError
 from monarch_nb.wire import REPLY, Header, Kind, encode_body
-from tests.cluster.hosts_tools import (
-    SOON,
-    Caller,
-    HostProcess,
-    Member,
-    apart,
-    key,
-    nothing_left,
-    user_hosts,
-    wait_until,
-)
+from tests.cluster.hosts_tools import SOON, Caller, HostProcess, Member, apart, key, nothing_left, user_hosts
+from tests.polling import until
 from tests.ports import free_port
 from tests.processes import alive
 
@@ -67,7 +58,7 @@ def test_procs_on_different_hosts_call_each_other(four: ProcMesh) -> None:
     everybody = members.where.call().get(SOON).values()
     assert list(callers.call.call(members).get(SOON).values()) == [everybody] * 4
     callers.tell.call(members.slice(hosts=1), 100, "all").get(SOON)
-    wait_until(lambda: members.slice(hosts=1).count.call("all").get(SOON).values() == [400, 400])
+    until(lambda: members.slice(hosts=1).count.call("all").get(SOON).values() == [400, 400])
 
 
 def test_attached_hosts_and_this_one_reach_each_other(four: ProcMesh) -> None:
@@ -90,7 +81,7 @@ def test_stop_ends_the_procs_and_keeps_the_hosts(agents: list[HostProcess], key:
     procs = again.spawn_procs(name="short")
     [(_, pid)] = procs.spawn("members", Member).where.call().get(SOON).values()
     again.stop().get(SOON)
-    wait_until(lambda: not alive(pid))
+    until(lambda: not alive(pid))
     with pytest.raises(RuntimeError, match="stopped"):
         procs.spawn("more", Member)
     [(_, other)] = again.spawn_procs(name="next").spawn("members", Member).where.call().get(SOON).values()
@@ -101,7 +92,7 @@ def test_hosts_survive_their_controller_and_its_procs_do_not(agents: list[HostPr
     procs = attach_hosts([agent.endpoint for agent in agents], key=key).spawn_procs(name="left")
     pids = [pid for _, pid in procs.spawn("members", Member).where.call().get(SOON).values()]
     connect.shutdown()
-    wait_until(lambda: not any(map(alive, pids)), 30)  # at once, not when the lease is over
+    until(lambda: not any(map(alive, pids)), 30)  # at once, not when the lease is over
     assert all(agent.process.poll() is None for agent in agents)
     procs = attach_hosts([agent.endpoint for agent in agents], key=key).spawn_procs(name="anew")
     assert len(procs.spawn("members", Member).where.call().get(SOON)) == 2

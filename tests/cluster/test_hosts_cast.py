@@ -16,7 +16,8 @@ from monarch_nb.mesh import sending
 from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import Keys
 from monarch_nb.wire import Kind, host_name
-from tests.cluster.hosts_tools import SOON, Caller, Member, faults, nothing_left, user_hosts, wait_until
+from tests.cluster.hosts_tools import SOON, Caller, Member, faults, nothing_left, user_hosts
+from tests.polling import until
 from tests.proxy import Proxy
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
@@ -214,9 +215,7 @@ def test_failing_actors_of_every_host_are_reported_though_nobody_calls(
     six: ProcMesh, faults: list[MeshFailure]
 ) -> None:
     six.spawn("unmade", Unmade)
-    wait_until(
-        lambda: {rank for one in faults if one.mesh_name == "unmade" for rank in one.crashed_ranks} == {*range(6)}
-    )
+    until(lambda: {rank for one in faults if one.mesh_name == "unmade" for rank in one.crashed_ranks} == {*range(6)})
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ from monarch_nb.connect import attach_hosts
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import Keys
-from tests.cluster.hosts_tools import SOON, HostProcess, Member, nothing_left, wait_until
+from tests.cluster.hosts_tools import SOON, HostProcess, Member, nothing_left
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
 __all__ = ["nothing_left"]
@@ -105,7 +106,7 @@ def unharmed(members: Any, agent: HostProcess, place: Path) -> Iterator[None]:
     assert agent.process.poll() is None
     assert (place / "audit").read_text().split() == ARMED
     assert not (place / "bomb").exists()
-    wait_until(lambda: descriptors(agent.pid) <= before)
+    until(lambda: descriptors(agent.pid) <= before)
 
 
 def descriptors(pid: int) -> int:

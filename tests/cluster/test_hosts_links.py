@@ -24,17 +24,8 @@ from monarch_nb.host import folders
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.logs import MeshLogs
 from monarch_nb.wire import host_name
-from tests.cluster.hosts_tools import (
-    SOON,
-    Caller,
-    HostProcess,
-    Member,
-    faults,
-    key,
-    nothing_left,
-    user_hosts,
-    wait_until,
-)
+from tests.cluster.hosts_tools import SOON, Caller, HostProcess, Member, faults, key, nothing_left, user_hosts
+from tests.polling import until
 from tests.processes import alive
 from tests.proxy import Proxy
 
@@ -67,12 +58,12 @@ def test_a_host_behind_a_broken_connection_is_unreachable(proxied: Any, key: Pat
         found[:] = diagnose(far, timeout=2).findings
         return any(finding.kind == "unreachable" for finding in found)
 
-    wait_until(is_found)
+    until(is_found)
     assert [(finding.mesh, finding.ranks, finding.sure) for finding in found] == [("far", (0,), True)]
     assert "no connection to its agent at" in found[0].text
     assert "the host counts as lost in" in found[0].text
     proxies[0].mend()
-    wait_until(lambda: not diagnose(far, timeout=2))
+    until(lambda: not diagnose(far, timeout=2))
     far.stop().get(SOON)
 
 
@@ -99,7 +90,7 @@ def test_cuts_shorter_than_the_lease_lose_nothing_and_repeat_nothing(
             assert len(answer.get(SOON)) == 2
     told.get(SOON)
     assert members.in_order.call("root", list(range(2000))).get(SOON).values() == [True, True]
-    wait_until(lambda: members.count.call("callers").get(SOON).values() == [400, 400])
+    until(lambda: members.count.call("callers").get(SOON).values() == [400, 400])
     assert faults == []
 
 
@@ -117,7 +108,7 @@ def test_a_cut_longer_than_the_lease_fails_the_host_which_heals(
         waiting.get(SOON)
     assert f"no connection to its agent at {proxies[1].endpoint} for 1.5 s" in str(caught.value)
     assert f"the host {host_name(agents[1].host)} was lost" in str(caught.value)
-    wait_until(lambda: not alive(pids[1]))  # over there the lease is over, too
+    until(lambda: not alive(pids[1]))  # over there the lease is over, too
     assert alive(pids[0])
     assert members.slice(hosts=0).where.call_one().get(SOON)[1] == pids[0]
     with pytest.raises(SupervisionError, match=f"the host {host_name(agents[1].host)} was lost"):
@@ -132,7 +123,7 @@ def test_a_cut_longer_than_the_lease_fails_the_host_which_heals(
 
 def back(hosts: Any) -> None:
     """Wait until every host can be used again."""
-    wait_until(lambda: not any(current_runtime().part(HostRoutes).attached[host].lost for host in hosts.host_ids))
+    until(lambda: not any(current_runtime().part(HostRoutes).attached[host].lost for host in hosts.host_ids))
 
 
 @pytest.mark.slow
@@ -146,11 +137,11 @@ def test_worker_errors_and_logs_name_hosts_as_the_controller_does(
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
     members.where.call().get(SOON)  # before one of them is busy for minutes
     asked = callers.slice(hosts=0).nested.call_one(members.slice(hosts=1), 1, tmp_path / "asks", wraps)
-    wait_until((tmp_path / "asks").exists)
+    until((tmp_path / "asks").exists)
     agents[1].kill()
     error, logs = asked.exception(SOON), current_runtime().part(MeshLogs).receiver
     assert isinstance(error, monarch_nb.actor.ActorError)
-    wait_until(lambda: any("seen: " in block.text for block in logs.written(procs._state.address(0))))
+    until(lambda: any("seen: " in block.text for block in logs.written(procs._state.address(0))))
     written = "".join(block.text for block in logs.written(procs._state.address(0)))
     for text in (str(error), str(error.exception), written):
         assert f"the host {host_name(agents[1].host)} was lost" in text
@@ -234,7 +225,7 @@ def test_procs_of_a_killed_controller_end_with_its_lease(
                 time.sleep(1.6)
                 assert all(map(alive, pids))
                 os.kill(controller.pid, signal.SIGKILL)
-            wait_until(lambda: not any(map(alive, pids)))
+            until(lambda: not any(map(alive, pids)))
         finally:
             controller.kill()
             controller.wait()
@@ -267,10 +258,10 @@ def test_hosts_with_restarted_agents_talk_to_each_other_after_a_heal(
             for place in ([0], [1, 0], [1], [0, 1])[number % 4]:
                 agents[place] = restarted(agents[place], tmp_path, key)
                 if dice.random() < 0.5:
-                    wait_until(partial(_is_back, agents[place]))
+                    until(partial(_is_back, agents[place]))
                 time.sleep(dice.choice([0.0, 0.0, 0.3]))
             for agent in agents:
-                wait_until(partial(_is_back, agent))
+                until(partial(_is_back, agent))
             heal_mesh(procs)
             for place in dice.sample([0, 1, 0, 1], 4):
                 began = time.monotonic()

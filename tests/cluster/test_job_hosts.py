@@ -25,9 +25,10 @@ from monarch_nb.runtime import current_runtime, started
 from monarch_nb.supervision import HealError
 from monarch_nb.transport import Keys
 from monarch_nb.wire import host_name
-from tests.cluster.fault_tools import SOON, until
+from tests.cluster.fault_tools import SOON
 from tests.cluster.hosts_tools import user_hosts
 from tests.cluster.worker_tools import light_host, where  # noqa: F401 - a fixture
+from tests.polling import until
 from tests.processes import alive
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]

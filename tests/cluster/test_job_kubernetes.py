@@ -14,9 +14,10 @@ from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import Agent, EngineError, ImageSpec, KubeConfig, KubernetesJob, job_load, running_jobs
 from monarch_nb.job.kubernetes.template import pod_template, rank_of, secret, seen_of
 from tests.cluster.engine_tools import none_alive
-from tests.cluster.fault_tools import SOON, until
+from tests.cluster.fault_tools import SOON
 from tests.cluster.kubernetes_stub import Cluster
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.polling import until
 
 pytest.importorskip("kubernetes", reason="NOT TESTED HERE: pip install 'monarch-nb[kubernetes]'")
 pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]

@@ -14,7 +14,8 @@ from monarch_nb.job.cli import main
 from monarch_nb.job.helper import Ask, Helper
 from monarch_nb.job.kinds import adapter_of
 from monarch_nb.job.leftovers import KEPT_S, tidied
-from tests.cluster.fault_tools import ROOT, SOON, until
+from tests.cluster.fault_tools import ROOT, SOON
+from tests.polling import until
 from tests.processes import alive
 
 pytestmark = pytest.mark.timeout(60)

@@ -10,8 +10,9 @@ from monarch_nb.actor import Actor, endpoint
 from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import HostsMissingError, MPIJob, running_jobs
 from tests.cluster.engine_tools import PYTHON, needs, none_alive
-from tests.cluster.fault_tools import SOON, until
+from tests.cluster.fault_tools import SOON
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.polling import until
 
 needs("mpirun", package="openmpi-bin")
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(100), pytest.mark.usefixtures("host")]

@@ -34,8 +34,9 @@ from monarch_nb.job import (
     set_current_job,
 )
 from monarch_nb.job.later import ProcessState
-from tests.cluster.fault_tools import ROOT, SOON, until
+from tests.cluster.fault_tools import ROOT, SOON
 from tests.cluster.worker_tools import light_host, start_worker, where  # noqa: F401 - a fixture
+from tests.polling import until
 from tests.processes import alive
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]

@@ -12,8 +12,9 @@ import pytest
 from monarch_nb.cli import main as doctor
 from monarch_nb.job import job_load, running_jobs
 from monarch_nb.job.cli import main
-from tests.cluster.fault_tools import ROOT, until
+from tests.cluster.fault_tools import ROOT
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.polling import until
 from tests.processes import alive
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]

@@ -17,8 +17,9 @@ from monarch_nb.job import EngineError, HostsMissingError, Role, SlurmJob, job_l
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.runtime import current_runtime
 from tests.cluster.engine_tools import PYTHON, SlurmCluster, needs, none_alive
-from tests.cluster.fault_tools import SOON, until
+from tests.cluster.fault_tools import SOON
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.polling import until
 
 needs("slurmctld", "slurmd", "munged", "sbatch", package="slurmctld slurmd slurm-client munge")
 pytestmark = [

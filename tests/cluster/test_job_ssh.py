@@ -16,8 +16,9 @@ from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import EngineError, SSHJob, job_load, running_jobs
 from tests.cluster.detach_tools import Controller, come_back
 from tests.cluster.engine_tools import PYTHON, SSHServer, command_of, needs, none_alive
-from tests.cluster.fault_tools import SOON, until
+from tests.cluster.fault_tools import SOON
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.polling import until
 from tests.processes import alive
 
 needs("sshd", "ssh-keygen", package="openssh-server openssh-client")

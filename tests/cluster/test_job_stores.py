@@ -12,8 +12,9 @@ import pytest
 
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.job.tools.stores import StoreJob, end_workers, host_mesh_from_store
-from tests.cluster.fault_tools import ROOT, SOON, until
+from tests.cluster.fault_tools import ROOT, SOON
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.polling import until
 from tests.processes import alive
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]

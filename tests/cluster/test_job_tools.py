@@ -16,7 +16,8 @@ import pytest
 
 from monarch_nb.actor import ActorError, this_proc
 from monarch_nb.job import PortForwarder, exec_command, shell
-from tests.cluster.fault_tools import ROOT, SOON, spawned, until
+from tests.cluster.fault_tools import ROOT, SOON, spawned
+from tests.polling import until
 from tests.ports import free_port, free_ports
 from tests.processes import alive
 

@@ -18,18 +18,8 @@ from monarch_nb.host.bootstrap import command
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import Keys, TrustError
-from tests.cluster.hosts_tools import (
-    SOON,
-    Caller,
-    HostProcess,
-    Member,
-    apart,
-    faults,
-    key,
-    nothing_left,
-    user_hosts,
-    wait_until,
-)
+from tests.cluster.hosts_tools import SOON, Caller, HostProcess, Member, apart, faults, key, nothing_left, user_hosts
+from tests.polling import until
 from tests.ports import free_port
 from tests.processes import alive
 from tests.proxy import Proxy
@@ -117,7 +107,7 @@ def test_hosts_that_dial_are_a_mesh_like_any_other(
 def test_procs_end_with_the_controller_and_hosts_join_the_next(pair: Any, at: str, key: Path) -> None:
     first = pair.spawn_procs(name="first").spawn("members", Member).where.call().get(SOON).values()
     shutdown_context().get(SOON)
-    wait_until(lambda: not any(alive(pid) for _, pid in first))
+    until(lambda: not any(alive(pid) for _, pid in first))
     again = accept_hosts(2, at=at, key=key, timeout=SOON)
     assert set(again.host_ids) == set(pair.host_ids)
     assert len(again.spawn_procs(name="next").spawn("members", Member).where.call().get(SOON)) == 2
@@ -166,9 +156,9 @@ def test_a_host_that_does_not_redial_is_lost_until_it_returns(
         proxy.cut()
         with pytest.raises(SupervisionError, match=r"closed its connection and has not dialled again for 1 s"):
             waiting.get(SOON)
-        wait_until(lambda: not alive(pid))
+        until(lambda: not alive(pid))
         proxy.mend()
-        wait_until(lambda: not current_runtime().part(HostRoutes).attached[dialler.host].lost)
+        until(lambda: not current_runtime().part(HostRoutes).attached[dialler.host].lost)
         heal_mesh(members)
         assert len(members.where.call().get(SOON)) == 1
         hosts.shutdown().get(SOON)
@@ -192,14 +182,14 @@ def test_two_agents_of_one_name_have_it_one_after_the_other(
         second = DiallingHost(tmp_path, elsewhere, key, "--host", "h0a0a0a", "--run-folder", str(apart))
         dialled.append(second)
         told = f"host h0a0a0a has joined by another agent, process {first.process.pid}: this one, process"
-        wait_until(lambda: told in second.errors.read_text())
+        until(lambda: told in second.errors.read_text())
         with pytest.raises(AttachError, match="an id of its own"):
             accept_hosts(1, at=elsewhere, key=key, timeout=0.1)
         assert members.where.call().get(SOON).values() == before, "nothing happens to the first"
         host = current_runtime().part(HostRoutes).attached["h0a0a0a"]
         was = host.incarnation
         first.process.kill()
-        wait_until(lambda: host.incarnation != was and not host.lost)
+        until(lambda: host.incarnation != was and not host.lost)
         assert faults[-1].mesh_name == "members"
         heal_mesh(members)
         assert members.where.call().get(SOON).values() != before
@@ -229,7 +219,7 @@ def test_a_host_with_another_key_does_not_get_in(key: Path, elsewhere: str, tmp_
     try:
         with pytest.raises(AttachError, match="0 of 1"):
             accept_hosts(1, at=elsewhere, key=key, timeout=1.5)
-        wait_until(lambda: "does not accept this key" in dialler.errors.read_text())
+        until(lambda: "does not accept this key" in dialler.errors.read_text())
     finally:
         connect.shutdown()
         dialler.close()

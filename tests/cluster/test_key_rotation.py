@@ -20,17 +20,9 @@ from monarch_nb.job import ProcessJob
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.transport import Keys, TrustError
 from tests.cluster.fault_tools import ROOT
-from tests.cluster.hosts_tools import (
-    SOON,
-    Caller,
-    HostProcess,
-    Member,
-    faults,
-    nothing_left,
-    user_hosts,
-    wait_until,
-)
+from tests.cluster.hosts_tools import SOON, Caller, HostProcess, Member, faults, nothing_left, user_hosts
 from tests.cluster.test_joining import DiallingHost
+from tests.polling import until
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
@@ -99,7 +91,7 @@ def test_calls_go_on_while_the_key_changes(agents: list[HostProcess], here: Path
     (tmp_path / "go").touch()
     assert waiting.get(SOON).values() == [0, 1]
     callers.tell.call(members, 10, "each other").get(SOON)  # over connections between the hosts
-    wait_until(lambda: members.count.call("each other").get(SOON).values() == [20, 20])
+    until(lambda: members.count.call("each other").get(SOON).values() == [20, 20])
     done.set()
     thread.join()
     assert members.in_order.call("root", list(range(count))).get(SOON).values() == [True, True]
@@ -177,7 +169,7 @@ def test_a_host_that_is_silent_gets_the_new_key_later(
     assert members.slice(hosts=0).where.call().get(SOON)
     os.kill(agents[1].pid, signal.SIGCONT)
     assert members.where.call().get(SOON)
-    wait_until(lambda: Keys.load(here.with_name("1.key")) == Keys.load(here))
+    until(lambda: Keys.load(here.with_name("1.key")) == Keys.load(here))
 
 
 def test_an_agent_that_is_started_again_has_the_new_key(here: Path, tmp_path: Path, faults: list[Any]) -> None:
@@ -192,7 +184,7 @@ def test_an_agent_that_is_started_again_has_the_new_key(here: Path, tmp_path: Pa
         [(_, pid)] = members.where.call().get(SOON).values()
         agent = int(Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0])
         os.kill(agent, signal.SIGKILL)
-        wait_until(lambda: faults)
+        until(lambda: faults)
         heal_mesh(members)
         assert members.where.call().get(SOON)
     finally:
@@ -212,7 +204,7 @@ def test_records_of_kept_meshes_have_the_new_key(
         members.where.call().get(SOON)
         found = (tmp_path / "state").rglob("*.json")
         if kept:
-            wait_until(lambda: any((tmp_path / "state").rglob("*.json")))
+            until(lambda: any((tmp_path / "state").rglob("*.json")))
         hosts.rotate_key(here)
         records = [mesh_files.read(path) for path in found]
         keys = {way.key.encode() for record in records if record is not None for way in record.ways}

@@ -13,7 +13,7 @@ import pytest
 import monarch_nb.actor
 from monarch_nb.actor import Actor, endpoint, heal_mesh
 from tests.cluster.actor_tools import spawned
-from tests.cluster.fault_tools import until
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -15,7 +15,7 @@ import monarch_nb.telemetry
 from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint
 from monarch_nb.telemetry import exports
 from monarch_nb.telemetry.series import MetricPoint
-from tests.cluster.fault_tools import until
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
 

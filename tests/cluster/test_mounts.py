@@ -17,7 +17,7 @@ from monarch_nb.actor import Actor, ActorError, HostMesh, current_rank, endpoint
 from monarch_nb.connect import shutdown
 from monarch_nb.connect.own_hosts import local_hosts
 from tests.cluster.actor_tools import faults  # noqa: F401 - a fixture
-from tests.cluster.fault_tools import until
+from tests.polling import until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 

@@ -34,8 +34,9 @@ from monarch_nb.job import (
 )
 from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import TrustError
-from tests.cluster.fault_tools import SOON, until
+from tests.cluster.fault_tools import SOON
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.polling import until
 from tests.processes import alive
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("host")]

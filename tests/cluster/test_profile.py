@@ -19,7 +19,7 @@ from monarch_nb.profiling.service import PROFILING
 from monarch_nb.runtime import current_runtime
 from monarch_nb.supervision import MeshFailure
 from tests.cluster.actor_tools import SECONDS, Faults, spawned
-from tests.cluster.fault_tools import until
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 3

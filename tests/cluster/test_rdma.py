@@ -15,8 +15,8 @@ from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, this_host, t
 from monarch_nb.rdma import BufferDroppedError, OwnerLostError, RDMAAction, RDMABuffer, RDMAError, routes, transfers
 from monarch_nb.rdma.fabric import nixl_name
 from tests.cluster.actor_tools import Faults
-from tests.cluster.fault_tools import until
 from tests.cluster.rdma_conformance import CHECKS, Holder, mover_of
+from tests.polling import until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 

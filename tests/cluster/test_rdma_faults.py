@@ -19,10 +19,10 @@ from monarch_nb.rdma import BufferDroppedError, OwnerLostError, RDMABuffer, RDMA
 from monarch_nb.transport import Keys
 from tests.cluster.actor_tools import Faults
 from tests.cluster.cables import controller_of_both, ip
-from tests.cluster.fault_tools import until
 from tests.cluster.hosts_tools import HostProcess
 from tests.cluster.rdma_conformance import LARGE, Holder
 from tests.cluster.test_rdma import MOVERS
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -202,7 +202,7 @@ import warnings
 import monarch_nb
 from monarch_nb.connect import attach_hosts
 from monarch_nb.rdma import put, routes
-from tests.cluster.fault_tools import until
+from tests.polling import until
 from tests.cluster.rdma_conformance import WITHOUT_TORCH, Holder, mover_of
 warnings.simplefilter("ignore")
 procs = attach_hosts(sys.argv[2:], key=sys.argv[1]).spawn_procs(per_host={"gpus": 3}, name="all")

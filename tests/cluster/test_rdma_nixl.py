@@ -22,9 +22,9 @@ from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move
 from monarch_nb.rdma.movers.nixl import Nixl
-from tests.cluster.fault_tools import until
 from tests.cluster.rdma_conformance import LARGE, SOON, Holder
 from tests.cluster.test_rdma import WITHOUT_NIXL
+from tests.polling import until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(not nixl_name(), reason=WITHOUT_NIXL)]
 

@@ -21,7 +21,7 @@ from monarch_nb.exceptions import DeviceMeshError
 from monarch_nb.tensor import processes
 from monarch_nb.tensor.groups import coordinator
 from tests.cluster.actor_tools import Faults, spawned
-from tests.cluster.fault_tools import until
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
 

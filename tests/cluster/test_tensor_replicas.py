@@ -18,7 +18,7 @@ from monarch_nb.exceptions import DeviceMeshError
 from monarch_nb.tensor import replicas
 from monarch_nb.tensor.workers import session
 from tests.cluster.actor_tools import spawned
-from tests.cluster.fault_tools import until
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(180)
 

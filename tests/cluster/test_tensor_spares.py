@@ -12,7 +12,8 @@ import monarch_nb
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import DeviceMeshError
 from tests.cluster.actor_tools import spawned
-from tests.cluster.fault_tools import agent, status, until
+from tests.cluster.fault_tools import agent, status
+from tests.polling import until
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(not Path("/proc").exists(), reason="spares are forks")]
 

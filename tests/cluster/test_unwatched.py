@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.detach_tools import ROOT, Controller
-from tests.cluster.test_detach import place, wait
+from tests.cluster.test_detach import place
+from tests.polling import until
 
 __all__ = ["place"]
 pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
@@ -24,9 +25,9 @@ def test_hang_and_death_are_found_shown_and_kept(place: Path) -> None:
     first = Controller(place, "leave_hanging", "120s").done()
     pids = [int(pid) for pid in first.said("pids")[0]]
     hangs = "perhaps: gpus=2 alone has not answered hanger.hang() for "
-    wait(lambda: hangs in why("trainers").stdout)
+    until(lambda: hangs in why("trainers").stdout)
     os.kill(pids[0], signal.SIGKILL)
-    wait(lambda: "gpus=0 is dead: " in why("hanger").stdout)
+    until(lambda: "gpus=0 is dead: " in why("hanger").stdout)
     second = Controller(place, "find").done()
     assert any(hangs in line for line in second.lines), second.lines
     text = why("trainers").stdout

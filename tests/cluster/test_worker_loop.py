@@ -28,7 +28,7 @@ from monarch_nb.exceptions import AgentStartError, TrustError
 from monarch_nb.mesh import give_up
 from monarch_nb.routing.addresses import AddressError
 from monarch_nb.transport import Keys, TransportError
-from tests.cluster.fault_tools import ROOT, SOON, spawned, until
+from tests.cluster.fault_tools import ROOT, SOON, spawned
 from tests.cluster.worker_tools import (
     TRUST_ALL,
     light_host,  # noqa: F401 - a fixture
@@ -37,6 +37,7 @@ from tests.cluster.worker_tools import (
     where,
     workers_at,
 )
+from tests.polling import until
 from tests.ports import free_port, free_ports
 from tests.processes import alive
 

@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 
 from monarch_nb.actor import Actor, endpoint
-from tests.cluster.fault_tools import until
 from tests.clusters.console import Console
+from tests.polling import until
 
 COUNTS = "counters.add.call().get(90).values()"
 SPAWN = f"""

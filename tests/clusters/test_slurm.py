@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.engine_tools import PYTHON, SlurmCluster, needs, none_alive
-from tests.cluster.fault_tools import until
 from tests.clusters.actors import SPAWN, grow_with_another_key
 from tests.clusters.console import Console
+from tests.polling import until
 from tests.ports import free_port
 
 needs("slurmctld", "slurmd", "munged", "sbatch", package="slurmctld slurmd slurm-client munge")

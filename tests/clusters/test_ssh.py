@@ -9,10 +9,10 @@ import pytest
 
 from tests.chaos.network import objection
 from tests.cluster.engine_tools import needs
-from tests.cluster.fault_tools import until
 from tests.clusters.actors import COUNTS, SPAWN, get_another_key
 from tests.clusters.console import Console
 from tests.clusters.machines import Machines
+from tests.polling import until
 
 needs("sshd", "ssh-keygen", package="openssh-server openssh-client")
 pytest.importorskip("asyncssh", reason="NOT TESTED HERE: pip install 'monarch-nb[ssh]'")

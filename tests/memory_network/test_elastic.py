@@ -29,7 +29,7 @@ from monarch_nb.mesh.host_record import Fate, NoMoreHostsError
 from monarch_nb.runtime import current_runtime
 from monarch_nb.supervision import HealError
 from monarch_nb.testing import Cluster
-from tests.cluster.fault_tools import until
+from tests.polling import until
 
 pytestmark = [pytest.mark.timeout(60)]
 

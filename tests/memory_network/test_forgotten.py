@@ -1,7 +1,6 @@
 """Futures that nobody looks at: an error in them is told all the same, once, and only then."""
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from monarch_nb.lifecycle import interrupts
 from monarch_nb.runtime import reported_elsewhere, unretrieved
 from monarch_nb.testing import in_process_host
 from tests.cluster.actor_tools import SECONDS
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -53,13 +53,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
     monkeypatch.setattr(unretrieved, "report", tell)
     return found
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def nothing_else(mesh: Any, told: list[tuple[str, int]]) -> None:

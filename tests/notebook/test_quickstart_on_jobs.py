@@ -12,10 +12,10 @@ import pytest
 
 from monarch_nb._parsing import parsed
 from tests.cluster.engine_tools import PYTHON, SlurmCluster, SSHServer, needs, none_alive
-from tests.cluster.fault_tools import until
 from tests.cluster.kubernetes_stub import Cluster
 from tests.notebook.examples import Example
 from tests.notebook.notebook import Notebook
+from tests.polling import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SPAWN = """

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from monarch_nb.host.bound import end_bound, start_bound
-from tests.cluster.fault_tools import until
+from tests.polling import until
 from tests.processes import alive
 
 pytestmark = [pytest.mark.timeout(60)]

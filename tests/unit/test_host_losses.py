@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from monarch_nb.connect.routes import HostLosses
-from tests.cluster.fault_tools import until
+from tests.polling import until
 
 pytestmark = [pytest.mark.timeout(30)]
 

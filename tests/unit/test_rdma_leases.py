@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -11,6 +11,7 @@ from monarch_nb.rdma.leases import MemoryLeases
 from monarch_nb.rdma.memory import Memory, memory_of
 from monarch_nb.rdma.regions import OfferedRegion, Regions
 from monarch_nb.rdma.verbs import Leasing, Releasing, Renewing
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -36,13 +37,6 @@ class Device(Fabric):
 
     def drive(self) -> None:
         self.driven += 1
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from monarch_nb.top import connection as files
 from monarch_nb.top.rows import HEADS, ViewChoice, cells, rows, summary
 from monarch_nb.top.server import StoreServer
 from monarch_nb.top.watching import Watching
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -73,13 +74,6 @@ def watch(server: StoreServer) -> Watching:
     watching = Watching(files.read(server.path))
     assert watching.wait(10)
     return watching
-
-
-def until(condition: Any) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.01)
 
 
 # -- rows ----------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from monarch_nb.routing.actions import PREFIX, PREFIX_SIZE
 from monarch_nb.transport import Keys, Limits, Parcel, reason_of, reason_parcel
 from monarch_nb.transport.packing import WHOLE, Assembly
 from monarch_nb.wire.header import Header, Kind, encode_header
-from tests.unit.transport_tools import End, ends, run_folder, wait_until
+from tests.polling import until
+from tests.unit.transport_tools import End, ends, run_folder
 
 pytestmark = pytest.mark.timeout(60)
 LIMITS = Limits(handshake_ms=400, strangers=8)
@@ -178,7 +179,7 @@ def test_routing_ids_that_are_no_addresses_are_dropped(target: Target, dealer: "
     curve(dealer, target.keys, target.keys, name or "x")
     dealer.connect(target.endpoint)
     dealer.send_multipart(message())
-    wait_until(lambda: target.end.node.garbage)  # the handshake may take longer than nothing is waited for
+    until(lambda: target.end.node.garbage)  # the handshake may take longer than nothing is waited for
     target.nothing_arrived()
     assert target.end.node.garbage == 1
     target.still_serves()

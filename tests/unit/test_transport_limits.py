@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.transport import DescriptorLimitError, Node, TransportError, reader
-from tests.unit.transport_tools import End, ends, reader_threads, run_folder, settled, starved, wait_until
+from tests.polling import until
+from tests.unit.transport_tools import End, ends, reader_threads, run_folder, settled, starved
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -116,7 +117,7 @@ def test_an_idle_node_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
         with ends(a, b):
             a.send("h/b", b"x")
             b.get()
-            wait_until(lambda: a.node._reader.deep and b.node._reader.deep, 30)
+            until(lambda: a.node._reader.deep and b.node._reader.deep, 30)
             a.send("h/b", b"wake")
             assert b.get()[1] == [b"wake"]
             assert threading.active_count() - before < 10

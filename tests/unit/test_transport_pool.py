@@ -9,7 +9,8 @@ import pytest
 from monarch_nb.transport.pool import IDLE, KEPT, LENT, Pool
 from monarch_nb.transport.shared import MemoryFile, available
 from monarch_nb.wire import Pieces
-from tests.unit.transport_tools import End, ends, run_folder, wait_until
+from tests.polling import until
+from tests.unit.transport_tools import End, ends, run_folder
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not available(), reason="this system has no memory files")]
 BIG = 1 << 20
@@ -135,7 +136,7 @@ def test_loans_return_over_the_network_when_the_receiver_drops_the_value() -> No
             gc.collect()
             assert len(pool._loans) == 2
             assert bytes(b.get()[1][1]) == b"\2" * BIG
-            wait_until(lambda: len(pool._loans) == 1)
+            until(lambda: len(pool._loans) == 1)
             for letter in (b"\3", b"\4", b"\5"):
                 a.send("h/b", b"p", letter * BIG)
                 assert bytes(b.get()[1][1]) == letter * BIG

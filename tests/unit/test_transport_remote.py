@@ -6,6 +6,7 @@ import pytest
 
 from monarch_nb.transport import Keys, Parcel, TrustError, UnreachableError, Unready, greet, knock, split
 from monarch_nb.wire.header import Header, Kind
+from tests.polling import until
 from tests.ports import free_port
 from tests.unit.transport_tools import End, ends
 
@@ -17,15 +18,6 @@ def agent(host: str, keys: Keys | None, **options: object) -> End:
     return End(f"{host}/agent", keys=keys, tcp_bind=LOOPBACK, **options)
 
 
-def wait_for(true: object) -> None:
-    import time
-
-    deadline = time.monotonic() + 20
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_both_ends_know_whether_a_connection_is_up() -> None:
     keys = Keys.create()
     listener, dialler = agent("h1", keys), End("h0/c", keys=keys)
@@ -34,12 +26,12 @@ def test_both_ends_know_whether_a_connection_is_up() -> None:
         assert not dialler.node.connected("h1/agent")
         dialler.send("h1/agent", lane=1)
         listener.get()
-        wait_for(lambda: dialler.node.connected("h1/agent"))
+        until(lambda: dialler.node.connected("h1/agent"))
         assert dialler.node.connected("h1/p.0.0")  # over the same connection
         assert listener.node.connected("h0/c")
         dialler.node.close(0)
         listener.send("h0/c", lane=1)  # nothing tells that the other end is gone, but writing
-        wait_for(lambda: not listener.node.connected("h0/c"))
+        until(lambda: not listener.node.connected("h0/c"))
 
 
 def test_both_lanes_are_there_for_a_process_that_nobody_can_dial() -> None:
@@ -69,7 +61,7 @@ def test_a_lost_agent_that_had_dialled_is_dialled_once_it_listens() -> None:
         stays.send("h2/agent", b"lost")
         back = End("h2/agent", keys=keys, tcp_bind=endpoint)
         with ends(back):
-            wait_for(lambda: (stays.send("h2/agent", b"found"), not back.inbox.empty())[1])
+            until(lambda: (stays.send("h2/agent", b"found"), not back.inbox.empty())[1])
             assert back.get()[1] in ([b"lost"], [b"found"])
 
 

@@ -20,7 +20,8 @@ from monarch_nb.transport.listener import UnixListener
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import Message, UnixStream, dial
 from tests.effort import tries
-from tests.unit.transport_tools import End, ends, run_folder, wait_until
+from tests.polling import until
+from tests.unit.transport_tools import End, ends, run_folder
 
 pytestmark = pytest.mark.timeout(tries(60))
 
@@ -218,7 +219,7 @@ def test_the_socket_of_a_dead_process_is_taken_over(reader: Reader) -> None:
             UnixListener(path, 8, reader, come.append)
         caller = dial(path, b"me")
         assert caller is not None
-        wait_until(lambda: len(come) == 2)  # the second door has knocked, too
+        until(lambda: len(come) == 2)  # the second door has knocked, too
         for connection in (caller, *come):
             connection.close()
         door.close()
@@ -242,7 +243,7 @@ def test_a_cut_inside_a_host_loses_nothing_and_repeats_nothing() -> None:
         with ends(a, b):
             a.send("h/b", b"first")
             b.get()
-            wait_until(lambda: a.node._links.settled)  # it knows whom it speaks to: nothing is in doubt
+            until(lambda: a.node._links.settled)  # it knows whom it speaks to: nothing is in doubt
             for number in range(400):
                 a.send("h/b", str(number).encode() * 50)
                 if number % 50 == 25:

@@ -14,9 +14,10 @@ from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.transport import Keys, Limits, Node, TransportError, TrustError
 from monarch_nb.transport.tcp import sockets
 from monarch_nb.wire.header import Kind
+from tests.polling import until
 from tests.ports import free_port
 from tests.proxy import Proxy
-from tests.unit.transport_tools import End, ends, reader_threads, starved, wait_until
+from tests.unit.transport_tools import End, ends, reader_threads, starved
 
 pytestmark = pytest.mark.timeout(60)
 LOOPBACK = "tcp://127.0.0.1:*"
@@ -241,7 +242,7 @@ def test_a_listener_keeps_its_key_while_no_descriptor_is_left(caplog: pytest.Log
                 for end in (listener, controller):
                     end.node.change_keys("expect", former, next_one)
                     end.node.change_keys("use", former, next_one)
-            wait_until(lambda: "still lets in those with the former key" in caplog.text)
+            until(lambda: "still lets in those with the former key" in caplog.text)
             controller.send("h1/agent", b"meanwhile")
             assert listener.get()[1] == [b"meanwhile"]
         assert controller.get_connection(False) == "h1/agent"
@@ -338,7 +339,7 @@ def test_a_dead_connection_with_a_full_buffer_is_noticed(monkeypatch: pytest.Mon
         proxy.hold()
         for number in range(2):
             a.send("h2/agent", bytes(2 << 20), index=number)
-        wait_until(lambda: not a.node._links._peers["h2/agent", 0].up, 10)
+        until(lambda: not a.node._links._peers["h2/agent", 0].up, 10)
         proxy.release()
         assert [b.get()[0].index for _ in range(2)] == [0, 1]
     proxy.close()

@@ -6,14 +6,14 @@ import resource
 import shutil
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from monarch_nb.transport import Node, Parcel
 from monarch_nb.wire.header import Header, Kind
+from tests.polling import until
 
 
 @contextmanager
@@ -78,17 +78,9 @@ def ends(*made: End) -> Iterator[None]:
             end.node.close(0.2)
 
 
-def wait_until(true: Callable[[], object], seconds: float = 20) -> None:
-    """Wait for what the nodes' own threads bring about, and tell nobody."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come to be"
-        time.sleep(0.005)
-
-
 def settled(*made: End) -> None:
     """Wait until all that these have sent was acknowledged: who closes before says that it was lost."""
-    wait_until(lambda: all(end.node._links.settled for end in made))
+    until(lambda: all(end.node._links.settled for end in made))
 
 
 def reader_threads() -> list[str]:
