@@ -17,7 +17,7 @@ from .session import SessionMagics
 from .watched_cells import run_within
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis import Diagnosis, MemoryWatch, StragglerWatch, ValueWatch
+    from monarch_nb.diagnosis import Diagnosis, MemoryWatch, ReplicaWatch, StragglerWatch, ValueWatch
 
 WITHOUT_PROGRESS_S = 10.0  # until a waiting cell looks for the reason
 AGAIN_S = 5.0  # between two looks of a waiting cell
@@ -51,8 +51,11 @@ def _read_why(line: str, cell: str | None) -> _WhyArguments:
             "seconds"
         )
     memory = "--memory" in options
-    if cell is not None and not slow and not (memory and names):
-        raise UsageError(f"{magic} compares ranks while a cell runs: write %%why NAME --slow, or %%why NAME --memory")
+    if cell is not None and not slow and not (names and options & {"--memory", "--replicas"}):
+        raise UsageError(
+            f"{magic} compares ranks while a cell runs: write %%why NAME --slow, %%why NAME --memory, or "
+            "%%why NAME --replicas"
+        )
     if "--replicas" in options and not names:
         raise UsageError("%why --replicas compares the ranks of one mesh: write %why NAME --replicas")
     return _WhyArguments("".join(names), "--abort" in options, slow, seconds, "--replicas" in options, memory)
@@ -64,13 +67,14 @@ class DiagnosisMagics(SessionMagics):
 
     @no_var_expand
     @line_cell_magic
-    def why(self, line: str, cell: str | None = None) -> "Diagnosis | StragglerWatch | MemoryWatch":
+    def why(self, line: str, cell: str | None = None) -> "Diagnosis | StragglerWatch | MemoryWatch | ReplicaWatch":
         """Say which ranks hold the others up, and why.
 
         %why [NAME] [--abort | --slow [SECONDS] | --memory]
         %why NAME --replicas
         %%why [NAME] --slow
         %%why NAME --memory
+        %%why NAME --replicas
 
             %why                      # of all meshes with calls under way
             %why trainers
@@ -85,6 +89,9 @@ class DiagnosisMagics(SessionMagics):
             %%why trainers --memory   # at which lines memory grows while this cell runs
             trainers.step.call().get()
 
+            %%why trainers --replicas # since which step of this cell ranks differ
+            trainers.step.call().get()
+
         Every process says which endpoint it runs, where, and which collective of torch.distributed it has begun. A rank
         that has not begun the one in which others wait is named with its line. Nothing is interrupted or changed
         without --abort. A cell that has waited for ten seconds without progress shows the same beneath itself.
@@ -92,8 +99,8 @@ class DiagnosisMagics(SessionMagics):
         With --slow, ranks that make progress are compared: who begins collectives last or takes longer for calls, in
         which phase of a step (forward, backward, optimizer, data iterator, garbage collection) and at which line. With
         --replicas, the checksums of parameters and optimizer states. From Python: monarch.diagnose(trainers), and
-        abort(trainers), stragglers(trainers), compare_replicas(trainers), compare_memory(trainers) and
-        MemoryWatch(trainers) of monarch_nb.diagnosis.
+        abort(trainers), stragglers(trainers), compare_replicas(trainers), ReplicaWatch(trainers),
+        compare_memory(trainers) and MemoryWatch(trainers) of monarch_nb.diagnosis.
         """
         given = _read_why(line, cell)
         mesh = self._session.find(given.name) if given.name else None
@@ -101,6 +108,9 @@ class DiagnosisMagics(SessionMagics):
             if given.memory and mesh is not None:
                 growth = diagnosis.MemoryWatch(mesh)
                 return run_within(self.shell, cell, growth, "with MemoryWatch(NAME) as found: …, then found")
+            if given.replicas and mesh is not None:
+                drift = diagnosis.ReplicaWatch(mesh)
+                return run_within(self.shell, cell, drift, "with ReplicaWatch(NAME) as found: …, then found")
             context = diagnosis.StragglerWatch(mesh)
             return run_within(self.shell, cell, context, "with StragglerWatch(NAME) as found: …, then found")
         if given.slow:

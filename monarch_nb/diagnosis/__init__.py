@@ -16,7 +16,7 @@ from monarch_nb._package import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.diagnosis.collector import abort, diagnose
-    from monarch_nb.diagnosis.diverged import compare_replicas
+    from monarch_nb.diagnosis.diverged import ReplicaWatch, compare_replicas
     from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, Finding, Kind
     from monarch_nb.diagnosis.memory import MemoryWatch, compare_memory
     from monarch_nb.diagnosis.nonfinite import ValueWatch, has_sharded_tensors, watch
@@ -28,6 +28,7 @@ __all__ = [
     "Finding",
     "Kind",
     "MemoryWatch",
+    "ReplicaWatch",
     "StragglerWatch",
     "ValueWatch",
     "abort",
@@ -44,7 +45,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "collector": ("abort", "diagnose"),
-        "diverged": ("compare_replicas",),
+        "diverged": ("ReplicaWatch", "compare_replicas"),
         "findings": _FINDINGS,
         "memory": ("MemoryWatch", "compare_memory"),
         "nonfinite": ("ValueWatch", "has_sharded_tensors", "watch"),

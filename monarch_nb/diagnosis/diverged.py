@@ -1,21 +1,27 @@
-"""`compare_replicas(mesh)`: whether ranks that are to have the same parameters do, and which ones differ."""
+"""`compare_replicas(mesh)` and `ReplicaWatch`: which ranks have other parameters than the rest, and since when."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty, names_of
-from monarch_nb.mesh import ActorMesh, ProcMesh, run_on_each, state_of, values_or_errors
+from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, RankWatch, run_on_each, state_of, values_or_errors
 from monarch_nb.runtime import MeshState, proc_state_of
 from monarch_nb.shape import Region, places_of
 from monarch_nb.wire import counted, kind_of, text_of
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis.diverged_rank import TensorSum
+    from monarch_nb.diagnosis.diverged_rank import ReplicaHistory, TensorSum
 
 DEFAULT_TIMEOUT_S = 60.0
-_CALL = "__import__('monarch_nb.diagnosis.diverged_rank', fromlist=['tensor_sums']).tensor_sums({holder})"
+_RANK = "monarch_nb.diagnosis.diverged_rank"
+_CALL = f"__import__({_RANK!r}, fromlist=['tensor_sums']).tensor_sums({{holder}})"
+
+
+# -- now ---------------------------------------------------------------------------------------------------------------
 
 
 def compare_replicas(mesh: "ActorMesh[Any] | ProcMesh", timeout: float = DEFAULT_TIMEOUT_S) -> Diagnosis:
@@ -32,7 +38,7 @@ def compare_replicas(mesh: "ActorMesh[Any] | ProcMesh", timeout: float = DEFAULT
         raise TypeError(f"compare_replicas() takes a mesh of actors or of processes, not {kind_of(mesh)}")
     if not timeout > 0:
         raise ValueError(f"timeout={timeout} is not a positive number of seconds")
-    source = _CALL.format(holder="self" if isinstance(mesh, ActorMesh) else "globals()")
+    source = _CALL.format(holder=_holder(mesh))
     state: MeshState = state_of(mesh)
     procs = proc_state_of(state)
     asked = run_on_each(mesh, source, filename="<replicas>")
@@ -47,6 +53,10 @@ def compare_replicas(mesh: "ActorMesh[Any] | ProcMesh", timeout: float = DEFAULT
     inspected = [f"{counted(tensors, 'tensor')} on {counted(len(found), 'rank')} of {state.name}"]
     inspected += [f"{places_of(procs.region, ranks) or 'it'} did not answer: {why}" for why, ranks in silent.items()]
     return Diagnosis(judge_sums(procs.name, procs.region, found), "; ".join(inspected))
+
+
+def _holder(mesh: AnyMesh) -> str:
+    return "self" if isinstance(mesh, ActorMesh) else "globals()"
 
 
 def judge_sums(mesh: str, region: Region, found: "Mapping[int, Sequence[TensorSum]]") -> tuple[Finding, ...]:
@@ -99,3 +109,63 @@ def _text(
 def _norms(sums: "Iterable[TensorSum]") -> str:
     norms = {f"{each.norm:.6g}": None for each in sums if not math.isnan(each.norm)}
     return ", ".join([*norms][:4]) + (", …" if len(norms) > 4 else "")
+
+
+# -- while it is watched -----------------------------------------------------------------------------------------------
+
+
+class ReplicaWatch:
+    """Compares replicas after steps of an optimizer while it is entered; `diagnosis` is there once it is left.
+
+    Each rank sums up its parameters and optimizer states, as `compare_replicas` does, after every `every` steps of the
+    first optimizer that its actor, or its cells, use; in long runs after fewer and fewer ones, 128 at most. A finding
+    says since which step ranks have differed. Raises TypeError for a value that is not a mesh of actors or of
+    processes, ValueError if `every` is not positive.
+    """
+
+    def __init__(self, mesh: AnyMesh, every: int = 1) -> None:
+        if not isinstance(mesh, ActorMesh | ProcMesh):
+            raise TypeError(f"ReplicaWatch() takes a mesh of actors or of processes, not {kind_of(mesh)}")
+        if every < 1:
+            raise ValueError(f"every={every} is not a positive number of steps")
+        self._every = every
+        self._ranks: RankWatch[ReplicaHistory] = RankWatch(mesh, _RANK, last=_holder(mesh))
+        self.diagnosis = Diagnosis((), "nothing yet")
+
+    def __enter__(self) -> "ReplicaWatch":
+        """Begins on all ranks, after what they run now. Blocks until then."""
+        self._ranks.begin(self._every)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends on all ranks, compares what they had, and adds the first finding to an error of the watched code."""
+        found, notes = self._ranks.end(DEFAULT_TIMEOUT_S, "what it had")
+        steps = max((history.readings[-1].step for history in found.values()), default=0)
+        text = f"{counted(len(found), 'rank')} of {self._ranks.state.name} in {counted(steps, 'step')}"
+        findings = judge_histories(self._ranks.procs.name, self._ranks.procs.region, found)
+        self.diagnosis = Diagnosis(findings, "; ".join([text, *notes]))
+        if error is not None and findings:
+            error.add_note(f"Before that, {findings[0].text}")
+
+    def __str__(self) -> str:
+        return str(self.diagnosis)
+
+    __repr__ = __str__
+
+
+def judge_histories(mesh: str, region: Region, found: "Mapping[int, ReplicaHistory]") -> tuple[Finding, ...]:
+    """The ranks that differ, at the first step at which some do. Pure."""
+    readings = {rank: {each.step: each for each in history.readings} for rank, history in found.items()}
+    common = sorted(set[int].intersection(*map(set, readings.values()))) if readings else []
+    before: int | None = None
+    for step in common:
+        sums = {rank: history.sums(readings[rank][step]) for rank, history in found.items()}
+        findings = judge_sums(mesh, region, sums)
+        if findings:
+            since = f"after step {step}" if step else "before the first step"
+            equal = f"; after step {before} they were equal" if before else ""
+            return tuple(replace(finding, text=f"{since}, {finding.text}{equal}") for finding in findings)
+        before = step
+    return ()

@@ -1,7 +1,10 @@
 """Checksums of the parameters and optimizer states that an actor, or a namespace, holds: its share of
-`compare_replicas`."""
+`compare_replicas`, and of `ReplicaWatch`, which takes them after steps of an optimizer."""
 
 import math
+import threading
+import weakref
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -10,12 +13,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _DEPTH = 3  # of containers that are searched for modules
 _MOST = 1000  # elements of a container
 _CHUNK = 1 << 24  # elements at a time
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD = 1 << 64
+_READINGS = 128  # of a watch; beyond it, every other one is dropped, and half as many steps are read
 
 
 @dataclass(frozen=True)
@@ -115,3 +120,87 @@ def _norm(tensor: torch.Tensor) -> float:
         return math.nan
     wide = torch.complex128 if tensor.is_complex() else torch.float32
     return float(torch.linalg.vector_norm(tensor.to(wide)).item()) if tensor.numel() else 0.0
+
+
+# -- after steps -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReplicaReading:
+    """The sums after a step; `tensors` is the number of a list of tensors in the history."""
+
+    step: int
+    tensors: int
+    checksums: "array[int]"
+    norms: "array[float]"
+
+
+@dataclass(frozen=True)
+class ReplicaHistory:
+    """The sums of one rank after steps. The last reading is that at the end of the watch."""
+
+    tensors: tuple[tuple[TensorSum, ...], ...]  # different ones, where a model was made meanwhile; their first sums
+    readings: tuple[ReplicaReading, ...]
+
+    def sums(self, reading: ReplicaReading) -> list[TensorSum]:
+        """The tensors of a reading, with its sums."""
+        return [
+            TensorSum(each.path, each.part, each.is_replica, checksum, norm)
+            for each, checksum, norm in zip(
+                self.tensors[reading.tensors], reading.checksums, reading.norms, strict=True
+            )
+        ]
+
+
+class _ReplicaWatch:
+    """Sums up what a holder has after steps of the first optimizer that makes some on this thread."""
+
+    def __init__(self, every: int, holder: object) -> None:
+        self._every, self._holder = every, holder
+        self._thread = threading.get_ident()
+        self._optimizer: weakref.ref[Optimizer] | None = None
+        self._steps = 0
+        self._tensors: dict[tuple[tuple[str, str], ...], tuple[TensorSum, ...]] = {}
+        self._readings: list[ReplicaReading] = []
+        self._hook = register_optimizer_step_post_hook(self._after)
+
+    def _after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        if threading.get_ident() != self._thread or torch.compiler.is_compiling():
+            return
+        if self._optimizer is None or self._optimizer() is None:
+            self._optimizer = weakref.ref(optimizer)
+        if self._optimizer() is not optimizer:
+            return
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self._read()
+            if len(self._readings) > _READINGS:  # on all ranks after the same step
+                self._every *= 2
+                self._readings = [each for each in self._readings if each.step % self._every == 0]
+
+    def _read(self) -> None:
+        sums = tensor_sums(self._holder)
+        names = tuple((each.path, each.part) for each in sums)
+        self._tensors.setdefault(names, tuple(sums))
+        checksums, norms = array("Q", (each.checksum for each in sums)), array("d", (each.norm for each in sums))
+        self._readings.append(ReplicaReading(self._steps, [*self._tensors].index(names), checksums, norms))
+
+    def end(self) -> ReplicaHistory:
+        self._hook.remove()
+        self._read()
+        return ReplicaHistory(tuple(self._tensors.values()), tuple(self._readings))
+
+
+_watches: dict[int, _ReplicaWatch] = {}
+
+
+def begin(number: int, every: int, holder: object) -> None:
+    """Begins to sum up what `holder` has after every so many steps of an optimizer."""
+    _watches[number] = _ReplicaWatch(every, holder)
+
+
+def end(number: int) -> ReplicaHistory:
+    """Ends it. Raises RuntimeError if none runs."""
+    if number not in _watches:
+        raise RuntimeError("its process is a new one, which was not watched")
+    return _watches.pop(number).end()

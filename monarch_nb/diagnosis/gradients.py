@@ -1,28 +1,36 @@
-"""Gradients that are not finite, noticed before an optimizer's step without being asked: a rank says so once.
+"""Gradients that are not finite, noticed at an optimizer's step without being asked: a rank says so once.
 
 PyTorch runs a hook before each step of every optimizer. It reads a few numbers of a gradient, near the first and near
 the last parameter in turns: a NaN of the loss, or of any layer, is in the gradients of the layers before it. On GPUs,
 where reading would wait for what the GPU still does, and in steps that are compiled, it does nothing; `watch` checks
-every operation.
+every operation. If the parameters are still finite after the step, the next one is watched.
 """
 
 import math
 import sys
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb._imported import when_imported
 from monarch_nb.code.file_names import line_name
 from monarch_nb.runtime import current
 from monarch_nb.wire import is_cell_file, users_frame
 
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from monarch_nb.diagnosis.nonfinite_rank import StepWatch
+
 MOST = 4096  # numbers of a gradient that are read
 FIRST = 100  # steps of an optimizer, which are all checked
 EACH_S = 0.05  # afterwards, a check at most: shorter steps would feel its cost
 CHOSEN_AGAIN = 100  # checks after which it chooses gradients again: parameters come and go
 NEAR = 8  # parameters at either end, of which that with the smallest gradient is read
+FRAMES = 40  # of those that call a step, in which its loss is looked for
 
 
 def install() -> None:
@@ -31,9 +39,10 @@ def install() -> None:
 
 
 def _watch(module: Any) -> None:
-    register = getattr(module, "register_optimizer_step_pre_hook", None)
-    if register is not None:  # since PyTorch 2.0
-        register(_GradientCheck())
+    if hasattr(module, "register_optimizer_step_pre_hook"):  # since PyTorch 2.0
+        check = _GradientCheck()
+        module.register_optimizer_step_pre_hook(check.before)
+        module.register_optimizer_step_post_hook(check.after)
 
 
 class _Steps:
@@ -51,12 +60,15 @@ class _GradientCheck:
 
     def __init__(self) -> None:
         self._torch: Any = sys.modules["torch"]
-        self._steps: weakref.WeakKeyDictionary[Any, _Steps] = weakref.WeakKeyDictionary()
+        self._steps: weakref.WeakKeyDictionary[Optimizer, _Steps] = weakref.WeakKeyDictionary()
         self._has_reported = False
+        self._bad: _BadStep | None = None
 
-    def __call__(self, optimizer: Any, args: object, kwargs: object) -> None:
+    def before(self, optimizer: "Optimizer", args: object, kwargs: object) -> None:
         """Before a step. Never raises: the program is not to fail because of it."""
         if self._has_reported or self._torch.compiler.is_compiling() or current.get() is None:
+            if self._bad is not None and self._bad.before_next(optimizer):
+                self._bad = None
             return
         try:
             steps = self._steps.get(optimizer)
@@ -73,7 +85,12 @@ class _GradientCheck:
         except Exception:
             self._has_reported = True  # tensors of a kind that cannot be read so
 
-    def _check(self, optimizer: Any, steps: _Steps) -> None:
+    def after(self, optimizer: "Optimizer", args: object, kwargs: object) -> None:
+        """After a step. Never raises."""
+        if self._bad is not None:
+            self._bad.after(optimizer)
+
+    def _check(self, optimizer: "Optimizer", steps: _Steps) -> None:
         groups = optimizer.param_groups
         steps.checks += 1
         if steps.checks % CHOSEN_AGAIN == 1 or any(each.grad is None for each in steps.read):
@@ -84,12 +101,55 @@ class _GradientCheck:
         named = [(f"group {number}, parameter {index}", parameter.grad) for number, group in enumerate(groups)
                  for index, parameter in enumerate(group["params"]) if parameter.grad is not None]  # fmt: skip
         bad = [name for name, grad in named if not _is_sum_finite(_local(grad))]
-        kind, line = type(optimizer).__name__, _line()
+        frame = sys._getframe(1)
+        line = _line(frame)
         found = f"{len(bad)} of {len(named)} gradients are not finite, first that of {(bad or [named[0][0]])[0]}"
-        sys.stderr.write(
-            f"monarch: before step {steps.number} of {kind}{f' ({line})' if line else ''}, {found}. Run the steps "
-            "before it within %%watch, or monarch.watch(mesh), to see where it comes from.\n"
-        )
+        before = f"before step {steps.number} of {type(optimizer).__name__}{f' ({line})' if line else ''}"
+        self._bad = _BadStep(optimizer, steps.number + 1, f"{before}, {found}{_about_loss(frame)}")
+
+
+class _BadStep:
+    """Reports gradients that are not finite after the step that they are for, and watches the next one.
+
+    It is watched unless the step has spoiled the parameters, as it does if nothing has clipped or left them out.
+    """
+
+    def __init__(self, optimizer: "Optimizer", number: int, text: str) -> None:
+        self._optimizer, self._number, self._text = weakref.ref(optimizer), number, text
+        self._thread = threading.get_ident()
+        self._is_reported = False
+        self._watch: StepWatch | None = None
+
+    def after(self, optimizer: "Optimizer") -> None:
+        """After a step of any optimizer. Never raises."""
+        if self._is_reported or not self._concerns(optimizer):
+            return
+        self._is_reported = True
+        advice = "Run the steps before it within %%watch, or monarch.watch(mesh), to see where it comes from."
+        try:
+            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            if all(_is_sum_finite(_local(each)) for each in parameters):
+                from monarch_nb.diagnosis.nonfinite_rank import StepWatch  # a module that the program may never need
+
+                self._watch = StepWatch.begun()
+                if self._watch is not None:
+                    advice = "The parameters are still finite, and the next step is watched."
+        except Exception:
+            self._watch = None  # tensors of a kind that cannot be read so
+        sys.stderr.write(f"monarch: {self._text}. {advice}\n")
+
+    def before_next(self, optimizer: "Optimizer") -> bool:
+        """Before a later step of any optimizer. Returns whether there is nothing more to do."""
+        if self._watch is None or not self._concerns(optimizer):
+            return self._is_reported and self._watch is None
+        if not self._watch.end():
+            return False
+        found = self._watch.text or "no operation gave a NaN"
+        sys.stderr.write(f"monarch: in step {self._number} of {type(optimizer).__name__}, {found}.\n")
+        return True
+
+    def _concerns(self, optimizer: "Optimizer") -> bool:
+        return optimizer is self._optimizer() and threading.get_ident() == self._thread
 
 
 def _smallest_at_both_ends(groups: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
@@ -121,10 +181,27 @@ def _local(tensor: Any) -> Any:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-def _line() -> str:
-    frame = users_frame(sys._getframe(2))
-    if frame is None:
+def _line(frame: FrameType) -> str:
+    users = users_frame(frame)
+    if users is None:
         return ""
-    if is_cell_file(frame.f_code.co_filename):
-        return f"line {frame.f_lineno} of a cell"  # whose number only the notebook knows
-    return line_name(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+    if is_cell_file(users.f_code.co_filename):
+        return f"line {users.f_lineno} of a cell"  # whose number only the notebook knows
+    return line_name(f"{users.f_code.co_filename}:{users.f_lineno}")
+
+
+def _about_loss(frame: FrameType | None) -> str:
+    """Whether the loss of this rank is finite, as the variables of those who call the step say: the gradients may have
+    come from other ranks."""
+    tensor = sys.modules["torch"].Tensor
+    for _ in range(FRAMES):
+        if frame is None:
+            break
+        for name, value in tuple(frame.f_locals.items()):
+            if "loss" in name and isinstance(value, tensor) and value.numel() == 1 and value.is_floating_point():
+                number = value.item()
+                if not math.isfinite(number):
+                    return f"; `{name}` is {number}"
+                return f"; `{name}` is finite, so that they come from the backward pass, or from another rank"
+        frame = frame.f_back
+    return ""

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from monarch_nb.diagnosis.verbs import ProcessMemory, TensorsAlike
 from monarch_nb.host.linux import memory_limit, memory_resident, memory_used
@@ -27,17 +27,20 @@ OBJECTS_S = 1.0  # after which Python objects are first counted
 MOST_SECONDS = 3600.0  # of tracing
 MOST_READINGS = 64  # then every other one is dropped, and they are taken half as often
 PARTS = 4  # of the time, at whose ends memory is compared
+BUSY = 0.05  # of the time, that the watched thread runs: else progress is measured by the clock on the wall
 MOST_LINES = 8
 FRAMES = 3  # of the stack of an allocation: with six, tracing takes three times as long
 MOST_CONTAINERS = 20_000
 DEEP = 4  # containers in containers that are counted
+_HAS_CPU_CLOCK = hasattr(time, "pthread_getcpuclockid")
 
 
 @dataclass(frozen=True)
 class Growth:
     """Memory that was allocated at one line in the watched time and still lives; or all of a process.
 
-    `sizes` are the bytes at the beginning and at the ends of four equal parts of the time.
+    `sizes` are the bytes at the beginning and at the ends of four equal parts of the time, in which the program's
+    thread ran.
     """
 
     source: str
@@ -102,19 +105,49 @@ def _tensors() -> Iterator[TensorsAlike]:
 # -- while it is watched -----------------------------------------------------------------------------------------------
 
 
-class _Reading:
-    __slots__ = ("objects", "resident", "seconds", "tensors")
+class _Moment(NamedTuple):
+    """A time since the beginning of a watch, in seconds."""
 
-    def __init__(self, seconds: float, tensors: "dict[AllocatedAt, tuple[int, int]]") -> None:
-        self.seconds, self.tensors = seconds, tensors
+    wall: float
+    cpu: float  # that the watched thread has used of it
+
+    def share(self, whole: "_Moment") -> float:
+        """The share of the program's progress until a later moment. A thread that waits makes none."""
+        if whole.cpu > BUSY * whole.wall:
+            return self.cpu / whole.cpu
+        return self.wall / whole.wall if whole.wall else 0.0  # other threads do the work
+
+
+class _Clock:
+    """Measures moments of the thread that it is made on."""
+
+    def __init__(self) -> None:
+        self._cpu = time.pthread_getcpuclockid(threading.get_ident()) if _HAS_CPU_CLOCK else None
+        self._began = self._now()
+
+    def _now(self) -> _Moment:
+        cpu = time.clock_gettime(self._cpu) if self._cpu is not None else 0.0
+        return _Moment(time.monotonic(), cpu)
+
+    def moment(self) -> _Moment:
+        """The present one."""
+        now = self._now()
+        return _Moment(now.wall - self._began.wall, now.cpu - self._began.cpu)
+
+
+class _Reading:
+    __slots__ = ("moment", "objects", "resident", "tensors")
+
+    def __init__(self, moment: _Moment, tensors: "dict[AllocatedAt, tuple[int, int]]") -> None:
+        self.moment, self.tensors = moment, tensors
         self.resident = memory_resident()[0]
 
 
 class _Objects:
-    """Python objects that live at a time, by the line that has allocated them."""
+    """Python objects that live at a moment, by the line that has allocated them."""
 
-    def __init__(self, seconds: float, traces: tracemalloc.Snapshot) -> None:
-        self.seconds = seconds
+    def __init__(self, moment: _Moment, traces: tracemalloc.Snapshot) -> None:
+        self.moment = moment
         self.sizes, self.counts = Counter[str](), Counter[str]()
         sizes, counts = defaultdict[int, int](int), defaultdict[int, int](int)
         frames = {}  # by id: traces of the same place share one object, and while all is traced, new ones cost much
@@ -143,19 +176,20 @@ class _GrowthWatch:
         if self._own_trace:
             tracemalloc.start(FRAMES)
         self._containers = dict(_containers())
-        self._over, self._began = threading.Event(), time.monotonic()
-        self._readings = [_Reading(0.0, {})]
+        self._over, self._clock = threading.Event(), _Clock()
+        self._readings = [_Reading(_Moment(0.0, 0.0), {})]
         self._objects: list[_Objects] = []  # each after twice the time of the one before
         self._thread = threading.Thread(target=self._run, name="monarch-memory", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         pause, next_objects = PERIOD_S, OBJECTS_S
-        while not self._over.wait(pause) and (seconds := time.monotonic() - self._began) < MOST_SECONDS:
-            self._readings.append(_Reading(seconds, self._alive()))
-            if seconds >= next_objects and tracemalloc.is_tracing():
-                self._objects.append(_Objects(seconds, tracemalloc.take_snapshot()))
-                next_objects = 2 * seconds
+        while not self._over.wait(pause) and (moment := self._clock.moment()).wall < MOST_SECONDS:
+            self._readings.append(_Reading(moment, self._alive()))
+            if moment.wall >= next_objects and tracemalloc.is_tracing():
+                counted_at = self._clock.moment()  # the reading above may have waited for a busy program
+                self._objects.append(_Objects(counted_at, tracemalloc.take_snapshot()))
+                next_objects = 2 * counted_at.wall
             if len(self._readings) > MOST_READINGS:
                 del self._readings[1::2]
                 pause *= 2
@@ -163,34 +197,35 @@ class _GrowthWatch:
             self._stop_tracing()
 
     def end(self) -> MemoryGrowth:
-        seconds = time.monotonic() - self._began
+        moment = self._clock.moment()
         self._over.set()
         self._thread.join()  # it may count objects, which takes a while
         self._entered.close()
         gc.collect()
-        self._readings.append(_Reading(seconds, self._alive()))
-        ends = self._ends(seconds)
+        self._readings.append(_Reading(moment, self._alive()))
+        ends = self._ends(moment)
         lines = [*self._tensor_lines(ends)]
-        counted = [each for each in self._objects if each.seconds < seconds]
+        counted = [each for each in self._objects if each.moment.wall < moment.wall]
         if tracemalloc.is_tracing():
             traces = tracemalloc.take_snapshot()
             self._stop_tracing()  # else what follows would be traced, too
-            lines += _object_lines([*counted, _Objects(seconds, traces)])
+            lines += _object_lines([*counted, _Objects(moment, traces)])
         resident = Growth("", "resident", "cpu", 1, tuple(each.resident for each in ends))
         lines.sort(key=lambda line: -line.size)
         grown = Counter(dict(_containers()))
         grown.subtract(self._containers)
         containers = tuple((name, more) for name, more in grown.most_common(MOST_LINES) if more > 0)
-        return MemoryGrowth(seconds, resident, tuple(lines[:MOST_LINES]), containers)
+        return MemoryGrowth(moment.wall, resident, tuple(lines[:MOST_LINES]), containers)
 
     def _stop_tracing(self) -> None:
         if self._own_trace and tracemalloc.is_tracing():
             tracemalloc.stop()
 
-    def _ends(self, seconds: float) -> "list[_Reading]":
+    def _ends(self, whole: _Moment) -> "list[_Reading]":
         """The readings at the beginning and at the ends of the parts of the time."""
-        times = [seconds * part / PARTS for part in range(PARTS)]
-        return [min(self._readings, key=lambda each: abs(each.seconds - at)) for at in times] + [self._readings[-1]]
+        shares = [(each.moment.share(whole), each) for each in self._readings]
+        parts = [part / PARTS for part in range(PARTS)]
+        return [min(shares, key=lambda each: abs(each[0] - part))[1] for part in parts] + [self._readings[-1]]
 
     def _tensor_lines(self, ends: "list[_Reading]") -> Iterator[Growth]:
         for at, (_, count) in ends[-1].tensors.items():
@@ -202,16 +237,16 @@ def _object_lines(known: Sequence[_Objects]) -> Iterator[Growth]:
     """The lines that have allocated Python objects; between the times that are known, they are taken to grow evenly."""
     last = known[-1]
     for source, size in last.sizes.most_common(MOST_LINES):
-        points = [(0.0, 0), *((each.seconds, each.sizes[source]) for each in known)]
-        sizes = [_between(points, last.seconds * part / PARTS) for part in range(PARTS)]
+        points = [(0.0, 0), *((each.moment.share(last.moment), each.sizes[source]) for each in known)]
+        sizes = [_between(points, part / PARTS) for part in range(PARTS)]
         yield Growth(source, "Python objects", "cpu", last.counts[source], (*sizes, size))
 
 
-def _between(points: Sequence[tuple[float, int]], seconds: float) -> int:
-    """The value at a time, on the line between the points before and after it."""
-    after = next(index for index in range(1, len(points)) if points[index][0] >= seconds)
+def _between(points: Sequence[tuple[float, int]], share: float) -> int:
+    """The value at a share of the time, on the line between the points before and after it."""
+    after = next(index for index in range(1, len(points)) if points[index][0] >= share or index == len(points) - 1)
     (begin, low), (end, high) = points[after - 1], points[after]
-    return low + int((high - low) * (seconds - begin) / (end - begin)) if end > begin else high
+    return low + int((high - low) * (share - begin) / (end - begin)) if end > begin else high
 
 
 def _containers() -> Iterator[tuple[str, int]]:

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from monarch_nb.code.file_names import line_name
 from monarch_nb.diagnosis.findings import Finding, names_of
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, RankWatch
 from monarch_nb.shape import MeshTrait, Region
@@ -40,7 +39,7 @@ class ValueWatch:
                 tensors.workers,
             )
         self._ranks: RankWatch[Findings] = RankWatch(
-            watched, "monarch_nb.diagnosis.nonfinite_rank", with_actor=self._operations is not None
+            watched, "monarch_nb.diagnosis.nonfinite_rank", last="self" if self._operations is not None else ""
         )
         self._stop = stop
         self.findings: tuple[Finding, ...] = ()
@@ -136,19 +135,8 @@ def _named(region: Region, group: "Sequence[tuple[int, NonFinite, NonFinite | No
 
 
 def _text(ranks: str, one: "NonFinite", inf: "NonFinite | None") -> str:
-    count = f"{one.nans} NaN" if one.nans else f"{one.infinities} infinite numbers"
-    shape = "×".join(map(str, one.shape))
     where = f"in call {one.call} of {one.endpoint}() " if one.endpoint else ""
-    backward = "the backward of " if one.backward else ""
-    module = f" in {backward}{one.module}" if one.module else " in the backward pass" if one.backward else ""
-    line = f" ({line_name(one.source)})" if one.source else ""
-    text = f"{ranks}: {where}{one.operation} gave {count} in {one.dtype}[{shape}]{module}{line}"
-    if one.given == "nan":
-        return f"{text}; its inputs had NaN already, which came with the arguments, or with data"
-    if one.given == "inf":
-        from_ = f", the first from {inf.operation}{f' ({line_name(inf.source)})' if inf.source else ''}" if inf else ""
-        return f"{text}, from inputs with infinities{from_}"
-    return f"{text}, from finite inputs"
+    return f"{ranks}: {where}{one.text(inf)}"
 
 
 def has_sharded_tensors(mesh: object) -> bool:

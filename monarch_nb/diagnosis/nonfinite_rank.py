@@ -2,6 +2,7 @@
 
 import math
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 from monarch_nb._imported import when_imported
+from monarch_nb.code.file_names import line_name
 from monarch_nb.runtime import DEBUG, current, current_runtime
 from monarch_nb.wire import users_frame
 
 T = TypeVar("T")
 _COMPILER = "torch._dynamo"
+STEP_S = 60.0  # that a step is watched which nobody has asked for
 _FORWARD = 1 << 16  # operations of forward passes whose module and line are known for their backward
 # Their results are whatever was in the memory before.
 _UNINITIALISED = frozenset(
@@ -59,6 +62,21 @@ class NonFinite:
     call: int
     at: float
     issued: tuple[int, int] | None = None
+
+    def text(self, inf: "NonFinite | None" = None) -> str:
+        """What the operation gave, where, and from which inputs; `inf` is the first one with an infinity."""
+        count = f"{self.nans} NaN" if self.nans else f"{self.infinities} infinite numbers"
+        shape = "×".join(map(str, self.shape))
+        backward = "the backward of " if self.backward else ""
+        module = f" in {backward}{self.module}" if self.module else " in the backward pass" if self.backward else ""
+        line = f" ({line_name(self.source)})" if self.source else ""
+        text = f"{self.operation} gave {count} in {self.dtype}[{shape}]{module}{line}"
+        if self.given == "nan":
+            return f"{text}; its inputs had NaN already, which came with the arguments, or with data"
+        if self.given != "inf":
+            return f"{text}, from finite inputs"
+        source = f" ({line_name(inf.source)})" if inf is not None and inf.source else ""
+        return f"{text}, from inputs with infinities{f', the first from {inf.operation}{source}' if inf else ''}"
 
 
 class _Plan(NamedTuple):
@@ -199,8 +217,9 @@ class _FirstNan(WatchMode):
     afterwards.
     """
 
-    def __init__(self, *, stop: bool, worker: Any = None) -> None:
+    def __init__(self, *, stop: bool, worker: Any = None, optimizers: bool = True) -> None:
         super().__init__()
+        self.is_over = False
         self.nan: NonFinite | None = None
         self.inf: NonFinite | None = None
         self._stop = stop
@@ -210,11 +229,10 @@ class _FirstNan(WatchMode):
         self._forward: ForwardRecord[tuple[str, CodeType | None, int]] = ForwardRecord()  # module, code and line
         context = current.get()
         self._call, self._number = context.call if context is not None else "", 0
-        self._hooks = [
-            nn.modules.module.register_module_forward_pre_hook(self._module_begins),
-            register_optimizer_step_pre_hook(self._step_begins),
-            register_optimizer_step_post_hook(self._step_ends),
-        ]
+        self._hooks = [nn.modules.module.register_module_forward_pre_hook(self._module_begins)]
+        if optimizers:
+            self._hooks.append(register_optimizer_step_pre_hook(self._step_begins))
+            self._hooks.append(register_optimizer_step_post_hook(self._step_ends))
         self._stack: list[TorchDispatchMode] | None = None  # of an optimizer's step, in which this mode is left
 
     def end(self) -> None:
@@ -270,7 +288,7 @@ class _FirstNan(WatchMode):
                     return func(*args, **(kwargs or {}))  # has no values
                 return NotImplemented  # of a subclass, such as DTensor, the operations on its parts are seen
         results = func(*args, **kwargs) if kwargs else func(*args)
-        if self.nan is not None:
+        if self.nan is not None or self.is_over:
             return results
         context = current.get()  # None on threads of autograd's
         if context is not None and context.call != self._call:
@@ -378,6 +396,36 @@ def users_line(frame: FrameType | None) -> str:
     """The innermost line of the user's own code, as `file:line`; "" without one."""
     users = users_frame(frame)
     return f"{users.f_code.co_filename}:{users.f_lineno}" if users is not None else ""
+
+
+class StepWatch:
+    """Watches one step that nobody has asked to watch; `text` says afterwards what has been found, if anything."""
+
+    def __init__(self) -> None:
+        self._mode = _FirstNan(stop=False, optimizers=False)  # it is made while hooks of optimizers run
+        self._mode.enter()
+        self._timer = threading.Timer(STEP_S, self._see_no_more)
+        self._timer.daemon = True
+        self._timer.start()
+        self.text = ""
+
+    @classmethod
+    def begun(cls) -> "StepWatch | None":
+        """Begins to watch what this thread runs, unless the program has entered modes of its own."""
+        return None if _get_current_dispatch_mode_stack() else cls()
+
+    def end(self) -> bool:
+        """Ends it. Returns False while it cannot: the program has entered a mode since, which it is to leave first."""
+        if _get_current_dispatch_mode_stack()[-1:] != [self._mode]:
+            return False
+        self._timer.cancel()
+        self._mode.end()
+        found = self._mode.nan or self._mode.inf
+        self.text = found.text(self._mode.inf) if found is not None else ""
+        return True
+
+    def _see_no_more(self) -> None:
+        self._mode.is_over = True  # the training has ended, or the step is too long to be watched all of it
 
 
 _running: dict[int, _FirstNan] = {}

@@ -20,6 +20,7 @@ from monarch_nb.transport import descriptors_for, is_descriptor_limit
 from monarch_nb.wire import json_decoder
 
 _LINES = 20  # of an agent's log in the error of a failed start
+LAST_WORDS_S = 2.0  # for an agent that ends to write why
 
 
 class AgentStartError(RuntimeError):
@@ -158,6 +159,9 @@ class ComingAgent:
             with process.stdout as out:
                 ready = json_decoder(AgentReady).decode(_first_line(out.fileno(), timeout_s))
         except (TimeoutError, EOFError) as error:
+            if isinstance(error, EOFError):  # it ends by itself, and is about to say why
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LAST_WORDS_S)
             process.kill()
             process.stdin.close()
             status = process.wait()

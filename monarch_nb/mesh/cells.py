@@ -66,12 +66,12 @@ def values_or_errors(asked: Mapping[int, Future[ValueMesh[T]]], seconds: float |
 class RankWatch(Generic[R]):
     """A watch that runs on every rank of a mesh, on the thread that runs its endpoints.
 
-    `module` is the full name of a module with the functions `begin(number, ...)` and `end(number)`; `with_actor` passes
-    the actor as the last argument of the first one.
+    `module` is the full name of a module with the functions `begin(number, ...)` and `end(number)`; `last` is the last
+    argument of the first one, as an expression that each rank evaluates, such as `self`.
     """
 
-    def __init__(self, mesh: AnyMesh, module: str, *, with_actor: bool = False) -> None:
-        self._with_actor = with_actor
+    def __init__(self, mesh: AnyMesh, module: str, *, last: str = "") -> None:
+        self._last = last
         self._mesh, self._module, self._number = mesh, module, time.time_ns()
         self.state: MeshState = state_of(mesh)
         self.procs = proc_state_of(self.state)
@@ -99,8 +99,8 @@ class RankWatch(Generic[R]):
 
     def _run(self, function: str, *arguments: object) -> dict[int, Future[ValueMesh[Any]]]:
         given = ", ".join(map(repr, (self._number, *arguments)))
-        if self._with_actor and function == "begin":
-            given += ", self"
+        if self._last and function == "begin":
+            given += f", {self._last}"
         source = f"__import__({self._module!r}, fromlist=['begin']).{function}({given})"
         return run_on_each(self._mesh, source, filename="<watch>")
 

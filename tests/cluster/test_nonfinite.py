@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 import monarch_nb
 from monarch_nb import module_to_mesh
@@ -248,6 +249,7 @@ def step_of(x: torch.Tensor) -> torch.Tensor:
 
 def test_sharded_tensors_are_watched_and_the_issuing_line_is_named() -> None:
     for procs in spawned(2, "sharded_values"):
+        torch.manual_seed(0)
         mesh = Mesh.of(procs, ("data",))
         x = mesh.distribute(torch.randn(8, 4), ("data", None))
         net = module_to_mesh(nn.Sequential(nn.Linear(4, 4), Root()), mesh)
@@ -303,5 +305,51 @@ def test_gradients_that_are_not_finite_are_said_without_being_asked(capfd: pytes
         said += "".join(capfd.readouterr())
     assert said.count("gradients are not finite") == 1
     assert "before step 3 of AdamW (test_nonfinite.py:" in said
-    assert "4 of 4 gradients are not finite, first that of group 0, parameter 0. Run the steps before it" in said
+    assert "4 of 4 gradients are not finite, first that of group 0, parameter 0; `loss` is nan. Run the steps" in said
+    next(spawning, None)
+
+
+class Cautious(torch.optim.SGD):
+    """Leaves out steps whose gradients are not finite."""
+
+    def step(self, closure: Any = None) -> Any:
+        parameters = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+        return super().step(closure) if all(each.grad.isfinite().all() for each in parameters) else None
+
+
+class Clipped(Actor):
+    """Trains on data that are zero now and then, of which it takes the logarithm, and leaves out such steps."""
+
+    @endpoint
+    def steps(self, zeros: tuple[int, ...], mode: bool = False) -> None:
+        torch.set_num_threads(1)
+        net = nn.Linear(4, 4)
+        optimizer = Cautious(net.parameters(), lr=0.1)
+        with FlopCounterMode(display=False) if mode else contextlib.nullcontext():
+            for step in range(6):
+                data = torch.full((2, 4), 0.0 if step in zeros else 1.0)
+                optimizer.zero_grad()
+                (net(data).mul(data).abs().log() * 0 + net(data)).sum().backward()
+                optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("zeros", "mode", "expected"),
+    [
+        ((2, 3), False, "in step 4 of Cautious, aten.mul.Tensor gave 8 NaN"),
+        ((2,), False, "in step 4 of Cautious, no operation gave a NaN"),
+        ((2, 3), True, "Run the steps before it within"),
+    ],
+)
+def test_the_step_after_one_that_was_left_out_is_watched(
+    zeros: tuple[int, ...], mode: bool, expected: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spawning = spawned(1, "workers")
+    actors: Any = next(spawning).spawn("clipped", Clipped)
+    actors.steps.call(zeros, mode).get(60)
+    said = ""
+    while expected not in said:
+        said += "".join(capfd.readouterr())
+    assert "before step 3 of Cautious (test_nonfinite.py:" in said
+    assert ("The parameters are still finite, and the next step is watched." in said) == (not mode)
     next(spawning, None)

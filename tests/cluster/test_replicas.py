@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from monarch_nb.actor import Actor, endpoint
-from monarch_nb.diagnosis import compare_replicas
+from monarch_nb.diagnosis import ReplicaWatch, compare_replicas
 from monarch_nb.mesh import run_on
 from tests.cluster.actor_tools import SECONDS, joined, spawned
 
@@ -40,6 +40,15 @@ class Trainer(Actor):
         self.optimizer.step()
 
     @endpoint
+    def steps(self, number: int, drift_at: int, rank: int) -> None:
+        for step in range(1, number + 1):
+            self.optimizer.zero_grad()
+            self.model(torch.ones(2, 4) * dist.get_rank()).sum().backward()
+            self.optimizer.step()
+            if step == drift_at and dist.get_rank() == rank:
+                self.drift()
+
+    @endpoint
     def drift(self) -> None:
         with torch.no_grad():
             list(self.model.parameters())[1].add_(1e-6)
@@ -61,6 +70,31 @@ def test_the_rank_that_has_drifted_is_named(trainers: Any, kind: str, sure: bool
     assert (finding.kind, finding.mesh, finding.ranks, finding.sure) == ("diverged", "workers", (1,), sure)
     assert finding.text.startswith("gpus=1 has other values than the rest in 1 of 16 tensors, first in model.0.bias (")
     assert compare_replicas(trainers.slice(gpus=slice(0, 3, 2))).findings == ()
+
+
+def test_the_step_since_which_a_rank_differs_is_named(trainers: Any) -> None:
+    trainers.build.call("ddp").get(SECONDS)
+    with ReplicaWatch(trainers) as found:
+        trainers.steps.call(300, 201, 2).get(SECONDS)
+    (finding,) = found.diagnosis.findings
+    assert (finding.kind, finding.ranks, finding.sure) == ("diverged", (2,), True)
+    # After 300 steps those are compared that are divisible by four.
+    assert finding.text.startswith("after step 204, gpus=2 has other values than the rest in 1 of 16 tensors, first in")
+    assert finding.text.endswith("; after step 200 they were equal")
+    trainers.build.call("ddp").get(SECONDS)
+    with ReplicaWatch(trainers, every=2) as equal:
+        trainers.steps.call(5, 0, 0).get(SECONDS)
+    assert (equal.diagnosis.findings, equal.diagnosis.inspected) == ((), "3 ranks of trainers in 5 steps")
+    trainers.slice(gpus=0).drift.call_one().get(SECONDS)
+    late = ReplicaWatch(trainers)
+    with pytest.raises(TypeError, match="too many positional arguments") as raised, late:
+        trainers.build.call("unknown", 1).get(SECONDS)
+    assert "Before that, before the first step, gpus=0 has other values" in raised.value.__notes__[-1]
+    assert late.diagnosis.findings[0].text.startswith("before the first step, gpus=0 has other values than the rest")
+    with pytest.raises(ValueError, match="every=0 is not a positive number"):
+        ReplicaWatch(trainers, 0)
+    with pytest.raises(TypeError, match="a mesh of actors or of processes, not a str"):
+        ReplicaWatch("trainers")  # type: ignore[arg-type]
 
 
 def test_shards_are_compared_with_the_same_shard_of_other_ranks_alone(trainers: Any) -> None:

@@ -78,7 +78,9 @@ def test_too_few_gpus_is_an_error_that_says_how_to_share(monkeypatch: pytest.Mon
 
 
 def _mesh(name: str, env: Any, hosts: tuple[str, ...] = ("h1",)) -> SimpleNamespace:
-    return SimpleNamespace(name=name, hosts=hosts, spawn_spec=SimpleNamespace(env=tuple(env)))
+    unused: Any = None
+    spec = proc_spawn.ProcSpawnSpec(unused, unused, tuple(env), (), (), None, "")
+    return SimpleNamespace(name=name, hosts=hosts, spawn_spec=spec)
 
 
 def test_two_meshes_on_the_same_gpus_warn_with_both_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,9 @@ def _start(name: str, port: int, key: bytes | None) -> _Met:
     while (report := read_report(report_file)) is None and process.poll() is None and time.monotonic() < until:
         time.sleep(_LOOK_S)
     if report is None or report.ended:
+        if report is not None:  # it ends by itself, and is about to say why
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
         process.kill()
         process.wait()
         _workers.remove((process, folder))
