@@ -18,7 +18,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Tests that look at all of the sources: `make check` runs all of them, `make test` the cheap ones.
 CHECKS = $(patsubst %,tests/unit/test_%.py,layers stubs reach site typing front_end wheel)
 
-.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-clusters test-verbs random-programs models planted-faults soak chaos docs docs-serve gpu-report screenshots clean
+.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-clusters test-frameworks test-verbs random-programs models planted-faults soak chaos docs docs-serve gpu-report screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -102,6 +102,18 @@ test-loggers: setup ## metrics in TensorBoard, Weights & Biases and MLflow, whic
 	$(PY) -m pip install --quiet --disable-pip-version-check '.[loggers]'
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	$(PY) -m pytest tests/cluster/test_metrics_export.py $(PYTEST_ARGS)
+
+# The frameworks that people run, at their newest, in an environment of their own.
+FRAMEWORKS_VENV := build/frameworks-venv
+FRAMEWORKS := accelerate lightning peft torchtitan transformers trl
+
+$(FRAMEWORKS_VENV)/.stamp: pyproject.toml constraints.txt
+	scripts/make-venv $(FRAMEWORKS_VENV)
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --constraint constraints.txt --editable '.[lab,torch,debug,dev]' $(FRAMEWORKS)
+	@touch $@
+
+test-frameworks: $(FRAMEWORKS_VENV)/.stamp browser ## the pages of docs/frameworks and what goes wrong in each framework, which it installs
+	$(FRAMEWORKS_VENV)/bin/python -m pytest -m frameworks --timeout 600 tests $(PYTEST_ARGS)
 
 test-verbs: setup ## RDMABuffer over RDMA verbs, in a guest with a soft device where this machine has none (minutes)
 	scripts/test-verbs $(PY)

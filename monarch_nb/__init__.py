@@ -80,7 +80,7 @@ _HOMES = {
 
 # Public modules, also reached as attributes without an import of their own.
 _MODULES = frozenset(
-    {"actor", "config", "data", "debug", "distributed", "exceptions", "job", "rdma", "spmd", "testing"}
+    {"actor", "config", "data", "debug", "distributed", "exceptions", "job", "lightning", "rdma", "spmd", "testing"}
 )
 
 

@@ -226,7 +226,7 @@ def run(script: str, *arguments: str, on: ProcMesh | None = None, procs: int | N
     Raises ActorError with what ranks raised, or with an exit status other than 0; ValueError and FileNotFoundError.
     """
     program = SPMDProgram.read([script, *arguments])
-    begin(program, _own_mesh(procs) if on is None else on).get()
+    begin(program, own_mesh(procs) if on is None else on).get()
 
 
 def machine_size() -> int:
@@ -237,7 +237,8 @@ def machine_size() -> int:
     return min(cores, _MOST_ON_CPU)
 
 
-def _own_mesh(procs: int | None) -> ProcMesh:
+def own_mesh(procs: int | None) -> ProcMesh:
+    """The mesh of this machine on which programs run that name none; a lost process is healed."""
     count = machine_size() if procs is None else procs
     living = [mesh for mesh in _own if state_of(mesh).stopped is None]
     if [len(mesh) for mesh in living] == [count]:

@@ -1,12 +1,14 @@
 """What trainers of frameworks log on a rank is reported as `log` reports it, without a line of the program."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from monarch_nb import telemetry
 from monarch_nb._imported import when_imported
+from monarch_nb.runtime import started
 
-__all__ = ["install"]
+__all__ = ["install", "lightning_callbacks", "pytorch_lightning_callbacks"]
 
 
 def install() -> None:
@@ -29,3 +31,40 @@ def _on_log(_: Any, args: Any, state: Any, control: Any, logs: Mapping[str, Any]
         return
     numbers = {name: value for name, value in logs.items() if isinstance(value, int | float) and name != "epoch"}
     telemetry.log(step=state.global_step, **numbers)
+
+
+def lightning_callbacks() -> list[object]:
+    """The callbacks that Lightning adds to every `Trainer` of a cluster: it finds this function as an entry point."""
+    return _lightning_callback("lightning.pytorch")
+
+
+def pytorch_lightning_callbacks() -> list[object]:
+    """The same for the package `pytorch_lightning`."""
+    return _lightning_callback("pytorch_lightning")
+
+
+def _lightning_callback(package: str) -> list[object]:
+    if started() is None:  # a program of Lightning's alone
+        return []
+    methods = {"on_train_batch_end": _on_train_batch_end, "on_validation_end": _on_validation_end}
+    return [type("MeshMetricsCallback", (import_module(package).Callback,), {**methods, "reported": {}})()]
+
+
+def _on_train_batch_end(callback: Any, trainer: Any, *_: Any) -> None:
+    """Reports what a `LightningModule` logs in its steps, as often as the trainer's loggers get it."""
+    if trainer.global_step % trainer.log_every_n_steps == 0:
+        _report_from_lightning(callback, trainer)
+
+
+def _on_validation_end(callback: Any, trainer: Any, _: Any) -> None:
+    if not trainer.sanity_checking:
+        _report_from_lightning(callback, trainer)
+
+
+def _report_from_lightning(callback: Any, trainer: Any) -> None:
+    """Reports the metrics that have changed since the last report."""
+    numbers = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
+    changed = {name: value for name, value in numbers.items() if callback.reported.get(name) != value}
+    callback.reported = numbers
+    if changed:
+        telemetry.log(step=trainer.global_step, **changed)

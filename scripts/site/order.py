@@ -22,6 +22,7 @@ def nav() -> list[Entry]:
                 {"Concepts": "concepts.md"},
                 {"Coming from torchrun": "coming-from-torchrun.md"},
                 {"Coming from torchmonarch": "coming-from-torchmonarch.md"},
+                {"Coming from Lightning": "coming-from-lightning.md"},
                 {"Coming from Ray": "coming-from-ray.md"},
                 {"Coming from ipyparallel": "coming-from-ipyparallel.md"},
             ]

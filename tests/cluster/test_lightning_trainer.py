@@ -1,0 +1,133 @@
+"""A `Trainer` made here runs on the ranks of a mesh, and has afterwards what a training in this process leaves."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+L = pytest.importorskip("lightning", reason="Lightning is not installed here: make test-frameworks")
+
+import torch  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+from monarch_nb.actor import ActorError, ProcMesh, SupervisionError, heal_mesh  # noqa: E402
+from monarch_nb.lightning import MonarchStrategy  # noqa: E402
+from tests.cluster.actor_tools import Faults, spawned  # noqa: E402
+from tests.polling import until  # noqa: E402
+
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.timeout(180),
+    pytest.mark.filterwarnings("ignore"),  # Lightning's advice about workers of data loaders
+]
+
+
+class Line(L.LightningModule):  # type: ignore[misc]
+    def __init__(self, wrong: str = "", folder: Path = Path()) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.wrong, self.folder = wrong, folder
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        if index == 2 and self.trainer.global_rank == 1:
+            if self.wrong == "raises":
+                raise ValueError("no such batch")
+            if self.wrong == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+        if index == 2 and self.wrong == "waits":
+            (self.folder / f"waits{self.trainer.global_rank}").touch()
+            threading.Event().wait()
+        loss = torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("val_loss", torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1]), sync_dist=True)
+
+    def predict_step(self, batch: Any, index: int) -> Any:
+        return self.layer(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def data() -> Any:
+    x = torch.linspace(-1, 1, 128).unsqueeze(1)
+    return DataLoader(TensorDataset(x, 3 * x + 1), batch_size=8)
+
+
+def trainer(mesh: ProcMesh | None, **options: Any) -> Any:
+    given = {"logger": False, "enable_checkpointing": False, "max_epochs": 8, **options}
+    return L.Trainer(
+        strategy=MonarchStrategy(mesh),
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **given,
+    )
+
+
+@pytest.fixture
+def workers() -> Iterator[ProcMesh]:
+    spawning = spawned(2, "workers")
+    yield next(spawning)
+    next(spawning, None)
+
+
+def test_a_fit_leaves_weights_metrics_counters_and_checkpoints_here(workers: ProcMesh, tmp_path: Path) -> None:
+    model = Line()
+    first = trainer(workers, default_root_dir=tmp_path, enable_checkpointing=True)
+    first.fit(model, data(), data())
+    assert (first.world_size, first.num_devices, first.global_step, first.current_epoch) == (2, 2, 64, 8)
+    assert model.layer.weight.item() == pytest.approx(3, abs=0.2)
+    assert first.callback_metrics["val_loss"].item() < 0.1
+    best = Path(first.checkpoint_callback.best_model_path)
+    assert best.is_file()
+    assert tmp_path in best.parents
+    with pytest.raises(RuntimeError, match=r"has run fit\(\) before"):
+        first.fit(model, data())
+    assert first.validate(model, data(), verbose=False)[0]["val_loss"] < 0.1
+    predicted = trainer(workers).predict(model, data())
+    assert sum(map(len, predicted)) == 64
+    reported = {rank: [step for step, _ in points] for rank, points in workers.metrics["loss"].items()}
+    assert [steps[:7] for steps in reported.values()] == [[8, 16, 24, 32, 40, 48, 50]] * 2
+    assert "val_loss" in workers.metrics
+    larger = trainer(None, devices=3, max_epochs=9, default_root_dir=tmp_path)
+    larger.fit(model, data(), ckpt_path=str(best))
+    assert (larger.world_size, larger.current_epoch, larger.global_step) == (3, 9, 64 + 6)
+
+
+@pytest.mark.slow
+def test_an_exception_on_a_rank_ends_the_fit_everywhere(workers: ProcMesh) -> None:
+    with pytest.raises(ActorError, match="no such batch") as raised:
+        trainer(workers).fit(Line("raises"), data())
+    assert "gpus=1" in str(raised.value)
+    trainer(workers, max_epochs=1).fit(Line(), data())
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_fit_until_healed(workers: ProcMesh, faults: Faults) -> None:
+    with pytest.raises(SupervisionError, match=r"ended     by signal 9 \(SIGKILL\)"):
+        trainer(workers).fit(Line("dies"), data())
+    assert "gpus': 1/2" in str(faults.next())
+    trainer(heal_mesh(workers), max_epochs=1).fit(Line(), data())
+
+
+@pytest.mark.slow
+def test_stop_ends_the_training_on_all_ranks(workers: ProcMesh, tmp_path: Path) -> None:
+    def press() -> None:
+        until(lambda: len(list(tmp_path.glob("waits*"))) == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    presses = threading.Thread(target=press)
+    presses.start()
+    with pytest.raises(RuntimeError, match="the training on workers was interrupted; its processes can be used"):
+        trainer(workers).fit(Line("waits", tmp_path), data())
+    presses.join()
+    assert signal.getsignal(signal.SIGINT) is handler
+    trainer(workers, max_epochs=1).fit(Line(), data())
