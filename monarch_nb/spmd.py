@@ -111,6 +111,7 @@ class SPMDProgram(Struct, frozen=True):
             folder = os.getcwd() if self.source is None else os.path.dirname(self.words[0])
             sys.argv, sys.path[:0] = list(self.words), [folder]
             _forget_edited(folder)
+            _renew_arguments()
             reseed()
             _began = time.time()
             self._execute(main)
@@ -171,6 +172,14 @@ def _reset_frameworks() -> None:
         if state is not None:
             state.AcceleratorState._reset_state(reset_partial_state=True)
             state.GradientState._reset_state()
+
+
+def _renew_arguments() -> None:
+    """Has torchtitan read the command line again: its parser keeps the one of its first import."""
+    manager = sys.modules.get("torchtitan.config.manager")
+    with contextlib.suppress(AttributeError):
+        if manager is not None:
+            manager.ConfigManager.parse_args.__defaults__ = (sys.argv[1:],)
 
 
 def _host_port() -> tuple[str, int]:

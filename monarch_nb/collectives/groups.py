@@ -364,7 +364,7 @@ class ProcessGroups:
             self._cut_group(name)
         groups = self._live()
         outlived([groups[name] for name in names if name in groups])
-        retire_meshes(names)
+        retire_meshes(set(self._live(apart=True)) - names)  # the program may have destroyed others by itself
         default = module._world.default_pg
         left = set(module._world.pg_names.values()) - names
         try:

@@ -129,15 +129,15 @@ def watch_meshes(module: ModuleType) -> None:
     kind.__init__ = init
 
 
-def retire_meshes(names: Collection[str]) -> None:
-    """Device meshes with a group of these names equal no other mesh from now on.
+def retire_meshes(living: Collection[str]) -> None:
+    """Device meshes with a group that is not among the living ones, by name, equal no other mesh from now on.
 
     DTensor's caches, which each thread has for itself, compare meshes by shape and ranks: they would find what they
     know of such a mesh, and the mesh with it, for the one that takes its place.
     """
     for known in tuple(_meshes.values()):
         mesh = known()
-        if mesh is not None and not set(names).isdisjoint(_names_of_groups(mesh)):
+        if mesh is not None and not set(living).issuperset(_names_of_groups(mesh)):
             mesh._thread_id = f"given up {id(mesh)}"  # a part of what meshes are compared by, unused here
 
 

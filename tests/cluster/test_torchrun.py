@@ -1,11 +1,12 @@
 """torchrun's command lines as jobs: what they ask for, and the script on all processes."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from monarch_nb._torchrun import TorchrunCommand, serve
 from monarch_nb.actor import ActorError, ProcMesh, run_on
 from monarch_nb.job import job_load, running_jobs
 from monarch_nb.runtime import current_runtime
-from monarch_nb.spmd import run
+from monarch_nb.spmd import SPMDProgram, run
 from tests.cluster.fault_tools import ROOT
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 
@@ -137,6 +138,51 @@ def test_a_script_runs_again_and_again_in_the_same_processes(host: Any, tmp_path
     with pytest.raises(FileNotFoundError, match=r"there is no script none\.py"):
         run("none.py", on=procs)
     procs.stop().get()
+
+
+SHARDED = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+norm = torch.nn.utils.get_total_norm([distribute_tensor(torch.ones(4), mesh, [Shard(0)])] * 2).full_tensor().item()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+def test_a_script_with_a_device_mesh_runs_twice(host: Any, tmp_path: Path) -> None:
+    """DTensor keeps what it knows of the mesh of the first run, whose groups the script itself has destroyed."""
+    script = tmp_path / "sharded.py"
+    script.write_text(SHARDED)
+    procs: ProcMesh = host.spawn_procs(per_host={"gpus": 2}, name="sharded")
+    for _ in range(2):
+        run(str(script), on=procs)
+        assert procs.run(of_main, "norm").get().values() == pytest.approx([8**0.5] * 2)
+    procs.stop().get()
+
+
+REMEMBERS = """
+import sys
+
+class ConfigManager:
+    def parse_args(self, args=sys.argv[1:]):
+        return args
+"""
+
+
+def test_torchtitan_reads_the_arguments_of_each_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    manager: Any = ModuleType("torchtitan.config.manager")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "4"])
+    exec(REMEMBERS, vars(manager))
+    monkeypatch.setitem(sys.modules, manager.__name__, manager)
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nread = sys.modules['torchtitan.config.manager'].ConfigManager().parse_args()")
+    SPMDProgram.read([str(script), "--steps", "6"]).run()
+    assert of_main("read") == ["--steps", "6"]
 
 
 def of_main(name: str) -> Any:
