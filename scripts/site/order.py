@@ -29,6 +29,7 @@ def nav() -> list[Entry]:
         },
         {"Stories": [{stories.title(story): stories.page_of(story)} for story in stories.stories()]},
         {"Manual": ["manual/README.md", *chapters(), {"Configuration": "configuration.md"}]},
+        {"Frameworks": [*frameworks()]},
         {"Guides": [*guides()]},
         {"Reference": [{module_path(module): reference.page_of(module)} for module in modules()]},
         {
@@ -68,10 +69,19 @@ def _listed(folder: str) -> list[Entry]:
 
 def guides() -> list[Entry]:
     """One for each place that notebooks or clusters run in."""
+    return _titled("guides")
+
+
+def frameworks() -> list[Entry]:
+    """One for each framework that people train with."""
+    return _titled("frameworks")
+
+
+def _titled(folder: str) -> list[Entry]:
     found = []
-    for path in sorted((ROOT / "docs" / "guides").glob("*.md")):
+    for path in sorted((ROOT / "docs" / folder).glob("*.md")):
         title = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-        found.append({title[1] if title else path.stem: f"guides/{path.name}"})
+        found.append({title[1] if title else path.stem: f"{folder}/{path.name}"})
     return found
 
 

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.notebook.notebook import ANSI, Cell, Notebook
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
@@ -18,7 +20,10 @@ PAGES = (
     "docs/frameworks/lightning.md",
     *sorted(f"docs/manual/{path.name}" for path in ROOT.glob("docs/manual/*.md")),
     *(f"docs/guides/{name}.md" for name in ("colab", "jupyterhub", "lightning", "marimo", "vscode")),
+    "docs/frameworks/pytorch.md",
 )
+# Those of the others need what `make setup` does not install: tests/frameworks runs them.
+FRAMEWORKS = tuple(sorted(f"docs/frameworks/{path.name}" for path in ROOT.glob("docs/frameworks/*.md")))
 KINDS = re.compile(r"python( raises \w+| machines)?|output|sh|text")
 CHECK = "def _check(found, wanted): assert found == wanted, f'{found!r} is not {wanted!r}'"
 
@@ -61,3 +66,25 @@ def blocks(page: str) -> list[Block]:
         Block(page, text.count("\n", 0, found.start()) + 1, found["kind"].strip(), found["text"])
         for found in _FENCED.finditer(text)
     ]
+
+
+def run_page(page: str, notebook: Notebook, *, timeout: float = 60, warns: bool = False) -> None:
+    """Runs a page's cells from top to bottom, and compares what they show with what the page says.
+
+    `timeout` is that of a cell, in seconds. If a page `warns`, what is written to stderr does not matter.
+    """
+    notebook.aside(CHECK)
+    shown = Cell()
+    for block in blocks(page):
+        if block.is_cell:
+            shown = notebook.run(block.cell, timeout=timeout)
+            if warns:
+                shown.stderr = ""
+            ended = shown.error["ename"] if shown.error else None
+            assert (ended, shown.stderr) == (block.raises, ""), f"{block}\n{shown.traceback}"
+        elif block.kind == "output":
+            assert _lines(shown) == sorted(block.text.splitlines()), block
+
+
+def _lines(shown: Cell) -> list[str]:
+    return sorted(ANSI.sub("", f"{shown.stdout}{shown.stderr}{shown.text}").splitlines())

@@ -9,59 +9,45 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook.notebook import ANSI, Cell, Notebook
-from tests.notebook.pages import CHECK, KINDS, PAGES, ROOT, blocks
+from tests.notebook.notebook import Notebook
+from tests.notebook.pages import CHECK, FRAMEWORKS, KINDS, PAGES, ROOT, blocks, run_page
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
-# Pages of frameworks, which are imported on each rank, and write to the standard error.
-FRAMEWORKS = ("docs/frameworks/", "docs/coming-from-lightning.md")
+# Lightning, which is imported on each rank, and writes to the standard error.
+LIGHTNING = ("docs/frameworks/lightning.md", "docs/coming-from-lightning.md")
 NO_TORCH = "import os; os.environ['MONARCH_NB_PRELOAD'] = ''"
 # Pages that start hosts of their own, each of which would import torch.
 OWN_HOSTS = [f"docs/manual/{name}.md" for name in ("elastic", "examples", "examples_jobs", "hosts", "testing")]
+ALL = tuple(dict.fromkeys((*PAGES, *FRAMEWORKS)))
 WITH_CODE = [
     # One of them takes the cluster down, and who comes after it would wait for another one to import torch.
     pytest.param(page, marks=pytest.mark.last)
     if page.endswith("testing.md")
     else pytest.param(page, marks=pytest.mark.timeout(300))
-    if page.startswith(FRAMEWORKS)
+    if page in LIGHTNING
     else page
     for page in PAGES
     if any(block.is_cell for block in blocks(page))
 ]
 
 
-def _lines(shown: Cell) -> list[str]:
-    return sorted(ANSI.sub("", f"{shown.stdout}{shown.stderr}{shown.text}").splitlines())
-
-
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_a_page_runs_from_top_to_bottom_with_the_stated_results(page: str, fresh: Notebook) -> None:
-    fresh.aside(CHECK)
     if page in OWN_HOSTS:
         fresh.aside(NO_TORCH)
-    shown = Cell()
-    for block in blocks(page):
-        if block.is_cell:
-            shown = fresh.run(block.cell, timeout=180 if page.startswith(FRAMEWORKS) else 60)
-            ended = shown.error["ename"] if shown.error else None
-            stderr = "" if page.startswith(FRAMEWORKS) else shown.stderr
-            assert (ended, stderr) == (block.raises, ""), f"{block}\n{shown.traceback}"
-        elif block.kind == "output":
-            assert _lines(shown) == sorted(block.text.splitlines()), block
+    run_page(page, fresh, timeout=180 if page in LIGHTNING else 60, warns=page in LIGHTNING)
 
 
 def test_every_block_says_what_it_is() -> None:
-    assert [
-        (str(block), block.kind) for page in PAGES for block in blocks(page) if not KINDS.fullmatch(block.kind)
-    ] == []
+    assert [(str(block), block.kind) for page in ALL for block in blocks(page) if not KINDS.fullmatch(block.kind)] == []
 
 
 def test_every_chapter_is_in_the_contents_and_links_work() -> None:
     manual = ROOT / "docs" / "manual"
     contents = (manual / "README.md").read_text(encoding="utf-8")
     assert [path.name for path in manual.glob("[a-z]*.md") if f"({path.name})" not in contents] == []
-    for page in PAGES:
+    for page in ALL:
         for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             assert (ROOT / page).parent.joinpath(link).exists(), f"{page}: {link}"
 
