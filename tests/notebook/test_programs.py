@@ -1,5 +1,6 @@
 """%%spmd and %torchrun in a real kernel: nothing but the magic, and the next cell goes on."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -76,3 +77,34 @@ def test_a_wrong_line_says_what_to_write(nb: Notebook, script: Path, line: str, 
     assert words in nb.run(f"%torchrun {line.format(script=script)}").stderr
     script.with_name("wrong.py").write_text("x = (")
     assert nb.run(f"%torchrun {script.with_name('wrong.py')} on w").error["ename"] == "SyntaxError"
+
+
+LLAMA = """
+%%spmd w gpus=0-1
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from transformers import LlamaConfig, LlamaForCausalLM
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+config = LlamaConfig(
+    vocab_size=16, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+)
+model = DistributedDataParallel(LlamaForCausalLM(config))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+losses = []
+for step in range(5):
+    rows = (torch.arange(8) + torch.arange(4)[:, None] + dist.get_rank()) % 16
+    loss = model(input_ids=rows, labels=rows).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+losses[-1] < losses[0]
+"""
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="transformers is not installed")
+def test_a_model_of_transformers_trains_in_a_cell(nb: Notebook) -> None:
+    cell = nb.run(LLAMA.strip(), timeout=100).ok()
+    assert cell.text.splitlines()[1:] == ["  gpus=0-1: True"]
