@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 _C10D = "torch.distributed.distributed_c10d"
 _HELPER = "_new_process_group_helper"  # the function there that makes groups
+_NAMER = "_process_group_name"  # and the one that names them by their number
 _patched: "weakref.WeakSet[Callable[..., object]]" = weakref.WeakSet()
 _CONNECTS_S = 0.5  # for a connection to a store to be made
 _STORE_OPENS_S = 5.0  # for a thread that looks for a store that is not there to find the stand-in
@@ -112,8 +113,15 @@ class ProcessGroups:
 
         _patched.add(helper)
         setattr(module, _HELPER, helper)
-        if self._number:
-            module._world.group_count = self._number
+        name = getattr(module, _NAMER)
+
+        def namer(*args: object, **kwargs: object) -> object:
+            # PyTorch counts from 0 again where the program has destroyed all groups: a new rank would wait for another.
+            if not getattr(self._local, "apart", False):
+                module._world.group_count = max(module._world.group_count, self._number)
+            return name(*args, **kwargs)
+
+        setattr(module, _NAMER, namer)
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -379,7 +387,6 @@ class ProcessGroups:
                     module.destroy_process_group(groups[name])
         except Exception:
             logger.exception("process groups could not be given up: %s", ", ".join(sorted(names)))
-        module._world.group_count = number
         with self._lock:
             self._cut &= set(self._live())
             self._young &= self._cut

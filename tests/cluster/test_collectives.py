@@ -323,6 +323,36 @@ def test_healing_actors_that_join_a_group_in_init_reconstructs_all(host: Any, sh
         assert [old == new for old, new in zip(pids, after, strict=True)] == [False, True, False]
 
 
+class Rejoins(Actor):
+    """Joins a group of all ranks whenever it is asked to, or one of its own."""
+
+    @endpoint
+    def end(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @endpoint
+    def join(self, alone: bool = False) -> float:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if alone:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        else:
+            dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item()
+
+
+def test_a_healed_rank_meets_ranks_that_destroyed_their_groups(host: Any, shown: list[Any]) -> None:
+    with spawned(host, 2, name="rejoined") as procs:
+        rejoins: Any = procs.spawn("rejoins", Rejoins)
+        assert rejoins.slice(gpus=0).join.call_one(alone=True).get(SOON) == 1.0
+        with pytest.raises(SupervisionError):
+            rejoins.slice(gpus=1).end.call_one().get(SOON)
+        heal_mesh(procs, timeout=SOON)
+        assert rejoins.join.call().get(SOON).values() == [2.0, 2.0]
+
+
 def test_modules_on_groups_with_a_lost_rank_ask_to_be_rebuilt(host: Any, shown: list[Any]) -> None:
     with spawned(host, 2, name="halved") as procs:
         teams: dict[str, Any] = {kind: procs.spawn(kind, Keeper) for kind in ("ddp", "fsdp2")}
