@@ -9,7 +9,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-ORDER = ("quickstart", "tensors", "train_gpt", "weight_sync", "data_loading", "debugging", "who_is_to_blame")
+ORDER = (
+    *("quickstart", "tensors", "train_gpt", "weight_sync", "grpo", "data_loading"),
+    *("debugging", "who_is_to_blame"),
+)
 
 
 def page_of(story: str) -> str:
