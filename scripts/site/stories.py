@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 ORDER = (
     *("quickstart", "tensors", "train_gpt", "weight_sync", "grpo", "data_loading"),
-    *("debugging", "who_is_to_blame"),
+    *("elastic", "debugging", "who_is_to_blame"),
 )
 
 
