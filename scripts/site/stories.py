@@ -12,6 +12,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 ORDER = (
     *("quickstart", "tensors", "train_gpt", "weight_sync", "grpo", "data_loading"),
     *("elastic", "debugging", "who_is_to_blame"),
+    *("quickstart", "tensors", "train_gpt", "weight_sync", "data_loading", "pipeline", "serve"),
+    *("debugging", "who_is_to_blame"),
 )
 
 
