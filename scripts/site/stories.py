@@ -13,6 +13,7 @@ ORDER = (
     *("quickstart", "tensors", "train_gpt", "weight_sync", "grpo", "data_loading"),
     *("elastic", "debugging", "who_is_to_blame"),
     *("quickstart", "tensors", "train_gpt", "weight_sync", "data_loading", "pipeline", "serve"),
+    *("quickstart", "tensors", "train_gpt", "finetune", "weight_sync", "data_loading", "pipeline", "serve"),
     *("debugging", "who_is_to_blame"),
 )
 
