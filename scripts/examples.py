@@ -8,6 +8,7 @@ import argparse
 import re
 import socket
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ def words() -> dict[str, str]:
     """What only this machine says, and what stands for it."""
     found = {
         str(ROOT): "~/monarch-nb",
+        sysconfig.get_path("purelib"): "~/packages",
         sys.prefix: "~/venv",
         str(Path.home()): "~",
         socket.getfqdn(): HOST,

@@ -10,11 +10,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 ORDER = (
-    *("quickstart", "tensors", "train_gpt", "weight_sync", "grpo", "data_loading"),
+    *("quickstart", "tensors", "train_gpt", "finetune", "weight_sync", "grpo", "data_loading", "pipeline", "serve"),
     *("elastic", "debugging", "who_is_to_blame"),
-    *("quickstart", "tensors", "train_gpt", "weight_sync", "data_loading", "pipeline", "serve"),
-    *("quickstart", "tensors", "train_gpt", "finetune", "weight_sync", "data_loading", "pipeline", "serve"),
-    *("debugging", "who_is_to_blame"),
 )
 
 
