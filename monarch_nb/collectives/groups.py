@@ -113,7 +113,10 @@ class ProcessGroups:
 
         _patched.add(helper)
         setattr(module, _HELPER, helper)
-        name = getattr(module, _NAMER)
+        name = getattr(module, _NAMER, None)
+        if name is None:  # of another PyTorch
+            module._world.group_count = max(module._world.group_count, self._number)
+            return
 
         def namer(*args: object, **kwargs: object) -> object:
             # PyTorch counts from 0 again where the program has destroyed all groups: a new rank would wait for another.

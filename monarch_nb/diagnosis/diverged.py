@@ -29,10 +29,10 @@ def compare_replicas(mesh: "ActorMesh[Any] | ProcMesh", timeout: float = DEFAULT
 
     Each rank of an actor mesh sums up the tensors of its modules and optimizers, those in its attributes and in lists
     and dicts there; for a mesh of processes, those of cells. Parameters in DistributedDataParallel, and distributed
-    tensors by their placements, are to be equal; for other modules it is a suspicion (`sure` is False), where most
-    ranks are equal. Buffers are not compared. Runs between the calls of the actors, and blocks until these have ended,
-    for up to `timeout` seconds. Raises TypeError for a value that is not a mesh of actors or of processes, ValueError
-    for a `timeout` that is not positive.
+    tensors by their placements, are to be equal; for other modules, buffers, and the states of PyTorch's generators of
+    random numbers it is a suspicion (`sure` is False), where most ranks are equal. Runs between the calls of the
+    actors, and blocks until these have ended, for up to `timeout` seconds. Raises TypeError for a value that is not a
+    mesh of actors or of processes, ValueError for a `timeout` that is not positive.
     """
     if not isinstance(mesh, (ActorMesh, ProcMesh)):
         raise TypeError(f"compare_replicas() takes a mesh of actors or of processes, not {kind_of(mesh)}")

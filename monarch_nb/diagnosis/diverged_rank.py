@@ -1,5 +1,5 @@
-"""Checksums of the parameters and optimizer states that an actor, or a namespace, holds: its share of
-`compare_replicas`, and of `ReplicaWatch`, which takes them after steps of an optimizer."""
+"""Checksums of the parameters, buffers and optimizer states that an actor, or a namespace, holds, and of generators:
+its share of `compare_replicas`, and of `ReplicaWatch`, which takes them after steps of an optimizer."""
 
 import math
 import threading
@@ -7,6 +7,7 @@ import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,7 +40,10 @@ class TensorSum:
 
 
 def tensor_sums(holder: object) -> list[TensorSum]:
-    """The checksums of the parameters, and of the optimizer states, that an actor or a namespace holds."""
+    """The checksums of the parameters, buffers and optimizer states that an actor or a namespace holds.
+
+    With them those of PyTorch's generators of random numbers.
+    """
     attributes = holder if isinstance(holder, dict) else vars(holder)
     found = [pair for name, value in tuple(attributes.items()) for pair in _found(str(name), value, 0)]
     modules = [(path, each) for path, each in found if isinstance(each, nn.Module)]
@@ -54,12 +58,27 @@ def tensor_sums(holder: object) -> list[TensorSum]:
             if id(parameter) not in names:
                 names[id(parameter)] = f"{path}.{name}", replicated
                 sums += _sums(f"{path}.{name}", parameter, replicated)
+        # Ranks may rightly differ in what follows: it is a suspicion, and only where most of them are equal.
+        for name, buffer in inner.named_buffers():
+            if id(buffer) not in names:
+                names[id(buffer)] = f"{path}.{name}", False
+                sums += _sums(f"{path}.{name}", buffer, False)
+    if modules:
+        sums += _of_generators()
     seen: set[int] = set()
     for path, each in found:
         if isinstance(each, Optimizer) and id(each) not in seen:
             seen.add(id(each))
             sums += _of_optimizer(path, each, names)
     return sums
+
+
+def _of_generators() -> Iterator[TensorSum]:
+    """The states of PyTorch's generators of random numbers, on the CPU and on this rank's GPU."""
+    yield from _sums("PyTorch's random numbers", torch.get_rng_state(), False)
+    cuda: Any = torch.cuda
+    if cuda.is_initialized():
+        yield from _sums("PyTorch's random numbers on the GPU", cuda.get_rng_state(), False)
 
 
 def _of_optimizer(path: str, optimizer: Optimizer, names: Mapping[int, tuple[str, bool]]) -> Iterator[TensorSum]:

@@ -49,6 +49,16 @@ class Trainer(Actor):
                 self.drift()
 
     @endpoint
+    def draw(self) -> None:
+        torch.rand(1)
+
+    @endpoint
+    def normalize(self) -> None:
+        """Adds a layer whose buffers are another's on each rank."""
+        self.norm = torch.nn.BatchNorm1d(4, affine=False)
+        self.norm(torch.arange(8.0).view(2, 4) + dist.get_rank())
+
+    @endpoint
     def drift(self) -> None:
         with torch.no_grad():
             list(self.model.parameters())[1].add_(1e-6)
@@ -64,11 +74,11 @@ def test_the_rank_that_has_drifted_is_named(trainers: Any, kind: str, sure: bool
     trainers.build.call(kind).get(SECONDS)
     equal = compare_replicas(trainers)
     assert equal.findings == ()
-    assert equal.inspected == "16 tensors on 3 ranks of trainers"
+    assert equal.inspected == "17 tensors on 3 ranks of trainers"
     trainers.slice(gpus=1).drift.call_one().get(SECONDS)
     (finding,) = compare_replicas(trainers).findings
     assert (finding.kind, finding.mesh, finding.ranks, finding.sure) == ("diverged", "workers", (1,), sure)
-    assert finding.text.startswith("gpus=1 has other values than the rest in 1 of 16 tensors, first in model.0.bias (")
+    assert finding.text.startswith("gpus=1 has other values than the rest in 1 of 17 tensors, first in model.0.bias (")
     assert compare_replicas(trainers.slice(gpus=slice(0, 3, 2))).findings == ()
 
 
@@ -79,7 +89,7 @@ def test_the_step_since_which_a_rank_differs_is_named(trainers: Any) -> None:
     (finding,) = found.diagnosis.findings
     assert (finding.kind, finding.ranks, finding.sure) == ("diverged", (2,), True)
     # After 300 steps those are compared that are divisible by four.
-    assert finding.text.startswith("after step 204, gpus=2 has other values than the rest in 1 of 16 tensors, first in")
+    assert finding.text.startswith("after step 204, gpus=2 has other values than the rest in 1 of 17 tensors, first in")
     assert finding.text.endswith("; after step 200 they were equal")
     trainers.build.call("ddp").get(SECONDS)
     with ReplicaWatch(trainers, every=2) as equal:
@@ -97,6 +107,17 @@ def test_the_step_since_which_a_rank_differs_is_named(trainers: Any) -> None:
         ReplicaWatch("trainers")  # type: ignore[arg-type]
 
 
+def test_buffers_and_random_numbers_that_differ_are_suspicions(trainers: Any) -> None:
+    trainers.build.call("ddp").get(SECONDS)
+    trainers.slice(gpus=1).draw.call_one().get(SECONDS)
+    (finding,) = compare_replicas(trainers).findings
+    assert (finding.ranks, finding.sure) == ((1,), False)
+    assert "in 1 of 17 tensors, first in PyTorch's random numbers" in finding.text
+    trainers.normalize.call().get(SECONDS)
+    assert compare_replicas(trainers).inspected == "20 tensors on 3 ranks of trainers"
+    assert {finding.ranks for finding in compare_replicas(trainers).findings} == {(1,)}
+
+
 def test_shards_are_compared_with_the_same_shard_of_other_ranks_alone(trainers: Any) -> None:
     trainers.build.call("fsdp").get(SECONDS)
     trainers.slice(gpus=1).drift.call_one().get(SECONDS)
@@ -109,7 +130,7 @@ def test_models_of_cells_are_compared_and_silent_ranks_named(trainers: Any) -> N
     cell = "import torch\nnet = torch.nn.Linear(2, 2)\nfor each in net.parameters(): each.data.fill_(rank)"
     run_on(procs, cell).get(SECONDS)
     diagnosis = compare_replicas(procs)
-    assert (diagnosis.findings, diagnosis.inspected) == ((), "2 tensors on 2 ranks of cells")
+    assert (diagnosis.findings, diagnosis.inspected) == ((), "3 tensors on 2 ranks of cells")
     busy = run_on(procs.slice(gpus=1), "import time; time.sleep(3)")
     assert "gpus=1 did not answer: no result within" in compare_replicas(procs, 0.5).inspected
     busy.get(SECONDS)

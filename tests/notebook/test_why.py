@@ -68,5 +68,5 @@ def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path:
     assert "nothing found: 3 processes of workers, each with " in nb.run("%why trainers --memory").ok().text
     cell = nb.run("%%why trainers --memory\ntrainers.train.call('/dev/null').get()").ok()
     assert "nothing found: 3 ranks of trainers" in cell.text
-    assert "or %%why NAME --memory" in nb.run("%%why --memory\n1").stderr
+    assert "%%why NAME --memory, or %%why NAME --replicas" in nb.run("%%why --memory\n1").stderr
     nb.run("%stop workers").ok()

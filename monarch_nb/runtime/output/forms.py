@@ -69,7 +69,7 @@ def may_be_rich(value: object) -> bool:
     kind = type(value)
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
     return any(hasattr(kind, name) for name in (_MIMEBUNDLE, *_METHODS.values())) or (
-        figure is not None and isinstance(value, figure)
+        figure is not None and issubclass(kind, figure)
     )
 
 
@@ -125,12 +125,13 @@ def _asked(value: object, name: str, **arguments: object) -> object:
 def _figure(value: object) -> bytes | None:
     """A figure of matplotlib as PNG; None for anything else."""
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
-    if figure is None or not isinstance(value, figure):
+    if figure is None or not issubclass(type(value), figure):  # without asking the object, which may be anything
         return None
     file = io.BytesIO()
+    drawn: Any = value
     try:
-        value.canvas.print_figure(file, format="png", dpi=value.dpi, facecolor=value.get_facecolor(),
-                                  edgecolor=value.get_edgecolor(), bbox_inches="tight")  # fmt: skip
+        drawn.canvas.print_figure(file, format="png", dpi=drawn.dpi, facecolor=drawn.get_facecolor(),
+                                  edgecolor=drawn.get_edgecolor(), bbox_inches="tight")  # fmt: skip
     except Exception as error:
         sys.stderr.write(f"the figure could not be drawn: {error_line(error)}\n")
         return None
