@@ -278,9 +278,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=None, help="docs/diagnosis.md, in which the table is replaced")
     options = parser.parse_args()
     print(f"load before: {load()}")
-    simulated = [*simulated_hang()]
-    slow = [*slow_ranks(options.times, options.seconds)] if options.times else []
-    rows = dict([*hangs(), *simulated, *costs(), *slow])
+    slow = slow_ranks(options.times, options.seconds) if options.times else ()
+    rows = dict([*simulated_hang(), *hangs(), *costs(), *slow])
     print("| figure | measured | target |\n|---|---|---|")
     for name, value in rows.items():
         print(f"| {name} | {value} | {TARGETS[name]} |")

@@ -207,16 +207,15 @@ def _interrupted(mesh: ProcMesh, running: Future[ValueMesh[object]]) -> str:
 def _run_on_rank(trainer: pl.Trainer | None, function: Callable[[], object]) -> object:
     value = function()
     if trainer is None:
-        return value if _is_first() else None
-    model = trainer.lightning_module
-    weights = model.state_dict()  # on all ranks: metrics in it are reduced
+        return value
     fits = trainer.state.fn == TrainerFn.FITTING
+    weights = trainer.lightning_module.state_dict() if fits else None  # on all ranks: metrics in it are reduced
     strategy: Strategy = trainer.strategy
     if not strategy.is_global_zero:
         return None
     return _Result(
         move_data_to_device(value, "cpu"),
-        move_data_to_device(weights, "cpu") if fits else None,
+        move_data_to_device(weights, "cpu"),
         trainer.state,
         move_data_to_device(dict(trainer.callback_metrics), "cpu"),
         {callback.state_key: move_data_to_device(callback.state_dict(), "cpu") for callback in _callbacks(trainer)},
@@ -226,10 +225,6 @@ def _run_on_rank(trainer: pl.Trainer | None, function: Callable[[], object]) -> 
 
 def _callbacks(trainer: pl.Trainer) -> list[pl.Callback]:
     return list(vars(trainer)["callbacks"])  # which Lightning sets without declaring it
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _restore(trainer: pl.Trainer, result: _Result) -> None:

@@ -136,7 +136,7 @@ class _Clock:
 
 
 class _Reading:
-    __slots__ = ("moment", "objects", "resident", "tensors")
+    __slots__ = ("moment", "resident", "tensors")
 
     def __init__(self, moment: _Moment, tensors: "dict[AllocatedAt, tuple[int, int]]") -> None:
         self.moment, self.tensors = moment, tensors

@@ -35,15 +35,15 @@ def _on_log(_: Any, args: Any, state: Any, control: Any, logs: Mapping[str, Any]
 
 def lightning_callbacks() -> list[object]:
     """The callbacks that Lightning adds to every `Trainer` of a cluster: it finds this function as an entry point."""
-    return _lightning_callback("lightning.pytorch")
+    return _callbacks_of("lightning.pytorch")
 
 
 def pytorch_lightning_callbacks() -> list[object]:
     """The same for the package `pytorch_lightning`."""
-    return _lightning_callback("pytorch_lightning")
+    return _callbacks_of("pytorch_lightning")
 
 
-def _lightning_callback(package: str) -> list[object]:
+def _callbacks_of(package: str) -> list[object]:
     if started() is None:  # a program of Lightning's alone
         return []
     methods = {"on_train_batch_end": _on_train_batch_end, "on_validation_end": _on_validation_end}
