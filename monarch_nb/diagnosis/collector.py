@@ -1,7 +1,6 @@
 """`diagnose(mesh)`: collects evidence from every process of a mesh, twice, and returns the verdict."""
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -10,8 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, by_certainty
-from monarch_nb.diagnosis.judge import LONG_S, STOPPED, Procs, UnansweredCall, judge
+from monarch_nb.diagnosis.findings import UNRECORDED, CallAbortedError, Diagnosis, by_certainty
+from monarch_nb.diagnosis.judge import LONG_S, STOPPED, Procs, UnansweredCall, is_in_unrecorded, judge
 from monarch_nb.diagnosis.verbs import INSPECT, Evidence, Inspect
 from monarch_nb.host.linux import processor_time, state_letter
 from monarch_nb.lifecycle.interrupts import interrupted
@@ -275,19 +274,9 @@ def _states(state: MeshState) -> tuple[dict[int, str], dict[int, str]]:
     return {rank.rank: rank.state for rank in ranks}, {rank.rank: rank.detail for rank in ranks if rank.detail}
 
 
-def _is_in_collective(evidence: Evidence) -> bool:
-    lines = [line.file for running in evidence.running for line in running.lines]
-    return any(f"{os.sep}torch{os.sep}distributed{os.sep}" in file for file in lines)
-
-
 def _inspected(procs: ProcState, found: dict[int, Evidence]) -> str:
     """What was inspected, and what cannot be seen."""
     running = sum(bool(evidence.running) for evidence in found.values())
     text = f"{counted(len(found), 'process')} of {procs.name}, {running} of them running something"
-    silent = [rank for rank, seen in found.items() if not seen.has_recorder and _is_in_collective(seen)]
-    if silent:
-        text += (
-            f"; collectives of {places_of(procs.region, silent) or 'it'} are not recorded: the variable "
-            "TORCH_FR_BUFFER_SIZE is 0 there, or this PyTorch records none of gloo"
-        )
-    return text
+    silent = [rank for rank, seen in found.items() if is_in_unrecorded(seen)]
+    return f"{text}; of {places_of(procs.region, silent) or 'it'}, {UNRECORDED}" if silent else text

@@ -129,7 +129,7 @@ class ReplicaWatch:
         if every < 1:
             raise ValueError(f"every={every} is not a positive number of steps")
         self._every = every
-        self._ranks: RankWatch[ReplicaHistory] = RankWatch(mesh, _RANK, last=_holder(mesh))
+        self._ranks: RankWatch[ReplicaHistory] = RankWatch(mesh, f"{_RANK}.ReplicaSums", last=_holder(mesh))
         self.diagnosis = Diagnosis((), "nothing yet")
 
     def __enter__(self) -> "ReplicaWatch":

@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+try:
+    from torch.distributed.tensor import DTensor
+except ImportError:  # PyTorch 2.4
+    from torch.distributed._tensor import DTensor  # type: ignore[attr-defined]
 
 _DEPTH = 3  # of containers that are searched for modules
 _MOST = 1000  # elements of a container
@@ -171,7 +175,7 @@ class ReplicaHistory:
         ]
 
 
-class _ReplicaWatch:
+class ReplicaSums:
     """Sums up what a holder has after steps of the first optimizer that makes some on this thread."""
 
     def __init__(self, every: int, holder: object) -> None:
@@ -205,21 +209,7 @@ class _ReplicaWatch:
         self._readings.append(ReplicaReading(self._steps, [*self._tensors].index(names), checksums, norms))
 
     def end(self) -> ReplicaHistory:
+        """Ends it. Returns what was summed up."""
         self._hook.remove()
         self._read()
         return ReplicaHistory(tuple(self._tensors.values()), tuple(self._readings))
-
-
-_watches: dict[int, _ReplicaWatch] = {}
-
-
-def begin(number: int, every: int, holder: object) -> None:
-    """Begins to sum up what `holder` has after every so many steps of an optimizer."""
-    _watches[number] = _ReplicaWatch(every, holder)
-
-
-def end(number: int) -> ReplicaHistory:
-    """Ends it. Raises RuntimeError if none runs."""
-    if number not in _watches:
-        raise RuntimeError("its process is a new one, which was not watched")
-    return _watches.pop(number).end()

@@ -20,6 +20,9 @@ Kind = Literal[
     "diverged",
     "memory",
 ]
+UNRECORDED = (
+    "collectives are not recorded there: the variable TORCH_FR_BUFFER_SIZE is 0, or this PyTorch records none of gloo"
+)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ PAUSES = 2.0  # times the longest pause between two collectives, before a rank t
 _WAITS = frozenset(
     {"", "wait", "wait_tensor", "barrier", "monitored_barrier", "synchronize", "item", "tolist", "cpu", "numpy", "to"}
 )
+_COLLECTIVES = "/torch/distributed/distributed_c10d.py"  # the module whose functions they are
 # Operations whose inputs are alike on all ranks.
 _ALIKE = ("all_reduce", "broadcast", "reduce", "barrier", "_all_gather_base", "_allgather_base")
 
@@ -58,6 +59,7 @@ def judge(procs: Procs) -> tuple[Finding, ...]:
     """Returns the findings about one mesh, the certain ones first; none where nothing waits for anything."""
     ended = [*_ended(procs), *_locked(procs)]
     findings = [*ended, *_collectives(procs, {rank for finding in ended for rank in finding.ranks})]
+    findings += _unrecorded(procs, {rank for finding in findings for rank in finding.ranks})
     explained = {rank for finding in findings for rank in finding.ranks}
     findings += _calls(procs, explained | set(_in_collectives(procs)))
     return by_certainty(findings)
@@ -380,6 +382,36 @@ def _deadlock(procs: Procs, circle: Sequence[int]) -> Finding:
     return Finding("deadlock", procs.name, tuple(sorted(circle)), text, _source_of(procs, circle))
 
 
+def _unrecorded(procs: Procs, explained: Set[int]) -> Iterator[Finding]:
+    """Ranks that do nothing, while others of the same call are in collectives that PyTorch does not record."""
+    waiting = {rank for rank in procs.after if is_in_unrecorded(procs.after[rank]) and _does(procs, rank)[2]}
+    for call in procs.calls:
+        there = sorted(waiting & call.missing)
+        seconds = max((running.seconds for rank in there for running in _of_call(procs, rank, call.call)), default=0.0)
+        if seconds < procs.patience:
+            continue
+        alike: dict[tuple[str, str], list[int]] = {}
+        for rank in sorted(call.missing & procs.after.keys() - waiting - explained):
+            does, source, is_idle = _does(procs, rank)
+            if is_idle and not any(collective.is_pending for collective in procs.after[rank].collectives):
+                alike.setdefault((does, source), []).append(rank)
+        place = _where_of(procs, there)
+        for (does, source), ranks in alike.items():
+            text = (
+                f"{procs.where(there)} {_verb(there, 'waits')} in a collective{place and f' ({place})'} that is not "
+                f"recorded, and {procs.where(ranks)} {'is' if len(ranks) == 1 else 'are'} elsewhere: "
+                f"{_clause(does, ranks)}"
+            )
+            yield Finding("waiting_on", procs.name, tuple(ranks), text, source, sure=False)
+
+
+def is_in_unrecorded(evidence: Evidence) -> bool:
+    """Whether an endpoint has called a collective, as its stack shows, and nothing records them."""
+    return not evidence.has_recorder and any(
+        line.file.replace(os.sep, "/").endswith(_COLLECTIVES) for run in evidence.running for line in run.lines[:1]
+    )
+
+
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
@@ -399,7 +431,7 @@ def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
             has = _verb(ranks, "has")
             late = f"{has} not answered {call.title}() for {_seconds(seconds)}"
             text = f"{procs.where(ranks)} alone {late}; {_clause(does, ranks)}"
-            sure = sure and len(rest) * 2 < call.size
+            sure = sure and len(rest) * 2 < call.size and not any(is_in_unrecorded(procs.after[rank]) for rank in ranks)
             yield Finding("stuck" if sure else "waiting_on", procs.name, tuple(ranks), text, source, sure)
     for rank, awaited in _ends_of_chains(procs):
         does, source, _ = _does(procs, rank)

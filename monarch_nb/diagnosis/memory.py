@@ -120,7 +120,7 @@ class MemoryWatch:
     def __init__(self, mesh: AnyMesh) -> None:
         if not isinstance(mesh, ActorMesh | ProcMesh):
             raise TypeError(f"MemoryWatch() takes a mesh of actors or of processes, not {kind_of(mesh)}")
-        self._ranks: RankWatch[MemoryGrowth] = RankWatch(mesh, "monarch_nb.diagnosis.memory_rank")
+        self._ranks: RankWatch[MemoryGrowth] = RankWatch(mesh, "monarch_nb.diagnosis.memory_rank.GrowthReadings")
         self.diagnosis = Diagnosis((), "nothing yet")
 
     def __enter__(self) -> "MemoryWatch":

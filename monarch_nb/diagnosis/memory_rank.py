@@ -162,7 +162,7 @@ class _Objects:
                 self.counts[source] += counts[key]
 
 
-class _GrowthWatch:
+class GrowthReadings:
     """Records allocations of Python and, on this thread, of PyTorch."""
 
     def __init__(self) -> None:
@@ -197,6 +197,7 @@ class _GrowthWatch:
             self._stop_tracing()
 
     def end(self) -> MemoryGrowth:
+        """Ends it. Returns what has grown."""
         moment = self._clock.moment()
         self._over.set()
         self._thread.join()  # it may count objects, which takes a while
@@ -274,18 +275,3 @@ def _below(named: Iterable[tuple[str, object]], seen: set[int], deep: int) -> It
         yield name, len(value)
         if deep and isinstance(value, dict):
             yield from _below([(f"{name}.{key}", each) for key, each in tuple(value.items())], seen, deep - 1)
-
-
-_watches: dict[int, _GrowthWatch] = {}
-
-
-def begin(number: int) -> None:
-    """Begins to watch what this process, and PyTorch on this thread, allocates."""
-    _watches[number] = _GrowthWatch()
-
-
-def end(number: int) -> MemoryGrowth:
-    """Ends it. Raises RuntimeError if none runs."""
-    if number not in _watches:
-        raise RuntimeError("its process is a new one, which was not watched")
-    return _watches.pop(number).end()

@@ -39,7 +39,7 @@ class ValueWatch:
                 tensors.workers,
             )
         self._ranks: RankWatch[Findings] = RankWatch(
-            watched, "monarch_nb.diagnosis.nonfinite_rank", last="self" if self._operations is not None else ""
+            watched, "monarch_nb.diagnosis.nonfinite_rank.FirstNan", last="self" if self._operations is not None else ""
         )
         self._stop = stop
         self.findings: tuple[Finding, ...] = ()

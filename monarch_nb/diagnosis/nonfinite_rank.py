@@ -210,14 +210,15 @@ class ForwardRecord(Generic[T]):
         return self._last.get(number) or self._earlier.get(number)
 
 
-class _FirstNan(WatchMode):
-    """Checks the results of each operation until one has a NaN.
+class FirstNan(WatchMode):
+    """Checks the results of each operation that this thread runs until one has a NaN; of sharded tensors, those that
+    `worker` runs.
 
     Operations of an optimizer's step are not checked one by one, which would double its time, but its parameters are
     afterwards.
     """
 
-    def __init__(self, *, stop: bool, worker: Any = None, optimizers: bool = True) -> None:
+    def __init__(self, stop: bool, worker: Any = None, *, optimizers: bool = True) -> None:
         super().__init__()
         self.is_over = False
         self.nan: NonFinite | None = None
@@ -234,13 +235,16 @@ class _FirstNan(WatchMode):
             self._hooks.append(register_optimizer_step_pre_hook(self._step_begins))
             self._hooks.append(register_optimizer_step_post_hook(self._step_ends))
         self._stack: list[TorchDispatchMode] | None = None  # of an optimizer's step, in which this mode is left
+        self.enter()
 
-    def end(self) -> None:
+    def end(self) -> tuple[NonFinite | None, NonFinite | None]:
+        """Ends it. Returns the first NaN, and the first infinity that nobody wrote."""
         for hook in self._hooks:
             hook.remove()
         self._modules.end()
         if self._stack is None:  # else a step of an optimizer has raised, and the mode is left already
             self.leave()
+        return self.nan, self.inf
 
     def _step_begins(self, optimizer: Optimizer, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         if current.get() is None or torch.compiler.is_compiling():
@@ -402,8 +406,7 @@ class StepWatch:
     """Watches one step that nobody has asked to watch; `text` says afterwards what has been found, if anything."""
 
     def __init__(self) -> None:
-        self._mode = _FirstNan(stop=False, optimizers=False)  # it is made while hooks of optimizers run
-        self._mode.enter()
+        self._mode = FirstNan(stop=False, optimizers=False)  # it is made while hooks of optimizers run
         self._timer = threading.Timer(STEP_S, self._see_no_more)
         self._timer.daemon = True
         self._timer.start()
@@ -419,28 +422,10 @@ class StepWatch:
         if _get_current_dispatch_mode_stack()[-1:] != [self._mode]:
             return False
         self._timer.cancel()
-        self._mode.end()
-        found = self._mode.nan or self._mode.inf
-        self.text = found.text(self._mode.inf) if found is not None else ""
+        nan, inf = self._mode.end()
+        found = nan or inf
+        self.text = found.text(inf) if found is not None else ""
         return True
 
     def _see_no_more(self) -> None:
         self._mode.is_over = True  # the training has ended, or the step is too long to be watched all of it
-
-
-_running: dict[int, _FirstNan] = {}
-
-
-def begin(number: int, stop: bool, worker: Any = None) -> None:
-    """Begins to watch what this thread runs; of sharded tensors, what this worker runs."""
-    watch = _running[number] = _FirstNan(stop=stop, worker=worker)
-    watch.enter()
-
-
-def end(number: int) -> tuple[NonFinite | None, NonFinite | None]:
-    """Ends it. Returns the first NaN, and the first infinity that nobody wrote. Raises RuntimeError if none runs."""
-    if number not in _running:
-        raise RuntimeError("its process is a new one, which was not watched")
-    watch = _running.pop(number)
-    watch.end()
-    return watch.nan, watch.inf

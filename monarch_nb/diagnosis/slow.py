@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from monarch_nb.code.file_names import line_name
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.collector import answers_of, merged, meshes_of
-from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty, names_of
-from monarch_nb.diagnosis.slow_rank import MOST_SECONDS, WAITING
+from monarch_nb.diagnosis.findings import UNRECORDED, Diagnosis, Finding, by_certainty, names_of
+from monarch_nb.diagnosis.slow_rank import COLLECTIVE, MOST_SECONDS, WAITING
 from monarch_nb.diagnosis.verbs import BEGIN_TIMES, END_TIMES, BeginTimes, BegunTimes, EndTimes, RankTimes, TimeSpent
 from monarch_nb.mesh import ActorMesh, ProcMesh
 from monarch_nb.runtime import ProcState, Runtime, current_runtime
@@ -424,4 +424,7 @@ def _inspected(procs: ProcState, measured: MeasuredProcs, seconds: float) -> str
     silent = [rank for rank in procs.region.ndslice if rank not in found]
     if silent:
         text += f"; {measured.where(silent)} did not answer"
+    in_collectives = any(each.phase == COLLECTIVE for times in found.values() for each in times.spent)
+    if in_collectives and not any(times.collectives for times in found.values()):
+        text += f"; who begins collectives late cannot be seen: {UNRECORDED}"
     return text

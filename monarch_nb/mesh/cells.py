@@ -1,8 +1,9 @@
 """Cells on ranks: source that is run in processes, or inside actors between their messages."""
 
 import ast
+import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from monarch_nb.mesh.actor import ActorMesh
@@ -27,6 +28,9 @@ from monarch_nb.wire import text_of
 T = TypeVar("T")
 R = TypeVar("R")
 AnyMesh: TypeAlias = ActorMesh[Any] | ProcMesh
+
+_FILE = "<watch>"
+UNDONE_S = 5.0  # for ranks to end a watch that others could not begin
 
 
 def run_on(mesh: AnyMesh, source: str, *, filename: str = "<cell>") -> Future[ValueMesh[Any]]:
@@ -66,28 +70,30 @@ def values_or_errors(asked: Mapping[int, Future[ValueMesh[T]]], seconds: float |
 class RankWatch(Generic[R]):
     """A watch that runs on every rank of a mesh, on the thread that runs its endpoints.
 
-    `module` is the full name of a module with the functions `begin(number, ...)` and `end(number)`; `last` is the last
-    argument of the first one, as an expression that each rank evaluates, such as `self`.
+    `name` is the full name of a class: an instance is made where it begins, and what its method `end()` returns is the
+    answer of the rank. `last` is the last argument of the class, as an expression that each rank evaluates, such as
+    `self`.
     """
 
-    def __init__(self, mesh: AnyMesh, module: str, *, last: str = "") -> None:
+    def __init__(self, mesh: AnyMesh, name: str, *, last: str = "") -> None:
         self._last = last
-        self._mesh, self._module, self._number = mesh, module, time.time_ns()
+        self._mesh, self._name, self._number = mesh, name, time.time_ns()
         self.state: MeshState = state_of(mesh)
         self.procs = proc_state_of(self.state)
 
     def begin(self, *arguments: object) -> None:
         """Begins on all ranks, after what they run now. Blocks until then; raises what a rank raised."""
-        answers = values_or_errors(self._run("begin", *arguments), None)
+        given = ", ".join([*map(repr, (self._number, self._name, *arguments)), *filter(None, [self._last])])
+        answers = values_or_errors(run_on_each(self._mesh, _source("begin_watch", given), filename=_FILE), None)
         wrong = next((answer for answer in answers.values() if isinstance(answer, Exception)), None)
         if wrong is not None:
-            self._run("end")
+            values_or_errors(self._ended(), UNDONE_S)
             raise wrong
 
     def end(self, within: float, matter: str) -> tuple[dict[int, R], list[str]]:
         """Ends on all ranks. Returns what they answer, by base rank, and which did not say `matter`, and why."""
         found, notes = dict[int, R](), list[str]()
-        answers: Mapping[int, R | Exception | None] = values_or_errors(self._run("end"), within)
+        answers: Mapping[int, R | Exception | None] = values_or_errors(self._ended(), within)
         for rank, answer in answers.items():
             if isinstance(answer, Exception):
                 why = text_of(answer).partition("\n")[0]
@@ -97,12 +103,28 @@ class RankWatch(Generic[R]):
                 found[rank] = answer
         return found, notes
 
-    def _run(self, function: str, *arguments: object) -> dict[int, Future[ValueMesh[Any]]]:
-        given = ", ".join(map(repr, (self._number, *arguments)))
-        if self._last and function == "begin":
-            given += f", {self._last}"
-        source = f"__import__({self._module!r}, fromlist=['begin']).{function}({given})"
-        return run_on_each(self._mesh, source, filename="<watch>")
+    def _ended(self) -> dict[int, Future[ValueMesh[Any]]]:
+        return run_on_each(self._mesh, _source("end_watch", repr(self._number)), filename=_FILE)
+
+
+def _source(function: str, given: str) -> str:
+    return f"__import__({__name__!r}, fromlist=[{function!r}]).{function}({given})"
+
+
+_ends: dict[int, Callable[[], object]] = {}  # of the watches that run in this process
+
+
+def begin_watch(number: int, name: str, *arguments: object) -> None:
+    """Begins the share of this rank in a `RankWatch`."""
+    module, _, kind = name.rpartition(".")
+    _ends[number] = getattr(importlib.import_module(module), kind)(*arguments).end
+
+
+def end_watch(number: int) -> object:
+    """Ends it, and returns what it has to say. Raises RuntimeError if none runs."""
+    if number not in _ends:
+        raise RuntimeError("its process is a new one, which was not watched")
+    return _ends.pop(number)()
 
 
 def _on_actors(mesh: ActorMesh[Any], source: str, filename: str) -> Future[ValueMesh[Any]]:

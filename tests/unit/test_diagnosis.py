@@ -284,3 +284,24 @@ def test_a_patient_question_is_silent_where_others_have_waited_for_less() -> Non
 def test_messages_that_come_are_not_waited_for() -> None:
     receives, sends = rank(1, running(peers=(2,)), groups=(PAIR,)), rank(2, running(IN_QUEUE), groups=(PAIR,))
     assert judge(procs({0: rank(0, groups=(PAIR,)), 1: receives, 2: sends})) == ()
+
+
+def test_unrecorded_collectives_are_shown_with_the_ranks_that_are_elsewhere() -> None:
+    module = StackLine("/torch/distributed/distributed_c10d.py", 3252, "all_reduce", False)
+    waits = {number: Evidence((running((module, IN_REDUCE[1])),), rank=number) for number in (0, 2)}
+    idle, busy = (Evidence((running(IN_QUEUE, state=state),), rank=1) for state in "SR")
+    (finding,) = judge(procs({**waits, 1: idle}, calls=CALL))
+    assert (finding.kind, finding.ranks, finding.source, finding.sure) == (
+        "waiting_on",
+        (1,),
+        "/home/data.py:19",
+        False,
+    )
+    assert finding.text == (
+        "ranks [0, 2] wait in a collective (train.py:44) that is not recorded, and ranks [1] is elsewhere: it sits in "
+        "Queue.get at queue.py:171, called at data.py:19"
+    )
+    assert judge(procs({**waits, 1: busy}, calls=CALL)) == ()
+    assert judge(procs({**waits, 1: idle}, calls=CALL, patience=60.0)) == ()
+    one_left = (UnansweredCall("c1", "trainers.step", frozenset({0}), 3),)
+    assert [each.sure for each in judge(procs({0: waits[0], 1: rank(1), 2: rank(2)}, calls=one_left))] == [False]
