@@ -1,11 +1,15 @@
 """Environment variables as torchrun sets them, computed where a mesh is spawned."""
 
 import contextlib
+import ipaddress
+import os
 import random
 import socket
+import struct
+import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import msgspec
 
@@ -14,6 +18,9 @@ from monarch_nb.shape import RegionForm
 OURS = "MONARCH_NB_TORCHRUN"  # names the variables in a process's environment that were set here, not by the user
 _FROM = 15_000  # below are ports of well-known services
 _TRIES = 64
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915  # netdevice(7)
+_ELSEWHERE = "192.0.2.1"  # an address that no machine has (RFC 5737); nothing is sent there
 _lock, _last = threading.Lock(), 0
 
 
@@ -93,3 +100,48 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+@contextlib.contextmanager
+def gloo_interface(store: str) -> Iterator[None]:
+    """Groups of gloo that are made inside of it listen where the ranks on other machines reach them.
+
+    gloo listens at the address of the machine's own name, which many machines resolve to a loopback address. For a mesh
+    on several hosts, it is given the interface to `store`, the host of the group's store, unless the user has named
+    one.
+    """
+    spans_hosts = os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+    if not spans_hosts or _INTERFACE in os.environ or sys.platform != "linux" or not _is_loopback(socket.gethostname()):
+        yield
+        return
+    name = _interface_to(store if store and not _is_loopback(store) else _ELSEWHERE)
+    if name:
+        os.environ[_INTERFACE] = name
+    try:
+        yield
+    finally:
+        os.environ.pop(_INTERFACE, None)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a name has no address but loopback ones."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return True
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+
+
+def _interface_to(host: str) -> str:
+    """The network interface with the address from which a host is reached over IPv4; "" where there is none."""
+    import fcntl  # not on Windows
+
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if found[20:24] == own:
+                    return name
+    return ""

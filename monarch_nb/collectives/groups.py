@@ -19,7 +19,7 @@ import msgspec
 
 from monarch_nb._imported import when_imported
 from monarch_nb.collectives.connections import CAN_CUT, Connections, connections_to, cut_each, cut_to
-from monarch_nb.collectives.environment import OURS
+from monarch_nb.collectives.environment import OURS, gloo_interface
 from monarch_nb.collectives.renewal import (
     DDP,
     DEVICE_MESH,
@@ -109,7 +109,9 @@ class ProcessGroups:
             return
 
         def helper(*args: object, **kwargs: object) -> "tuple[ProcessGroup, object]":
-            return self._make(module, make, args, kwargs)
+            hosts = [host for each in (*args, *kwargs.values()) if (host := address(each)[0])]
+            with gloo_interface(hosts[0] if hosts else ""):
+                return self._make(module, make, args, kwargs)
 
         _patched.add(helper)
         setattr(module, _HELPER, helper)

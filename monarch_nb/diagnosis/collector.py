@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -12,12 +12,13 @@ import msgspec
 from monarch_nb.diagnosis.findings import UNRECORDED, CallAbortedError, Diagnosis, by_certainty
 from monarch_nb.diagnosis.judge import LONG_S, STOPPED, Procs, UnansweredCall, is_in_unrecorded, judge
 from monarch_nb.diagnosis.verbs import INSPECT, Evidence, Inspect
-from monarch_nb.host.linux import processor_time, state_letter
+from monarch_nb.host import verbs as host_verbs
+from monarch_nb.host.protocol import AskSamples, ProcSample
 from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
 from monarch_nb.mesh.operations import operations
-from monarch_nb.mesh.requests import ask_ranks
+from monarch_nb.mesh.requests import ask_ranks, request, settle
 from monarch_nb.runtime import (
     ActorState,
     Future,
@@ -30,10 +31,11 @@ from monarch_nb.runtime import (
     pending_future,
     proc_state_of,
     resolve_future,
+    when_done,
 )
 from monarch_nb.shape import MeshTrait, places_of
 from monarch_nb.store import describe
-from monarch_nb.wire import Verb, counted, host_of, kind_of
+from monarch_nb.wire import Verb, agent_of, counted, kind_of
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
@@ -122,12 +124,12 @@ def diagnosing(
     """
     diagnosis: Future[Diagnosis] = pending_future(describe=lambda: "looking for ranks that hold others up")
 
-    began = {rank: _processor_time(runtime, procs.address(rank)) for rank in procs.region.ndslice}
     missing = {call.call: frozenset(call.missing_ranks()) for call in _calls_of(runtime, procs)}
+    first, again = _Samples(runtime, procs), _Samples(runtime, procs)
 
     def judge_both(before: dict[int, Evidence], after: dict[int, Evidence]) -> None:
         try:
-            evidence = _evidence(runtime, procs, before, after, began)
+            evidence = _evidence(runtime, procs, before, after, first, again)
             calls = [call for call in evidence.calls if call.missing == missing.get(call.call)]  # others answer yet
             findings = judge(replace(evidence, calls=calls, patience=patience))
             for call in _calls_of(runtime, procs):
@@ -138,11 +140,55 @@ def diagnosing(
 
     def look_again(before: dict[int, Evidence]) -> None:
         within = min(SECOND_LOOK_S, timeout / 4)
-        look = partial(_look, runtime, procs, within, lambda after: judge_both(before, after))
-        runtime.later(min(LOOKS_APART_S, timeout / 8), look)
+        first.take(before, within, lambda: None)
+
+        def sample(after: dict[int, Evidence]) -> None:
+            again.take(after, within, lambda: judge_both(before, after))
+
+        runtime.later(min(LOOKS_APART_S, timeout / 8), partial(_look, runtime, procs, within, sample))
 
     _look(runtime, procs, timeout / 2, look_again)
     return diagnosis
+
+
+class _Samples:
+    """What the system of each host says of the processes that have not answered; its agent is asked for that."""
+
+    def __init__(self, runtime: Runtime, procs: ProcState) -> None:
+        self._runtime, self._procs = runtime, procs
+        self._found: dict[str, ProcSample] = {}
+        self.at = 0.0  # monotonic, when they were asked for
+
+    def of(self, rank: int) -> ProcSample:
+        """The sample of one process."""
+        return self._found.get(self._procs.address(rank), ProcSample("", math.nan))
+
+    def take(self, answered: Collection[int], within: float, then: Callable[[], None]) -> None:
+        """Goes on with `then` once all agents have answered, or after so many seconds. Does not block."""
+        self.at = time.monotonic()
+        by_host: dict[str, list[str]] = {}
+        for rank in self._procs.region.ndslice:
+            host = self._procs.layout.host_of(rank)
+            if rank not in answered and not operations().outage(host):
+                by_host.setdefault(host, []).append(self._procs.address(rank))
+        if not by_host:
+            then()
+            return
+        asked: list[Future[Any]] = [
+            request(self._runtime, agent_of(host), host_verbs.SAMPLES, AskSamples(tuple(addresses)))
+            for host, addresses in by_host.items()
+        ]
+        turns = iter((True,))
+
+        def over(_: object = None) -> None:
+            if next(turns, False):
+                for future in asked:
+                    if future.done() and future.exception(0) is None:
+                        self._found.update(future.get(0).procs)
+                then()
+
+        when_done(settle(asked, lambda: ""), over)
+        self._runtime.later(within, over)
 
 
 def meshes_of(runtime: Runtime, mesh: object) -> list[ProcState]:
@@ -213,7 +259,8 @@ def _evidence(
     procs: ProcState,
     before: dict[int, Evidence],
     after: dict[int, Evidence],
-    began: dict[int, tuple[float, float]],
+    first: "_Samples",
+    again: "_Samples",
 ) -> Procs:
     actors = _actors_on(runtime, procs)
     states, details = _states(procs)
@@ -228,10 +275,10 @@ def _evidence(
             states[rank] = "out of memory"
         if states[rank] in ("failed", "out of memory", "paused"):
             continue
-        letter = _state_letter(runtime, procs.address(rank))
+        letter = again.of(rank).letter
         if letter in STOPPED:
             states[rank] = STOPPED[letter]
-        elif letter == "S" and _sleeps(runtime, procs.address(rank), began[rank]):
+        elif letter == "S" and _sleeps(runtime, procs.address(rank), rank, first, again):
             states[rank] = "asleep"
         elif outage := operations().outage(procs.layout.host_of(rank)):
             states[rank], details[rank] = "unreachable", outage
@@ -242,31 +289,12 @@ def _evidence(
     return Procs(procs.name, states, details, before, after, calls, where=where)
 
 
-def _local_pid(runtime: Runtime, address: str) -> int:
-    """The number of a process of this machine; 0 for others."""
-    return runtime.part(ProcessWatcher).pids.get(address, 0) if host_of(address) in runtime.local_hosts else 0
-
-
-def _state_letter(runtime: Runtime, address: str) -> str:
-    """The state of a process of this machine as /proc has it; "" where that cannot be seen."""
-    pid = _local_pid(runtime, address)
-    return state_letter(pid) if pid else ""
-
-
-def _processor_time(runtime: Runtime, address: str) -> tuple[float, float]:
-    """The processor seconds of a process of this machine, NaN where they cannot be seen, and when that was."""
-    pid = _local_pid(runtime, address)
-    used = processor_time(pid) if pid else None
-    return math.nan if used is None else used, time.monotonic()
-
-
-def _sleeps(runtime: Runtime, address: str, began: tuple[float, float]) -> bool:
+def _sleeps(runtime: Runtime, address: str, rank: int, first: _Samples, again: _Samples) -> bool:
     """Whether a process has not answered for long, and uses next to no processor time; threads that wait for the GIL
     use some."""
     since = runtime.part(ProcessWatcher).unresponsive.get(address, math.inf)
-    used, now = _processor_time(runtime, address)
-    passed = now - began[1]
-    return time.time() - since >= LONG_S and passed >= ASLEEP_S and used - began[0] < AWAKE * passed
+    used, passed = again.of(rank).processor - first.of(rank).processor, again.at - first.at
+    return time.time() - since >= LONG_S and passed >= ASLEEP_S and used < AWAKE * passed
 
 
 def _states(state: MeshState) -> tuple[dict[int, str], dict[int, str]]:

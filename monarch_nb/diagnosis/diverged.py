@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty, names_of
-from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, RankWatch, run_on_each, state_of, values_or_errors
+from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, RankWatch, reason_of, run_on_each, state_of, values_or_errors
 from monarch_nb.runtime import MeshState, proc_state_of
 from monarch_nb.shape import Region, places_of
-from monarch_nb.wire import counted, kind_of, text_of
+from monarch_nb.wire import counted, kind_of
 
 if TYPE_CHECKING:
     from monarch_nb.diagnosis.diverged_rank import ReplicaHistory, TensorSum
@@ -46,7 +46,7 @@ def compare_replicas(mesh: "ActorMesh[Any] | ProcMesh", timeout: float = DEFAULT
     silent: dict[str, list[int]] = {}
     for rank, answer in values_or_errors(asked, timeout).items():
         if isinstance(answer, Exception):
-            silent.setdefault(text_of(answer).partition("\n")[0], []).append(rank)
+            silent.setdefault(reason_of(answer), []).append(rank)
         else:
             found[rank] = answer
     tensors = len({(each.path, each.part) for sums in found.values() for each in sums})
@@ -133,7 +133,10 @@ class ReplicaWatch:
         self.diagnosis = Diagnosis((), "nothing yet")
 
     def __enter__(self) -> "ReplicaWatch":
-        """Begins on all ranks, after what they run now. Blocks until then."""
+        """Begins on all ranks, after what they run now. Blocks until then.
+
+        Raises RuntimeError where PyTorch is not installed.
+        """
         self._ranks.begin(self._every)
         return self
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from monarch_nb.diagnosis.findings import Finding, names_of
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, RankWatch
 from monarch_nb.shape import MeshTrait, Region
-from monarch_nb.wire import kind_of, text_of
+from monarch_nb.wire import kind_of
 
 if TYPE_CHECKING:
     from monarch_nb.diagnosis.issued import Issued, IssuedOperations, Sent
@@ -50,13 +50,8 @@ class ValueWatch:
 
         Raises RuntimeError where PyTorch is not installed.
         """
-        try:
-            with self._in_order():
-                self._ranks.begin(self._stop)
-        except Exception as error:
-            if "No module named 'torch'" in text_of(error):
-                raise RuntimeError("PyTorch is not installed there: pip install torch") from None
-            raise
+        with self._in_order():
+            self._ranks.begin(self._stop)
         if self._operations is not None:
             self._operations.begin()
         return self

@@ -151,6 +151,25 @@ class Kill(msgspec.Struct, frozen=True):
     signal: int = 9
 
 
+class AskSamples(msgspec.Struct, frozen=True):
+    """agent.samples: what the system says of these procs."""
+
+    addresses: tuple[str, ...]
+
+
+class ProcSample(msgspec.Struct, frozen=True):
+    """A proc as the system sees it."""
+
+    letter: str  # of its state: "T" stopped by a signal, "S" asleep...; "" where it is not known
+    processor: float  # seconds that all its threads have used; NaN where it is not known
+
+
+class ProcSamples(msgspec.Struct, frozen=True):
+    """Reply to agent.samples, of the procs that live, by address."""
+
+    procs: dict[str, ProcSample]
+
+
 class StopReply(msgspec.Struct, frozen=True):
     """Reply to agent.stop: how each proc ended."""
 

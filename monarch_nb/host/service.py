@@ -116,6 +116,7 @@ class AgentService:
         takes.handle(verbs.STOP, self._stop)
         takes.handle(verbs.KILL, self._kill)
         takes.handle(verbs.STATUS, self._status)
+        takes.handle(verbs.SAMPLES, self._samples)
         takes.handle(verbs.SHUTDOWN, self._shutdown)
         takes.handle(verbs.HOSTS, self._hosts)
         takes.handle(verbs.LOST, self._lost)
@@ -257,6 +258,12 @@ class AgentService:
             self.introduction(), template_pid=forker.pid, template_error=forker.error, template_threads=forker.threads,
             template_seconds=forker.seconds, procs=tuple(child.describe() for child in self._children.all()),
         )  # fmt: skip
+
+    def _samples(self, request: p.AskSamples, asker: Asker[p.ProcSamples]) -> p.ProcSamples:
+        found = {address: self._children.find(address) for address in request.addresses}
+        return p.ProcSamples(
+            {address: child.sample() for address, child in found.items() if child is not None and child.alive}
+        )
 
     def introduction(self) -> p.HostState:
         """Returns this host's identity, without what runs there. Any thread."""

@@ -12,6 +12,7 @@ WATCH = Verb(
 STOP = Verb("agent.stop", p.Stop, p.StopReply, doc="stops procs; answered when all are gone")
 KILL = Verb("agent.kill", p.Kill, Done, doc="sends a signal to procs")
 STATUS = Verb("agent.status", Done, p.HostState, doc="who the agent is, and which procs it has")
+SAMPLES = Verb("agent.samples", p.AskSamples, p.ProcSamples, doc="state and processor time of procs, be they silent")
 SHUTDOWN = Verb("agent.shutdown", p.Shutdown, p.StopReply, doc="stops every proc, then the agent")
 HOSTS = Verb("agent.hosts", p.Hosts, Done, doc="routes to other hosts")
 LOST = Verb("agent.lost", p.HostsLost, Done, doc="hosts are gone, with all that ran there")

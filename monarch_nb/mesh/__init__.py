@@ -6,7 +6,7 @@ from monarch_nb.mesh.active import (
     unregister_proc_mesh_spawn_callback,
 )
 from monarch_nb.mesh.actor import ActorMesh
-from monarch_nb.mesh.cells import AnyMesh, RankWatch, run_on, run_on_each, values_or_errors
+from monarch_nb.mesh.cells import AnyMesh, RankWatch, reason_of, run_on, run_on_each, values_or_errors
 from monarch_nb.mesh.endpoint import Accumulator, Endpoint, as_endpoint, send
 from monarch_nb.mesh.handle import Handle, as_it_is, part_of, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, give_up, this_host, this_proc
@@ -28,6 +28,7 @@ __all__ = [
     "get_active_proc_meshes",
     "give_up",
     "part_of",
+    "reason_of",
     "region_of",
     "register_proc_mesh_spawn_callback",
     "run_on",

@@ -30,6 +30,7 @@ R = TypeVar("R")
 AnyMesh: TypeAlias = ActorMesh[Any] | ProcMesh
 
 _FILE = "<watch>"
+WITHOUT_TORCH = "PyTorch is not installed there: pip install torch"
 UNDONE_S = 5.0  # for ranks to end a watch that others could not begin
 
 
@@ -67,6 +68,12 @@ def values_or_errors(asked: Mapping[int, Future[ValueMesh[T]]], seconds: float |
     return found
 
 
+def reason_of(error: Exception) -> str:
+    """The first line of a rank's error, or that it has no PyTorch."""
+    text = text_of(error)
+    return WITHOUT_TORCH if "No module named 'torch'" in text else text.partition("\n")[0]
+
+
 class RankWatch(Generic[R]):
     """A watch that runs on every rank of a mesh, on the thread that runs its endpoints.
 
@@ -82,12 +89,17 @@ class RankWatch(Generic[R]):
         self.procs = proc_state_of(self.state)
 
     def begin(self, *arguments: object) -> None:
-        """Begins on all ranks, after what they run now. Blocks until then; raises what a rank raised."""
+        """Begins on all ranks, after what they run now. Blocks until then.
+
+        Raises RuntimeError where a watch needs PyTorch and ranks have none, else what a rank raised.
+        """
         given = ", ".join([*map(repr, (self._number, self._name, *arguments)), *filter(None, [self._last])])
         answers = values_or_errors(run_on_each(self._mesh, _source("begin_watch", given), filename=_FILE), None)
         wrong = next((answer for answer in answers.values() if isinstance(answer, Exception)), None)
         if wrong is not None:
             values_or_errors(self._ended(), UNDONE_S)
+            if (why := reason_of(wrong)) == WITHOUT_TORCH:
+                raise RuntimeError(why) from None
             raise wrong
 
     def end(self, within: float, matter: str) -> tuple[dict[int, R], list[str]]:
@@ -96,9 +108,8 @@ class RankWatch(Generic[R]):
         answers: Mapping[int, R | Exception | None] = values_or_errors(self._ended(), within)
         for rank, answer in answers.items():
             if isinstance(answer, Exception):
-                why = text_of(answer).partition("\n")[0]
                 where = places_of(self.procs.region, [rank]) or self.state.name
-                notes.append(f"{where} did not say {matter}: {why}")
+                notes.append(f"{where} did not say {matter}: {reason_of(answer)}")
             elif answer is not None:
                 found[rank] = answer
         return found, notes

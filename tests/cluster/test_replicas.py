@@ -1,5 +1,6 @@
 """Replicas of real ranks that have drifted apart."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from monarch_nb.actor import Actor, endpoint
-from monarch_nb.diagnosis import ReplicaWatch, compare_replicas
+from monarch_nb.diagnosis import ReplicaWatch, compare_replicas, watch
 from monarch_nb.mesh import run_on
 from tests.cluster.actor_tools import SECONDS, joined, spawned
 
@@ -47,6 +48,18 @@ class Trainer(Actor):
             self.optimizer.step()
             if step == drift_at and dist.get_rank() == rank:
                 self.drift()
+
+    @endpoint
+    def hide_torch(self) -> None:
+        class Finder:
+            def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+                if name.partition(".")[0] == "torch":
+                    raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+        for name in [*sys.modules]:
+            if name.partition(".")[0] == "torch":
+                del sys.modules[name]
+        sys.meta_path.insert(0, Finder())
 
     @endpoint
     def draw(self) -> None:
@@ -139,3 +152,15 @@ def test_models_of_cells_are_compared_and_silent_ranks_named(trainers: Any) -> N
     with pytest.raises(TypeError, match="a mesh of actors or of processes, not an int"):
         compare_replicas(3)  # type: ignore[arg-type]
     next(spawning, None)
+
+
+def test_ranks_without_pytorch_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    for procs in spawned(2, "bare"):
+        actors = procs.spawn("actors", Trainer)
+        actors.hide_torch.call().get(SECONDS)
+        text = "PyTorch is not installed there: pip install torch"
+        for watching in (watch(actors), ReplicaWatch(actors)):
+            with pytest.raises(RuntimeError, match=text), watching:
+                pass
+        assert str(compare_replicas(actors)).endswith(f"gpus=0-1 did not answer: {text}")
+    assert "Nobody waited" not in capfd.readouterr().err

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -157,4 +158,51 @@ def test_another_kernel_attaches_behind_tunnels_and_its_tunnels_heal(machines: M
 def test_a_job_gets_another_key_while_it_works(machines: Machines, console: Console, reach: str) -> None:
     console.ask(machines.job(f"reach={reach!r}"))
     get_another_key(console)
+    console.ask("job.kill()")
+
+
+TRAINERS = """
+import monarch_nb
+from monarch_nb.diagnosis import abort
+from tests.clusters.actors import Trainer
+hosts = job.state(None).trainers
+procs = hosts.spawn_procs(name='pair')
+trainers = procs.spawn('trainers', Trainer)
+trainers.join.call().get(90).values()
+"""
+WHY = "[[each.kind, each.ranks, each.sure, each.text] for each in monarch_nb.diagnose(trainers).findings]"
+
+
+def test_a_hang_over_two_machines_is_explained_and_ended(machines: Machines, console: Console, tmp_path: Path) -> None:
+    """Also which rank a signal has stopped, which cannot be reached, and where a NaN is from."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    pids = console.ask(machines.job("reach='direct'") + TRAINERS, 120)
+    console.ask(f"call = trainers.reduce.call({str(pipe)!r})\nNone")
+
+    def is_found(kind: str, ranks: list[int], sure: bool, words: str) -> bool:
+        found = console.ask(WHY)
+        return bool(found) and found[0][:3] == [kind, ranks, sure] and words in found[0][3]
+
+    missing = "hosts=1 has not begun all_reduce no. 1 (actors.py:"
+    until(lambda: is_found("missing_from_collective", [1], True, missing), "the missing rank is named", 60)
+    os.kill(pids[1], signal.SIGSTOP)
+    until(lambda: is_found("stopped", [1], True, "stopped by a signal"), "the stopped rank is named", 60)
+    os.kill(pids[1], signal.SIGCONT)
+    machines.network.pull(2)
+    until(lambda: bool(console.ask(WHY)) and console.ask(WHY)[0][1] == [1], "the rank that is cut off is named", 60)
+    machines.network.plug(2)
+    until(lambda: is_found("missing_from_collective", [1], True, missing), "the missing rank is named again", 60)
+    assert console.ask("abort(trainers).ended").startswith("ended: trainers.reduce()")
+    pipe.write_bytes(b"")
+    with pytest.raises(RuntimeError, match=r"CallAbortedError.* hosts=1 has not begun all_reduce no\. 1"):
+        console.ask("call.get(30)")
+    console.ask("trainers.join.call().get(30)\nNone")
+    console.ask(
+        "from monarch_nb.diagnosis import watch\nwith watch(trainers) as found:\n"
+        "    trainers.reduce.call('/dev/null', -1.0).get(60)\nNone",
+        90,
+    )
+    [text] = console.ask("[each.text for each in found.findings]")
+    assert text.startswith("hosts=1: in call 1 of reduce() aten.log.default gave 1 NaN")
     console.ask("job.kill()")

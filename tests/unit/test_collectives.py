@@ -1,8 +1,12 @@
 """Which waits in process groups will not end by themselves, and ports for the next groups."""
 
+import os
+import socket
+import sys
+
 import pytest
 
-from monarch_nb.collectives.environment import free_port, fresh_number, of_rank
+from monarch_nb.collectives.environment import _interface_to, free_port, fresh_number, gloo_interface, of_rank
 from monarch_nb.collectives.service import deserted
 from monarch_nb.collectives.verbs import GroupKey, ThreadWaits
 
@@ -56,3 +60,35 @@ def test_the_key_of_a_group_is_short_and_has_all_members(members: tuple[int, ...
     key = GroupKey.of("0", members, "h:1")
     assert (tuple(key.members), key.size) == (members, len(members))
     assert len(GroupKey.of("0", range(0, 10_000, 8), "").runs) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo is given interfaces on Linux alone")
+@pytest.mark.parametrize(
+    ("hosts", "own_name", "named", "inside"),
+    [
+        ("2", "127.0.0.1", None, "ours"),
+        ("1", "127.0.0.1", None, None),
+        ("2", "192.0.2.7", None, None),
+        ("2", "127.0.0.1", "eth7", "eth7"),
+    ],
+)
+def test_gloo_listens_where_other_machines_reach_it(
+    monkeypatch: pytest.MonkeyPatch, hosts: str, own_name: str, named: str | None, inside: str | None
+) -> None:
+    names, found = {"own": own_name, "store": "192.0.2.7"}, socket.getaddrinfo
+    monkeypatch.setattr(socket, "gethostname", lambda: "own")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: found(names[host], *rest, **more))
+    interface = {"store": "ours"}.__getitem__
+    monkeypatch.setattr("monarch_nb.collectives.environment._interface_to", interface)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", hosts)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if named:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    with gloo_interface("store"):
+        assert os.environ.get("GLOO_SOCKET_IFNAME") == inside
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == named
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo is given interfaces on Linux alone")
+def test_the_interface_to_this_machine_itself_is_the_loopback_one() -> None:
+    assert _interface_to("127.0.0.1") == "lo"

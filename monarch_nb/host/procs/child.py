@@ -1,12 +1,14 @@
 """One process as its agent sees it."""
 
+import math
 import time
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from monarch_nb.host.linux import processor_time, state_letter
 from monarch_nb.host.procs.channel import ProcChannel
-from monarch_nb.host.protocol import Exited, ProcSpec, ProcStatus
+from monarch_nb.host.protocol import Exited, ProcSample, ProcSpec, ProcStatus
 from monarch_nb.wire import size_text
 
 
@@ -79,6 +81,11 @@ class Child(Struct, eq=False):
         self.channel = None
         self.watchers.clear()
         self.spec = replace(self.spec, env={}, sys_path=(), cwd=None)
+
+    def sample(self) -> ProcSample:
+        """Returns its state and processor time as the system has them, whether it answers or not."""
+        used = processor_time(self.pid) if self.pid else None
+        return ProcSample(state_letter(self.pid) if self.pid else "", math.nan if used is None else used)
 
     def describe(self) -> ProcStatus:
         """Returns its part of agent.status."""
