@@ -1,7 +1,5 @@
-"""%why: which ranks hold others up; the same beneath a cell that has waited for long; %%watch: where a NaN is from."""
+"""%why: which ranks hold others up, are slow, differ or use more memory; %%watch: where a NaN is from."""
 
-import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,8 +7,6 @@ from IPython.core.error import UsageError
 from IPython.core.magic import cell_magic, line_cell_magic, magics_class, no_var_expand
 
 from monarch_nb import diagnosis
-from monarch_nb.diagnosis.collector import diagnosing
-from monarch_nb.runtime import Future, MeshState, Runtime, proc_state_of
 
 from .arguments import check_options, read_place
 from .session import SessionMagics
@@ -18,10 +14,6 @@ from .watched_cells import run_within
 
 if TYPE_CHECKING:
     from monarch_nb.diagnosis import Diagnosis, MemoryWatch, ReplicaWatch, StragglerWatch, ValueWatch
-
-WITHOUT_PROGRESS_S = 10.0  # until a waiting cell looks for the reason
-AGAIN_S = 5.0  # between two looks of a waiting cell
-MOST_LINES = 4  # beneath a waiting cell
 
 
 class _WhyArguments(NamedTuple):
@@ -148,34 +140,3 @@ class DiagnosisMagics(SessionMagics):
         else:
             context = diagnosis.watch(place.of(self._session.find(place.name)), stop="--stop" in place.options)
         return run_within(self.shell, cell, context, "with monarch.watch(NAME) as found: …, then found")
-
-
-class HangNotes:
-    """The reason why a call makes no progress, looked for in the background of a waiting cell."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._missing: frozenset[int] = frozenset()
-        self._since = self._next = time.monotonic()
-        self._asked: Future[Diagnosis] | None = None
-        self._lines: list[str] = []
-
-    def lines(self, state: MeshState, missing: Sequence[int]) -> list[str]:
-        """The findings about a call that waits for these base ranks; none while ranks still answer."""
-        now = time.monotonic()
-        if (current := frozenset(missing)) != self._missing:
-            self._missing, self._since, self._lines = current, now, []
-        procs = proc_state_of(state)
-        if self._asked is not None and self._asked.done():
-            asked, self._asked, self._next = self._asked, None, now + AGAIN_S
-            self._lines = _lines(asked.get(0)) if asked.exception(0) is None and self._waits(now) else []
-        if self._asked is None and self._waits(now) and now >= self._next:
-            self._asked = diagnosing(self._runtime, procs, patience=WITHOUT_PROGRESS_S)
-        return self._lines
-
-    def _waits(self, now: float) -> bool:
-        return bool(self._missing) and now - self._since >= WITHOUT_PROGRESS_S
-
-
-def _lines(found: "Diagnosis") -> list[str]:
-    return [finding.line for finding in found.findings[:MOST_LINES]]

@@ -4,16 +4,17 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
+from monarch_nb.diagnosis.findings import Finding
+from monarch_nb.diagnosis.hangs import HangNotes
 from monarch_nb.lifecycle.interrupts import doing
-from monarch_nb.runtime import Future, MeshState, RunningEndpoint, Runtime, waiting
+from monarch_nb.runtime import Future, MeshState, PendingCall, RunningEndpoint, Runtime, waiting
 from monarch_nb.shape import places_of
 from monarch_nb.store import describe
 
-from .diagnosis import HangNotes
 from .front import Front, TransientLines
 from .output import CellOutput
 from .reactions import at, grouped, what
@@ -24,10 +25,13 @@ ASK_SECONDS = 1.0  # how often ranks are asked what they do
 SILENT_SECONDS = 10.0  # how often those that do not answer
 MOST_ASKED = 64
 TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
+MOST_FINDINGS = 4
 
 
 class CallProgress(waiting.WaitObserver):
     """Called by `Future.get` each tick, on the waiting thread."""
+
+    explains_long_waits = True
 
     def __init__(self, front: Front, runtime: Runtime, output: CellOutput, has_panel: Callable[[], bool]) -> None:
         """`has_panel()` says whether a page can be asked to open its panel."""
@@ -37,9 +41,10 @@ class CallProgress(waiting.WaitObserver):
         self._output = output
         self._line = TransientLines(front)
         self._button = TransientLines(front)  # a display of its own: a click on one that is replaced would be lost
-        self._next = 0.0
+        self._next = self._next_lines = 0.0
         self._busy = _Busy()
         self._hang = HangNotes(runtime)
+        self._found: Sequence[Finding] = ()
 
     def tick(self, future: Future[object], seconds: float) -> None:
         """Shows how far a call is."""
@@ -48,11 +53,24 @@ class CallProgress(waiting.WaitObserver):
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + (EVERY_SECONDS if self._front.has_displays else TERMINAL_EVERY_SECONDS)
-        self._line.show(self._text(future, seconds))
+        self._next = now + EVERY_SECONDS
         call = self._runtime.calls.get(future.wait_id)
+        is_new = self._look(call)
+        if self._front.has_displays:
+            self._line.show(self._text(future, seconds))
+        elif now >= self._next_lines or is_new:
+            self._next_lines = now + TERMINAL_EVERY_SECONDS
+            self._front.write(f"{self._text(future, seconds)}\n", "stderr")
         if call is not None and self._has_panel():
             self._button.show("", _why_button(call.mesh))
+
+    def _look(self, call: PendingCall[object] | None) -> bool:
+        """Looks for the reason why a call makes no progress. Returns whether it is another one than before."""
+        before = {(each.kind, each.ranks) for each in self._found}
+        state = self._runtime.meshes.get(call.mesh) if call is not None else None
+        found = self._hang.findings(state, call.missing_ranks()) if call is not None and state is not None else ()
+        self._found = found[:MOST_FINDINGS]
+        return not before.issuperset((each.kind, each.ranks) for each in self._found)
 
     def begin(self, future: Future[object], timeout: float | None) -> Callable[[], None] | None:
         """Entered for a wait: when it is over the line goes, and what the ranks printed comes before all else."""
@@ -75,11 +93,11 @@ class CallProgress(waiting.WaitObserver):
 
     def _over(self) -> None:
         if self._next:
-            self._next = 0.0
+            self._next = self._next_lines = 0.0
             self._line.clear()
             self._button.clear()
             self._busy = _Busy()
-            self._hang = HangNotes(self._runtime)
+            self._hang, self._found = HangNotes(self._runtime), ()
         self._output.settle_lines()
 
     def _text(self, future: Future[Any], seconds: float) -> str:
@@ -94,7 +112,7 @@ class CallProgress(waiting.WaitObserver):
             lines += [f"   {text}" for text in self._unusual(state, missing)]
         if call is not None and state is not None:
             lines += [f"   {text}" for text in self._busy.lines(state, call.missing_ranks(), call.call)]
-            lines += [f"   {text}" for text in self._hang.lines(state, call.missing_ranks())]
+            lines += [f"   {finding.line}" for finding in self._found]
         bars = self._output.progress()
         if bars:
             lines += [f"   {bar}" for bar in bars.splitlines()[:16]]

@@ -3,6 +3,7 @@
 import atexit
 import secrets
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from monarch_nb.connect.own_hosts import LocalAgents, at_exit
@@ -13,10 +14,28 @@ from monarch_nb.host.folders import make_run_folder, new_host_id, run_folder_for
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.runtime import ProcessTables, Runtime, install_breakpoints
+from monarch_nb.runtime import Future, ProcessTables, Runtime, install_breakpoints, waiting
 from monarch_nb.supervision import Driver
 from monarch_nb.transport import Node, ThreadClock
 from monarch_nb.wire import agent_of, begin_host_names, controller_address, host_name, register_pickle_by_value
+
+LONG_S = 1.0  # of a wait, before what may explain it is loaded
+
+
+class LongWaits(waiting.WaitObserver):
+    """Has long waits explained where nobody else does: in scripts. The module for that is loaded by the first one."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._report: waiting.WaitObserver | None = None
+
+    def tick(self, future: Future[object], seconds: float) -> None:
+        """Called each tenth of a second of a wait."""
+        if seconds < LONG_S or any(each.explains_long_waits for each in waiting.observers.members):
+            return
+        if self._report is None:
+            self._report = import_module("monarch_nb.diagnosis.hangs").HangReport(self._runtime)
+        self._report.tick(future, seconds)
 
 
 def become_controller() -> Runtime:
@@ -49,6 +68,7 @@ def become_controller() -> Runtime:
     agents = runtime.add_part(LocalAgents, LocalAgents(runtime, ahead))
     runtime.start()
     install_breakpoints()  # for actors of this process
+    waiting.join(LongWaits(runtime))
     main = sys.modules.get("__mp_main__")
     if main is not None:  # that is what the script is called in a child of multiprocessing, and nowhere else
         register_pickle_by_value(main)

@@ -289,6 +289,8 @@ class Future(Generic[R]):
                     raise KeyboardInterrupt(text) from stop
             if progress := self.progress_text():
                 stop.add_note(f"stopped waiting; {progress}. The future stays valid: .get() waits again")
+            if self.finding:
+                stop.add_note(self.finding)
             raise
         finally:
             self.watched -= 1

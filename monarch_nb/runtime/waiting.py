@@ -16,6 +16,8 @@ TICK = 0.1  # seconds
 class WaitObserver:
     """Takes part in the waits of this process between `join` and `leave`. Its methods run on the waiting thread."""
 
+    explains_long_waits = False  # whether it shows why a call makes no progress
+
     def begin(self, future: "Future[object]", timeout: float | None) -> Leave | None:
         """A wait begins, of `timeout` seconds at most; what is returned is called when it is over."""
 

@@ -1,8 +1,10 @@
 """Hangs of real ranks, diagnosed while they last."""
 
+import _thread
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch.distributed as dist
 
 import monarch_nb
 from monarch_nb.actor import Actor, ActorError, endpoint, this_host
-from monarch_nb.diagnosis import CallAbortedError, Diagnosis, Finding, abort
+from monarch_nb.diagnosis import CallAbortedError, Diagnosis, Finding, abort, hangs
 from tests.cluster.actor_tools import SECONDS, joined, line_of
 from tests.polling import until
 
@@ -91,6 +93,35 @@ def test_a_rank_that_blocks_is_named_with_its_line(trainers: Any, tmp_path: Path
     assert finding.source == line_of(__file__, "with open(pipe")
     assert finding.text.startswith("gpus=1 has not begun all_reduce no. ")
     assert not monarch_nb.diagnose(trainers)
+
+
+def test_a_script_that_waits_says_why_and_so_does_its_interrupt(
+    trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hangs, "WITHOUT_PROGRESS_S", 0.5)
+    written = list[str]()
+
+    def is_written() -> bool:
+        written.append(capfd.readouterr().err)
+        return "makes no progress" in "".join(written)
+
+    def press() -> None:
+        try:
+            until(is_written, "the reason is written")
+        finally:
+            _thread.interrupt_main()
+
+    pressing = threading.Thread(target=press)
+    with blocked(trainers, tmp_path) as call:
+        pressing.start()
+        with pytest.raises(KeyboardInterrupt) as pressed:
+            call.get(SECONDS)
+    pressing.join()
+    said = "".join(written)
+    assert said.count("monarch: trainers.train() makes no progress: gpus=1 has not begun all_reduce no. ") == 1
+    assert "monarch_nb.diagnosis.abort() ends it" in said
+    assert "The future stays valid" in pressed.value.__notes__[0]
+    assert pressed.value.__notes__[1].startswith("gpus=1 has not begun all_reduce no. ")
 
 
 def test_an_abort_ends_the_call_with_the_finding(trainers: Any, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ trainers.join.call().get()
 
 def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    nb.run("import monarch_kernel.diagnosis as diagnosis; diagnosis.WITHOUT_PROGRESS_S = 1.0").ok()
+    nb.run("import monarch_nb.diagnosis.hangs as hangs; hangs.WITHOUT_PROGRESS_S = 1.0").ok()
     nb.run(JOIN).ok()
     cell = nb.run("%why").ok()
     assert "nothing found: " in cell.text

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import monarch_nb
-from monarch_kernel.diagnosis import HangNotes
 from monarch_nb.actor import ActorError, this_host
 from monarch_nb.config import configured
 from monarch_nb.diagnosis import Diagnosis, Finding, MemoryWatch, StragglerWatch, compare_replicas
+from monarch_nb.diagnosis.hangs import HangNotes
 from monarch_nb.mesh import state_of
 from monarch_nb.runtime import DeadlockError, current_runtime
 from tests.planted_faults.cases import Case
@@ -206,7 +206,7 @@ def _diagnose(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) 
         pending = next(each for each in current_runtime().calls.values() if each.mesh == state.uid)
         while not call.done():
             looks.add(monarch_nb.diagnose(workers).findings)
-            looks.shown += bool(cell.lines(state, pending.missing_ranks()))
+            looks.shown += bool(cell.findings(state, pending.missing_ranks()))
             time.sleep(0.05)
         call.get(1)
         return looks.outcome(seed)

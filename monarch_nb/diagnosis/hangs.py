@@ -1,0 +1,71 @@
+"""The reason why a call makes no progress, looked for while somebody waits for it: nobody has to ask."""
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from monarch_nb.diagnosis.collector import diagnosing
+from monarch_nb.diagnosis.findings import Diagnosis, Finding
+from monarch_nb.runtime import Future, MeshState, Runtime, WaitObserver, proc_state_of
+from monarch_nb.wire import harmless
+
+WITHOUT_PROGRESS_S = 10.0  # until the reason is looked for
+AGAIN_S, MOST_AGAIN_S = 5.0, 20.0  # until the next look, at first and in the end: a call may rightly take hours
+
+
+class HangNotes:
+    """Findings about one call, which other threads look for."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._missing: frozenset[int] = frozenset()
+        self._since = self._next = time.monotonic()
+        self._pause = AGAIN_S
+        self._asked: Future[Diagnosis] | None = None
+        self._findings: Sequence[Finding] = ()
+
+    def findings(self, state: MeshState, missing: Sequence[int]) -> Sequence[Finding]:
+        """The findings about a call that waits for these base ranks; none while ranks still answer. Does not block."""
+        now = time.monotonic()
+        if (current := frozenset(missing)) != self._missing:
+            self._missing, self._since, self._pause, self._findings = current, now, AGAIN_S, ()
+        procs = proc_state_of(state)
+        if self._asked is not None and self._asked.done():
+            asked, self._asked = self._asked, None
+            known = asked.exception(0) is None and self._waits(now)
+            self._findings = asked.get(0).findings if known else ()
+            self._pause = AGAIN_S if self._findings else min(1.5 * self._pause, MOST_AGAIN_S)
+            self._next = now + self._pause
+        if self._asked is None and self._waits(now) and now >= self._next:
+            self._asked = diagnosing(self._runtime, procs, patience=WITHOUT_PROGRESS_S)
+        return self._findings
+
+    def _waits(self, now: float) -> bool:
+        return bool(self._missing) and now - self._since >= WITHOUT_PROGRESS_S
+
+
+class HangReport(WaitObserver):
+    """Writes findings that are sure to stderr, each once a wait: for scripts and prompts that have no cells."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._thread = threading.local()  # the call that it waits for, its notes, and what was written
+
+    def tick(self, future: Future[object], seconds: float) -> None:
+        """Looks for findings, and writes new ones."""
+        call = self._runtime.calls.get(future.wait_id)
+        state = self._runtime.meshes.get(call.mesh) if call is not None else None
+        if call is None or state is None:
+            return
+        mine = self._thread.__dict__
+        if mine.get("call") != call.call:
+            mine.update(call=call.call, notes=HangNotes(self._runtime), written=set())
+        for finding in mine["notes"].findings(state, call.missing_ranks()):
+            written = finding.kind, finding.ranks, finding.source
+            if finding.sure and written not in mine["written"]:
+                mine["written"].add(written)
+                sys.stderr.write(
+                    harmless(f"monarch: {call.title}() makes no progress: {finding.line}\n")
+                    + "monarch: monarch_nb.diagnosis.abort() ends it with that; the processes live on\n"
+                )
