@@ -161,6 +161,13 @@ class Debugger:
             self._hear(deadline, "the cell has not ended")
         return self._cells[request][0]
 
+    def shown(self, request: str, text: str, timeout: float = 30) -> None:
+        """Waits until a running cell has shown a text."""
+        deadline = time.monotonic() + timeout
+        cell = self._cells[request][0]
+        while text not in str(cell.displays) + str(cell.updates):
+            self._hear(deadline, f"the cell does not show {text!r}, but {cell.displays} {cell.updates[-1:]}")
+
     def hear(self, seconds: float) -> None:
         """Takes what comes in that time."""
         until = time.monotonic() + seconds

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.notebook.dap_client import Debugger
 from tests.notebook.notebook import Cell, Notebook
 
 pytestmark = [
@@ -69,4 +70,28 @@ def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path:
     cell = nb.run("%%why trainers --memory\ntrainers.train.call('/dev/null').get()").ok()
     assert "nothing found: 3 ranks of trainers" in cell.text
     assert "%%why NAME --memory, or %%why NAME --replicas" in nb.run("%%why --memory\n1").stderr
+    nb.run("%stop workers").ok()
+
+
+@pytest.mark.parametrize("client", ["jupyterlab", "vscode"])
+def test_a_hang_and_a_stop_are_explained_with_a_debugger_attached(nb: Notebook, tmp_path: Path, client: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    nb.run("import monarch_nb.diagnosis.hangs as hangs; hangs.WITHOUT_PROGRESS_S = 1.0").ok()
+    debugger = Debugger(nb, client).on()
+    nb.run(JOIN).ok()
+    request, cell = nb.start(f"trainers.train.call({str(tmp_path / 'pipe')!r}).get()"), Cell()
+    nb.until(request, cell, "gpus=1 has not begun all_reduce no. 1", 60)
+    nb.interrupt()
+    nb.finish(request)
+    assert "ended: trainers.train()" in nb.run("%why trainers --abort").ok().text
+    nb.run(f"open({str(tmp_path / 'pipe')!r}, 'w').close()").ok()
+    nb.run("trainers.join.call().get()").ok()
+    (mark,) = debugger.mark(JOIN, "dist.all_reduce(torch.ones(4))", condition="@gpus=2 True")
+    assert mark["verified"]
+    cell_of = debugger.start("trainers.train.call('/dev/null').get()")
+    debugger.event("stopped")
+    debugger.shown(cell_of, "gpus=2 is stopped in the debugger; %mdb continues")
+    debugger.do("continue", threadId=1)
+    debugger.finish(cell_of).ok()
+    debugger.off()
     nb.run("%stop workers").ok()
