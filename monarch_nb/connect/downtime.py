@@ -245,9 +245,8 @@ def findings_report(name: str) -> str:
 
 def _described(name: str, mesh: MeshFile | None, runs: Sequence[run_findings.RunFindings]) -> list[str]:
     lines = [f"{name}: {_state_of(mesh)}"]
-    for run in runs:
-        for found in run.findings:
-            lines.append(f"  {finding_line(found)}")
+    found = run_findings.of_all_hosts(each for run in runs for each in run.findings)
+    lines += [f"  {finding_line(each)}" for each in found]
     if not any(run.findings for run in runs):
         lines.append("  nothing found")
     lines += [f"inspected: {run.inspected} on host {host_name(run.host)} since {clock(run.since)}" for run in runs]

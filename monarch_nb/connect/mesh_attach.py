@@ -27,6 +27,7 @@ from monarch_nb.connect.workers import run_in_thread
 from monarch_nb.host import mesh_files, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.mesh_files import KEEPERS, HostRoute, MeshFile, clock
+from monarch_nb.host.run_findings import of_all_hosts
 from monarch_nb.lifecycle.mesh_healer import MeshHealer
 from monarch_nb.lifecycle.proc_spawn import python_version
 from monarch_nb.lifecycle.updates import ReferenceUpdates
@@ -376,7 +377,7 @@ def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failu
     runtime.part(Detacher).adopt(mesh, notes, (first.grant, first.turn))
     notices = {answer.host: answer.notices for answer in answers if answer.notices}
     report = downtime_report(runtime, procs, actors, first, exits, welcomes, tuple(reconciler.ended), failures, notices,
-                             [found for answer in answers for found in answer.findings])  # fmt: skip
+                             of_all_hosts(found for answer in answers for found in answer.findings))  # fmt: skip
     whole: tuple[ActorMesh[object], ...] = tuple(ActorMesh(state, state.region) for state in actors)
     return AttachedMesh(ProcMesh(procs, procs.region), whole, report, notes)
 

@@ -259,6 +259,11 @@ class Detacher:
             unwatched=p.Unwatched(diagnoser=self._diagnoser, extent=dict(state.region.extent), actors=written.actors),
         )  # fmt: skip
         second, other = msgspec.structs.replace(first, file=""), msgspec.structs.replace(first, parts={}, file="")
+        assert first.unwatched is not None
+        elsewhere = [state.address(rank) for rank in state.ranks if state.layout.host_of(rank) != hosts[0]]
+        first = msgspec.structs.replace(
+            first, unwatched=msgspec.structs.replace(first.unwatched, elsewhere=tuple(elsewhere))
+        )
         return {host: second if place < KEEPERS else other for place, host in enumerate(hosts)} | {hosts[0]: first}
 
     def _is_attached(self, host: str) -> bool:

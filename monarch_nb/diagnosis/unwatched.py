@@ -1,11 +1,13 @@
 """Diagnoses a mesh that has no controller, in the agent of each of its hosts: looks at the ranks there again and again.
 
-An agent loads this for the first mesh that is left to it. It sees the ranks of its own host only.
+An agent loads this for the first mesh that is left to it. That of the first host looks at the ranks of all hosts, for
+those that hold up the ranks of one host may be on another; the others see the ranks of their own host only.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -14,11 +16,12 @@ from monarch_nb.diagnosis.verbs import INSPECT, EndpointRun, Evidence, Inspect
 from monarch_nb.host import run_findings
 from monarch_nb.host.linux import state_letter
 from monarch_nb.host.procs.child import Child
-from monarch_nb.host.protocol import Exited, RunFinding, Unwatched
+from monarch_nb.host.protocol import AskSamples, Exited, ProcSamples, RunFinding, Unwatched
 from monarch_nb.host.run_findings import RunFindings
 from monarch_nb.host.sender import AgentSender
+from monarch_nb.host.verbs import SAMPLES
 from monarch_nb.shape import Extent, places_of, spans
-from monarch_nb.wire import counted, host_of, parse_address
+from monarch_nb.wire import agent_of, counted, host_of, parse_address
 
 WITHOUT_PROGRESS_S = 10.0  # between two rounds, and until ranks that do the same are judged
 LOOKS_APART_S = 0.5  # a rank that works has moved by then
@@ -30,7 +33,7 @@ Doing = frozenset[tuple[object, ...]]
 
 
 class UnwatchedMesh:
-    """The ranks of one mesh on this host while it has no controller. All methods are for the agent's loop.
+    """The ranks of one mesh while it has no controller. All methods are for the agent's loop.
 
     Each round looks at the ranks once. If none has come further since the round before, a second look follows, and the
     judge decides. Findings are in the mesh's file of findings; what goes wrong is logged, and disturbs nothing.
@@ -46,6 +49,8 @@ class UnwatchedMesh:
         later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         self._procs, self._sender, self._later = procs, sender, later
+        self._elsewhere = {parse_address(address).rank: address for address in how.elsewhere}
+        self._samples: dict[str, ProcSamples] = {}  # of silent processes elsewhere, by host
         self._region = Extent([*how.extent], [*how.extent.values()]).region
         host = host_of(sender.address)
         self._run = RunFindings(uid=uid, name=name, host=host, actors=how.actors, since=time.time())
@@ -81,9 +86,9 @@ class UnwatchedMesh:
     def _look(self, found: dict[int, Evidence]) -> None:
         """Asks all processes but those that have not answered a question before."""
         now = time.monotonic()
-        for child in self._living():
-            address = child.address
-            if child.state != "running" or now - self._asked.get(address, -ASK_AGAIN_S) < ASK_AGAIN_S:
+        running = [child.address for child in self._living() if child.state == "running"]
+        for address in (*running, *self._elsewhere.values()):
+            if now - self._asked.get(address, -ASK_AGAIN_S) < ASK_AGAIN_S:
                 continue
             self._asked[address] = now
 
@@ -100,16 +105,28 @@ class UnwatchedMesh:
         for rank, run in _runs(first):
             self._seen.setdefault(run.call, set()).add(rank)
         doing = _doing(first)
-        has_stopped = bool(doing or len(first) < len(self._living())) and doing == self._doing
+        has_stopped = bool(doing or len(first) < self._size) and doing == self._doing
         self._doing = doing
         if has_stopped:
             after: dict[int, Evidence] = {}
             self._look(after)
+            self._sample(first)
             self._later(ANSWER_S, lambda: self._judge(before, after))
         else:
             calls = {run.call for _, run in _runs(first)}
             self._seen = {call: ranks for call, ranks in self._seen.items() if call in calls}
             self._note(())
+
+    def _sample(self, answered: Collection[int]) -> None:
+        """Asks the agents of other hosts about processes there that have not answered."""
+        self._samples = {}
+        silent: dict[str, list[str]] = {}
+        for rank, address in self._elsewhere.items():
+            if rank not in answered:
+                silent.setdefault(host_of(address), []).append(address)
+        for host, addresses in silent.items():
+            take = partial(self._samples.__setitem__, host)
+            self._sender.request(agent_of(host), SAMPLES, AskSamples(tuple(addresses)), take)
 
     def _judge(self, before: dict[int, Evidence], after: dict[int, Evidence], *, ends_only: bool = False) -> None:
         if self._ended:
@@ -136,6 +153,10 @@ class UnwatchedMesh:
 
     # -- the evidence -------------------------------------------------------------------------------------------------
 
+    @property
+    def _size(self) -> int:
+        return len(self._living()) + len(self._elsewhere)
+
     def _living(self) -> list[Child]:
         return [child for child in self._procs() if child.alive]
 
@@ -149,6 +170,16 @@ class UnwatchedMesh:
             letter = "" if rank in before or rank in after else state_letter(child.pid)
             states[rank] = "starting" if child.state == "starting" else STOPPED.get(letter, "busy")
             details.pop(rank, None)
+        for rank, address in self._elsewhere.items() if living else ():
+            host = host_of(address)
+            if rank in before or rank in after:
+                states[rank] = "busy"
+            elif host not in self._samples:
+                states[rank], details[rank] = "unreachable", f"host {host} does not answer the mesh's first host"
+            elif (sample := self._samples[host].procs.get(address)) is None:
+                states[rank], details[rank] = "failed", f"it has ended on host {host}"
+            else:
+                states[rank] = STOPPED.get(sample.letter, "busy")
         return states, details
 
     def _calls(self, after: Mapping[int, Evidence]) -> Iterator[UnansweredCall]:
@@ -156,11 +187,13 @@ class UnwatchedMesh:
         missing: dict[tuple[str, str, str], set[int]] = {}
         for rank, run in _runs(after):
             missing.setdefault((run.call, run.actor, run.endpoint.lstrip("@!")), set()).add(rank)
-        here = len(self._living()) + len(self._exits)
+        own = {parse_address(child.address).rank for child in self._living()}
+        silent = (own | self._elsewhere.keys() | self._exits.keys()) - after.keys()  # they may run any of these calls
+        here = self._size + len(self._exits)
         for (call, actor, endpoint), ranks in missing.items():
             seen = self._seen.get(call, ranks)
             size = len(seen) if len(seen) > len(ranks) else here
-            yield UnansweredCall(call, f"{actor}.{endpoint}", frozenset(ranks), size)
+            yield UnansweredCall(call, f"{actor}.{endpoint}", frozenset(ranks | silent), size)
 
     def _where(self, ranks: Iterable[int]) -> str:
         ranks = sorted(ranks)
@@ -169,7 +202,7 @@ class UnwatchedMesh:
         return f"ranks {spans(ranks)}"
 
     def _note(self, found: Iterable[RunFinding]) -> None:
-        count = counted(len(self._living()), "process")
+        count = counted(self._size, "process")
         before = self._run
         self._run = msgspec.structs.replace(
             before, inspected=f"{count} of {before.name}", findings=run_findings.added(before.findings, found)

@@ -299,11 +299,15 @@ class MeshHolder(Harmless, frozen=True, kw_only=True):
 
 
 class Unwatched(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent diagnoses a mesh while it has no controller: "module:function" of this library, and names."""
+    """How an agent diagnoses a mesh while it has no controller: "module:function" of this library, and names.
+
+    `elsewhere` are the addresses of its processes on other hosts, for the agent that looks at all of them.
+    """
 
     diagnoser: str
     extent: dict[str, int]
     actors: tuple[str, ...]
+    elsewhere: tuple[str, ...] = ()
 
 
 class RunFinding(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,16 @@ def added(findings: Sequence[RunFinding], new: Iterable[RunFinding]) -> tuple[Ru
     return tuple(known.values())[-MOST:]
 
 
+def of_all_hosts(findings: Iterable[RunFinding]) -> list[RunFinding]:
+    """The findings of several hosts. Of those that are the same it is the longest: it names more ranks. Pure."""
+    found: dict[tuple[str, tuple[int, ...], str], RunFinding] = {}
+    for each in findings:
+        key = (each.kind, each.ranks, each.source)
+        if key not in found or len(each.text) > len(found[key].text):
+            found[key] = each
+    return sorted(found.values(), key=lambda each: each.first)
+
+
 def path_of(run: RunFindings) -> Path:
     """The file of a mesh and a host. Raises OSError."""
     name, host = (re.sub(r"[^\w.-]", "_", text)[:40] for text in (run.name, run.host))

@@ -137,6 +137,34 @@ def leave_hanging(lease: str = "60s") -> None:
     procs.detach(lease=lease)
 
 
+class Reducer(Actor):
+    @endpoint
+    def pid(self) -> int:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        return os.getpid()
+
+    @endpoint
+    def hang(self) -> None:
+        """The last rank never comes."""
+        import torch
+        import torch.distributed as dist
+
+        if dist.get_rank() == dist.get_world_size() - 1:
+            threading.Event().wait()
+        dist.all_reduce(torch.ones(1))
+
+
+def leave_hanging_hosts(key: str, *endpoints: str) -> None:
+    """Leaves ranks on several hosts that wait for one of the last host."""
+    procs = attach_hosts(endpoints, key=key).spawn_procs(per_host={"gpus": 2}, name="trainers")
+    reducer: Any = procs.spawn("reducer", Reducer)
+    say("pids", *reducer.pid.call().get().values())
+    reducer.hang.call()
+    procs.detach("120s")
+
+
 def find(_: str = "") -> None:
     """Attaches a mesh, which says what has happened, and stops it."""
     procs: Any = monarch.attach("trainers")
@@ -467,6 +495,6 @@ if __name__ == "__main__":
     programs = (
         leave, leave_hanging, find, leave_while_recording, leave_hosts, leave_local, look, leave_busy, leave_behind,
         leave_callers, leave_job, nap, hold, hold_busy, hold_unread, leave_pair, take_pair, rob, take, mend,
-        wait_and_mend, fall, fall_on_hosts, pick_up, again,
+        wait_and_mend, fall, fall_on_hosts, pick_up, again, leave_hanging_hosts,
     )  # fmt: skip
     {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from monarch_nb.diagnosis.verbs import EndpointRun, Evidence, StackLine
 from monarch_nb.host import mesh_files, run_findings
 from monarch_nb.host.mesh_files import HostRoute, MeshFile
 from monarch_nb.host.procs.child import Child
-from monarch_nb.host.protocol import Exited, ProcSpec, RunFinding, Unwatched
-from monarch_nb.host.run_findings import RunFindings, added
+from monarch_nb.host.protocol import Exited, ProcSample, ProcSamples, ProcSpec, RunFinding, Unwatched
+from monarch_nb.host.run_findings import RunFindings, added, of_all_hosts
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -38,7 +38,13 @@ def run(rank: int, call: str, seconds: float, processor: float = 0.0) -> Evidenc
 class Host:
     """An agent's loop and its processes, with time that passes when a test says so."""
 
-    def __init__(self, ranks: int, answers: dict[int, Callable[[float], Evidence]] | None = None) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        answers: dict[int, Callable[[float], Evidence]] | None = None,
+        elsewhere: Sequence[int] = (),
+        samples: dict[int, str] | None = None,
+    ) -> None:
         self.now = 0.0
         self.timers: list[tuple[float, Callable[[], None]]] = []
         specs = [
@@ -48,7 +54,10 @@ class Host:
         ]  # fmt: skip
         self.children = [Child(spec, set(), state="running", pid=os.getpid()) for spec in specs]
         self.answers = answers or {}
-        how = Unwatched(diagnoser="", extent={"gpus": ranks}, actors=("trainers",))
+        self.samples = samples
+        far = tuple(f"h2/p1.{rank}.0" for rank in elsewhere)
+        size = ranks + len(far)
+        how = Unwatched(diagnoser="", extent={"gpus": size}, actors=("trainers",), elsewhere=far)
         sender: Any = self
         self.exited, self.end = unwatched.begin("p1", "fleet", how, lambda: self.children, sender, self.later)
 
@@ -57,7 +66,12 @@ class Host:
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         self.timers.append((self.now + seconds, call))
 
-    def request(self, dst: str, verb: object, body: object, then: Callable[[Evidence], None]) -> None:
+    def request(self, dst: str, verb: object, body: Any, then: Callable[[Any], None]) -> None:
+        if dst == "h2/agent":
+            if self.samples is not None:
+                known = {f"h2/p1.{rank}.0": ProcSample(letter, 0.0) for rank, letter in self.samples.items()}
+                then(ProcSamples({address: known[address] for address in body.addresses if address in known}))
+            return
         rank = int(dst.split(".")[1])
         if rank in self.answers:
             then(self.answers[rank](self.now))
@@ -90,6 +104,37 @@ def test_rank_that_alone_goes_on_with_a_call_is_a_suspicion() -> None:
     assert found.source == "/home/me/train.py:7"
     host.advance(100)
     assert host.end() == (found,), "nothing is looked for once a controller is there"
+
+
+@pytest.mark.parametrize(
+    ("samples", "kind", "words"),
+    [
+        ({1: "T"}, "stopped", "gpus=1 is stopped by a signal"),
+        ({}, "dead", "gpus=1 is dead: it has ended on host h2"),
+        (None, "unreachable", "gpus=1 cannot be reached: host h2 does not answer the mesh's first host"),
+    ],
+)
+def test_silent_ranks_of_other_hosts_are_named_from_what_their_agents_know(
+    samples: dict[int, str] | None, kind: str, words: str
+) -> None:
+    host = Host(1, {0: lambda now: run(0, "c", now)}, elsewhere=(1,), samples=samples)
+    host.advance(35)
+    assert [(each.kind, each.ranks) for each in host.end()] == [(kind, (1,))]
+    assert host.end()[0].text.startswith(words)
+
+
+def test_ranks_of_other_hosts_are_judged_with_those_of_the_first() -> None:
+    host = Host(
+        2, {0: lambda now: Evidence(), 1: lambda now: Evidence(), 2: lambda now: run(2, "c", now)}, elsewhere=(2,)
+    )
+    host.advance(35)
+    assert [(each.kind, each.ranks) for each in host.end()] == [("stuck", (2,))]
+
+
+def test_what_several_hosts_have_found_is_said_once() -> None:
+    short, long = finding(text="it hangs"), finding(text="it hangs, where others wait", at=4.0)
+    other = finding(rank=2, at=3.0)
+    assert of_all_hosts([short, long, other]) == [other, long]
 
 
 def test_ranks_that_come_further_are_not_judged() -> None:
