@@ -24,6 +24,7 @@ from monarch_nb.mesh import ValueMesh, region_of, state_of
 from monarch_nb.mesh.console import remember_source
 from monarch_nb.mesh.operations import operations
 from monarch_nb.runtime.output.display_hooks import open_figures, show_figures
+from monarch_nb.telemetry.trainers import show_tables
 from monarch_nb.wire import is_users_file
 
 __all__ = [
@@ -192,16 +193,18 @@ def _host_port() -> tuple[str, int]:
     return name, free_port()
 
 
-def _begin_here(master: tuple[str, int], number: int) -> None:
+def _begin_here(master: tuple[str, int], number: int, tables: bool) -> None:
     WorldPosition.of(current_rank()).set(master, number)
+    show_tables(tables)
 
 
-def prepare(mesh: ProcMesh) -> None:
+def prepare(mesh: ProcMesh, *, tables: bool = False) -> None:
     """Makes the processes of a mesh, or slice, as torchrun starts them: its environment, and no process groups. Blocks.
 
-    A slice is a world of its own. Raises SupervisionError if a process is lost.
+    A slice is a world of its own. With `tables` the first rank shows what it displays as in a notebook. Raises
+    SupervisionError if a process is lost.
     """
-    mesh.run(_begin_here, _master(mesh), fresh_number()).get()
+    mesh.run(_begin_here, _master(mesh), fresh_number(), tables).get()
 
 
 def _master(mesh: ProcMesh) -> tuple[str, int]:
@@ -215,12 +218,12 @@ def _master(mesh: ProcMesh) -> tuple[str, int]:
     return address, port
 
 
-def begin(program: SPMDProgram, mesh: ProcMesh) -> Future[ValueMesh[None]]:
+def begin(program: SPMDProgram, mesh: ProcMesh, *, tables: bool = False) -> Future[ValueMesh[None]]:
     """Runs a program on the main thread of each process, as torchrun does; blocks until it begins.
 
-    The future gives None of each rank, or raises what ranks have raised.
+    `tables` is for `prepare`. The future gives None of each rank, or raises what ranks have raised.
     """
-    prepare(mesh)
+    prepare(mesh, tables=tables)
     return mesh.run(program.run)
 
 

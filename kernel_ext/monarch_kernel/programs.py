@@ -55,7 +55,7 @@ class ProgramMagics(SessionMagics):
         source = numbered("%%spmd", line, cell)
         with parts_on(part, source):
             with cell_syntax():
-                prepare(part)
+                prepare(part, tables=self._has_tables)
                 future = run_on(part, source, filename=cell_file(self.shell))
             return shown_values(self.shell, future)
 
@@ -88,7 +88,12 @@ class ProgramMagics(SessionMagics):
         part = self._named("%torchrun", place) if place else self._own(command.procs, command.hosts)
         if command.left_out:
             sys.stdout.write(f"{', '.join(command.left_out)}: left out, since the mesh decides that\n")
-        shown_values(self.shell, begin(program, part))
+        shown_values(self.shell, begin(program, part, tables=self._has_tables))
+
+    @property
+    def _has_tables(self) -> bool:
+        """Whether cells show HTML."""
+        return getattr(self.shell, "kernel", None) is not None
 
     def _named(self, magic: str, place: str) -> ProcMesh:
         given = read_place(magic, place)

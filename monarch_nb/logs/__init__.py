@@ -10,7 +10,7 @@ from monarch_nb._package import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.logs.forwarding import Forwarding, Windows
-    from monarch_nb.logs.lines import Line, briefly, merged
+    from monarch_nb.logs.lines import Bar, Line, briefly, merged
     from monarch_nb.logs.mesh_logs import MeshLogs, Presenter
     from monarch_nb.logs.sources import Source, mesh_of, prefix, rank_of
     from monarch_nb.logs.view import SHOWN, LogRecord, Logs, follow_logs, listen_to_logs, logs_here, logs_of
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SHOWN",
+    "Bar",
     "Forwarding",
     "Line",
     "LogRecord",
@@ -44,7 +45,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "forwarding": ("Forwarding", "Windows"),
-        "lines": ("Line", "briefly", "merged"),
+        "lines": ("Bar", "Line", "briefly", "merged"),
         "mesh_logs": ("MeshLogs", "Presenter"),
         "sources": ("Source", "mesh_of", "prefix", "rank_of"),
         "view": ("SHOWN", "LogRecord", "Logs", "follow_logs", "listen_to_logs", "logs_here", "logs_of"),

@@ -67,6 +67,11 @@ class LineBuffer:
         return self._rows is not None and self._rows.has_bars and not self._rows.ended
 
     @property
+    def finished(self) -> bool:
+        """True for bars that the program has left, as a rule for good."""
+        return self._rows is not None and self._rows.has_bars and self._rows.ended
+
+    @property
     def shown(self) -> str:
         """Its visible text, a line for each bar."""
         return harmless(self.text)
@@ -177,7 +182,7 @@ class ArrivedLog:
     def open_lines(self, now: float) -> list[OpenLine]:
         """The lines without an end."""
         return [
-            OpenLine(self.address, stream, call, line.shown, line.overwrites, now - line.since)
+            OpenLine(self.address, stream, call, line.shown, line.overwrites, now - line.since, line.finished)
             for (stream, call), line in (self._lines or {}).items()
             if line.text
         ]

@@ -37,6 +37,25 @@ def briefly(written: Written) -> Written:
     return written._replace(text=_ACTOR.sub(r"[\1] ", written.text))
 
 
+# What tqdm draws: "train:  40%|████      | 4/10 [00:01<00:02, 2.75it/s, loss=0.3]".
+_BAR = re.compile(r"(.*?)\s*\d{1,3}%\|[^|]*\|\s*(\S+)/(\S+) \[[\d:]+<[^,\]]*,[^,\]]*((?:, [^\[\]]*)?)\]\s*")
+
+
+class Bar(NamedTuple):
+    """What a progress bar says, without the time, which is another one on each rank."""
+
+    title: str
+    done: str
+    total: str
+    values: str  # ", loss=0.3"
+
+    @classmethod
+    def read(cls, text: str) -> "Bar | None":
+        """Reads a line; None for other text."""
+        found = _BAR.fullmatch(text) if "%|" in text else None
+        return None if found is None else cls(*found.groups())
+
+
 def merged(
     lines: Iterable[Line], source_of: Callable[[str], Source], *, named: bool, prefixed: bool = True
 ) -> list[str]:

@@ -5,7 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 UP = "\x1b[A"  # the cursor goes up a line; a bar that stands below another ends with it
-_TOKENS = re.compile(r"(\n|\r|\x1b\[A)")
+_HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor: between them rich and its like draw several rows again and again
+_TOKENS = re.compile(r"(\n|\r|\x1b\[\d*A|\x1b\[[012]?K|\x1b\[\?25[lh])")
+_BEGUN = re.compile(r"\x1b(\[(\?2?5?|\d{0,3}))?$")  # the beginning of a command to the terminal
+MOST_ROWS = 60  # of one display
 
 
 def overwritten(line: str) -> str:
@@ -22,14 +25,75 @@ class _Row:
     draws: int = 0  # since the cursor was last above it
 
 
+class _LiveRows:
+    """The rows of a display that has hidden the cursor: the whole of it is drawn again from its first row.
+
+    What stands above that row once it is drawn again was printed meanwhile, and is final.
+    """
+
+    __slots__ = ("_at", "_fresh", "_rows", "_went_up")
+
+    def __init__(self) -> None:
+        self._rows = [""]
+        self._at = 0
+        self._fresh = True  # the cursor is at the beginning of its row
+        self._went_up = False  # nothing was written since
+
+    def feed(self, token: str) -> list[str]:
+        """Adds text or a command; returns the lines that are final."""
+        left: list[str] = []
+        if token == "\n":
+            self._at, self._fresh = self._at + 1, True
+            if self._at == len(self._rows):
+                self._rows.append("")
+        elif token == "\r":
+            self._fresh = True
+        elif token.endswith("K") and token[:1] == UP[0]:
+            self._rows[self._at], self._fresh = "", True
+        elif token.endswith("A") and token[:1] == UP[0]:
+            self._at, self._went_up = max(0, self._at - int(token[2:-1] or 1)), True
+        elif token:
+            if self._went_up:
+                left += self._leave(self._at)
+            self._rows[self._at] = token if self._fresh else self._rows[self._at] + token
+            self._fresh = self._went_up = False
+        return left + self._leave(len(self._rows) - MOST_ROWS)
+
+    def _leave(self, above: int) -> list[str]:
+        if above <= 0:
+            return []
+        left = [row for row in self._rows[:above] if row.strip()]
+        del self._rows[:above]
+        self._at = max(0, self._at - above)
+        return left
+
+    @property
+    def lines(self) -> list[str]:
+        """The rows that have text."""
+        return [row for row in self._rows if row.strip()]
+
+
 class OverwrittenRows:
     """The rows that may still be drawn again: those of bars, each below the other, and the line that is being written.
 
     A row stays, as a line, once the writer cannot come back to it: when a line of text follows, or when the row below
     is drawn for the second time without a visit to the one above. Bars that stand below bars go up after each drawing.
+    While the cursor is hidden all rows may be drawn again.
     """
 
-    __slots__ = ("_at", "_cut", "_drew", "_loose", "_nested", "_returned", "_rows", "_start", "_uncounted", "_up")
+    __slots__ = (
+        "_at",
+        "_cut",
+        "_drew",
+        "_live",
+        "_loose",
+        "_nested",
+        "_returned",
+        "_rows",
+        "_start",
+        "_uncounted",
+        "_up",
+    )
 
     def __init__(self) -> None:
         self._rows = [_Row()]
@@ -42,21 +106,32 @@ class OverwrittenRows:
         self._uncounted = False  # what is drawn over it had nothing to see so far
         self._loose = ""  # text that is written beside a bar, which stays as a line of its own
         self._cut = ""  # the beginning of a command to the terminal
+        self._live: _LiveRows | None = None  # while the cursor is hidden
 
     def feed(self, text: str) -> list[str]:
         """Adds text; returns the lines that are final."""
         left: list[str] = []
         text, self._cut = self._cut + text, ""
-        for begun in (UP[:2], UP[:1]):
-            if text.endswith(begun):
-                text, self._cut = text.removesuffix(begun), begun
+        if begun := _BEGUN.search(text):
+            text, self._cut = text[: begun.start()], begun.group()
         for token in _TOKENS.split(text):
-            if token == "\n":
+            if token == _HIDE:
+                left += self.shown.split("\n") if self.shown else []
+                self._rows, self._at, self._loose, self._live = [_Row()], 0, "", _LiveRows()
+            elif token == _SHOW:
+                left += self._live.lines if self._live is not None else []
+                if self._live is not None:
+                    self._live, self._start, self._returned, self._nested = None, True, False, False
+            elif self._live is not None:
+                left += self._live.feed(token)
+            elif token == "\n":
                 self._newline(left)
             elif token == "\r":
                 self._returned, self._up, self._uncounted = True, False, True
-            elif token == UP:
-                self._at = max(0, self._at - 1)
+            elif token.startswith(UP[0]) and token.endswith("K"):
+                continue  # what is written next says what is left of the row
+            elif token.startswith(UP[0]) and token.endswith("A"):
+                self._at = max(0, self._at - int(token[2:-1] or 1))
                 for row in self._rows[self._at + 1 :]:
                     row.draws = 0
                 self._up, self._nested, self._returned, self._drew = True, True, False, False
@@ -112,24 +187,26 @@ class OverwrittenRows:
     @property
     def plain(self) -> bool:
         """True if nothing can be overwritten and no line has begun."""
-        row, begun = self._rows[0], self._returned or self._loose or self._cut
+        row, begun = self._rows[0], self._returned or self._loose or self._cut or self._live
         return len(self._rows) == 1 and not row.text and not row.bar and not begun
 
     @property
     def ended(self) -> bool:
         """True if an empty line follows all bars, and no bar was ever below another."""
-        return not self._nested and not self._returned and not self._rows[self._at].text
+        return not (self._nested or self._returned or self._live) and not self._rows[self._at].text
 
     @property
     def shown(self) -> str:
         """The visible text: a line for each row."""
+        if self._live is not None:
+            return "\n".join(self._live.lines)
         lines = [row.text for row in self._rows if row.text.strip()]
         return "\n".join([*lines, *([self._loose] if self._loose else [])])
 
     @property
     def has_bars(self) -> bool:
         """True if it has bars."""
-        return any(row.bar for row in self._rows)
+        return self._live is not None or any(row.bar for row in self._rows)
 
 
 def left_of(lines: Iterable[str]) -> list[str]:

@@ -179,6 +179,12 @@ class LogReceiver:
             if line.age >= age and (progress or not line.overwrites):
                 self.cut(line)
 
+    def cut_finished(self) -> None:
+        """Ends bars that were left: what comes next is shown below them."""
+        for line in self.open_lines():
+            if line.finished:
+                self.cut(line)
+
     def forget(self, uid: str) -> None:
         """A mesh is gone: what is kept of it goes too, once a few others are gone as well."""
         with self._arrived:

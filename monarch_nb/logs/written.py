@@ -40,3 +40,4 @@ class OpenLine(NamedTuple):
     text: str  # what there is to see of it
     overwrites: bool  # it overwrites itself, as progress bars do
     age: float  # seconds since it began
+    finished: bool = False  # bars that were left

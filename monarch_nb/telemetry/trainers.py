@@ -1,6 +1,11 @@
-"""What trainers of frameworks log on a rank is reported as `log` reports it, without a line of the program."""
+"""What trainers of frameworks log on a rank is reported as `log` reports it, without a line of the program.
 
+In programs of a notebook's cell, the first rank shows tables of losses as the framework does in a notebook.
+"""
+
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -8,7 +13,8 @@ from monarch_nb import telemetry
 from monarch_nb._imported import when_imported
 from monarch_nb.runtime import started
 
-__all__ = ["install", "lightning_callbacks", "pytorch_lightning_callbacks"]
+__all__ = ["install", "lightning_callbacks", "pytorch_lightning_callbacks", "show_tables"]
+_shows_tables = False
 
 
 def install() -> None:
@@ -23,6 +29,23 @@ def _report_from_transformers(module: Any) -> None:
         return
 
     module.DEFAULT_CALLBACKS = [*defaults, type("MeshMetricsCallback", (callback,), {"on_log": _on_log})]
+    plain = getattr(module, "DEFAULT_PROGRESS_CALLBACK", None)
+    if isinstance(plain, type):
+        module.DEFAULT_PROGRESS_CALLBACK = type("MeshProgressCallback", (), {"__new__": lambda _: _progress(plain)()})
+
+
+def show_tables(wanted: bool) -> None:
+    """Whether the next program of this process is shown by a cell that has tables."""
+    global _shows_tables
+    _shows_tables = wanted
+
+
+def _progress(plain: type) -> Any:
+    """The class of the callback that shows how far a `Trainer` is: a table on the first rank, where it can be seen."""
+    if _shows_tables and os.environ.get("RANK", "0") == "0":
+        with suppress(ImportError, AttributeError):  # without IPython, or of another version
+            return import_module("transformers.utils.notebook").NotebookProgressCallback
+    return plain
 
 
 def _on_log(_: Any, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **more: Any) -> None:

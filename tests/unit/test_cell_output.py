@@ -182,6 +182,21 @@ def test_bars_are_one_line_each_in_the_order_of_ranks(ranks: Ranks) -> None:
     assert ranks.output.progress() == "[gpus=0] 0 20%\n[gpus=2] 2 20%"
 
 
+def bar(done: int, seconds: int, values: str = "") -> str:
+    return f"step:  {10 * done}%|███  | {done}/10 [00:0{seconds}<00:02, {done / seconds:.2f}it/s{values}]"
+
+
+def test_equal_bars_of_ranks_are_one_as_far_as_the_last(ranks: Ranks) -> None:
+    for rank, done in ((0, 4), (1, 3), (2, 5)):
+        ranks.write(rank, f"\r{bar(done, rank + 1)}")
+    ranks.write(3, f"\r{bar(9, 1, ', loss=0.5')}")
+    assert ranks.output.progress() == f"[gpus=0-2] {bar(3, 2)}\n[gpus=3] {bar(9, 1, ', loss=0.5')}"
+    for rank in range(3):
+        ranks.write(rank, f"\r{bar(10, rank + 1)}\n")
+    ranks.output.settle_lines()
+    assert ranks.shown == f"[gpus=0-2] {bar(10, 1)}\n"
+
+
 def test_where_streams_take_turns_all_the_time_each_comes_as_one() -> None:
     few = [TextPiece("cell", stream, "x\n") for stream in ("stdout", "stdout", "stderr", "stdout")]
     assert [(piece.stream, piece.text) for piece in joined(few)] == [

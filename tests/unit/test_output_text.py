@@ -1,6 +1,8 @@
 """Lines out of bytes, and ranks as people write them."""
 
-from monarch_nb.logs.arrived import ArrivedLog
+import pytest
+
+from monarch_nb.logs.arrived import ArrivedLog, LineBuffer
 from monarch_nb.logs.lines import briefly
 from monarch_nb.logs.overwriting import UP, overwritten
 from monarch_nb.logs.verbs import LogBlock, LogChunk
@@ -154,6 +156,21 @@ def test_text_printed_beside_bars_is_a_line_of_its_own() -> None:
     drawn = f"\repoch 1\n\r step 3{UP}"
     assert log.feed(f"{cleared}written\n{drawn}\repoch 2".encode()) == ["written"]
     assert log.open == "epoch 2\n step 3"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_rows_drawn_while_the_cursor_is_hidden_leave_no_trail(size: int) -> None:
+    """As rich draws its bars, and the lines that a program prints meanwhile."""
+    up = "\r\x1b[2K\x1b[1A\x1b[2K"
+    drawn = [f"\x1b[35mepoch {number}\x1b[0m\nloss {9 - number}" for number in range(3)]
+    text = f"before\n\x1b[?25l{drawn[0]}{up}{drawn[1]}{up}hello\n{drawn[1]}{up}{drawn[2]}\n\x1b[?25hafter\n"
+    buffer = LineBuffer()
+    data = text.encode()
+    whole = "".join(buffer.feed(data[at : at + size], 0, 0.0, 0.0) for at in range(0, len(data), size))
+    assert whole == "before\nhello\n\x1b[35mepoch 2\x1b[0m\nloss 7\nafter\n"
+    assert buffer.over
+    buffer.feed(f"\x1b[?25l{drawn[0]}{up}{drawn[1]}".encode(), 0, 0.0, 0.0)
+    assert (buffer.shown, buffer.overwrites) == ("\x1b[35mepoch 1\x1b[0m\nloss 8", True)
 
 
 def test_two_bars_below_a_bar_leave_no_trail_either() -> None:

@@ -1,12 +1,13 @@
 """Printed output of ranks in the cell that caused it: equal lines of several ranks once, with their ranks."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from monarch_nb.logs import Line, MeshLogs, Source, Windows, Written, briefly, merged
+from monarch_nb.logs import Bar, Line, MeshLogs, Source, Windows, Written, briefly, merged
 
 from ..front import Front
 from .cells import Cells
@@ -91,13 +92,15 @@ class CellOutput:
         self.flush(all_of_it=True, displays=True)
 
     def settle_lines(self) -> None:
-        """Shows whole lines only: the call that has ended may not be the last one of its cell."""
+        """Shows whole lines and bars only: the call that has ended may not be the last one of its cell."""
         self._drain()
+        self._receiver.cut_finished()
         self.flush(displays=True)
 
     def settle_replies(self) -> None:
         """Shows lines if replies have come since; nothing else must be shown before them."""
         if self._drain():
+            self._receiver.cut_finished()
             self.flush(displays=True)
 
     def _drain(self) -> bool:
@@ -197,7 +200,10 @@ class CellOutput:
         return self._cells.of(line.address, line.call)
 
     def progress(self) -> str:
-        """Progress of the ranks' own progress bars: their lines with carriage returns."""
+        """Progress of the ranks' own progress bars: their lines with carriage returns.
+
+        Of ranks with the same bar it is that of the rank that is behind.
+        """
         bars = [
             (self._sources.of(bar.address), Line(bar.address, row, bar.stream, bar.call))
             for bar in self._receiver.open_lines()
@@ -206,7 +212,7 @@ class CellOutput:
             if row
         ]
         bars.sort(key=lambda bar: (bar[0].uid, bar[0].point))
-        return self._text([line for _, line in bars]).rstrip("\n")
+        return self._text(_level(bars)).rstrip("\n")
 
     def _text(self, lines: Iterable[Line]) -> str:
         pieces = self._grouping.pieces(lines, named=self._sources.several)
@@ -240,3 +246,20 @@ class CellOutput:
             notice = f"… {held.count - len(below):,} lines are not shown; all are in {path} (%logs {source.name})"
             self._show([last._replace(text=notice), *below], named=named)
         self._folds.show(self._text, named=named)
+
+
+def _level(bars: Sequence[tuple[Source, Line]]) -> list[Line]:
+    """The lines of bars; of those of a mesh with the same title, end and values all are as far as the last one is."""
+    behind: dict[object, tuple[float, str]] = {}
+    keys = list[object]()
+    for source, line in bars:
+        bar = Bar.read(line.text)
+        if bar is None or not bar.done.isdecimal():
+            keys.append(None)
+            continue
+        keys.append(key := (source.uid, line.call, bar.title, bar.total, bar.values))
+        behind[key] = min(behind.get(key, (math.inf, "")), (float(bar.done), line.text))
+    return [
+        line._replace(text=behind[key][1]) if key is not None else line
+        for key, (_, line) in zip(keys, bars, strict=True)
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from monarch_nb.logs import Line, Source, prefix
+from monarch_nb.logs import Bar, Line, Source, prefix
 from monarch_nb.wire import counted
 
 from ..display.html import folded, framed, table
@@ -48,9 +48,12 @@ class Grouping:
         self._take = take  # None where displays are shown as text
 
     def pieces(self, lines: Iterable[Line], *, named: bool) -> list[TextPiece | DisplayRow]:
-        """Lines in order, each group of equal ones where its first stands; between them new displays."""
+        """Lines in order, each group of equal ones where its first stands; between them new displays.
+
+        Bars of several ranks are equal if they are as far, whatever time it took.
+        """
         groups: dict[object, DisplayRow | tuple[object, Line, list[Source]]] = {}
-        repeats: dict[Line, int] = {}
+        repeats: dict[tuple[str, str, str, Bar | str], int] = {}
         places: dict[tuple[str, str], tuple[object, Source, bool]] = {}
         for line in lines:
             origin = (line.address, line.call)
@@ -64,8 +67,10 @@ class Grouping:
                 continue
             if line.display is not None and not line.text:
                 continue
-            nth = repeats[line] = repeats.get(line, -1) + 1  # equal lines of one rank stay apart
-            key = (id(cell), line.stream, source.uid, line.text, nth, "" if merges else line.address)
+            said = Bar.read(line.text) or line.text
+            of_rank = (line.address, line.call, line.stream, said)
+            nth = repeats[of_rank] = repeats.get(of_rank, -1) + 1  # equal lines of one rank stay apart
+            key = (id(cell), line.stream, source.uid, said, nth, "" if merges else line.address)
             group = groups.setdefault(key, (cell, line, []))
             assert not isinstance(group, DisplayRow)
             group[2].append(source)
