@@ -1,6 +1,7 @@
 """Value meshes as compact tables, or side by side where the values are pictures and the like; and futures."""
 
 import sys
+from importlib import import_module
 from typing import Any
 
 from monarch_nb.mesh.value import places_in
@@ -73,9 +74,8 @@ def _forms(value: object) -> Forms:
     if not may_be_rich(value):
         return Forms({"text/plain": grouped(1, lambda _: value)[0][0][1]}, {})
     forms = forms_of(value)
-    figures = sys.modules.get("monarch_nb.runtime.output.figures")
-    if figures is not None:  # the copy of a figure that is open on its rank opens here too, and would be shown again
-        figures.close(value)
+    if "matplotlib.pyplot" in sys.modules:  # the copy of a figure that is open on its rank opens here, too
+        import_module("monarch_nb.runtime.output.figures").close(value)  # it would be shown again
     if can_stand_beside(forms.data):
         return forms
     return Forms({"text/plain": forms.data["text/plain"]}, {})
