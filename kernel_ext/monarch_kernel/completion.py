@@ -89,7 +89,7 @@ class LineCompletion:
 
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "%logs": LOG_OPTIONS,
-    "%heal": ("--kill",),
+    "%heal": ("--kill", "--replace"),
     "%why": ("--abort", "--slow", "--replicas"),
     "%%why": ("--slow",),
     "%%watch": ("--stop",),
@@ -100,6 +100,7 @@ class Completion(LineCompletion):
     """On the lines of the magics of meshes, actors and logs."""
 
     magics = (
+        "%kill",
         *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
         *("%monarch", "%detach", "%attach", "%results", "%why", "%%why", "%%watch", "%%spmd"),
     )
@@ -119,7 +120,7 @@ class Completion(LineCompletion):
             return names if not before else [option for option in ("--forget",) if option not in before]
         if magic in ("%stop", "%interrupt"):
             options = [] if before or magic != "%stop" else ["--all", "--unused"]
-            dims = self._dims(before) if len(before) == 1 and magic == "%interrupt" else []
+            dims = self._dims(before) if len(before) == 1 else []
             return [*dims, *(name for name in names if name not in before), *options]
         if magic == "%%actor":
             return self._actor(before)

@@ -23,7 +23,7 @@ from .tensors import parts_on
 
 @magics_class
 class MonarchMagics(SessionMagics):
-    """%mesh, %%mesh, %%on, %%actor, %reload, %meshes, %heal, %stop, %interrupt."""
+    """%mesh, %%mesh, %%on, %%actor, %reload, %meshes, %heal, %kill, %stop, %interrupt."""
 
     def __init__(self, shell: InteractiveShell, session: Session) -> None:
         super().__init__(shell, session)
@@ -156,15 +156,18 @@ class MonarchMagics(SessionMagics):
 
         %heal NAME                  # what has failed
         %heal NAME gpus=3 --kill    # kill the processes of these ranks first: for those that react to nothing
+        %heal NAME --replace        # a spare host, or a new one of the job, in place of a lost one
 
         Lost processes are started again and set up, their actors re-created with the newest class and their original
         arguments. All references to the mesh work again. From Python: heal_mesh(workers).
         """
         if not line.strip():
             raise UsageError("%heal: which mesh? Write %heal NAME, or %heal NAME gpus=3 --kill")
-        given = read_place("%heal", line, ("--kill",))
+        given = read_place("%heal", line, ("--kill", "--replace"))
         whole = self._session.find(given.name)
-        notice = self._session.heal(given.name, given.of(whole), kill="--kill" in given.options)
+        notice = self._session.heal(
+            given.name, given.of(whole), **{option.strip("-"): True for option in given.options}
+        )
         self._say(notice)
         return whole
 
@@ -173,11 +176,16 @@ class MonarchMagics(SessionMagics):
         """Stop meshes: their actors' clean-up runs, then their processes end.
 
         %stop NAME ...        # these
+        %stop NAME gpus=0,2-3 # only these ranks
         %stop --all           # all of them
         %stop --unused        # those that no variable refers to any more (see %meshes)
 
         From Python: workers.stop().get().
         """
+        if "=" in line:
+            given = read_place("%stop", line)
+            self._say(self._session.stop_part(given.of(self._session.find(given.name))))
+            return
         names, options = read_names("%stop", line, ("--all", "--unused"))
         if names and options:
             raise UsageError(f"%stop: either names or {', '.join(sorted(options))}, not both")
@@ -189,6 +197,19 @@ class MonarchMagics(SessionMagics):
             meshes = [self._session.find(name) for name in names]  # all are known before any is stopped
             lines = [self._session.stop(name) for name in names[: len(meshes)]]
         self._say("\n".join(lines) or "nothing to stop")
+
+    @line_magic
+    def kill(self, line: str) -> None:
+        """Kill the processes of a mesh, or of some of its ranks, with all that runs on them.
+
+        %kill NAME
+        %kill NAME gpus=3     # only these ranks
+
+        Calls that wait for them fail; nothing is cleaned up. %heal NAME starts them again.
+        From Python: monarch_nb.lifecycle.kill_mesh(workers.slice(gpus=3)).
+        """
+        given = read_place("%kill", line)
+        self._say(self._session.kill(given.of(self._session.find(given.name))))
 
     @line_magic
     def interrupt(self, line: str) -> None:

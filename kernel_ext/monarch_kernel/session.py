@@ -14,7 +14,7 @@ from msgspec import Struct
 from monarch_nb.code import Report, local_modules, owned_actors, reload_code, reload_each
 from monarch_nb.connect import local_hosts
 from monarch_nb.debug.render import short
-from monarch_nb.lifecycle import heal_mesh
+from monarch_nb.lifecycle import heal_mesh, kill_mesh
 from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.mesh import HostMesh, ProcMesh, region_of, state_of, this_host
 from monarch_nb.runtime import ActorState, MeshState, ProcState
@@ -140,14 +140,25 @@ class Session(Namespace):
         mesh = self.find(name)
         if not isinstance(mesh, ProcMesh):
             raise UsageError(f"%mesh: {name} is no mesh of processes: name the one that its actors are on")
-        resized = mesh.grow(**{label: by}) if by > 0 else mesh.shrink(**{label: by})
-        return mesh, str(resized).strip("<>")
+        return mesh, resized(mesh, label, by)
 
     # -- ending and healing -----------------------------------------------------------------------------------------
 
     def stop(self, name: str) -> str:
         """Stops a mesh; gives a line about it."""
         return self._stop(state_of(self.find(name)))
+
+    @staticmethod
+    def stop_part(part: Mesh) -> str:
+        """Stops some ranks of a mesh; gives a line about them."""
+        part.stop("stopped by %stop").get()
+        return f"stopped {_counted(part)} of {state_of(part).name}"
+
+    @staticmethod
+    def kill(part: Mesh) -> str:
+        """Kills the processes of a mesh, or of a part of it; gives a line about them."""
+        kill_mesh(part)
+        return killed(part)
 
     def stop_all(self) -> list[str]:
         """Stops all meshes; gives a line about each."""
@@ -171,16 +182,17 @@ class Session(Namespace):
         what = counted(len(state.region), "proc" if isinstance(state, ProcState) else "actor")
         return f"stopped {state.name}: {what}" + (f", and with them {', '.join(actors)}" if actors else "")
 
-    def heal(self, name: str, mesh: Mesh, *, kill: bool = False) -> str:
+    def heal(self, name: str, mesh: Mesh, *, kill: bool = False, replace: bool | None = None) -> str:
         """Heals a mesh of that name, or a part of it, and everything on its processes; gives a line about it.
 
-        Blocks until it is whole. With `kill` the processes that live are killed first.
+        Blocks until it is whole. With `kill` the processes that live are killed first; with `replace` another host
+        takes the place of a lost one that may come back.
         """
         stopped = state_of(mesh).stopped
         if stopped is not None:
             raise UsageError(f"%heal: {name} is not broken, it was stopped ({stopped}); make a new one")
         broken = describe(mesh).having("failed")
-        heal_mesh(mesh, kill=kill)
+        heal_mesh(mesh, kill=kill, replace=replace)
         what = "proc" if isinstance(mesh, ProcMesh) else "actor"
         if kill:
             return f"killed {counted(len(mesh) - len(broken), what)} of {name} and healed {len(mesh)}"
@@ -229,6 +241,22 @@ class Session(Namespace):
             reactions = interrupted(state, region_of(part).ranks())
             lines += ended(state, reactions) + stuck(state, reactions, lambda file: cell_name(self._shell, file))
         return "\n".join(lines) or f"nothing runs on {at(state_of(mesh), region_of(mesh).ranks())}"
+
+
+def resized(mesh: ProcMesh, label: str, by: int) -> str:
+    """Grows a mesh of processes by some hosts, or, where `by` is negative, shrinks it; a line about it. Blocks."""
+    change = mesh.grow(**{label: by}) if by > 0 else mesh.shrink(**{label: by})
+    return str(change).strip("<>")
+
+
+def killed(part: Mesh) -> str:
+    """A line about processes that were killed."""
+    name = state_of(part).name
+    return f"killed {counted(len(part), 'proc')} of {name}: %heal {name} starts what is lost again"
+
+
+def _counted(mesh: Mesh) -> str:
+    return counted(len(mesh), "proc" if isinstance(mesh, ProcMesh) else "actor")
 
 
 def _folder(module: ModuleType) -> str:

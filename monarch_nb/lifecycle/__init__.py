@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from monarch_nb.lifecycle.actor_spawn import spawn_actors
     from monarch_nb.lifecycle.controllers import get_or_spawn_controller
     from monarch_nb.lifecycle.elastic import grow_hosts, grow_procs, shrink_hosts, shrink_procs
-    from monarch_nb.lifecycle.heal import heal_mesh
+    from monarch_nb.lifecycle.heal import heal_mesh, kill_mesh
     from monarch_nb.lifecycle.interrupts import interrupt
     from monarch_nb.lifecycle.proc_spawn import spawn_procs
     from monarch_nb.lifecycle.unhandled import exit_on_fault, notebook_mode
@@ -20,6 +20,7 @@ __all__ = [
     "grow_procs",
     "heal_mesh",
     "interrupt",
+    "kill_mesh",
     "notebook_mode",
     "shrink_hosts",
     "shrink_procs",
@@ -34,7 +35,7 @@ __getattr__ = lazy_names(
         "proc_spawn": ("spawn_procs",),
         "actor_spawn": ("spawn_actors",),
         "controllers": ("get_or_spawn_controller",),
-        "heal": ("heal_mesh",),
+        "heal": ("heal_mesh", "kill_mesh"),
         "interrupts": ("interrupt",),
         "unhandled": ("exit_on_fault", "notebook_mode"),
     },

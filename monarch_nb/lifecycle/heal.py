@@ -79,6 +79,21 @@ def heal_mesh(
     return mesh
 
 
+def kill_mesh(mesh: Handle[MeshState]) -> None:
+    """Kills the processes of a mesh (or slice), with all that runs on them; `heal_mesh` starts them again.
+
+    Calls that wait for them fail. Blocks until they have ended. Raises RuntimeError for a mesh that was stopped, or
+    that another process owns.
+    """
+    runtime, state = current_runtime(), state_of(mesh)
+    procs = proc_state_of(state)
+    if state.stopped is not None:
+        raise RuntimeError(f"{state.name} was stopped ({state.stopped}): it has no processes to kill")
+    if procs.owner_process != runtime.address:
+        raise RuntimeError(f"{procs.name} belongs to {procs.owner_process}: only its owner can kill its processes")
+    runtime.part(MeshHealer).kill(procs, sorted(region_of(mesh).ranks()), "on request", shown=False).get()
+
+
 def _notice_deaths(state: MeshState, ranks: Set[int]) -> None:
     """Blocks until ranks have answered or are known to have failed, for about a second at most.
 

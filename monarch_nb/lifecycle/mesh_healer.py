@@ -108,9 +108,13 @@ class MeshHealer:
             return
         when_done(self._driver.heal(body.uid, frozenset(body.ranks), await_hooks=False), answer)
 
-    def kill(self, state: ProcState, ranks: Sequence[int], why: str) -> Future[None]:
-        """Kills useless processes, to their owner a failure like any other; resolves when they are gone."""
-        return self._kill(state, ranks, Cause(kind="killed", text=why), self._driver.proc_exited)
+    def kill(self, state: ProcState, ranks: Sequence[int], why: str, *, shown: bool = True) -> Future[None]:
+        """Kills processes, to their owner a failure like any other; resolves when they are gone.
+
+        Without `shown` calls that wait for them fail, and nothing else is shown: somebody asked for it.
+        """
+        fail = self._driver.proc_exited if shown else self._driver.killed
+        return self._kill(state, ranks, Cause(kind="killed", text=why), fail)
 
     def _kill(
         self, state: ProcState, ranks: Sequence[int], why: Cause, fail: Callable[[str, int, int, Cause], None]

@@ -191,7 +191,7 @@ def test_names_dimensions_and_options_are_completed(nb: Notebook) -> None:
         ("x = 1\n%mesh w ", ["gpus=", "hosts=", "--fresh", "--no-dedup"]),
         ("%mesh w --fr", ["--fresh"]),
         ("%mesh w gpus=", ["1", "2", "4", "8"]),
-        ("%heal w ", ["gpus=", "--kill"]),
+        ("%heal w ", ["gpus=", "--kill", "--replace"]),
         ("%%on w gpus=", ["0", "1", "2", "3", "0-3"]),
     ):
         found = nb.complete(line)
@@ -213,3 +213,14 @@ def test_the_extension_loads_under_both_names_and_unloads(nb: Notebook) -> None:
     nb.run("heal_mesh(w)").ok()
     assert "mnb" in nb.run("w").html
     assert nb.run("%%on w gpus=0\nprint('once')").ok().stdout.count("once") == 1
+
+
+def test_some_ranks_are_killed_healed_and_stopped_by_magics(nb: Notebook) -> None:
+    nb.run("%mesh few gpus=3").ok()
+    assert nb.run("%kill few gpus=0-1").ok().stdout == "killed 2 procs of few: %heal few starts what is lost again\n"
+    assert nb.run("%heal few --replace").ok().stdout == "healed 2 procs of few\n"
+    assert nb.run("%stop few gpus=2").ok().stdout == "stopped 1 proc of few\n"
+    nb.run("%stop few").ok()
+    assert (
+        "it has no processes to kill" in nb.run("from monarch_nb.lifecycle import kill_mesh; kill_mesh(few)").traceback
+    )

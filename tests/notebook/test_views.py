@@ -195,3 +195,28 @@ def test_transfers_between_processes_are_in_the_state_of_a_watching_view(nb: Not
     assert "cross-memory" in text
     nb.run("buffer.drop().get()").ok()
     view.until(lambda view: not [one for one in view.state["transfers"].values() if not one["mover"]])
+
+
+def test_ranks_are_killed_and_healed_from_a_view(nb: Notebook, view: ViewClient) -> None:
+    told = view.ask("kill", mesh=view.mesh("w"), ranks=[1, 2])["result"]["text"]
+    assert told == "killed 2 procs of w: %heal w starts what is lost again"
+    view.until(lambda view: view.rank("w", 1)["state"] == view.rank("a", 2)["state"] == "failed")
+    assert view.ask("heal", mesh=view.mesh("w"))["result"]["text"] == "healed 2 procs of w"
+    assert nb.run("%kill w gpus=1,2").ok().stdout.strip() == told
+    again = view.ask("heal", mesh=view.mesh("w"), ranks=[1, 2], kill=True)
+    assert again["result"]["text"] == "killed and healed 2 procs of w"
+    assert len(nb.run("a.work.call(say='').get()").ok().text) > 0
+
+
+def test_a_breakpoint_is_set_on_some_ranks_from_a_view(nb: Notebook, view: ViewClient) -> None:
+    made = view.ask("debug", do="break", mesh=view.mesh("a"), ranks=[2], where="Worker.work")["result"]
+    assert made["text"].startswith("breakpoint ")
+    assert " on a" in made["text"]
+    view.ask("debug", do="clear", number=made["breakpoint"]["number"])
+
+
+def test_hosts_come_and_go_by_requests_where_a_mesh_can_grow(nb: Notebook, view: ViewClient) -> None:
+    refused = view.ask("resize", mesh=view.mesh("w"), label="hosts", by=1)
+    assert not refused["ok"]
+    assert "w" in refused["error"]
+    assert "mesh of actors" in view.ask("resize", mesh=view.mesh("a"), label="hosts", by=1)["error"]

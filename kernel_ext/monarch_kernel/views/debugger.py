@@ -13,6 +13,7 @@ from monarch_nb.debug.render import FileName, Missing, named, picture_of, values
 from monarch_nb.debug.service import controller_of
 from monarch_nb.mesh import ActorMesh, state_of
 from monarch_nb.runtime import ActorState, MeshState, Runtime, proc_state_of
+from monarch_nb.shape import Region, region_of_ranks
 from monarch_nb.wire import text_of
 
 from ..debugger.results import StoppedTable
@@ -193,13 +194,22 @@ class DebugRequests:
         state = controller.runtime.meshes.get(str(message.get("mesh")))
         if not isinstance(state, ActorState):
             raise LookupError(f"there is no mesh {message.get('mesh')!r} of actors any more")
-        mesh: ActorMesh[object] = ActorMesh(state, state.region)
+        mesh: ActorMesh[object] = ActorMesh(state, part_meant(state, message))
         made = controller.breakpoints.set(mesh, str(message.get("where") or ""), str(message.get("condition") or ""))
-        return {"breakpoint": breakpoint_row(made)}
+        return {"breakpoint": breakpoint_row(made), "text": repr(made)}
 
     def _do_clear(self, controller: Controller, message: Message) -> Message:
         controller.breakpoints.clear(int(message.get("number") or 0))
         return {"text": ""}
+
+
+def part_meant(state: MeshState, message: Message) -> Region:
+    """The ranks of a mesh that a request is about."""
+    wanted: Sequence[int] | None = message.get("ranks")
+    if wanted is None:
+        return state.region
+    bases = list(state.region.ranks())
+    return region_of_ranks(["rank"], [len(wanted)], [bases[index] for index in wanted])
 
 
 def breakpoint_row(breakpoint: debug.Breakpoint) -> Message:

@@ -9,7 +9,7 @@ from monarch_nb.debug.control import look
 from monarch_nb.debug.render import FileName, short
 from monarch_nb.debug.service import controller_of
 from monarch_nb.diagnosis.slow import phase_shares
-from monarch_nb.lifecycle import heal_mesh, interrupt
+from monarch_nb.lifecycle import heal_mesh, interrupt, kill_mesh
 from monarch_nb.logs import MeshLogs
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
 from monarch_nb.mesh.requests import request
@@ -20,9 +20,9 @@ from monarch_nb.store.verbs import STACK, WhichStack
 from monarch_nb.supervision import Driver
 from monarch_nb.wire import counted, text_of
 
-from ..session import Session
+from ..session import Session, killed, resized
 from .channel import Message
-from .debugger import DebugRequests
+from .debugger import DebugRequests, part_meant
 from .live import LiveViews
 from .tensors import placement, values
 
@@ -76,6 +76,12 @@ class Requests:
             return [kind(state, state.region)]
         return [kind(state, Region((), NDSlice(base, (), ()))) for base in bases]
 
+    def _part(self, state: MeshState, message: Message) -> Any:
+        """The requested ranks as one mesh."""
+        self._bases(state, message)
+        kind: Any = ActorMesh if isinstance(state, ActorState) else ProcMesh
+        return kind(state, part_meant(state, message))
+
     # -- verbs ------------------------------------------------------------------------------------------------------
 
     def _do_heal(self, runtime: Runtime, message: Message) -> Message:
@@ -83,6 +89,11 @@ class Requests:
         if state.stopped is not None:
             raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
         bases = self._bases(state, message)
+        if message.get("kill") or message.get("replace"):
+            part = self._part(state, message)
+            heal_mesh(part, kill=bool(message.get("kill")), replace=True if message.get("replace") else None)
+            how = "killed and healed" if message.get("kill") else "healed"
+            return {"text": f"{how} {_counted(state, len(bases))} of {state.name}"}
         failed = {rank.rank for rank in describe(state).having("failed")}
         broken = [base for base in bases if base in failed]
         if message.get("ranks") is None or state.owner_process != runtime.address:
@@ -104,6 +115,20 @@ class Requests:
             for future in futures:
                 future.get()
         return {"text": f"stopped {_counted(state, len(bases))} of {state.name}"}
+
+    def _do_kill(self, runtime: Runtime, message: Message) -> Message:
+        state = self._state(runtime, message)
+        part = self._part(state, message)
+        kill_mesh(part)
+        return {"text": killed(part)}
+
+    def _do_resize(self, runtime: Runtime, message: Message) -> Message:
+        state, label, by = self._state(runtime, message), str(message.get("label")), message.get("by")
+        if not isinstance(state, ProcState):
+            raise TypeError(f"{state.name} is a mesh of actors: it follows the processes that it is on")
+        if not isinstance(by, int) or by == 0:
+            raise ValueError("by is how many hosts come, or, below 0, go")
+        return {"text": resized(ProcMesh(state, state.region), label, by)}
 
     def _do_interrupt(self, runtime: Runtime, message: Message) -> Message:
         state = self._state(runtime, message)

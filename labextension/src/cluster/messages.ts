@@ -169,7 +169,9 @@ export interface TitledView {
 
 /** The verbs that views send, with what they take and give. */
 export interface Requests {
-  heal: { takes: Ranks; gives: Said };
+  heal: { takes: Ranks & { kill?: boolean; replace?: boolean }; gives: Said };
+  kill: { takes: Ranks; gives: Said };
+  resize: { takes: { mesh: string; label: string; by: number }; gives: Said };
   stop: { takes: Ranks; gives: Said };
   interrupt: { takes: Ranks; gives: Said };
   why: { takes: Partial<Ranks>; gives: Diagnosis };

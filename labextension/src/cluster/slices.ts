@@ -55,3 +55,30 @@ function ranksByNumber(text: string, count: number): number[] | undefined {
   }
   return [...ranks];
 }
+
+/** Ranks as magics take them: `gpus=0,2-3`, or `hosts=0 gpus=1; hosts=1 gpus=0`; "" for all of them. */
+export function placeText(labels: readonly string[], sizes: readonly number[], indices: readonly number[] | null): string {
+  if (indices === null || !labels.length || indices.length === countOf(sizes)) return "";
+  const points = indices.map((index) => pointOf(sizes, index));
+  const whole = boxText(labels, sizes, points);
+  if (whole !== null) return whole;
+  const rows = [...new Set(points.map(([first]) => first))].map((first) => points.filter((point) => point[0] === first));
+  return rows.flatMap((row) => boxText(labels, sizes, row) ?? row.map((point) => boxText(labels, sizes, [point]))).join("; ");
+}
+
+/** A box of ranks, by the dimensions in which it is not all; null where the ranks are no box. */
+function boxText(labels: readonly string[], sizes: readonly number[], points: readonly number[][]): string | null {
+  const values = labels.map((_, d) => [...new Set(points.map((point) => point[d] as number))].sort((a, b) => a - b));
+  if (countOf(values.map((each) => each.length)) !== points.length) return null;
+  return labels.flatMap((label, d) => ((values[d] as number[]).length === sizes[d] && points.length > 1 ? [] : [`${label}=${spans(values[d] as number[])}`])).join(" ");
+}
+
+function spans(values: readonly number[]): string {
+  const parts: [number, number][] = [];
+  for (const value of values) {
+    const last = parts.at(-1);
+    if (last && last[1] === value - 1) last[1] = value;
+    else parts.push([value, value]);
+  }
+  return parts.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`)).join(",");
+}

@@ -1,30 +1,41 @@
 // What can be done to the cluster by a click or a command: asks before something is lost, and reports the result.
 
-import { Dialog, showDialog } from "@jupyterlab/apputils";
+import { Dialog, InputDialog, showDialog } from "@jupyterlab/apputils";
 import { ISignal, Signal } from "@lumino/signaling";
 import { Widget } from "@lumino/widgets";
 
-import { Dims, Variables, codeFor, codeForSpawn } from "./code";
+import { Dims, Variables, codeForSpawn } from "./code";
 import type { Connection } from "./connection";
-import { sizeOf } from "../cluster/ranks";
-import { plural } from "../page/words";
 import { askForMesh } from "./spawn";
-import { countsAt } from "./tree";
+import { ACTIONS, Action, Part, Target, targetAt, words } from "./table";
 
-/** What came of a click; `code` is a line for the notebook that does the same. */
+/** What came of a click; `code` is what a cell needs to do the same. */
 export interface Outcome {
   text: string;
   wrong: boolean;
   code: string;
 }
 
-export type Verb = "heal" | "stop" | "interrupt";
+/** What the panel and the notebook in front do for actions. */
+export interface Page {
+  show(what: Part, on: Target): void;
+  /** The source of the active cell. */
+  cell(): string;
+  insert(code: string): void;
+  /** Puts code into a cell below the active one, and runs it. */
+  run(code: string): void;
+}
+
+const GONE = "That mesh has been stopped, or belongs to another notebook.";
 
 export class Actions {
   outcome: Outcome = { text: "", wrong: false, code: "" };
+  /** What names the notebook has for meshes, as last seen. */
+  variables: Variables = {};
 
   constructor(
     private _connection: () => Connection | null,
+    private _page: Page,
     private _done: (outcome: Outcome) => void,
   ) {}
 
@@ -42,21 +53,56 @@ export class Actions {
     this._show({ text: "", wrong: false, code: "" });
   }
 
-  /** Heals, stops or interrupts a mesh or some of its ranks; asks nothing where somebody is `sure`. */
-  async act(verb: Verb, uid: string, ranks: number[] | null, sure = false): Promise<void> {
-    const connection = this._connection();
-    const mesh = connection?.cluster.state.meshes[uid];
-    if (!connection || !mesh) {
-      this.report("That mesh has been stopped, or belongs to another notebook.", true);
-      return;
-    }
-    if (!sure && !(await this._sure(connection, verb, uid, ranks))) return;
-    const waiting = { heal: "healing", stop: "stopping", interrupt: "interrupting" }[verb];
-    this._show({ text: `${waiting} ${mesh.name} …`, wrong: false, code: "" });
+  target(uid: string, ranks: number[] | null): Target | null {
+    const state = this._connection()?.cluster.state;
+    return state ? targetAt(state, uid, ranks, this.variables) : null;
+  }
+
+  /** The code of an action, with what is in the active cell, or what it proposes, as what is typed. */
+  code(action: Action, on: Target): string {
+    return action.code(on, action.asks?.proposes(on) ?? codeOfCell(this._page.cell()));
+  }
+
+  /** Asks the kernel for the names of meshes. */
+  async learn(): Promise<void> {
     try {
-      const variables = await this._variables(connection);
-      const result = await connection.cluster.request(verb, ranks === null ? { mesh: uid } : { mesh: uid, ranks });
-      this.report(result.text ?? "", false, codeFor(verb, mesh, uid, ranks, variables));
+      this.variables = (await this._connection()?.cluster.request("variables", {}))?.variables ?? {};
+    } catch {
+      this.variables = {};
+    }
+  }
+
+  /** Puts the code of an action into a cell. */
+  async insert(name: string, uid: string, ranks: number[] | null): Promise<void> {
+    await this.learn();
+    const on = this.target(uid, ranks);
+    const action = named(name);
+    if (!on) return this.report(GONE, true);
+    const code = this.code(action, on);
+    this._page.insert(code);
+    this._show({ text: `the code of “${action.label}” is in a cell`, wrong: false, code: "" });
+  }
+
+  /** Acts on a mesh or some of its ranks; asks nothing where somebody is `sure`. */
+  async act(name: string, uid: string, ranks: number[] | null, sure = false): Promise<void> {
+    const connection = this._connection();
+    const on = this.target(uid, ranks);
+    if (!connection || !on) return this.report(GONE, true);
+    const action = named(name);
+    const typed = action.asks ? await ask(action.asks.title, action.asks.proposes(on), action.asks.example) : "";
+    if (typed === null || (!sure && !(await agreed(action, on)))) return;
+    const { does } = action;
+    if ("shows" in does) return this._page.show(does.shows, on);
+    await this.learn();
+    const code = action.code(this.target(uid, ranks) ?? on, typed || codeOfCell(this._page.cell()));
+    if ("runs" in does) {
+      this._page.run(code);
+      return this._show({ text: `the cell runs on ${on.place}`, wrong: false, code: "" });
+    }
+    this._show({ text: `${does.waiting} ${on.mesh.name} …`, wrong: false, code: "" });
+    try {
+      const result = (await connection.cluster.request(does.verb, { mesh: uid, ...(ranks === null ? {} : { ranks }), ...does.more?.(typed) } as never)) as { text?: string };
+      this.report(result.text ?? "", false, code);
     } catch (error) {
       this.report((error as Error).message, true);
     }
@@ -91,36 +137,33 @@ export class Actions {
     this._changed.emit(outcome);
   }
 
-  private async _variables(connection: Connection): Promise<Variables> {
-    try {
-      return (await connection.cluster.request("variables", {})).variables;
-    } catch {
-      return {};
-    }
-  }
-
-  private async _sure(connection: Connection, verb: Verb, uid: string, ranks: number[] | null): Promise<boolean> {
-    const { state } = connection.cluster;
-    const mesh = state.meshes[uid];
-    if (!mesh || verb === "heal") return true;
-    const counts = countsAt(state, uid, ranks);
-    const count = ranks?.length ?? sizeOf(mesh);
-    const busy = counts.busy ?? 0;
-    if (verb === "interrupt" && busy < 2) return true;
-    const what = ranks === null ? mesh.name : `${plural(count, "rank")} of ${mesh.name}`;
-    const lost =
-      verb === "interrupt"
-        ? `Running code on ${plural(busy, "rank")} ends with KeyboardInterrupt.`
-        : [
-            mesh.kind === "actors" ? "The actors and what they hold are lost." : "The processes end; the actors on them and what they hold are lost.",
-            busy ? `${plural(busy, "rank")} ${busy === 1 ? "is" : "are"} busy.` : "",
-          ].join(" ");
-    const body = new Widget();
-    body.node.textContent = lost;
-    const label = verb === "stop" ? "Stop" : "Interrupt";
-    const answer = await showDialog({ title: `${label} ${what}?`, body, buttons: [Dialog.cancelButton(), Dialog.warnButton({ label })], defaultButton: 0 });
-    return answer.button.accept;
-  }
-
   private _changed = new Signal<this, Outcome>(this);
+}
+
+function named(name: string): Action {
+  const action = ACTIONS.find((each) => each.name === name);
+  if (!action) throw new Error(`there is no action ${name}`);
+  return action;
+}
+
+/** The source of a cell without a line that says where it runs. */
+function codeOfCell(source: string): string {
+  return source.replace(/^\s*%%on\b.*\n?/, "").trimEnd();
+}
+
+async function agreed(action: Action, on: Target): Promise<boolean> {
+  const lost = action.loses?.(on);
+  if (!lost) return true;
+  const body = new Widget();
+  body.node.textContent = lost;
+  const { label } = action;
+  const answer = await showDialog({ title: `${label} ${label.includes(" Host") ? "of " : ""}${words(on)}?`, body, buttons: [Dialog.cancelButton(), Dialog.warnButton({ label })], defaultButton: 0 });
+  return answer.button.accept;
+}
+
+/** What is typed; null where nothing is. */
+async function ask(title: string, text: string, placeholder: string): Promise<string | null> {
+  const answer = await InputDialog.getText({ title, text, placeholder, label: placeholder, selectionRange: 0 });
+  const typed = answer.button.accept ? (answer.value ?? "").trim() : "";
+  return typed || null;
 }

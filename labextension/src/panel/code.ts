@@ -1,6 +1,5 @@
 // What a click did, as a line for the notebook.
 
-import { sliceExpression } from "../cluster/slices";
 import type { Mesh } from "../cluster/state";
 
 export type Variables = Record<string, string>; // name in the notebook: uid
@@ -10,16 +9,6 @@ export function nameOf(mesh: Mesh, uid: string, variables: Variables): { name: s
   const held = Object.keys(variables).filter((name) => variables[name] === uid && !name.startsWith("_"));
   const bound = held.includes(mesh.name) ? mesh.name : held[0];
   return bound ? { name: bound, bound: true } : { name: mesh.name, bound: false };
-}
-
-/** "" where no single line does it. */
-export function codeFor(verb: "heal" | "stop" | "interrupt", mesh: Mesh, uid: string, ranks: number[] | null, variables: Variables): string {
-  const { name, bound } = nameOf(mesh, uid, variables);
-  if (verb === "heal") return `%heal ${name}`;
-  if (verb === "interrupt") return `%interrupt ${name}`;
-  if (ranks === null) return `%stop ${name}`;
-  const slice = bound ? sliceExpression(name, mesh.labels, mesh.sizes, ranks) : "";
-  return slice && `${slice}.stop().get()`;
 }
 
 export type Dims = Record<string, number>;

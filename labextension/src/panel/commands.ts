@@ -1,49 +1,47 @@
-// What the command palette, menus, and buttons in outputs can run.
+// What the command palette, menus, keys, and buttons in outputs can run.
 
 import type { JupyterFrontEnd } from "@jupyterlab/application";
 import type { ICommandPalette } from "@jupyterlab/apputils";
 import type { ReadonlyPartialJSONObject } from "@lumino/coreutils";
 import { Menu } from "@lumino/widgets";
 
-import type { Actions, Verb } from "./actions";
+import type { Actions } from "./actions";
 import type { Dims } from "./code";
 import type { Front } from "./front";
 import { icon } from "./icon";
 import { phaseOf } from "./link";
+import { ACTIONS, Action, Target, words } from "./table";
 import { Row, targetOf } from "./tree";
 
 export const IDS = {
   open: "monarch-nb:open",
   load: "monarch-nb:load",
   spawn: "monarch-nb:spawn",
-  heal: "monarch-nb:heal",
-  interrupt: "monarch-nb:interrupt",
-  stop: "monarch-nb:stop",
   failures: "monarch-nb:failures",
-  why: "monarch-nb:why",
-  logs: "monarch-nb:logs",
+  codes: "monarch-nb:show-code",
   insert: "monarch-nb:insert-code",
 } as const;
 
 export interface Views {
   open(): void;
   failures(): void;
-  ask(uid: string | undefined): void;
-  logs(uid: string, ranks: number[] | null): void;
+  findings(): void;
+  codes(): void;
   selected(): Row | null;
 }
 
-interface Target {
-  uid: string;
-  ranks: number[] | null;
+const TREE = ".mnb-outline"; // what has the keys
+
+export function commandOf(action: Pick<Action, "name">): string {
+  return `monarch-nb:${action.name}`;
 }
 
 export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions, views: Views, palette: ICommandPalette | null): void {
   const { commands } = app;
   const live = (): boolean => Boolean(front.connection && phaseOf(front.connection.facts) === "live");
 
-  /** The mesh that arguments name, by uid or by name; else what is selected in the panel. */
-  function targetFrom(args: ReadonlyPartialJSONObject): Target | null {
+  /** What arguments name, by uid or by name; else what is selected in the panel. */
+  function meant(args: ReadonlyPartialJSONObject): { uid: string; ranks: number[] | null } | null {
     const mesh = typeof args.mesh === "string" ? args.mesh : "";
     const ranks = Array.isArray(args.ranks) ? (args.ranks as number[]) : null;
     if (!mesh) {
@@ -56,10 +54,16 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
     return { uid: named ?? mesh, ranks };
   }
 
-  function what(args: ReadonlyPartialJSONObject): string {
-    const target = targetFrom(args);
-    const mesh = target && front.connection?.cluster.state.meshes[target.uid];
-    return mesh ? ` ${mesh.name}` : "";
+  function targetFrom(args: ReadonlyPartialJSONObject): Target | null {
+    const target = meant(args);
+    return target && actions.target(target.uid, target.ranks);
+  }
+
+  function labelOf(action: Action, args: ReadonlyPartialJSONObject): string {
+    if (args.palette) return `${action.label}: What Is Selected`;
+    const on = targetFrom(args);
+    if (args.code) return on ? (actions.code(action, on).split("\n")[0] as string) : action.label;
+    return on && args.mesh ? `${action.label} ${words(on)}` : action.label;
   }
 
   commands.addCommand(IDS.open, { label: "Show the Cluster of This Notebook", icon, execute: () => views.open() });
@@ -76,22 +80,28 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
       return actions.spawn(args.name as string | undefined, args.dims as Dims | undefined);
     },
   });
-  const verbs: [Verb, string][] = [
-    ["heal", "Heal"],
-    ["interrupt", "Interrupt"],
-    ["stop", "Stop"],
-  ];
-  for (const [verb, label] of verbs)
-    commands.addCommand(IDS[verb], {
-      label: (args) => (args.palette ? `${label} What Is Selected` : `${label}${what(args)}`),
-      isEnabled: live,
+  for (const action of ACTIONS) {
+    const command = commandOf(action);
+    commands.addCommand(command, {
+      label: (args) => labelOf(action, args),
+      caption: action.hint,
+      isEnabled: (args) => {
+        if (args.mesh || args.all || !live()) return live();
+        const on = targetFrom(args);
+        return on !== null && (Boolean(args.code) || action.applies(on));
+      },
       execute: (args) => {
         if (args.palette || args.mesh) views.open();
-        if (verb === "heal" && args.all) return actions.healAll();
-        const target = targetFrom(args);
-        return target ? actions.act(verb, target.uid, target.ranks, verb === "interrupt" && Boolean(args.sure)) : undefined;
+        if (action.name === "heal" && args.all) return actions.healAll();
+        const target = meant(args);
+        if (!target) return undefined;
+        if (args.code) return actions.insert(action.name, target.uid, target.ranks);
+        return actions.act(action.name, target.uid, target.ranks, action.name === "interrupt" && Boolean(args.sure));
       },
     });
+    commands.addKeyBinding({ command, args: {}, keys: [action.key], selector: TREE });
+    commands.addKeyBinding({ command, args: { code: true }, keys: [`Shift ${action.key}`], selector: TREE });
+  }
   commands.addCommand(IDS.failures, {
     label: "Show Failures",
     execute: () => {
@@ -99,21 +109,20 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
       views.failures();
     },
   });
-  commands.addCommand(IDS.why, {
-    label: (args) => (args.palette ? "Why Does Nothing Move?" : `Why?${what(args)}`),
+  commands.addCommand("monarch-nb:why-all", {
+    label: "Why Does Nothing Move?",
     isEnabled: live,
-    execute: (args) => {
+    execute: () => {
       views.open();
-      views.ask(args.palette ? undefined : targetFrom(args)?.uid);
+      views.findings();
     },
   });
-  commands.addCommand(IDS.logs, {
-    label: (args) => (args.palette ? "Show Logs of the Selection" : "Show Logs"),
+  commands.addCommand(IDS.codes, {
+    label: "Show the Code of All Actions",
     isEnabled: live,
-    execute: (args) => {
+    execute: () => {
       views.open();
-      const target = targetFrom(args);
-      if (target) views.logs(target.uid, target.ranks);
+      views.codes();
     },
   });
   commands.addCommand(IDS.insert, {
@@ -122,19 +131,26 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
     execute: () => front.insert(actions.outcome.code),
   });
   if (!palette) return;
-  for (const command of [IDS.open, IDS.load, IDS.spawn, IDS.heal, IDS.interrupt, IDS.stop, IDS.failures, IDS.why, IDS.logs, IDS.insert])
-    palette.addItem({ command, category: "Monarch", args: { palette: true } });
-  palette.addItem({ command: IDS.heal, category: "Monarch", args: { all: true } });
+  const category = "Monarch";
+  for (const command of [IDS.open, IDS.load, IDS.spawn, IDS.failures, "monarch-nb:why-all", IDS.codes, IDS.insert]) palette.addItem({ command, category, args: {} });
+  for (const action of ACTIONS) palette.addItem({ command: commandOf(action), category, args: { palette: true } });
+  palette.addItem({ command: commandOf({ name: "heal" }), category, args: { all: true } });
 }
 
-/** The menu of a row of the tree. */
-export function openMenu(app: JupyterFrontEnd, row: Row, event: MouseEvent): void {
-  const menu = new Menu({ commands: app.commands });
-  const { uid, ranks } = targetOf(row);
-  const args = ranks === null ? { mesh: uid } : { mesh: uid, ranks };
-  for (const command of [IDS.heal, IDS.interrupt, IDS.why, IDS.logs]) menu.addItem({ command, args });
+/** The menu of what is selected in the tree: what can be done to it now, and the code of that. */
+export function openMenu(app: JupyterFrontEnd, x: number, y: number): void {
+  const { commands } = app;
+  const menu = new Menu({ commands });
+  const code = new Menu({ commands });
+  code.title.label = "Insert Code";
+  const usable = ACTIONS.filter((action) => commands.isEnabled(commandOf(action), {}));
+  for (const action of usable) {
+    if (action.ends && !menu.items.some((item) => item.type === "separator")) menu.addItem({ type: "separator" });
+    menu.addItem({ command: commandOf(action), args: {} });
+    code.addItem({ command: commandOf(action), args: { code: true } });
+  }
   menu.addItem({ type: "separator" });
-  menu.addItem({ command: IDS.stop, args });
+  menu.addItem({ type: "submenu", submenu: code });
   menu.aboutToClose.connect(() => setTimeout(() => menu.dispose(), 0));
-  menu.open(event.clientX, event.clientY);
+  menu.open(x, y);
 }

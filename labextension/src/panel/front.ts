@@ -34,6 +34,19 @@ export class Front {
     if (notebook.activeCell) void notebook.scrollToCell(notebook.activeCell);
   }
 
+  /** The source of the active cell; "" where that is no code. */
+  get cell(): string {
+    const cell = this.notebook?.content.activeCell?.model;
+    return cell?.type === "code" ? cell.sharedModel.getSource() : "";
+  }
+
+  /** Puts code into a cell of its own below the active one, and runs it. */
+  async run(code: string): Promise<void> {
+    this.insert(code);
+    const { notebook } = this;
+    if (notebook) await NotebookActions.run(notebook.content, notebook.sessionContext);
+  }
+
   private _update(): void {
     const notebook = this._tracker.currentWidget;
     if (notebook === this.notebook) return;

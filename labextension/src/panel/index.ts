@@ -9,7 +9,7 @@ import { ISettingRegistry } from "@jupyterlab/settingregistry";
 import { IStatusBar } from "@jupyterlab/statusbar";
 import type { Widget } from "@lumino/widgets";
 
-import { Actions } from "./actions";
+import { Actions, type Page } from "./actions";
 import { addCommands, openMenu } from "./commands";
 import { Front } from "./front";
 import { guardQuestions } from "./guard";
@@ -43,29 +43,39 @@ const plugin: JupyterFrontEndPlugin<void> = {
     statusBar: IStatusBar | null,
   ): void => {
     if (!tracker) return; // no notebooks, no clusters
+    const open = (): void => {
+      app.shell.activateById(panel.id);
+    };
     const settings: Settings = { insertCode: "offer", loadAgain: false, statusBar: true };
     guardQuestions(tracker);
     showSavedForms(tracker);
     const front = new Front(tracker, () => settings.loadAgain);
+    const page: Page = {
+      show: (what, on) => {
+        open();
+        panel.showPart(what, on);
+      },
+      cell: () => front.cell,
+      insert: (code) => front.insert(code),
+      run: (code) => void front.run(code),
+    };
     const actions = new Actions(
       () => front.connection,
+      page,
       ({ code }) => settings.insertCode === "always" && code && front.insert(code),
     );
     const panel = new MonarchPanel(front, actions, {
       load: () => void front.connection?.load(),
       spawn: () => void actions.spawn(),
-      menu: (row, event) => openMenu(app, row, event),
+      menu: (x, y) => openMenu(app, x, y),
     });
     app.shell.add(panel, labShell ? "left" : "right", { rank: 650, type: "Monarch" });
     restorer?.add(panel, "monarch-nb-panel");
-    const open = (): void => {
-      app.shell.activateById(panel.id);
-    };
     addCommands(
       app,
       front,
       actions,
-      { open, failures: () => panel.showFailures(), ask: (uid) => panel.ask(uid), logs: (uid, ranks) => panel.showLogs(uid, ranks), selected: () => panel.meshes.view.row },
+      { open, failures: () => panel.showFailures(), findings: () => panel.ask(), codes: () => panel.showCodes(), selected: () => panel.meshes.view.row },
       palette,
     );
     const ranks = new RanksSection(front);

@@ -11,16 +11,18 @@ import { icon } from "./icon";
 import { NOTHING, phaseOf, wordsFor } from "./link";
 import { DebugSection, FailureSection, FindingSection, KernelSection, LogSection, MeshSection, Section, SelectedSection, TensorSection, TransferSection } from "./sections";
 import { summaryOf } from "./summary";
-import { Row } from "./tree";
+import type { Part, Target } from "./table";
 
 export interface PanelHooks {
   load(): void;
   spawn(): void;
-  menu(row: Row, event: MouseEvent): void;
+  /** Opens the menu of what is selected. */
+  menu(x: number, y: number): void;
 }
 
 export class MonarchPanel extends SidePanel {
   readonly meshes: MeshSection;
+  readonly selected: SelectedSection;
   readonly logs = new LogSection();
   readonly failures = new FailureSection();
   readonly findings = new FindingSection();
@@ -43,8 +45,9 @@ export class MonarchPanel extends SidePanel {
     this._insertTyped.addEventListener("click", () => _front.insert(this._typed.textContent ?? ""));
     this._insert.addEventListener("click", () => _front.insert(_actions.outcome.code));
 
-    const selected = new SelectedSection(_actions, (uid, ranks) => this.showLogs(uid, ranks), (uid) => this.ask(uid));
-    this.meshes = new MeshSection((row) => (selected.row = row), (row, event) => hooks.menu(row, event));
+    const menu = (x: number, y: number): void => hooks.menu(x, y);
+    const selected = (this.selected = new SelectedSection(_actions, menu));
+    this.meshes = new MeshSection((row) => (selected.row = row), menu);
     this._sessions = new DebugSection(() => _front.notebook?.node ?? null);
     this._sections = [this.meshes, selected, this.failures, this.findings, this._sessions, this.logs, new TensorSection(), new TransferSection()];
     for (const section of this._sections) this.addWidget(section);
@@ -68,16 +71,25 @@ export class MonarchPanel extends SidePanel {
     this._changed();
   }
 
-  /** Opens the section of the logs at a mesh. */
-  showLogs(uid: string, ranks: number[] | null): void {
-    this._accordion.expand(this._sections.indexOf(this.logs));
-    this.logs.follow(uid, ranks);
+  /** Shows something about what an action is applied to. */
+  showPart(what: Part, { uid, ranks }: Pick<Target, "uid" | "ranks">): void {
+    const sections: Record<Part, Section> = { logs: this.logs, stacks: this.selected, findings: this.findings, debugger: this._sessions };
+    this._accordion.expand(this._sections.indexOf(sections[what]));
+    if (what === "logs") this.logs.follow(uid, ranks);
+    else if (what === "stacks") void this.selected.showStacks(uid, ranks);
+    else if (what === "findings") this.findings.ask(uid);
   }
 
-  /** Opens the section of findings, and looks for the reason why a mesh makes no progress. */
-  ask(uid: string | undefined): void {
+  /** Lists the code of all that can be done to what is selected. */
+  showCodes(): void {
+    this._accordion.expand(this._sections.indexOf(this.selected));
+    this.selected.codes = true;
+  }
+
+  /** Opens the section of findings, and looks for the reason why nothing makes progress. */
+  ask(): void {
     this._accordion.expand(this._sections.indexOf(this.findings));
-    this.findings.ask(uid);
+    this.findings.ask(undefined);
   }
 
   showFailures(): void {

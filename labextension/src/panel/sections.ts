@@ -3,7 +3,7 @@
 import type { Message } from "@lumino/messaging";
 import { Widget } from "@lumino/widgets";
 
-import type { Actions, Verb } from "./actions";
+import type { Actions } from "./actions";
 import type { Cluster } from "../cluster/client";
 import { countOf, pointOf, sizeOf, unheldOf } from "../cluster/ranks";
 import type { ClusterState } from "../cluster/state";
@@ -17,7 +17,8 @@ import { logView } from "../views/logs";
 import { tensorView } from "../views/tensors";
 import { transferView } from "../views/transfers";
 import { drawKernelView } from "./kernelview";
-import { Row, countsAt, factsOf, lookOf, targetOf } from "./tree";
+import { ACTIONS, Action, Target } from "./table";
+import { Row, factsOf, lookOf, targetOf } from "./tree";
 import { TreeView, isStructural } from "./treeview";
 
 /** A part of the panel that shows a cluster. */
@@ -107,7 +108,7 @@ function drawing(cluster: Cluster, draw: (structure: boolean) => void, every = 0
 }
 
 export class MeshSection extends Section {
-  constructor(private _select: (row: Row | null) => void, menu: (row: Row, event: MouseEvent) => void) {
+  constructor(private _select: (row: Row | null) => void, menu: (x: number, y: number) => void) {
     super("meshes", "Meshes");
     this.view = new TreeView({ select: (row) => this._select(row), menu });
     this.body.append(this._query, this.view.node, this._unheld);
@@ -160,29 +161,37 @@ const TAIL = 80;
 export class SelectedSection extends Section {
   constructor(
     private _actions: Actions,
-    private _logs: (uid: string, ranks: number[] | null) => void,
-    private _ask: (uid: string) => void,
+    private _menu: (x: number, y: number) => void,
   ) {
     super("selected", "Selected");
-    const button = (label: string, act: () => void): HTMLButtonElement => h("button", { class: "mnb-b", type: "button", text: label, onclick: act });
-    const verb = (what: Verb) => (): void => {
-      const target = this._row && targetOf(this._row);
-      if (target) void this._actions.act(what, target.uid, target.ranks);
-    };
-    this._heal = button("Heal", verb("heal"));
-    this._interrupt = button("Interrupt", verb("interrupt"));
-    this._stack = button("Stack", () => void this._showStack());
-    this._stop_ = button("Stop", verb("stop"));
-    const why = button("Why?", () => {
-      const target = this._row && targetOf(this._row);
-      if (target) this._ask(target.uid);
+    for (const action of ACTIONS.filter((each) => each.button)) {
+      const button = h("button", { class: "mnb-b", type: "button", text: action.label, title: `${action.hint} (${action.key} in the tree)`, onclick: () => void this._act(action) });
+      this._buttons.push([action, button]);
+    }
+    this._more.addEventListener("click", () => {
+      const { left, bottom } = this._more.getBoundingClientRect();
+      this._menu(left, bottom);
     });
-    why.title = "which ranks of this mesh hold others up";
-    const logs = button("Logs", () => {
-      const target = this._row && targetOf(this._row);
-      if (target) this._logs(target.uid, target.ranks);
-    });
-    this.body.append(h("div", { class: "mnb-buttons" }, this._heal, this._interrupt, this._stack, why, logs, this._stop_), this._facts, this._lines);
+    this._code.addEventListener("click", () => (this.codes = !this.codes));
+    this.body.append(h("div", { class: "mnb-buttons" }, ...this._buttons.map(([, button]) => button), this._more, this._code), this._codes, this._facts, this._lines);
+  }
+
+  /** Whether the code of each action is listed. */
+  get codes(): boolean {
+    return !this._codes.hidden;
+  }
+
+  set codes(shown: boolean) {
+    this._codes.hidden = !shown;
+    this._code.setAttribute("aria-pressed", String(shown));
+    if (!shown || !this.cluster) return;
+    this._draw(this.cluster);
+    void this._actions.learn().then(() => this.cluster && this._draw(this.cluster));
+  }
+
+  private async _act(action: Action): Promise<void> {
+    const target = this._row && targetOf(this._row);
+    if (target) await this._actions.act(action.name, target.uid, target.ranks);
   }
 
   set row(row: Row | null) {
@@ -221,11 +230,11 @@ export class SelectedSection extends Section {
     });
   }
 
-  private async _showStack(): Promise<void> {
-    const { cluster, _row: row } = this;
-    const mesh = row && cluster?.state.meshes[row.uid];
-    if (!row || !cluster || !mesh) return;
-    const { uid, ranks } = targetOf(row);
+  /** Shows the stacks of some ranks in place of the last lines. */
+  async showStacks(uid: string, ranks: number[] | null): Promise<void> {
+    const { cluster } = this;
+    const mesh = cluster?.state.meshes[uid];
+    if (!cluster || !mesh) return;
     this._stacked = true;
     setText(this._lines, "asking the processes …");
     try {
@@ -244,25 +253,36 @@ export class SelectedSection extends Section {
     if (!row) return;
     const facts = factsOf(cluster.state, row, cluster.now());
     const { uid, ranks } = targetOf(row);
-    const counts = countsAt(cluster.state, uid, ranks);
-    const stopped = Boolean(cluster.state.meshes[uid]?.stopped) || !cluster.live;
-    const living = (counts.busy ?? 0) + (counts.idle ?? 0) + (counts.paused ?? 0) + (counts.unresponsive ?? 0);
-    able(this._heal, !stopped && Boolean(counts.failed));
-    this._heal.classList.toggle("mnb-main", !stopped && Boolean(counts.failed));
-    able(this._interrupt, !stopped && Boolean(counts.busy));
-    able(this._stack, !stopped && living > 0);
-    able(this._stop_, !stopped);
+    const on = cluster.live ? this._actions.target(uid, ranks) : null;
+    for (const [action, button] of this._buttons) able(button, on !== null && action.applies(on));
+    this._buttons.find(([{ name }]) => name === "heal")?.[1].classList.toggle("mnb-main", Boolean(on?.counts.failed) && !on?.mesh.stopped);
+    able(this._more, on !== null);
+    if (on && this.codes) this._drawCodes(ACTIONS.filter((action) => action.applies(on)), on);
     setFacts(this._facts, facts);
   }
 
+  /** The code of each action, which a click puts into a cell. */
+  private _drawCodes(actions: readonly Action[], on: Target): void {
+    const shown = actions.map((action): [Action, string] => [action, this._actions.code(action, on)]);
+    const key = JSON.stringify(shown.map(([{ name }, code]) => [name, code]));
+    if (key === this._listed) return;
+    this._listed = key;
+    this._codes.replaceChildren(
+      ...shown.map(([{ name, label }, code]) =>
+        h("li", {}, h("button", { type: "button", title: `${label}: put this code into a cell`, onclick: () => void this._actions.insert(name, on.uid, on.ranks) }, h("span", { class: "mnb-dim", text: label }), h("code", { text: code.replace(/\n.*/s, " …") }))),
+      ),
+    );
+  }
+
+  private _buttons: [Action, HTMLButtonElement][] = [];
+  private _code = h("button", { class: "mnb-b", type: "button", text: "Code", title: "shows the code of each action; a click puts it into a cell", "aria-pressed": "false" });
+  private _codes = h("ul", { class: "mnb-codes", "aria-label": "code of the actions", hidden: true });
   private _facts = h("div", { class: "mnb-facts" });
-  private _heal: HTMLButtonElement;
-  private _interrupt: HTMLButtonElement;
   private _lines = h("pre", { class: "mnb-lines", tabindex: "0", "aria-label": "last lines" });
+  private _listed = "";
+  private _more = h("button", { class: "mnb-b", type: "button", text: "More", title: "everything that can be done to it", "aria-haspopup": "menu" });
   private _row: Row | null = null;
-  private _stack: HTMLButtonElement;
   private _stacked = false;
-  private _stop_: HTMLButtonElement;
 }
 
 function able(button: HTMLButtonElement, can: boolean): void {

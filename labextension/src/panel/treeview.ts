@@ -17,7 +17,8 @@ interface Line {
 
 export interface TreeActions {
   select(row: Row | null): void;
-  menu(row: Row, event: MouseEvent): void;
+  /** Opens the menu of what is selected. */
+  menu(x: number, y: number): void;
 }
 
 export class TreeView {
@@ -31,12 +32,14 @@ export class TreeView {
     this.node.addEventListener("keydown", (event) => this._key(event));
     this.node.addEventListener("scroll", () => this.draw(), { passive: true });
     this._space.addEventListener("click", (event) => this._click(event));
-    this._space.addEventListener("contextmenu", (event) => {
-      const row = this._rowAt(event);
-      if (!row) return;
-      this.select(row.key);
+    this.node.addEventListener("contextmenu", (event) => {
+      const row = this._rowAt(event); // none where the menu key was pressed
+      if (row) this.select(row.key);
+      const line = this._lines.get(this.selected)?.element.getBoundingClientRect();
+      if (!line) return;
       event.preventDefault();
-      this._actions.menu(row, event);
+      if (row) this._actions.menu(event.clientX, event.clientY);
+      else this._actions.menu(line.left + ROW, line.bottom);
     });
   }
 

@@ -1,24 +1,8 @@
 import { describe, expect, it } from "vitest";
 
-import { codeFor, codeForSpawn, dimsFrom, freshName, newMeshFrom, wrongName } from "../../src/panel/code";
-import { four } from "../made";
-
-const workers = four().meshes.w as never;
+import { codeForSpawn, dimsFrom, freshName, newMeshFrom, wrongName } from "../../src/panel/code";
 
 describe("the code of a click", () => {
-  it("uses the notebook's own name of a mesh", () => {
-    expect(codeFor("heal", workers, "w", [2], { mine: "w", _: "w" })).toBe("%heal mine");
-    expect(codeFor("heal", workers, "w", null, { mine: "w", workers: "w" })).toBe("%heal workers");
-    expect(codeFor("interrupt", workers, "w", null, {})).toBe("%interrupt workers");
-  });
-
-  it("stops just what was stopped, or is not offered", () => {
-    expect(codeFor("stop", workers, "w", null, {})).toBe("%stop workers");
-    expect(codeFor("stop", workers, "w", [1, 2], { workers: "w" })).toBe("workers.slice(gpus=slice(1, 3)).stop().get()");
-    expect(codeFor("stop", workers, "w", [0, 1, 3], { workers: "w" })).toBe("");
-    expect(codeFor("stop", workers, "w", [0], { other: "x" })).toBe("");
-  });
-
   it("spawns", () => {
     expect(codeForSpawn("grid", { hosts: 2, gpus: 4 })).toBe("%mesh grid hosts=2 gpus=4");
   });

@@ -57,6 +57,16 @@ describe("the tree by keys", () => {
     expect(shown()[1]?.hasAttribute("aria-expanded")).toBe(false);
   });
 
+  it("opens the menu of what is selected by the menu key, and of what is clicked", () => {
+    press("End");
+    view.node.dispatchEvent(new MouseEvent("contextmenu", { bubbles: true, cancelable: true }));
+    expect(menu).toHaveBeenCalledTimes(1);
+    expect(view.selected).toBe("p:w:3");
+    (shown()[2] as HTMLElement).dispatchEvent(new MouseEvent("contextmenu", { bubbles: true, clientX: 7, clientY: 8 }));
+    expect(view.selected).toBe("p:w:0");
+    expect(menu).toHaveBeenLastCalledWith(7, 8);
+  });
+
   it("leaves keys with modifiers to the page", () => {
     const event = new KeyboardEvent("keydown", { key: "ArrowDown", ctrlKey: true, cancelable: true });
     view.node.dispatchEvent(event);

@@ -1,0 +1,120 @@
+"""Acting in the panel of a real JupyterLab: by keys, menu, palette and buttons, and by the code of each action."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.browser.lab import Desk, Lab, panel_built, write_notebook
+from tests.browser.test_panel import ACTORS, Panel
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    # The browser's driver leaves its own odds and ends to the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+MESH = """
+import os
+os.environ['MONARCH_NB_PRELOAD'] = ''  # nothing here needs torch
+%load_ext monarch
+%mesh workers gpus=4
+"""
+
+
+@pytest.fixture(scope="module")
+def panel(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Panel]:
+    """A notebook with four actors on four processes."""
+    panel_built()
+    made = write_notebook(tmp_path_factory.mktemp("actions") / "actions.ipynb", ["x = 1"])
+    with desk.open(made) as shown:
+        opened = Panel(Lab(shown))
+        opened.lab.run(MESH)
+        opened.lab.run(ACTORS + 'trainers = workers.spawn("trainers", Trainer)\ntrainers.pid.call().get()')
+        opened.open()
+        opened.row("gpus=3", "idle")
+        yield opened
+
+
+def outcome(panel: Panel, text: str) -> None:
+    panel.node.locator(".mnb-panel-outcome", has_text=text).wait_for(timeout=20_000)
+
+
+def in_cell(panel: Panel, code: str) -> None:
+    """Waits until the active cell has this code."""
+    source = "window.jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel.getSource()"
+    panel.shown.wait_for_function(f"code => {source} === code", arg=code, timeout=10_000)
+
+
+def agree(panel: Panel, button: str) -> None:
+    """Agrees to what is lost, by keys."""
+    dialog = panel.shown.locator(".jp-Dialog")
+    dialog.get_by_role("button", name=button, exact=True).focus()
+    panel.shown.keyboard.press("Enter")
+
+
+def test_a_rank_is_killed_and_healed_by_keys_alone(panel: Panel) -> None:
+    keys = panel.shown.keyboard
+    panel.node.locator(".mnb-outline").focus()
+    keys.press("End")
+    keys.press("k")
+    assert "what they hold are lost" in panel.shown.locator(".jp-Dialog").inner_text()
+    agree(panel, "Kill")
+    outcome(panel, "killed 1 proc of workers")
+    panel.row("gpus=3", "failed")
+    panel.node.locator(".mnb-panel-foot code", has_text="%kill workers gpus=3").wait_for(timeout=10_000)
+    panel.node.locator(".mnb-outline").focus()
+    keys.press("h")
+    outcome(panel, "healed 1 proc of workers")
+    panel.row("gpus=3", "idle")
+    keys.press("Shift+H")  # also where there is nothing to heal now
+    in_cell(panel, "%heal workers gpus=3")
+    assert panel.lab.errors == []
+
+
+def test_the_menu_key_offers_what_can_be_done_and_its_code(panel: Panel) -> None:
+    panel.row("gpus=1").click(button="right")
+    menu = panel.shown.locator(".lm-Menu-content")
+    menu.get_by_text("Kill and Heal", exact=True).wait_for(timeout=10_000)
+    assert menu.get_by_text("Interrupt", exact=True).count() == 0  # nothing runs
+    menu.get_by_text("Insert Code", exact=True).hover()
+    panel.shown.locator(".lm-Menu-itemLabel", has_text="%stacks workers gpus=1").click()
+    panel.lab.shown.wait_for_function("() => !document.querySelector('.lm-Menu')")
+    in_cell(panel, "%stacks workers gpus=1")
+
+
+def test_each_action_shows_the_cell_that_does_the_same(panel: Panel) -> None:
+    panel.row("trainers").click()
+    panel.button("Code").click()
+    codes = panel.node.locator(".mnb-codes")
+    codes.get_by_text("%kill trainers", exact=True).wait_for(timeout=10_000)
+    codes.get_by_text("%logs trainers", exact=True).click()
+    outcome(panel, "is in a cell")
+    in_cell(panel, "%logs trainers")
+    panel.button("Code").click()
+    codes.wait_for(state="hidden")
+
+
+def test_the_active_cell_is_run_on_what_is_selected(panel: Panel) -> None:
+    panel.lab.run("1 + 1")
+    panel.row("gpus=2").click()
+    panel.command("monarch-nb:run")
+    outcome(panel, "the cell runs on workers gpus=2")
+    panel.shown.wait_for_function(
+        "() => window.jupyterapp.shell.currentWidget.content.widgets.some("
+        "cell => cell.model.sharedModel.getSource() === '%%on workers gpus=2\\n1 + 1')"
+    )
+    panel.shown.locator(".jp-Notebook .jp-OutputArea-output", has_text=re.compile(r"ValueMesh.*2")).last.wait_for()
+
+
+def test_a_breakpoint_is_set_where_a_person_says(panel: Panel) -> None:
+    panel.row("trainers").click()
+    panel.command("monarch-nb:break", palette=True)
+    field = panel.shown.locator(".jp-Dialog input")
+    assert field.input_value() == "Trainer."
+    field.fill("Trainer.step if seconds > 60")
+    panel.shown.keyboard.press("Enter")
+    outcome(panel, "at Trainer.step if seconds > 60 on trainers")
+    panel.node.locator(".mnb-panel-foot code", has_text="%break Trainer.step if seconds > 60 on trainers").wait_for()
+    assert "Trainer.step" in panel.lab.run("%break").inner_text()
+    panel.lab.run("%break clear")
