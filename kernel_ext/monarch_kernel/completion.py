@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.code import local_modules
 from monarch_nb.connect import detached_meshes
-from monarch_nb.runtime import Actor
+from monarch_nb.runtime import Actor, Future
 
 from .actors import is_actor_class
 from .arguments import LOG_OPTIONS, USUAL_DIMS
@@ -100,7 +100,7 @@ class Completion(LineCompletion):
     """On the lines of the magics of meshes, actors and logs."""
 
     magics = (
-        "%kill",
+        *("%kill", "%notify"),
         *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
         *("%monarch", "%detach", "%attach", "%results", "%why", "%%why", "%%watch", "%%spmd"),
     )
@@ -118,6 +118,8 @@ class Completion(LineCompletion):
             return [*free, *(option for option in options if option not in before)]
         if magic == "%results":
             return names if not before else [option for option in ("--forget",) if option not in before]
+        if magic == "%notify":
+            return [] if before else [*self._futures(), "off"]
         if magic in ("%stop", "%interrupt"):
             options = [] if before or magic != "%stop" else ["--all", "--unused"]
             dims = self._dims(before) if len(before) == 1 else []
@@ -153,6 +155,13 @@ class Completion(LineCompletion):
         except OSError:
             names = []
         return [*dict.fromkeys(names), *(["--steal"] if before and "--steal" not in before else [])]
+
+    def _futures(self) -> list[str]:
+        return [
+            name
+            for name, value in self._shell.user_ns.items()
+            if isinstance(value, Future) and not name.startswith("_")
+        ]
 
     def _classes(self) -> list[str]:
         return [name for name, value in self._shell.user_ns.items() if is_actor_class(value) and value is not Actor]

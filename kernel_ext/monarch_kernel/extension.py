@@ -30,6 +30,7 @@ from .guide import GuideMagics
 from .importing import ImportNotices
 from .leaving import LeavingMagics, Notebook
 from .magics import MonarchMagics
+from .notify import NotifyMagics
 from .output import CellOutput, Cells
 from .output.log_magics import LogMagics
 from .packages import PackageMagics
@@ -62,6 +63,7 @@ class Extension:
         self._widgets = Widgets(shell, self._views)
         self._view_magics = ViewMagics(shell, self._session)
         self._debugging = DebugMagics(shell, self._session)
+        self._notify = NotifyMagics(shell, self._session, self._views.announce)
         self._dap = DebugBridge(shell, started, lambda: not self._front.running, self._front.write)
         self._attached: _Attached | None = None
 
@@ -78,12 +80,14 @@ class Extension:
         self._shell.register_magics(self._debugging)
         self._shell.register_magics(ProfileMagics(self._shell, self._session))
         self._shell.register_magics(DiagnosisMagics(self._shell, self._session))
+        self._shell.register_magics(self._notify)
         self._shell.register_magics(ProgramMagics(self._shell, self._session))
         self._shell.register_magics(PackageMagics(self._shell, self._session))
         self._shell.register_magics(GuideMagics(self._shell, self._session))
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
         Completion(self._shell, self._session).install()
         self._view_magics.install(VIEWS)
+        self._notify.install()
         self._views.install()
         self._widgets.install(VIEWS)
         self._dap.install()
@@ -102,6 +106,7 @@ class Extension:
         display.uninstall(self._shell)
         self._errors.uninstall()
         self._view_magics.uninstall()
+        self._notify.uninstall()
         self._widgets.uninstall(VIEWS)
         self._views.uninstall()
         if self._attached is not None:

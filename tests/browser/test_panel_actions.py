@@ -118,3 +118,40 @@ def test_a_breakpoint_is_set_where_a_person_says(panel: Panel) -> None:
     panel.node.locator(".mnb-panel-foot code", has_text="%break Trainer.step if seconds > 60 on trainers").wait_for()
     assert "Trainer.step" in panel.lab.run("%break").inner_text()
     panel.lab.run("%break clear")
+
+
+# A person who looks elsewhere, and a desktop that records what it is given.
+ELSEWHERE = """() => {
+    window.mnbShown = [];
+    window.mnbLooks = document.hasFocus.bind(document);
+    document.hasFocus = () => false;
+    const recorder = class { constructor(title, options) { window.mnbShown.push([title, options.body]); } };
+    recorder.permission = "default";
+    recorder.requestPermission = async () => (recorder.permission = "granted");
+    window.Notification = recorder;
+}"""
+BACK = """() => {
+    document.hasFocus = window.mnbLooks;
+    window.dispatchEvent(new Event("focus"));
+}"""
+
+
+def test_the_end_of_a_long_cell_reaches_a_person_who_looks_elsewhere(panel: Panel) -> None:
+    shown = panel.shown
+    shown.evaluate(ELSEWHERE)
+    before = shown.title()
+    panel.lab.run("import time\n%notify 500ms")
+    shown.get_by_role("button", name="Allow notifications").click()
+    shown.wait_for_function("() => window.Notification.permission === 'granted'")
+    panel.lab.run("time.sleep(1); 1 / 0")
+    status = shown.locator(".mnb-status-item", has_text=re.compile(r"actions\.ipynb: In\[\d+\] failed after 1\.\d s"))
+    status.wait_for(timeout=10_000)
+    assert re.match(r"✕ actions\.ipynb: In\[\d+\] failed after", shown.title())
+    ((title, body),) = shown.evaluate("window.mnbShown")
+    assert "failed after" in title
+    assert body == "ZeroDivisionError: division by zero"
+    shown.evaluate(BACK)
+    assert shown.title() == before
+    status.get_by_role("button").click()  # read: the cluster again
+    shown.locator(".mnb-status-item", has_text="2 meshes · 4/4 ranks").wait_for(timeout=10_000)
+    panel.lab.run("%notify off")

@@ -13,7 +13,7 @@ from monarch_nb.top import serve, stop
 
 from ..files import with_cells
 from ..session import Session
-from .channel import TARGET, ViewChannel, ViewInbox
+from .channel import TARGET, Message, ViewChannel, ViewInbox
 from .live import LiveView, Shown, Watch
 from .registry import VIEWS, register, unregister
 from .requests import Requests
@@ -88,6 +88,11 @@ class Views:
             serve(runtime, f"the kernel of {name}" if name else "a notebook's kernel")
         except OSError:
             logger.warning("monarch-nb top cannot show this kernel's cluster", exc_info=True)
+
+    def announce(self, message: Message) -> None:
+        """Sends a message to all pages with the panel; from any thread."""
+        for view in tuple(self._pages):
+            self._inbox.put(partial(view.announce, message))
 
     def connect(self, comm: Any, *, custom: bool = False) -> View:
         """Creates the view of a comm; `custom` for the comm of a widget."""

@@ -72,6 +72,11 @@ class View:
             for message in tuple(self._watches.values()):
                 self._watch(message)
 
+    def announce(self, message: Message) -> None:
+        """Sends the page something that is no part of the state."""
+        if self._runtime is not None:
+            self._send(message)
+
     def name_views(self) -> None:
         """Sends the panel the sections of custom views, if they have changed."""
         titled = [{"name": view.name, "title": view.title} for view in self._views if view.title]

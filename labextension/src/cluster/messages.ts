@@ -225,7 +225,22 @@ export interface DebugCommand {
   text?: string;
 }
 
+/** A cell that took long, or a call, is over. `asked`: by %notify; `error`: one line, "" where it ended well. */
+export interface Ended {
+  type: "ended";
+  what: string;
+  seconds: number;
+  asked: boolean;
+  error: string;
+}
+
+/** Somebody has asked for notifications. */
+export interface Notify {
+  type: "notify";
+}
+
 export type FromKernel =
+  | ((Ended | Notify) & { now?: number })
   | { type: "hello"; engine: string; now?: number }
   | { type: "alive"; sent: number; now?: number }
   | { type: "views"; views: TitledView[]; now?: number }

@@ -2,6 +2,7 @@
 
 import type { JupyterFrontEnd } from "@jupyterlab/application";
 import type { ICommandPalette } from "@jupyterlab/apputils";
+import type { CommandRegistry } from "@lumino/commands";
 import type { ReadonlyPartialJSONObject } from "@lumino/coreutils";
 import { Menu } from "@lumino/widgets";
 
@@ -34,6 +35,12 @@ const TREE = ".mnb-outline"; // what has the keys
 
 export function commandOf(action: Pick<Action, "name">): string {
   return `monarch-nb:${action.name}`;
+}
+
+/** A command, also in the palette. */
+export function addCommand(app: JupyterFrontEnd, palette: ICommandPalette | null, command: string, options: CommandRegistry.ICommandOptions): void {
+  app.commands.addCommand(command, options);
+  palette?.addItem({ command, category: "Monarch", args: {} });
 }
 
 export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions, views: Views, palette: ICommandPalette | null): void {

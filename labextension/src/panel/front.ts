@@ -3,8 +3,14 @@
 import { INotebookTracker, NotebookActions, NotebookPanel } from "@jupyterlab/notebook";
 import { ISignal, Signal } from "@lumino/signaling";
 
+import type { Ended, Notify } from "../cluster/messages";
 import { Connection } from "./connection";
 import { phaseOf } from "./link";
+
+export interface Announced {
+  notebook: NotebookPanel;
+  message: Ended | Notify;
+}
 
 export class Front {
   notebook: NotebookPanel | null = null;
@@ -16,6 +22,11 @@ export class Front {
   ) {
     _tracker.currentChanged.connect(this._update, this);
     this._update();
+  }
+
+  /** The kernel of a notebook has something to say that is no part of the state. */
+  get announced(): ISignal<this, Announced> {
+    return this._announced;
   }
 
   /** Another notebook is in front, or how it stands with its kernel has changed. */
@@ -62,6 +73,9 @@ export class Front {
     if (!connection) {
       connection = new Connection(notebook.sessionContext, this._loadsAgain);
       this._connections.set(notebook, connection);
+      connection.cluster.onMessage((message) => {
+        if (message.type === "ended" || message.type === "notify") this._announced.emit({ notebook, message });
+      });
       notebook.disposed.connect(() => {
         this._connections.get(notebook)?.dispose();
         this._connections.delete(notebook);
@@ -76,6 +90,7 @@ export class Front {
     this._changed.emit();
   }
 
+  private _announced = new Signal<this, Announced>(this);
   private _changed = new Signal<this, void>(this);
   private _connections = new Map<NotebookPanel, Connection>();
 }

@@ -10,7 +10,8 @@ import { IStatusBar } from "@jupyterlab/statusbar";
 import type { Widget } from "@lumino/widgets";
 
 import { Actions, type Page } from "./actions";
-import { addCommands, openMenu } from "./commands";
+import { addCommand, addCommands, openMenu } from "./commands";
+import { EndNotices } from "./ended";
 import { Front } from "./front";
 import { guardQuestions } from "./guard";
 import { MonarchPanel } from "./panel";
@@ -26,6 +27,7 @@ interface Settings {
   insertCode: "offer" | "always";
   loadAgain: boolean;
   statusBar: boolean;
+  desktopNotifications: boolean;
 }
 
 const plugin: JupyterFrontEndPlugin<void> = {
@@ -46,7 +48,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const open = (): void => {
       app.shell.activateById(panel.id);
     };
-    const settings: Settings = { insertCode: "offer", loadAgain: false, statusBar: true };
+    const settings: Settings = { insertCode: "offer", loadAgain: false, statusBar: true, desktopNotifications: false };
     guardQuestions(tracker);
     showSavedForms(tracker);
     const front = new Front(tracker, () => settings.loadAgain);
@@ -83,6 +85,17 @@ const plugin: JupyterFrontEndPlugin<void> = {
     void app.restored.then(() => joinDebugger(sidebars, ranks));
     const status = statusBar ? new StatusItem(front, open) : null;
     if (status) statusBar?.registerStatusItem("monarch-nb:status", { item: status, align: "left", rank: 50 });
+
+    const ends = new EndNotices(front, settings, (text, wrong) => status?.announce(text, wrong), ({ id }) => app.shell.activateById(id));
+    addCommand(app, palette, "monarch-nb:notify", {
+      label: "Show Ends of Long Cells on the Desktop",
+      isToggled: () => settings.desktopNotifications,
+      execute: () => {
+        settings.desktopNotifications = !settings.desktopNotifications;
+        if (settings.desktopNotifications) ends.permit();
+        return registry?.set(ID, "desktopNotifications", settings.desktopNotifications);
+      },
+    });
 
     const take = (changed: ISettingRegistry.ISettings): void => {
       Object.assign(settings, changed.composite);

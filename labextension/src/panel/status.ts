@@ -16,7 +16,10 @@ export class StatusItem extends Widget {
   ) {
     super();
     this.addClass("mnb-status-item");
-    this._button.addEventListener("click", open);
+    this._button.addEventListener("click", () => {
+      this.announce("", false);
+      open();
+    });
     this.node.append(this._button);
     _front.changed.connect(this._changed, this);
     this._changed();
@@ -26,6 +29,12 @@ export class StatusItem extends Widget {
   set wanted(wanted: boolean) {
     this._wanted = wanted;
     this._changed();
+  }
+
+  /** Shows something else for a while; "" for the cluster again. */
+  announce(text: string, wrong: boolean): void {
+    this._announced = text && { text, wrong };
+    this._draw();
   }
 
   private _changed(): void {
@@ -42,14 +51,20 @@ export class StatusItem extends Widget {
   private _draw(): void {
     this._pending = null;
     const live = this._cluster && this._front.connection && phaseOf(this._front.connection.facts) === "live";
-    this.setHidden(!live);
-    if (!live || !this._cluster) return;
+    this.setHidden(!live && !this._announced);
+    if (this._announced) this._write(this._announced.text, this._announced.wrong);
+    if (this._announced || !live || !this._cluster) return;
     const { text, failed } = summaryOf(this._cluster.state);
-    setText(this._button, failed ? `${LETTERS.failed} ${text}` : text);
-    this._button.classList.toggle("mnb-wrong", failed > 0);
+    this._write(text, failed > 0);
+  }
+
+  private _write(text: string, wrong: boolean): void {
+    setText(this._button, wrong ? `${LETTERS.failed} ${text}` : text);
+    this._button.classList.toggle("mnb-wrong", wrong);
     this._button.setAttribute("aria-label", `Monarch: ${text}`);
   }
 
+  private _announced: "" | { text: string; wrong: boolean } = "";
   private _button = h("button", { type: "button", title: "Monarch: open the panel" });
   private _cluster: Cluster | null = null;
   private _pending: number | null = null;

@@ -7,7 +7,7 @@ import { describe, expect, it, vi } from "vitest";
 
 // JupyterLab's own packages are its business; only what the panel is built of is stood in for.
 vi.mock("@jupyterlab/application", () => ({ ILabShell: {}, ILayoutRestorer: {} }));
-vi.mock("@jupyterlab/apputils", () => ({ ICommandPalette: {}, Dialog: {}, showDialog: vi.fn() }));
+vi.mock("@jupyterlab/apputils", () => ({ ICommandPalette: {}, Dialog: {}, InputDialog: {}, Notification: {}, showDialog: vi.fn() }));
 vi.mock("@jupyterlab/notebook", () => ({ INotebookTracker: {}, NotebookActions: {} }));
 vi.mock("@jupyterlab/services", () => ({ KernelMessage: {} }));
 vi.mock("@jupyterlab/settingregistry", () => ({ ISettingRegistry: {} }));
@@ -28,6 +28,8 @@ vi.mock("@jupyterlab/ui-components", () => ({
   },
 }));
 
+const { commandOf } = await import("../../src/panel/commands");
+const { ACTIONS } = await import("../../src/panel/table");
 const { default: plugin } = await import("../../src/panel/index");
 
 type Activate = (app: object, ...optional: unknown[]) => void;
@@ -58,6 +60,7 @@ describe("the plugin", () => {
     expect(area).toBe("right");
     expect(panel.node.textContent).toContain("No notebook is open");
     expect(front.commands.listCommands()).toContain("monarch-nb:spawn");
+    for (const action of ACTIONS) expect(front.commands.keyBindings.filter(({ command }) => command === commandOf(action))).toHaveLength(2);
     void front.commands.execute("monarch-nb:open");
     expect(front.shell.activateById).toHaveBeenCalledWith(panel.id);
   });

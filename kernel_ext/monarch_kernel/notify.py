@@ -1,0 +1,100 @@
+"""%notify: front ends are notified when a cell that takes long, or a call, has ended or failed."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import line_magic, magics_class
+
+from monarch_nb.runtime import Future, when_done
+from monarch_nb.settings import DurationError, format_duration, parse_duration
+from monarch_nb.wire import error_line
+
+from .session import Session, SessionMagics
+
+LONG_S = 60.0  # from which on the end of a cell is reported without being asked for
+
+
+@magics_class
+class NotifyMagics(SessionMagics):
+    """%notify."""
+
+    def __init__(self, shell: InteractiveShell, session: Session, announce: Callable[[dict[str, Any]], None]) -> None:
+        """`announce` sends a message to all pages with the panel, from any thread."""
+        super().__init__(shell, session)
+        self._announce = announce
+        self._wanted_s: float | None = None  # how long cells take whose ends go to the desktop
+        self._began = time.monotonic()
+
+    def install(self) -> None:
+        """Times the cells from now on."""
+        self.shell.events.register("pre_run_cell", self._begins)
+        self.shell.events.register("post_run_cell", self._ends)
+
+    def uninstall(self) -> None:
+        """Times them no longer."""
+        self.shell.events.unregister("pre_run_cell", self._begins)
+        self.shell.events.unregister("post_run_cell", self._ends)
+
+    @line_magic
+    def notify(self, line: str) -> None:
+        """Have the desktop show when a cell that takes long, or a call, has ended or failed.
+
+        %notify            # cells of more than a minute, from this one on
+        %notify 10m        # of more than ten minutes
+        %notify losses     # once, when the call of this future has ended
+        %notify off
+
+        The notification comes from the page: JupyterLab with the panel, which asks for the permission once. Its status
+        bar, and the title of the browser's tab, show the ends of cells of more than a minute also without %notify.
+        """
+        word = line.strip()
+        if word == "off":
+            self._wanted_s = None
+            self._say("notifications are off")
+            return
+        future = self.shell.user_ns.get(word)
+        if isinstance(future, Future):
+            began = time.monotonic()
+            when_done(future, lambda done: threading.Thread(target=self._call_ended, args=(word, began, done)).start())
+            self._say(f"the end of {word} will be notified")
+        else:
+            nanoseconds = _duration(word)
+            self._wanted_s = nanoseconds / 1e9
+            self._say(f"cells of more than {format_duration(nanoseconds)} will be notified; %notify off ends that")
+        self._announce({"type": "notify"})
+
+    @staticmethod
+    def _say(text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+
+    def _begins(self, info: object) -> None:
+        self._began = time.monotonic()
+
+    def _ends(self, result: Any) -> None:
+        seconds = time.monotonic() - self._began
+        asked = self._wanted_s is not None and seconds >= self._wanted_s
+        error = result.error_before_exec or result.error_in_exec
+        if (asked or seconds >= LONG_S) and not isinstance(error, KeyboardInterrupt):  # whoever interrupts it is there
+            self._ended(f"In[{result.execution_count}]", self._began, error, asked=asked)
+
+    def _call_ended(self, what: str, began: float, future: Future[object]) -> None:
+        """On a thread of its own: an error is decoded by whoever looks at it first."""
+        self._ended(what, began, future.exception(0), asked=True)
+
+    def _ended(self, what: str, began: float, error: BaseException | None, *, asked: bool) -> None:
+        message = {"type": "ended", "what": what, "seconds": time.monotonic() - began, "asked": asked}
+        self._announce({**message, "error": error_line(error) if error is not None else ""})
+
+
+def _duration(word: str) -> int:
+    try:
+        return parse_duration(word or LONG_S)
+    except DurationError:
+        raise UsageError(
+            f"%notify: {word!r} is no duration and no future: write %notify 10m, or the name of a future"
+        ) from None
