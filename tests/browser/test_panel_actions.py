@@ -155,3 +155,24 @@ def test_the_end_of_a_long_cell_reaches_a_person_who_looks_elsewhere(panel: Pane
     status.get_by_role("button").click()  # read: the cluster again
     shown.locator(".mnb-status-item", has_text="2 meshes · 4/4 ranks").wait_for(timeout=10_000)
     panel.lab.run("%notify off")
+
+
+def test_a_cell_is_sent_to_ranks_and_back_in_its_toolbar(panel: Panel) -> None:
+    panel.lab.run("x = 40 + 2; x")
+    choice = panel.shown.locator(".jp-Notebook .jp-Cell.jp-mod-active .mnb-on-cell select")
+    choice.select_option("workers")
+    in_cell(panel, "%%on workers\nx = 40 + 2; x")
+    panel.command("monarch-nb:where")
+    field = panel.shown.locator(".jp-Dialog input")
+    field.fill("workers gpus=1")
+    panel.shown.keyboard.press("Enter")
+    in_cell(panel, "%%on workers gpus=1\nx = 40 + 2; x")
+    assert choice.input_value() == "workers gpus=1"
+    kept = "window.jupyterapp.shell.currentWidget.content.activeCell.model.getMetadata('monarch')"
+    assert panel.shown.evaluate(kept) == {"on": "workers gpus=1"}
+    panel.command("notebook:run-cell")
+    panel.shown.locator(".jp-mod-active .jp-OutputArea-output", has_text=re.compile(r"ValueMesh.*42")).wait_for()
+    choice.select_option("kernel")
+    in_cell(panel, "x = 40 + 2; x")
+    assert "workers gpus=1" in choice.inner_text()  # to go back to
+    assert panel.lab.errors == []

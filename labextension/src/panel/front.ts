@@ -45,6 +45,11 @@ export class Front {
     if (notebook.activeCell) void notebook.scrollToCell(notebook.activeCell);
   }
 
+  /** The way to the cluster of a notebook; null where that was not in front yet. */
+  of(notebook: object): Connection | null {
+    return this._connections.get(notebook as NotebookPanel) ?? null;
+  }
+
   /** The source of the active cell; "" where that is no code. */
   get cell(): string {
     const cell = this.notebook?.content.activeCell?.model;

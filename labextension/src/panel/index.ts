@@ -3,7 +3,7 @@
 import "../views/base.css";
 
 import { ILabShell, ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from "@jupyterlab/application";
-import { ICommandPalette } from "@jupyterlab/apputils";
+import { ICommandPalette, IToolbarWidgetRegistry } from "@jupyterlab/apputils";
 import { INotebookTracker } from "@jupyterlab/notebook";
 import { ISettingRegistry } from "@jupyterlab/settingregistry";
 import { IStatusBar } from "@jupyterlab/statusbar";
@@ -14,6 +14,8 @@ import { addCommand, addCommands, openMenu } from "./commands";
 import { EndNotices } from "./ended";
 import { Front } from "./front";
 import { guardQuestions } from "./guard";
+import { phaseOf } from "./link";
+import { activeCodeOf, askWhere, offerInCells } from "./oncell";
 import { MonarchPanel } from "./panel";
 import { RanksSection, joinDebugger } from "./ranks";
 import { showSavedForms } from "./refused";
@@ -34,7 +36,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
   id: ID,
   description: "The cluster of the current notebook: its meshes, failures, debug sessions and logs.",
   autoStart: true,
-  optional: [INotebookTracker, ICommandPalette, ILabShell, ILayoutRestorer, ISettingRegistry, IStatusBar],
+  optional: [INotebookTracker, ICommandPalette, ILabShell, ILayoutRestorer, ISettingRegistry, IStatusBar, IToolbarWidgetRegistry],
   activate: (
     app: JupyterFrontEnd,
     tracker: INotebookTracker | null,
@@ -43,6 +45,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     restorer: ILayoutRestorer | null,
     registry: ISettingRegistry | null,
     statusBar: IStatusBar | null,
+    toolbars: IToolbarWidgetRegistry | null,
   ): void => {
     if (!tracker) return; // no notebooks, no clusters
     const open = (): void => {
@@ -80,6 +83,15 @@ const plugin: JupyterFrontEndPlugin<void> = {
       { open, failures: () => panel.showFailures(), findings: () => panel.ask(), codes: () => panel.showCodes(), selected: () => panel.meshes.view.row },
       palette,
     );
+    if (toolbars) offerInCells(toolbars, front);
+    addCommand(app, palette, "monarch-nb:where", {
+      label: "Choose Where the Active Cell Runs…",
+      isEnabled: () => Boolean(activeCodeOf(front.notebook) && front.connection && phaseOf(front.connection.facts) === "live"),
+      execute: async () => {
+        const cell = activeCodeOf(front.notebook);
+        if (cell && front.connection) await askWhere(cell, front.connection.cluster.state);
+      },
+    });
     const ranks = new RanksSection(front);
     const sidebars = (): Widget[] => [...app.shell.widgets("right"), ...app.shell.widgets("left")];
     void app.restored.then(() => joinDebugger(sidebars, ranks));
