@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser.lab import Desk, Lab, panel_built, write_notebook
+from tests.browser.lab import ROOT, Desk, Lab, panel_built, theme, write_notebook
 from tests.browser.test_panel import ACTORS, Panel
 
 pytestmark = [
@@ -176,3 +176,62 @@ def test_a_cell_is_sent_to_ranks_and_back_in_its_toolbar(panel: Panel) -> None:
     in_cell(panel, "x = 40 + 2; x")
     assert "workers gpus=1" in choice.inner_text()  # to go back to
     assert panel.lab.errors == []
+
+
+AXE = ROOT / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+CHECK = """async ([selectors, rules]) => {
+    const include = selectors.filter(selector => document.querySelector(selector)).map(selector => [selector]);
+    const {violations} = await axe.run({include}, {runOnly: rules});
+    return violations.flatMap(({id, nodes}) => nodes.map(node => `${id}: ${node.html.slice(0, 200)}`));
+}"""
+# Sections that are closed.
+UNFOLD = """() => {
+    for (const title of document.querySelectorAll(".mnb-panel .jp-AccordionPanel-title:not(.lm-mod-expanded)"))
+        title.click();
+}"""
+WIDEST = """() => [...document.querySelectorAll(".mnb-panel, .mnb-panel .mnb-section > .mnb-v")]
+    .filter(node => node.scrollWidth > node.clientWidth + 1).map(node => node.parentElement.id || node.className)"""
+
+
+def unfold(panel: Panel) -> None:
+    panel.shown.evaluate(UNFOLD)
+    panel.node.locator("#mnb-section-left", has_text="no mesh was left").wait_for(timeout=10_000)
+
+
+@pytest.mark.parametrize("name", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])
+def test_axe_finds_no_violations_in_the_panel_of_any_theme(panel: Panel, name: str) -> None:
+    if not AXE.exists():
+        pytest.skip("SKIPPED test with axe-core: labextension/node_modules is not there; `make setup` installs it")
+    unfold(panel)
+    panel.lab.run("%kill workers gpus=2")
+    panel.row("gpus=2", "failed").click()
+    if panel.node.locator(".mnb-codes").is_hidden():
+        panel.button("Code").click()
+    theme(panel.shown, name)
+    panel.shown.evaluate(AXE.read_text())
+    parts = [".mnb-panel", ".mnb-status-item", ".mnb-on-cell"]
+    assert panel.shown.evaluate(CHECK, [parts, RULES]) == []
+    panel.button("Spawn…").click()
+    panel.shown.locator(".mnb-form").wait_for()
+    assert panel.shown.evaluate(CHECK, [[".mnb-form"], RULES]) == []
+    panel.shown.keyboard.press("Escape")
+    panel.lab.run("%heal workers")
+    theme(panel.shown, "JupyterLab Light")
+
+
+def test_the_panel_fits_a_narrow_page_and_remembers_its_sections(panel: Panel) -> None:
+    unfold(panel)
+    before = panel.shown.viewport_size
+    panel.shown.set_viewport_size({"width": 320, "height": 800})
+    panel.shown.wait_for_function("() => document.querySelector('.mnb-panel').clientWidth <= 320")
+    assert panel.shown.evaluate(WIDEST) == []
+    panel.shown.set_viewport_size(before)
+    kept = panel.shown.evaluate("JSON.parse(localStorage.getItem('monarch-nb:sections'))")
+    assert {"mnb-section-meshes", "mnb-section-left", "mnb-section-transfers"} <= set(kept)
+    panel.command("docmanager:save")
+    panel.shown.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=15_000)
+    panel.shown.reload()
+    panel.shown.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    panel.open()
+    panel.node.locator("#mnb-section-left", has_text="no mesh was left").wait_for(timeout=20_000)

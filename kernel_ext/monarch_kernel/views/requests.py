@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb import diagnosis
+from monarch_nb.connect import attach_mesh, detached_meshes, end_mesh, listing
 from monarch_nb.debug.control import look
 from monarch_nb.debug.render import FileName, short
 from monarch_nb.debug.service import controller_of
@@ -20,6 +21,7 @@ from monarch_nb.store.verbs import STACK, WhichStack
 from monarch_nb.supervision import Driver
 from monarch_nb.wire import counted, text_of
 
+from ..leaving import bind
 from ..session import Session, killed, resized
 from .channel import Message
 from .debugger import DebugRequests, part_meant
@@ -203,6 +205,25 @@ class Requests:
             raise ValueError('dims must be sizes by name, such as {"gpus": 4}')
         mesh, notice = self._session.mesh(name, dims)
         return {"mesh": state_of(mesh).uid, "text": notice or f"{name} is running"}
+
+    def _do_left(self, runtime: Runtime, message: Message) -> Message:
+        here = self._session.meshes()
+        return {
+            "meshes": [
+                {"uid": mesh.uid, "name": mesh.name, "held": mesh.holder is not None, "text": listing([mesh])}
+                for mesh in detached_meshes()
+                if mesh.uid not in here
+            ]
+        }
+
+    def _do_attach(self, runtime: Runtime, message: Message) -> Message:
+        back = attach_mesh(str(message.get("uid")), steal=bool(message.get("steal")))
+        taken = bind(self._session, back)
+        also = [f"the variable {name} holds something else, and stays as it is" for name in taken]
+        return {"text": "\n".join([back.report.text(), *also])}
+
+    def _do_end(self, runtime: Runtime, message: Message) -> Message:
+        return {"text": end_mesh(str(message.get("uid")), steal=bool(message.get("steal")))}
 
     def _do_report(self, runtime: Runtime, message: Message) -> Message:
         failure = store_of(runtime).document()["failures"].get(str(message.get("failure")))

@@ -178,6 +178,9 @@ export interface Requests {
   slow: { takes: Partial<Ranks>; gives: Diagnosis & { phases: RankPhases[] } };
   abort: { takes: Partial<Ranks>; gives: Diagnosis };
   stack: { takes: Ranks; gives: { stacks: Record<string, string> } };
+  left: { takes: object; gives: { meshes: LeftMesh[] } };
+  attach: { takes: { uid: string; steal: boolean }; gives: Said };
+  end: { takes: { uid: string; steal: boolean }; gives: Said };
   spawn: { takes: { name: string; dims: Record<string, number> }; gives: Said };
   post_mortem: { takes: Ranks & { call?: string | undefined }; gives: { sessions: string[] } };
   view: { takes: { name: string }; gives: { script: string; style: string } };
@@ -185,6 +188,14 @@ export interface Requests {
   placement: { takes: { tensors: string; number: number }; gives: { placement: PlacementData; mesh: string; ranks: number[] } };
   values: { takes: { tensors: string; number: number }; gives: TensorValues };
   debug: { takes: DebugCommand; gives: Said & Partial<Values> & { locals?: (Values & { name: string })[] } };
+}
+
+/** A mesh that is not of this kernel: left, or `held` by another one. */
+export interface LeftMesh {
+  uid: string;
+  name: string;
+  held: boolean;
+  text: string;
 }
 
 export type RequestVerb = keyof Requests;

@@ -5,6 +5,7 @@ import { ISignal, Signal } from "@lumino/signaling";
 import { Widget } from "@lumino/widgets";
 
 import { Dims, Variables, codeForSpawn } from "./code";
+import type { LeftMesh } from "../cluster/messages";
 import type { Connection } from "./connection";
 import { askForMesh } from "./spawn";
 import { ACTIONS, Action, Part, Target, targetAt, words } from "./table";
@@ -108,6 +109,22 @@ export class Actions {
     }
   }
 
+  /** Attaches a mesh that is not of this kernel, or stops it. */
+  async take(verb: "attach" | "end", { uid, name, held }: LeftMesh): Promise<void> {
+    const cluster = this._connection()?.cluster;
+    if (!cluster) return;
+    const label = verb === "end" ? "Stop" : "Take Over";
+    const lost = verb === "end" ? "Its processes end, with all that is on them." : "The kernel that has it loses it, and is notified.";
+    if ((verb === "end" || held) && !(await agreedTo(`${label} ${name}?`, lost, label))) return;
+    this._show({ text: `${verb === "end" ? "stopping" : "attaching"} ${name} …`, wrong: false, code: "" });
+    try {
+      const { text } = await cluster.request(verb, { uid, steal: held });
+      this.report(text ?? "", false, verb === "end" ? `!monarch-nb mesh stop ${name}${held ? " --steal" : ""}` : `%attach ${name}${held ? " --steal" : ""}`);
+    } catch (error) {
+      this.report((error as Error).message, true);
+    }
+  }
+
   /** Heals all that has failed. */
   async healAll(): Promise<void> {
     const state = this._connection()?.cluster.state;
@@ -153,11 +170,15 @@ function codeOfCell(source: string): string {
 
 async function agreed(action: Action, on: Target): Promise<boolean> {
   const lost = action.loses?.(on);
-  if (!lost) return true;
+  const { label } = action;
+  return !lost || agreedTo(`${label} ${label.includes(" Host") ? "of " : ""}${words(on)}?`, lost, label);
+}
+
+/** Asks whether something may be lost. */
+async function agreedTo(title: string, lost: string, label: string): Promise<boolean> {
   const body = new Widget();
   body.node.textContent = lost;
-  const { label } = action;
-  const answer = await showDialog({ title: `${label} ${label.includes(" Host") ? "of " : ""}${words(on)}?`, body, buttons: [Dialog.cancelButton(), Dialog.warnButton({ label })], defaultButton: 0 });
+  const answer = await showDialog({ title, body, buttons: [Dialog.cancelButton(), Dialog.warnButton({ label })], defaultButton: 0 });
   return answer.button.accept;
 }
 

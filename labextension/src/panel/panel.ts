@@ -9,9 +9,30 @@ import { h, setText } from "../page/dom";
 import type { Front } from "./front";
 import { icon } from "./icon";
 import { NOTHING, phaseOf, wordsFor } from "./link";
-import { DebugSection, FailureSection, FindingSection, KernelSection, LogSection, MeshSection, Section, SelectedSection, TensorSection, TransferSection } from "./sections";
+import { DebugSection, FailureSection, FindingSection, KernelSection, LeftSection, LogSection, MeshSection, Section, SelectedSection, TensorSection, TransferSection } from "./sections";
 import { summaryOf } from "./summary";
 import type { Part, Target } from "./table";
+
+const KEPT = "monarch-nb:sections";
+
+/** The sections that are open, as this browser has kept them. */
+function openSections(): Set<string> {
+  try {
+    const kept = JSON.parse(localStorage.getItem(KEPT) ?? "null") as string[] | null;
+    if (kept) return new Set(kept);
+  } catch {
+    // Nothing that can be read: as usual.
+  }
+  return new Set(["mnb-section-meshes", "mnb-section-selected"]);
+}
+
+function keepOpen(sections: readonly string[]): void {
+  try {
+    localStorage.setItem(KEPT, JSON.stringify(sections));
+  } catch {
+    // Where a page may store nothing, they are as usual in the next one.
+  }
+}
 
 export interface PanelHooks {
   load(): void;
@@ -49,10 +70,11 @@ export class MonarchPanel extends SidePanel {
     const selected = (this.selected = new SelectedSection(_actions, menu));
     this.meshes = new MeshSection((row) => (selected.row = row), menu);
     this._sessions = new DebugSection(() => _front.notebook?.node ?? null);
-    this._sections = [this.meshes, selected, this.failures, this.findings, this._sessions, this.logs, new TensorSection(), new TransferSection()];
+    this._sections = [this.meshes, selected, this.failures, this.findings, this._sessions, this.logs, new TensorSection(), new TransferSection(), new LeftSection(_actions)];
     for (const section of this._sections) this.addWidget(section);
-    for (const closed of [2, 3, 4, 5, 6, 7]) this._accordion.collapse(closed);
-    this._accordion.setRelativeSizes([4, 3, 4, 4, 4, 4, 4, 4]);
+    const open = openSections();
+    this._sections.forEach(({ id }, at) => !open.has(id) && this._accordion.collapse(at));
+    this._accordion.setRelativeSizes(this._sections.map((_, at) => (at === 1 ? 3 : 4)));
     this._accordion.expansionToggled.connect((_, index) => this._opened(index));
 
     const head = new Widget({ node: h("div", { class: "mnb-v mnb-panel-head" }, h("div", { class: "mnb-top" }, this._name, this._spawn), this._summary) });
@@ -96,9 +118,10 @@ export class MonarchPanel extends SidePanel {
     this._accordion.expand(this._sections.indexOf(this.failures));
   }
 
-  /** Who opens a section wants to see it: those that were open before share what it leaves. */
+  /** Remembers which sections are open. Who opens a section wants to see it: those that were open before share what it leaves. */
   private _opened(index: number): void {
     const widgets = this._accordion.widgets;
+    keepOpen(widgets.filter((widget) => !widget.isHidden).map(({ id }) => id));
     if (widgets[index]?.isHidden ?? true) return;
     this._accordion.setRelativeSizes(widgets.map((widget, at) => (widget.isHidden ? 0 : at === index ? 6 : at === 0 ? 3 : 2)));
   }

@@ -6,6 +6,7 @@ import { Widget } from "@lumino/widgets";
 import type { Actions } from "./actions";
 import type { Cluster } from "../cluster/client";
 import { countOf, pointOf, sizeOf, unheldOf } from "../cluster/ranks";
+import type { LeftMesh } from "../cluster/messages";
 import type { ClusterState } from "../cluster/state";
 import { eachFrame, h, setText, setFacts } from "../page/dom";
 import { FIND_FROM, queryLine } from "../page/query";
@@ -32,7 +33,7 @@ export abstract class Section extends Widget {
   }
 
   /** What a section draws into: the node itself is laid out by the panel. */
-  protected readonly body = h("div", { class: "mnb-v" });
+  protected readonly body = h("div", { class: "mnb-v", tabindex: "0" }); // it scrolls
 
   set cluster(cluster: Cluster | null) {
     if (cluster === this._cluster) return;
@@ -111,6 +112,7 @@ export class MeshSection extends Section {
   constructor(private _select: (row: Row | null) => void, menu: (x: number, y: number) => void) {
     super("meshes", "Meshes");
     this.view = new TreeView({ select: (row) => this._select(row), menu });
+    this.body.removeAttribute("tabindex"); // the tree in it scrolls
     this.body.append(this._query, this.view.node, this._unheld);
   }
 
@@ -156,6 +158,7 @@ export class MeshSection extends Section {
 }
 
 const TAIL = 80;
+const LOOK_MS = 10_000; // between two looks at meshes of other kernels
 
 /** What is selected in the tree: facts, buttons, its last lines or where it is. */
 export class SelectedSection extends Section {
@@ -436,6 +439,42 @@ export class TransferSection extends Section {
     const end = transferView(cluster, root, { current: true });
     return () => {
       end();
+      root.remove();
+    };
+  }
+}
+
+/** Meshes of other kernels, and those that were left: to be attached, or ended. */
+export class LeftSection extends Section {
+  constructor(private _actions: Actions) {
+    super("left", "Left Running");
+  }
+
+  protected mount(cluster: Cluster): () => void {
+    const root = h("div");
+    this.body.append(root);
+    let ended = false;
+    let shown = "";
+    const draw = async (): Promise<void> => {
+      const { meshes } = await cluster.request("left", {}).catch(() => ({ meshes: [] }));
+      if (ended) return;
+      const found = JSON.stringify(meshes.map(({ uid, held }) => [uid, held]));
+      const texts = root.querySelectorAll("li > div:first-child");
+      if (found === shown) meshes.forEach(({ text }, at) => setText(texts[at] as Element, text)); // buttons keep the focus
+      if (found === shown) return;
+      shown = found;
+      const button = (mesh: LeftMesh, verb: "attach" | "end", text: string): HTMLElement =>
+        h("button", { class: "mnb-b", type: "button", text, "aria-label": `${text} ${mesh.name}`, onclick: () => void this._actions.take(verb, mesh).then(draw) });
+      const rows = meshes.map((mesh) => h("li", {}, h("div", { text: mesh.text }), h("div", { class: "mnb-buttons" }, button(mesh, "attach", mesh.held ? "Take over" : "Attach"), button(mesh, "end", "Stop"))));
+      root.replaceChildren(rows.length ? h("ul", { class: "mnb-left" }, ...rows) : h("div", { class: "mnb-dim", text: "no mesh was left: %detach NAME leaves one, and other kernels' meshes are here, too" }));
+    };
+    void draw();
+    const unwatch = cluster.watch((patch) => isStructural(patch) && void draw());
+    const looking = setInterval(() => void draw(), LOOK_MS);
+    return () => {
+      ended = true;
+      unwatch();
+      clearInterval(looking);
       root.remove();
     };
   }
