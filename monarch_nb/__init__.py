@@ -22,11 +22,17 @@ if TYPE_CHECKING:
     from monarch_nb.connect.stored_results import results
     from monarch_nb.diagnosis import diagnose, watch
     from monarch_nb.distributed import (
+        Tensor,
         checkpoint,
         compile,  # noqa: A004 - as torch.compile
         distribute,
+        fetch_shard,
         from_local,
+        get_active_mesh,
+        inspect,
         module_to_mesh,
+        no_mesh,
+        show,
     )
     from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.profiling import profile
@@ -36,6 +42,7 @@ __all__ = [
     "Extent",
     "NDSlice",
     "Shape",
+    "Tensor",
     "__version__",
     "attach",
     "checkpoint",
@@ -45,13 +52,18 @@ __all__ = [
     "configured",
     "diagnose",
     "distribute",
+    "fetch_shard",
     "from_local",
+    "get_active_mesh",
     "get_global_config",
     "get_runtime_config",
     "heal_mesh",
+    "inspect",
     "module_to_mesh",
+    "no_mesh",
     "profile",
     "results",
+    "show",
     "watch",
 ]
 
@@ -70,6 +82,12 @@ _HOMES = {
     "compile": "monarch_nb.distributed",
     "diagnose": "monarch_nb.diagnosis",
     "distribute": "monarch_nb.distributed",
+    "fetch_shard": "monarch_nb.distributed",
+    "get_active_mesh": "monarch_nb.distributed",
+    "inspect": "monarch_nb.distributed",
+    "no_mesh": "monarch_nb.distributed",
+    "show": "monarch_nb.distributed",
+    "Tensor": "monarch_nb.distributed",
     "from_local": "monarch_nb.distributed",
     "heal_mesh": "monarch_nb.lifecycle",
     "module_to_mesh": "monarch_nb.distributed",

@@ -18,12 +18,21 @@ if TYPE_CHECKING:
 
     from monarch_nb.mesh import ValueMesh
     from monarch_nb.tensor.checkpoints import Checkpoints
-    from monarch_nb.tensor.errors import CompileError, CompileWarning, ContentsLostError, GatherWarning, TensorError
-    from monarch_nb.tensor.handle import MeshTensor
+    from monarch_nb.tensor.errors import (
+        CompileError,
+        CompileWarning,
+        ContentsLostError,
+        GatherWarning,
+        RankTensorError,
+        TensorError,
+    )
+    from monarch_nb.tensor.handle import MeshTensor, Tensor
     from monarch_nb.tensor.mesh import Mesh
     from monarch_nb.tensor.modules.files import load, save
     from monarch_nb.tensor.modules.plan import Plan
     from monarch_nb.tensor.modules.to_mesh import module_to_mesh, no_sync
+    from monarch_nb.tensor.ranks.active import get_active_mesh, no_mesh
+    from monarch_nb.tensor.ranks.fetching import fetch_shard, inspect, show
     from monarch_nb.tensor.safetensors import load_safetensors
     from monarch_nb.tensor.verify import Verification, verify
 
@@ -36,24 +45,40 @@ __all__ = [
     "Mesh",
     "MeshTensor",
     "Plan",
+    "RankTensorError",
+    "Tensor",
     "TensorError",
     "Verification",
     "checkpoint",
     "compile",
     "distribute",
+    "fetch_shard",
     "from_local",
+    "get_active_mesh",
+    "inspect",
     "load",
     "load_safetensors",
     "module_to_mesh",
+    "no_mesh",
     "no_sync",
     "save",
+    "show",
     "verify",
 ]
 
 _HOMES = {
     "checkpoints": ("Checkpoints",),
-    "errors": ("CompileError", "CompileWarning", "ContentsLostError", "GatherWarning", "TensorError"),
-    "handle": ("MeshTensor",),
+    "errors": (
+        "CompileError",
+        "CompileWarning",
+        "ContentsLostError",
+        "GatherWarning",
+        "RankTensorError",
+        "TensorError",
+    ),
+    "handle": ("MeshTensor", "Tensor"),
+    "ranks.active": ("get_active_mesh", "no_mesh"),
+    "ranks.fetching": ("fetch_shard", "inspect", "show"),
     "safetensors": ("load_safetensors",),
     "mesh": ("Mesh",),
     "modules.files": ("load", "save"),

@@ -36,7 +36,8 @@ class UnretrievedErrors:
     def _report(self, error: BaseException, count: int) -> None:
         self._flush()
         more = f", nor for {count - 1} more that failed like it" if count > 1 else ""
-        text = f"Nobody waited for this call{more}: `.get()` is missing.\n{error_text(error, self._shell)}\n"
+        what, how = unretrieved.missing_of(error)
+        text = f"{what}{more}: {how}.\n{error_text(error, self._shell)}\n"
         self._front.write(text, "stderr")
 
     def _ran(self, result: Any) -> None:

@@ -183,6 +183,12 @@ class ProcessOperations:
 
         return put(value)
 
+    def tensor_mesh(self, procs: Handle[ProcState]) -> Any:
+        """What tensors of these processes' own values are on: a `monarch.distributed.Mesh`. The first use blocks."""
+        from monarch_nb.tensor.mesh import Mesh
+
+        return Mesh.for_ranks(ProcMesh(state_of(procs), region_of(procs)))
+
     def metrics(self, mesh: Handle[MeshState]) -> Any:
         """Values that actors have logged with `monarch.telemetry.log`."""
         from monarch_nb.telemetry.points import METRICS

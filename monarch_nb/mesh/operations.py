@@ -124,6 +124,9 @@ class Operations(Protocol):
     def put(self, value: object) -> Any:
         """What names a value that is laid by for many: a `monarch.rdma.Put`."""
 
+    def tensor_mesh(self, procs: Handle[ProcState]) -> Any:
+        """What tensors of these processes' own values are on: a `monarch.distributed.Mesh`. The first use blocks."""
+
     def metrics(self, mesh: Handle[MeshState]) -> Any:
         """Returns what actors have logged by `monarch.telemetry.log`."""
 

@@ -4,10 +4,10 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast, overload
 
-from monarch_nb._package import sentence
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.console import Console, console_of
 from monarch_nb.mesh.handle import Handle, form_of
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.resized import Resized
 
 A = TypeVar("A")
-
-_NOT_YET = {"activate": "the tensor engine", "rank_tensor": "the tensor engine", "rank_tensors": "the tensor engine"}
 
 
 class ProcMesh(Handle[ProcState]):
@@ -177,6 +175,25 @@ class ProcMesh(Handle[ProcState]):
         """Returns what the actors on these processes logged by `monarch.telemetry.log`, by name, with steps."""
         return operations().metrics(self)
 
+    def activate(self) -> AbstractContextManager[Any]:
+        """Has everything that makes tensors make them on each of these processes, in a `with` block.
+
+        `torch.rand(3)` there draws in each process, and gives a `monarch.Tensor`. The context manager gives the
+        `monarch.distributed.Mesh` of these processes. The first use blocks until they are ready.
+        """
+        return cast("AbstractContextManager[Any]", operations().tensor_mesh(self).activate())
+
+    def rank_tensor(self, dims: str | Sequence[str]) -> Any:
+        """A `monarch.Tensor` of which each process has its coordinate along a dimension; of several, row-major.
+
+        Raises KeyError for an unknown dimension.
+        """
+        return operations().tensor_mesh(self).rank_tensor(dims)
+
+    def rank_tensors(self) -> dict[str, Any]:
+        """The `rank_tensor` of each dimension, by name."""
+        return cast("dict[str, Any]", operations().tensor_mesh(self).rank_tensors())
+
     @property
     def _console(self) -> ActorMesh[Console]:
         return console_of(self._state, self._region)
@@ -193,12 +210,6 @@ class ProcMesh(Handle[ProcState]):
     async def sync_workspace(self, workspace: object, conda: bool = False, auto_reload: bool = False) -> None:
         """Belongs to hosts: raises NotImplementedError."""
         raise NotImplementedError("processes share their host's files: use HostMesh.sync_workspace")
-
-    def __getattr__(self, name: str) -> Any:
-        part = _NOT_YET.get(name)
-        if part is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        raise AttributeError(sentence(f"ProcMesh.{name}", part))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (proc_form(self._state), form_of(self))

@@ -32,6 +32,7 @@ from monarch_nb.runtime.future import (
     pending_future,
     reported_elsewhere,
     resolve_future,
+    resolve_later,
     resolved_future,
     when_done,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "ranks_of",
     "reported_elsewhere",
     "resolve_future",
+    "resolve_later",
     "resolved_future",
     "returns_future",
     "set_hook_lookup",

@@ -440,6 +440,11 @@ def resolve_future(future: Future[T], value: T) -> bool:
     return future._set(value)
 
 
+def resolve_later(future: Future[T], resolve: Callable[[], T]) -> None:
+    """Settles a future with a value that is computed, once, by whoever looks first, and may raise."""
+    future._set_lazy(resolve)
+
+
 def fail_future(future: Future[object], error: BaseException) -> bool:
     """Ends a future with an error, and calls back whoever waits; False if it was settled before."""
     return future._fail(error)

@@ -23,7 +23,13 @@ _QUIET = (CancelledError, KeyboardInterrupt)  # somebody asked for that
 
 def _log(error: BaseException, count: int) -> None:
     more = f" (and {count - 1} more like it)" if count > 1 else ""
-    logger.error("Nobody waited for this call (`.get()` is missing)%s: %s", more, error_line(error))
+    logger.error("%s (%s)%s: %s", *missing_of(error), more, error_line(error))
+
+
+def missing_of(error: BaseException) -> tuple[str, str]:
+    """What nobody has done to retrieve an error, and how it is done."""
+    missing: tuple[str, str] = getattr(error, "missing", ("Nobody waited for this call", "`.get()` is missing"))
+    return missing
 
 
 # Called with the first of equal errors, and how many there are; a notebook has its own.

@@ -27,6 +27,7 @@ FREE = -2
 WHOLE = -3  # requests a whole tensor: `[WHOLE, number]`; rank 0 of the mesh sends it
 NUMBER = -4  # requests the only element of a tensor, in the same way
 SHARDS = -5  # requests the shard of each rank
+OWN = -7  # requests the value of one rank: `[OWN, number, rank]`
 REPLAY = -6  # runs a compiled step: `[REPLAY, program, operations, inputs, outputs, seed, inputs…, outputs…]`
 FIRST_MAKING = -16  # plans of factories count down from here, those of operations up from 1
 _MAKINGS = 1024  # factory plans that workers store; a new plan replaces the oldest
@@ -58,6 +59,7 @@ class Define:
     scalars: int
     made: tuple[Meta, ...]
     writes: tuple[int, ...] = ()
+    own: bool = False  # on values of the ranks' own: what fails on one is lost there, and others go on
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch._ops import OpOverload
 
+from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.factories import refill
-from monarch_nb.tensor.handle import OWN, Args, Kwargs, MeshTensor, Own, current, is_leaf, issue, upload
+from monarch_nb.tensor.handle import OWN, Args, Kwargs, MeshTensor, Own, RankTensor, current, is_leaf, issue, upload
 from monarch_nb.tensor.propagation import PropagationError, replicated, user_line
 
 aten = torch.ops.aten
@@ -25,12 +26,16 @@ def _share(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
 
 
 def _number(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    if isinstance(args[0], RankTensor):
+        return args[0].full_tensor().item()
     return args[0].reference.stream.number_in(current(args[0]), "item")
 
 
 def _truth(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
     if args[0].numel() != 1:
         raise RuntimeError(f"the truth of a tensor of shape {tuple(args[0].shape)} is ambiguous: use .any() or .all()")
+    if isinstance(args[0], RankTensor):
+        return bool(args[0].full_tensor())
     return bool(args[0].reference.stream.number_in(current(args[0]), "bool"))
 
 
@@ -43,7 +48,8 @@ def _moved(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Implements `to`: an operation on the mesh; to another device it fetches the tensor."""
     device = kwargs.get("device")
     tensor = args[0]
-    if device is None or not isinstance(tensor, MeshTensor) or device.type == tensor.device.type:
+    stays = isinstance(tensor, RankTensor) or not isinstance(tensor, MeshTensor)
+    if device is None or stays or device.type == tensor.device.type:
         kwargs = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
         return issue(func, args, kwargs)
     whole = _whole(tensor, "to")
@@ -54,6 +60,12 @@ def _copied(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Implements `copy_`, the only operation that accepts local tensors, since it copies explicitly."""
     target, source = args[0], args[1]
     if not isinstance(target, MeshTensor):
+        if isinstance(source, RankTensor):
+            raise RankTensorError(
+                "LOCAL_TENSOR",
+                "copy_: the values of the ranks do not go into a local tensor by themselves: target.copy_("
+                "monarch.inspect(t, …)) takes those of one rank",
+            )
         return target.copy_(_whole(source, "copy_"))
     stream = target.reference.stream
     if not isinstance(source, MeshTensor):

@@ -27,6 +27,8 @@ class TensorError(ActorError, RuntimeError):
     known, `failures` the workers' errors by rank.
     """
 
+    missing = ("Nobody has fetched what this operation made", "`monarch.inspect(…)` raises its error")
+
     def __init__(self, operation: str, origin: ProgramLine | None, failures: Sequence[Failure], mesh: str = "") -> None:
         first = failures[0]
         remote = RemoteException(first.type_name, first.text, first.traceback, "it was sent as text")
@@ -55,6 +57,22 @@ class TensorError(ActorError, RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return TensorError, self._arguments
+
+
+class RankTensorError(RuntimeError):
+    """A tensor of the ranks' own values was used where it cannot be. `code` says why, as torchmonarch calls it.
+
+    LOCAL_TENSOR: with a local tensor. WRONG_MESH: with one of another mesh. WRONG_STREAM: on another stream than its
+    own. DROPPED: after `drop()`. BORROWED, MUTATING_BORROW: while it is lent. REQUIRES_GRAD: where gradients would be
+    lost. DIFFERENT_VALUES: as one value, and ranks have several.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.code, str(self).removeprefix(f"{self.code}: "))
 
 
 class ContentsLostError(DeviceMeshError):

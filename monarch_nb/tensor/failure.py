@@ -21,6 +21,7 @@ class Failure(Harmless, array_like=True, frozen=True):
     text: str
     traceback: str  # formatted
     stream: int = 0
+    apart: bool = False  # other ranks go on: what it was to make is lost on this one alone
 
     @property
     def line(self) -> str:

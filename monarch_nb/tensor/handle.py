@@ -12,10 +12,11 @@ from monarch_nb._package import more
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import Define, PutTensor
 from monarch_nb.tensor.device import mesh_of
-from monarch_nb.tensor.errors import check_notices
+from monarch_nb.tensor.errors import RankTensorError, check_notices
+from monarch_nb.tensor.failure import ranks_text
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, OperationPlan, Placements, PropagationError, replicated
-from monarch_nb.tensor.references import LiveEntry, Reference, WriteRecord
+from monarch_nb.tensor.references import DroppedReference, LiveEntry, Reference, WriteRecord
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import (
@@ -74,9 +75,11 @@ class MeshTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, meta: Meta, reference: Reference) -> "MeshTensor":
-        """Makes the handle; nothing is sent."""
+        """Makes the handle; nothing is sent. One of the ranks' own values is a `RankTensor`."""
         device = reference.stream.device
-        tensor = _make(cls, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
+        tensor = _make(
+            RankTensor if meta.is_own else cls, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device
+        )
         tensor.meta, tensor.reference = meta, reference
         return tensor
 
@@ -205,8 +208,129 @@ class MeshTensor(torch.Tensor):
         return issue(func, args, kwargs)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
+        return self._described()
+
+    def _described(self) -> str:
         shape, placements = tuple(self.shape), self.meta.placements
         return f"MeshTensor({shape}, {self.dtype}, {placements}; full_tensor() gives its values)"
+
+
+class RankTensor(MeshTensor):
+    """A tensor of which each rank of a mesh has a value of its own; `monarch.Tensor`.
+
+    Operations run on every rank with its values, and return such tensors. `monarch.inspect(t, gpus=1)` returns what one
+    rank has; `item()`, `tolist()` and `print` return the value that all ranks have, and say where they differ.
+    """
+
+    __slots__ = ()
+
+    @property
+    def mesh(self) -> "Mesh":
+        """The `Mesh` of the tensor."""
+        return mesh_of(self.reference.stream)
+
+    @property
+    def dropped(self) -> bool:
+        """Whether `drop()` was called."""
+        return isinstance(self.reference, DroppedReference)
+
+    def drop(self) -> None:
+        """Frees what the ranks hold, although something refers to this handle, which cannot be used any more."""
+        if not self.dropped:
+            self.reference = DroppedReference(self.reference.stream, call_site())
+
+    def full_tensor(self) -> torch.Tensor:
+        """Returns the value that all ranks have as a local tensor; blocks.
+
+        Raises RankTensorError where ranks have different ones, TensorError for an operation that failed.
+        """
+        return self._value("full_tensor")
+
+    def _value(self, what: str) -> torch.Tensor:
+        shards = self.local_shards()
+        ranks = ranks_with_other_values(shards)
+        if ranks:
+            raise different_values(what, shards, ranks)
+        return next(iter(shards.values()))
+
+    def tolist(self) -> Any:
+        """Returns the values as nested lists; blocks and raises as `full_tensor`."""
+        return self._value("tolist").tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Returns the values as an array; blocks and raises as `full_tensor`."""
+        return self._value("numpy").numpy()
+
+    def redistribute(self, spec: object = _ABSENT, placements: object = _ABSENT, *, async_op: bool = False) -> NoReturn:
+        """Always raises TypeError, since this is no tensor in parts."""
+        raise TypeError("redistribute: each rank has a value of its own. t.as_sharded(spec) makes these parts of one")
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As for any tensor, but it stays on its mesh, whatever device is named."""
+        if args and isinstance(args[0], Destination):
+            return super().to(*args, **kwargs)
+        if args and isinstance(args[0], str | torch.device):
+            args = args[1:]
+        kwargs.pop("device", None)
+        return torch.Tensor.to(self, *args, **kwargs) if args or kwargs else self
+
+    def cpu(self, *args: Any, **kwargs: Any) -> Any:
+        """The tensor itself: it stays on its mesh."""
+        return self
+
+    cuda = cpu
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a tensor of the ranks' own values cannot be pickled or saved: its values are in other processes. Save "
+            "monarch.inspect(t), or write files on the ranks"
+        )
+
+    def _described(self) -> str:
+        if self.dropped:
+            return f"monarch.Tensor({tuple(self.shape)}, {self.dtype}, dropped)"
+        return f"monarch.Tensor({tuple(self.shape)}, {self.dtype}, own value on each rank of {self.mesh!r})"
+
+    def __str__(self) -> str:
+        if self.dropped:
+            return repr(self)
+        shards = self.local_shards()
+        first, ranks = next(iter(shards.values())), ranks_with_other_values(shards)
+        if not ranks:
+            return f"{first}  # on each of {len(shards)} ranks"
+        differ = "differs" if len(ranks) == 1 else "differ"
+        return f"{first}  # on rank 0; {ranks_text(ranks)} {differ}: monarch.inspect(t, …)"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item() if spec and not self.dim() else str(self), spec)
+
+
+Tensor = RankTensor  # its public name
+
+
+def ranks_with_other_values(values: ValueMesh[torch.Tensor]) -> list[int]:
+    """The ranks whose value is not that of the first."""
+    first, *others = values.values()
+    found = []
+    for rank, other in enumerate(others, 1):
+        same = first.shape == other.shape and torch.allclose(first, other, 0, 0, equal_nan=True)
+        if not same:
+            found.append(rank)
+    return found
+
+
+def different_values(what: str, values: ValueMesh[torch.Tensor], ranks: list[int]) -> RankTensorError:
+    """The error for a use as one value of a tensor of which ranks have several."""
+    held = list(values)
+    (_, first), (point, other) = held[0], held[ranks[0]]
+    coordinates = ", ".join(f"{name}={at}" for name, at in point.items())
+    is_shown = first.numel() == other.numel() == 1
+    shown = f" (rank 0 has {first.item()}, rank {ranks[0]} {other.item()})" if is_shown else ""
+    return RankTensorError(
+        "DIFFERENT_VALUES",
+        f"{what}: {ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} another value than rank 0{shown}. "
+        f"monarch.inspect(t, {coordinates}) returns that of one rank",
+    )
 
 
 class _Redistributed(torch.autograd.function.FunctionCtx):
@@ -272,6 +396,12 @@ def issue(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[st
     for tensor in given:
         tensor_stream = tensor.reference.stream
         if tensor_stream is not stream:
+            if plan.own:
+                raise RankTensorError(
+                    "WRONG_MESH",
+                    f"{func}: a tensor of {mesh_of(stream)!r} and one of {mesh_of(tensor_stream)!r}. Bring one to the "
+                    "other mesh first: t.to_mesh(mesh)",
+                )
             raise RuntimeError(
                 f"{func}: tensors of two meshes, {stream.title} and {tensor_stream.title}. Bring them together first: "
                 "tensor.to(mesh)"
@@ -318,14 +448,15 @@ def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: Se
         plan, given[0].reference, has_gradient=given[0].requires_grad, is_base=given[0]._base is None
     )
     if plan.number not in stream.defined:
-        stream.define(Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes))
+        stream.define(Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes, plan.own))
+    kind = RankTensor if plan.own else MeshTensor
     device, entries, ended, following = stream.device, held.entries, held.ended.append, held.next
     made = []
     results = []
     for meta in plan.made:
         reference = Reference(stream, following())
         entries[reference.number] = LiveEntry(reference, ended, meta, where)
-        tensor = _make(MeshTensor, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
+        tensor = _make(kind, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
         tensor.meta, tensor.reference = meta, reference
         made.append(tensor)
         results.append(reference.number)
@@ -362,7 +493,7 @@ def is_leaf(tensor: torch.Tensor) -> bool:
 def stream_of(args: tuple[object, ...], kwargs: dict[str, object] | None) -> Stream:
     """Returns the stream of the first sharded tensor among the arguments."""
     for value in args:
-        if type(value) is MeshTensor:
+        if type(value) is RankTensor or type(value) is MeshTensor:
             return value.reference.stream
     found = _first((*args, *(kwargs or {}).values()))
     if found is None:
@@ -394,6 +525,13 @@ def _with_numbers_uploaded(
             return type(value)(map(replaced, value))
         if isinstance(value, MeshTensor) or not isinstance(value, torch.Tensor):
             return value
+        if value.dim() and isinstance(_first((*args, *kwargs.values())), RankTensor):
+            raise RankTensorError(
+                "LOCAL_TENSOR",
+                f"{func}: operand {_place_of(value, args, kwargs)} is a local tensor of shape {tuple(value.shape)}, "
+                f"among tensors of {mesh_of(stream)!r}. Make it on the ranks, inside `with mesh.activate():`, or take "
+                "the others' values here: monarch.inspect(t)",
+            )
         if value.dim():
             raise RuntimeError(
                 f"{func}: a local tensor of shape {tuple(value.shape)} on {value.device} among tensors of mesh "
@@ -406,6 +544,14 @@ def _with_numbers_uploaded(
     replaced_args = tuple(map(replaced, args))
     replaced_kwargs = {name: replaced(value) for name, value in kwargs.items()}
     return (replaced_args, replaced_kwargs) if found else None
+
+
+def _place_of(operand: object, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+    """The place of an operand among the arguments."""
+    for name, value in (*enumerate(args), *kwargs.items()):
+        if value is operand or (isinstance(value, list | tuple) and any(each is operand for each in value)):
+            return str(name)
+    return "?"
 
 
 def upload(stream: Stream, tensor: torch.Tensor, placements: Placements) -> MeshTensor:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from itertools import product
 from math import prod
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch._ops import OpOverload
@@ -22,10 +22,11 @@ from monarch_nb.tensor.autocast import register_autocast
 from monarch_nb.tensor.commands import Locals, MakeParts, Open, RunFunction, TensorOf
 from monarch_nb.tensor.errors import stopped_text
 from monarch_nb.tensor.factories import make
-from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
+from monarch_nb.tensor.handle import MeshTensor, RankTensor, current, redistributed, upload
 from monarch_nb.tensor.origin import CallSite, call_site
 from monarch_nb.tensor.processes import Observer, processes_of, shrunk
-from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, replicated
+from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, own_values, replicated
+from monarch_nb.tensor.ranks.active import activated, disabled
 from monarch_nb.tensor.sharding import LocalTensors, ShardingSpec, locals_of, placements_of, put_together
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
@@ -33,6 +34,7 @@ from monarch_nb.tensor.workers.actor import TensorWorker
 
 aten = torch.ops.aten
 R = TypeVar("R")
+_for_ranks: "dict[tuple[str, Region], Mesh]" = {}
 _LARGE = 1 << 16  # bytes of local tensors that are sent without waiting for the next batch
 _MAX_CHOICES = 4096  # slices without lost processes that are compared; else all are left out along one dimension
 _STRIDES = 8  # every second, …, every eighth
@@ -279,6 +281,62 @@ class Mesh(MeshTrait):
         reference = self.stream.hold(meta, call_site())
         self.stream.issue_object(MakeParts(function, args, meta, reference.number))
         return MeshTensor(meta, reference)
+
+    # -- values of the ranks' own ----------------------------------------------------------------------------------
+
+    @classmethod
+    def for_ranks(cls, procs: ProcMesh) -> Self:
+        """The tensor mesh of a proc mesh for values of the ranks' own: always the same one, made when first asked."""
+        key = (state_of(procs).uid, region_of(procs))
+        mesh = _for_ranks.get(key)
+        if mesh is None or mesh.stream.lost is not None:
+            mesh = _for_ranks[key] = cls.of(procs, device="cuda" if torch.cuda.is_available() else "cpu")
+        assert isinstance(mesh, cls)
+        return mesh
+
+    def activate(self) -> AbstractContextManager[Self]:
+        """Has everything that makes tensors make them on each rank of this mesh, in a `with` block.
+
+        `torch.rand(3)` there draws on each rank, and gives a `monarch.Tensor`. Operations on such tensors need no
+        active mesh.
+        """
+        return activated(self)
+
+    def rank_tensor(self, dims: str | Sequence[str]) -> RankTensor:
+        """A tensor of which each rank has its coordinate along a dimension; of several dimensions, row-major.
+
+        Raises KeyError for an unknown dimension.
+        """
+        names = [dims] if isinstance(dims, str) else list(dims)
+        own, layout = self.layout, self.stream.layout
+        unknown = [name for name in names if name not in own.names]
+        if unknown:
+            raise KeyError(f"{self!r} has no dimension {unknown[0]!r}; it has {', '.join(map(repr, own.names))}")
+        numbers = []
+        for point in product(*map(range, own.shape)):
+            number = 0
+            for name in names:
+                at = own.names.index(name)
+                number = number * own.shape[at] + point[at]
+            numbers.append(number)
+        meta = Meta.of(layout, (), torch.int64, own_values(layout))
+        reference = self.stream.hold(meta, call_site())
+        with disabled():
+            parts = tuple(torch.tensor(number, device="cpu") for number in numbers)
+        self.stream.issue_object(Locals(parts, meta, reference.number))
+        return cast(RankTensor, MeshTensor(meta, reference))
+
+    def rank(self, dims: str | Sequence[str]) -> RankTensor:
+        """The same as `rank_tensor`."""
+        return self.rank_tensor(dims)
+
+    def rank_tensors(self) -> dict[str, RankTensor]:
+        """The `rank_tensor` of each dimension, by name."""
+        return {name: self.rank_tensor(name) for name in self.mesh_dim_names}
+
+    def to_table(self) -> str:
+        """A table of text: for each place of the mesh the host, and which of its processes it is."""
+        return self._procs.to_table()
 
     # -- being observed ---------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from monarch_nb.tensor.commands import FREE
-from monarch_nb.tensor.errors import RESTORE, ContentsLostError
+from monarch_nb.tensor.errors import RESTORE, ContentsLostError, RankTensorError
 from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import Meta, OperationPlan
 
@@ -71,6 +71,20 @@ class Reference:
         """Returns whether operations from `start` on write to it, or to its memory."""
         own, memory = self._writes, self.memory
         return (own is not None and own.written >= start) or (memory is not None and memory.written >= start)
+
+
+class DroppedReference(Reference):
+    """What the handle of a tensor refers to after the program has dropped it: each use raises RankTensorError."""
+
+    __slots__ = ("_where",)
+
+    def __init__(self, stream: "Stream", where: CallSite | None) -> None:
+        self.stream, self._where = stream, where
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        """Always raises RankTensorError."""
+        raise RankTensorError("DROPPED", f"the tensor was dropped, at {origin_of(self._where)}")
 
 
 class OwnWrites:

@@ -7,22 +7,33 @@ failed there and the requested values.
 
 import logging
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.runtime import Context, Future, current, current_runtime
+from monarch_nb.runtime import (
+    Context,
+    Future,
+    current,
+    current_runtime,
+    error_of,
+    pending_future,
+    resolve_later,
+    unretrieved,
+    when_done,
+)
 from monarch_nb.supervision import SupervisionError
 from monarch_nb.tensor.commands import (
     FREE,
     NUMBER,
     OBJECT,
+    OWN,
     SHARDS,
     WHOLE,
     Cell,
@@ -36,6 +47,7 @@ from monarch_nb.tensor.commands import (
 )
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken_mesh, by_operation, lost_text
 from monarch_nb.tensor.failure import Failure
+from monarch_nb.tensor.flusher import FLUSHER
 from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import Meta, Propagator
 from monarch_nb.tensor.references import (
@@ -64,8 +76,6 @@ NAMED_FAILURES, REMEMBERED_FAILURES = 3, 256  # further failures that an error n
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-WAIT_S = 0.001
-TICK_S = 0.5  # after which released tensors are freed on workers although nothing else is sent
 
 
 def _mark_unsent(items: Iterable[Item]) -> None:
@@ -73,6 +83,10 @@ def _mark_unsent(items: Iterable[Item]) -> None:
     for _, _, written in items:
         for each in written:
             each.written = UNSENT
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 class CommandBatch:
@@ -87,43 +101,6 @@ class CommandBatch:
         self.first, self.sites, self.first_byte, self.future = first, sites, first_byte, future
 
 
-class Flusher:
-    """Flushes streams on a thread of its own, which starts on first use and sleeps while idle."""
-
-    def __init__(self) -> None:
-        self._due: deque[Stream] = deque()
-        self._registered: weakref.WeakSet[Stream] = weakref.WeakSet()
-        self._wake = threading.Event()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def register(self, stream: "Stream") -> None:
-        """Adds a stream for periodic ticks, by weak reference."""
-        self._registered.add(stream)
-
-    def schedule(self, stream: "Stream") -> None:
-        """Flushes a stream within about a millisecond."""
-        self._due.append(stream)
-        self._wake.set()
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="monarch-tensor-flush", daemon=True)
-                    self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            if self._wake.wait(TICK_S):
-                self._wake.clear()
-                time.sleep(WAIT_S)
-            else:
-                for stream in tuple(self._registered):
-                    stream.tick()
-            for _ in range(len(self._due)):
-                self._due.popleft().flush_nowait()
-
-
-_flusher = Flusher()
 _numbers = count(1)
 
 
@@ -167,10 +144,13 @@ class Stream:
         self._checked_until = 0  # by operations: their replies say that the group goes on
         self._over = -1  # the generation of process groups that has ended, or -1
         self._failed: dict[int, TensorError] = {}  # the latest failures, by operation
+        self._unseen: dict[int, TensorError] = {}  # those apart that nobody has fetched, and that are not reported
         self._unraised: deque[TensorError] = deque()  # failures that no call has raised
+        self._due: list[int] = []  # failures apart that are reported at the next tick
         self._lock = threading.RLock()  # held while sending
         self._settling = threading.RLock()  # held while replies are processed
-        _flusher.register(self)
+        unretrieved.ready()
+        FLUSHER.register(self)
 
     # -- issuing ----------------------------------------------------------------------------------------------------
 
@@ -192,7 +172,7 @@ class Stream:
         self.queue.append((command, where, written))
         if self.quiet:
             self.quiet = False
-            _flusher.schedule(self)
+            FLUSHER.schedule(self)
 
     def free(self) -> None:
         """Queues commands that free unreferenced tensors on the workers."""
@@ -263,7 +243,7 @@ class Stream:
             return
         if self._exceeds_window() or not self._lock.acquire(blocking=False):
             self.quiet = False
-            _flusher.schedule(self)
+            FLUSHER.schedule(self)
             return
         try:
             self._send_batch()
@@ -279,9 +259,26 @@ class Stream:
             return self._issued
 
     def tick(self) -> None:
-        """Frees unreferenced tensors although nothing else is issued."""
+        """Frees unreferenced tensors although nothing else is issued, and reports failures that nobody fetches."""
         if self.held.ended and self.quiet:
             self.flush_nowait()
+        reported, self._due = self._due, []
+        for number in reported:
+            error = self._unseen.pop(number, None)
+            if error is not None:
+                unretrieved.forget(partial(_raise, error))
+        if self._settling.acquire(blocking=False):
+            try:
+                self._settle_replied()
+            finally:
+                self._settling.release()
+        self._due = list(self._unseen)  # a program that fetches does it within a tick
+
+    def _settle_replied(self) -> None:
+        """Processes replies that are there, and does nothing about them."""
+        while self._batches and self._batches[0].future.done() and error_of(self._batches[0].future) is None:
+            batch = self._batches[0]
+            self._settle_batch(batch, batch.future.get(0))
 
     def _send_batch(self) -> CommandBatch | None:
         """Sends the whole queue as one batch."""
@@ -396,12 +393,16 @@ class Stream:
             where = batch.sites[number - batch.first]
             error = TensorError(operation_failures[0].operation, origin_of(where), operation_failures, self.title)
             self._failed[number] = error
-            if any(
+            if all(failure.apart for failure in operation_failures):
+                self._unseen[number] = error  # others go on: each fetch of what depends on it raises it
+            elif any(
                 failure.type_name != "KeyboardInterrupt" for failure in operation_failures
             ):  # which its author knows
                 self._unraised.append(error)
         while len(self._failed) > REMEMBERED_FAILURES:
             del self._failed[next(iter(self._failed))]
+        while len(self._unseen) > REMEMBERED_FAILURES:
+            del self._unseen[next(iter(self._unseen))]
 
     def _regroup_if_over(self) -> None:
         """Makes a new process group if the current one has ended."""
@@ -472,11 +473,52 @@ class Stream:
         replies = self._settle_up_to(self._send_request(command, where, written))
         self.raise_failures()
         values: ValueMesh[Any] = ValueMesh(replies.extent, [values[-1] for _, (_, values, _) in replies])
-        lost = [value for _, value in values if isinstance(value, Failure)]
-        if lost:
-            known = self._failed.get(lost[0].number) if lost[0].stream == self.number else None
-            raise known.copy() if known is not None else TensorError(lost[0].operation, None, lost, self.title)
+        self._raise_lost([value for _, value in values if isinstance(value, Failure)])
         return values
+
+    def _raise_lost(self, lost: Sequence[Failure]) -> None:
+        """Raises the error of an operation of whose results ranks have asked in vain."""
+        for failure in lost:
+            known = self._failed.get(failure.number) if failure.stream == self.number else None
+            if known is not None:
+                self._unseen.pop(failure.number, None)
+                raise known.copy()
+        if lost:
+            raise TensorError(lost[0].operation, None, lost, self.title)
+
+    def requested(self, commands: Sequence[tuple[object, ...]], what: str) -> Future[list[ValueMesh[Any]]]:
+        """Sends requests after what was issued, and returns their values by rank, once all of that has run.
+
+        Blocks only while the window is exceeded. The future raises as `ask`, but no failure of operations on which the
+        requested values do not depend.
+        """
+        where = call_site()
+        if self.watcher is not None:
+            self.watcher.asked(what, where)
+        self.resume_if_healed()
+        self.wait_for_window()
+        with self._lock:
+            self.queue.extend((command, where, ()) for command in commands)
+            batch = held_back(self._send_batch)
+        if batch is None:
+            raise ContentsLostError(self.lost or f"{self.title} was lost")
+        count, origin = len(commands), origin_of(where)
+        future: Future[list[ValueMesh[Any]]] = pending_future(describe=lambda: f"{what} at {origin}")
+
+        def values() -> list[ValueMesh[Any]]:
+            replies = self._settle_up_to(batch)
+            found = [[*values[len(values) - count :]] for _, (_, values, _) in replies]
+            self._raise_lost([value for of_rank in found for value in of_rank if isinstance(value, Failure)])
+            return [ValueMesh(replies.extent, list(each)) for each in zip(*found, strict=True)]
+
+        when_done(batch.future, lambda _: resolve_later(future, values))
+        return future
+
+    def own_of(self, numbers: Sequence[int], rank: int) -> Future[list[ValueMesh[Any]]]:
+        """Requests one rank's values of tensors; see `requested`."""
+        self.held.require_contents(numbers)
+        asked: list[tuple[object, ...]] = [(OWN, number, rank) for number in numbers]
+        return self.requested(asked or [(OBJECT, RunFunction(bool, (), {}))], "fetch_shard")
 
     def fetch(self, number: int, what: str) -> torch.Tensor:
         """Returns a whole tensor as a local one; blocks and raises as `ask`."""

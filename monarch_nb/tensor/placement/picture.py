@@ -8,7 +8,7 @@ import msgspec
 
 from monarch_nb.shape import spans
 from monarch_nb.tensor.placement.grid import Grid, Segment, grid_of
-from monarch_nb.tensor.placement.placement import Partial, Placement, Replicate
+from monarch_nb.tensor.placement.placement import OwnValues, Partial, Placement, Replicate
 from monarch_nb.tensor.placement.text import bytes_text, cutters, dimension_rows, mesh_text, title
 from monarch_nb.wire import size_text
 
@@ -343,7 +343,12 @@ class _Tensor:
             cut = " ".join(cutters(placement, dim))
             lines.append(f"{way} dim {dim}: {placement.shape[dim]}{f' ÷ {cut}' if cut else ''}")
         for sign, dims, count, what in (
-            ("×", placement.dims(Replicate), placement.copies, "copies"),
+            (
+                "×",
+                placement.dims(Replicate),
+                placement.copies,
+                "own values" if any(placement.dims(OwnValues)) else "copies",
+            ),
             ("Σ", placement.dims(Partial), placement.parts, "parts"),
         ):
             if count > 1:

@@ -76,6 +76,13 @@ class Replicate(msgspec.Struct, frozen=True, tag="replicate"):
         return "Replicate()"
 
 
+class OwnValues(Replicate, frozen=True, tag="own"):
+    """Every rank has a value of its own, of the shape of the tensor."""
+
+    def __str__(self) -> str:
+        return "own value on each rank"
+
+
 class Partial(msgspec.Struct, frozen=True, tag="partial"):
     """Every rank has a partial value of each element; reducing them with `op` gives the tensor."""
 
@@ -85,8 +92,8 @@ class Partial(msgspec.Struct, frozen=True, tag="partial"):
         return f"Partial({self.op})"
 
 
-Kind = Shard | Replicate | Partial
-K = TypeVar("K", Shard, Replicate, Partial)
+Kind = Shard | Replicate | OwnValues | Partial
+K = TypeVar("K", Shard, Replicate, OwnValues, Partial)
 
 
 def kind_of(placement: object) -> Kind:
@@ -97,6 +104,8 @@ def kind_of(placement: object) -> Kind:
         return Partial(str(placement.reduce_op))
     if hasattr(placement, "dim"):
         return Shard(int(placement.dim), int(getattr(placement, "split_factor", 1)))
+    if getattr(placement, "is_own", False):
+        return OwnValues()
     if getattr(placement, "is_replicate", bool)():
         return Replicate()
     raise TypeError(f"{placement!r} is no placement: use Shard(dim), Replicate() or Partial(op)")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from monarch_nb.shape import spans
 from monarch_nb.tensor.placement.grid import Grid, Segment, grid_of
-from monarch_nb.tensor.placement.placement import Placement, Replicate, Shard, length, shape_text
+from monarch_nb.tensor.placement.placement import OwnValues, Placement, Replicate, Shard, length, shape_text
 from monarch_nb.wire import size_text
 
 _DOWN, _ACROSS, _SLABS = 16, 8, 4  # of the picture; more are left out
@@ -48,6 +48,8 @@ def _does(placement: Placement, at: int) -> str:
     size, kind = placement.sizes[at], placement.kinds[at]
     if size == 1:
         return "one rank: nothing to divide"
+    if isinstance(kind, OwnValues):
+        return f"{size} ranks, each with a value of its own"
     if isinstance(kind, Replicate):
         return f"{size} copies"
     if not isinstance(kind, Shard):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from monarch_nb.shape import spans
-from monarch_nb.tensor.placement.placement import Partial, Placement
+from monarch_nb.tensor.placement.placement import OwnValues, Partial, Placement
 from monarch_nb.tensor.verbs import Values
 
 EDGE = 8  # elements that are shown along each of the last two dimensions
@@ -129,6 +129,8 @@ def _notes(placement: Placement, parts: Sequence[Values | str]) -> Iterable[str]
     if placement.parts > 1:
         op = next(kind.op for kind in placement.kinds if isinstance(kind, Partial))
         yield f"each rank has a part of every value: the elements are put together ({op}), the numbers are of the parts"
+    if any(isinstance(kind, OwnValues) for kind in placement.kinds):
+        yield "each rank has a value of its own: the elements are those of the first, the numbers are of each rank"
     reasons: dict[str, list[int]] = {}
     for rank, one in enumerate(parts):
         if isinstance(one, str):

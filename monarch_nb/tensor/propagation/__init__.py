@@ -11,7 +11,7 @@ from monarch_nb._package import lazy_names
 
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError, user_line
 from .execute import Runner, leaves, overload
-from .meta import MeshLayout, Meta, Placements, carrier, dtensor, replicated, spec_of
+from .meta import OWN_VALUE, MeshLayout, Meta, OwnValue, Placements, carrier, dtensor, own_values, replicated, spec_of
 from .placing import laid_out, one_piece_each, placed, placed_otherwise, reduced_as_they_are, whole
 from .plan import (
     Call,
@@ -33,6 +33,7 @@ else:  # workers do without, and what works it out imports half of PyTorch's com
     __getattr__ = lazy_names(__name__, {"propagator": ("Propagator",)})
 
 __all__ = [
+    "OWN_VALUE",
     "Call",
     "Collective",
     "DataDependentShapeError",
@@ -41,6 +42,7 @@ __all__ = [
     "Meta",
     "NoRuleError",
     "OperationPlan",
+    "OwnValue",
     "Placements",
     "PlanNotice",
     "PropagationError",
@@ -59,6 +61,7 @@ __all__ = [
     "leaves",
     "one_piece_each",
     "overload",
+    "own_values",
     "placed",
     "placed_otherwise",
     "reduced_as_they_are",

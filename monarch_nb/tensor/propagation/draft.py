@@ -225,7 +225,9 @@ class Writer:
         return [Slot(at[register]) for register in results if register is not None]
 
     def whole(self, slot: Slot) -> Slot:
-        """The tensor, replicated."""
+        """The tensor, replicated; one of own values is whole on each rank."""
+        if self._draft.metas[slot.register].is_own:
+            return slot
         return Slot(self._draft.gather(slot.register))
 
     def summed(self, slot: Slot) -> Slot:

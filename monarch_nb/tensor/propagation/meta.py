@@ -16,6 +16,42 @@ Placements = tuple[Placement, ...]
 dtensor: Callable[..., DTensor] = DTensor  # its constructor has no types
 
 
+class OwnValue(Placement):
+    """Each rank has a value of its own: operations run on every rank, with no exchange between them.
+
+    A tensor has it along all dimensions of its mesh, or along none.
+    """
+
+    is_own = True
+
+    def is_shard(self, dim: int | None = None) -> bool:
+        """Always false: no dimension is cut."""
+        return False
+
+    def is_replicate(self) -> bool:
+        """Always false: the values may differ."""
+        return False
+
+    def is_partial(self, reduce_op: str | None = None) -> bool:
+        """Always false: no value is made of all of them, unless a program asks for that."""
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OwnValue)
+
+    def __hash__(self) -> int:
+        return hash(OwnValue)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return OwnValue, ()
+
+    def __repr__(self) -> str:
+        return "OwnValue()"
+
+
+OWN_VALUE = OwnValue()
+
+
 @dataclass(frozen=True, slots=True)
 class MeshLayout:
     """The mesh of a tensor: sizes and names of dimensions, and the kind of device."""
@@ -35,6 +71,11 @@ def replicated(layout: MeshLayout) -> Placements:
     return (Replicate(),) * len(layout.shape)
 
 
+def own_values(layout: MeshLayout) -> Placements:
+    """A value of its own on every rank."""
+    return (OWN_VALUE,) * len(layout.shape)
+
+
 class Meta:
     """All properties of a tensor except its values. Equal metas are the same object, so that they are cheap cache keys.
 
@@ -42,7 +83,7 @@ class Meta:
     base.
     """
 
-    __slots__ = ("copied", "dtype", "layout", "placements", "shape", "stride")
+    __slots__ = ("copied", "dtype", "is_own", "layout", "placements", "shape", "stride")
 
     layout: MeshLayout
     shape: tuple[int, ...]
@@ -50,6 +91,7 @@ class Meta:
     dtype: torch.dtype
     placements: Placements
     copied: bool
+    is_own: bool  # each rank has a value of its own
 
     _interned: ClassVar[dict[tuple[object, ...], "Meta"]] = {}
 
@@ -73,6 +115,7 @@ class Meta:
             found = object.__new__(cls)
             found.layout, found.shape, found.stride, found.dtype = layout, sizes, strides, dtype
             found.placements, found.copied = tuple(placements), copied
+            found.is_own = OWN_VALUE in found.placements
             cls._interned[key] = found
         return found
 
@@ -94,7 +137,7 @@ class Meta:
     @property
     def is_sharded(self) -> bool:
         """Some mesh dimension cuts the tensor."""
-        return any(not (p.is_replicate() or p.is_partial()) for p in self.placements)
+        return any(not (p.is_replicate() or p.is_partial()) for p in self.placements) and not self.is_own
 
     @property
     def is_uneven(self) -> bool:
@@ -170,6 +213,8 @@ def _word(placement: Placement) -> str:
         return f"Shard({placement.dim})"
     if type(placement) is Partial:
         return f"Partial({placement.reduce_op})"
+    if isinstance(placement, OwnValue):
+        return "own value"
     return "Replicate" if placement.is_replicate() else str(placement)
 
 
@@ -194,9 +239,12 @@ def carrier(dtype: torch.dtype) -> torch.dtype | None:
 def spec_of(meta: Meta, mesh: DeviceMesh) -> DTensorSpec:
     """The spec of a tensor with this meta.
 
-    Strided shards are what views make of shards, cut in order of the mesh dimensions; not an order of their own.
+    Strided shards are what views make of shards, cut in order of the mesh dimensions; not an order of their own. Values
+    of their own are to PyTorch what replicas are: whole tensors, for which nothing is exchanged.
     """
     facts = TensorMeta(torch.Size(meta.shape), meta.stride, meta.dtype)
+    if meta.is_own:
+        return DTensorSpec(mesh, replicated(meta.layout), tensor_meta=facts)
     strided = any(isinstance(p, _StridedShard) for p in meta.placements)
     return DTensorSpec(
         mesh, meta.placements, tensor_meta=facts, use_strided_shard_as_shard_order=False if strided else None

@@ -111,7 +111,8 @@ class OperationPlan:
     sharding. `writes` are the arguments that change in place. `build(made, given)` makes the result of the call from
     the new tensors and the tensor arguments. `value`: the call returns the Python number of the only new tensor, which
     is replicated. `rebinds`: the first argument becomes the first new tensor, e.g. transposed in place. `puts_back`:
-    the operation writes to copies of several arguments, which must be different tensors.
+    the operation writes to copies of several arguments, which must be different tensors. `own`: some argument, and so
+    each result, is of values of the ranks' own.
     """
 
     number: int
@@ -127,6 +128,7 @@ class OperationPlan:
     value: bool = False
     rebinds: bool = False
     puts_back: bool = False
+    own: bool = False
 
 
 def builder(tree: object) -> Callable[[Sequence[object], Sequence[object]], object]:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import Partial
 from .draft import Draft, Writer
 from .errors import DataDependentShapeError, PropagationError, user_line
 from .lowered import Unfit, flat, imagined, lowered, reason, refuse_one_address
-from .meta import MeshLayout, Meta, Placements, replicated
+from .meta import MeshLayout, Meta, Placements, own_values, replicated
 from .operation import Leaf, Operation, carries_parts, has_parts, out_of_place, summed
 from .plan import OperationPlan, PlanNotice, Redistribute, ResultSlot, Slot, Write, builder
 from .rewrites import ALWAYS, REWRITES
@@ -142,6 +142,7 @@ class Planner:
             collectives=tuple(draft.collectives),
             notices=self._noticed(operation) if any(isinstance(step, Redistribute) for step in program.steps) else (),
             value=value is not None and bool(made),
+            own=any(meta.is_own for meta in operation.metas),
         )
 
     def _drafted(self, operation: Operation) -> tuple[Draft, list[int | None]]:
@@ -173,6 +174,8 @@ class Planner:
 
     def _drafted_as(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         """The steps of an operation, and the registers of its leaves."""
+        if any(meta.is_own for meta in operation.metas):
+            return _on_each_rank(operation, leaves, self._worlds[0])
         whole = all(meta.is_replicated for meta in operation.metas)
         rewrite = REWRITES.get(operation.packet)
         if rewrite is not None and (not whole or operation.packet in ALWAYS):
@@ -377,6 +380,33 @@ def _gathered(operation: Operation, leaves: Sequence[Leaf], world: World) -> tup
         if moved[register] != register:
             draft.write(register, moved[register])
     return draft, registers
+
+
+def _on_each_rank(operation: Operation, leaves: Sequence[Leaf], world: World) -> tuple[Draft, list[int | None]]:
+    """Drafts the operation on what each rank holds, with results of own values; nothing is exchanged."""
+    for at, meta in enumerate(operation.metas):
+        if not (meta.is_own or meta.is_replicated):
+            raise PropagationError(
+                operation.name,
+                f"one tensor has a value of its own on each rank, and another is sharded, {list(meta.placements)}",
+                "t.per_rank() makes each rank's part of a sharded tensor its own value",
+                user_line(),
+            )
+        if at in operation.writes and not meta.is_own:
+            raise PropagationError(
+                operation.name,
+                "it would write other values on each rank into a tensor that is the same on all",
+                "t.per_rank() gives each rank a value of its own, which may be written to",
+                user_line(),
+            )
+    draft = Draft(world, operation.metas)
+    metas = [None if leaf is None else _own_meta(leaf[0], world) for leaf in leaves]
+    return draft, draft.local(operation, range(len(operation.metas)), metas)
+
+
+def _own_meta(plain: torch.Tensor, world: World) -> Meta:
+    layout = world.layout
+    return Meta.of(layout, tuple(plain.shape), plain.dtype, own_values(layout), stride=plain.stride())
 
 
 def _item(operation: Operation, write: Writer) -> Slot:

@@ -6,11 +6,22 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from monarch_nb.tensor.commands import Define, MakeParts, Making, Number
-from monarch_nb.tensor.propagation import Meta, Placements, Runner, laid_out, one_piece_each, overload, placed_otherwise
+from monarch_nb.tensor.propagation import (
+    OWN_VALUE,
+    Meta,
+    Placements,
+    Runner,
+    dtensor,
+    laid_out,
+    one_piece_each,
+    overload,
+    placed_otherwise,
+    spec_of,
+)
 from monarch_nb.tensor.seeds import seeder
 from monarch_nb.tensor.workers.usage import Stopwatch
 from monarch_nb.wire import kind_of
@@ -25,6 +36,8 @@ def maker(making: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
 
     def whole() -> DTensor:
         made = operation(*making.args, **making.kwargs, device=device)
+        if meta.is_own:
+            return dtensor(made, spec_of(meta, mesh), requires_grad=False)
         return distributed(made, mesh, meta.placements)
 
     def part() -> DTensor:
@@ -32,11 +45,13 @@ def maker(making: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
         made = operation(local, *making.args[1:], **making.kwargs, device=device)
         return _of_local(laid_out(made, meta.stride), meta, mesh)
 
-    return part if making.in_parts else whole
+    return part if making.in_parts and not meta.is_own else whole
 
 
 def distributed(tensor: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
     """Returns this rank's shard of a tensor that each rank has."""
+    if OWN_VALUE in placements:
+        placements = (Replicate(),) * len(placements)
     made = distribute_tensor(tensor, mesh, placements, src_data_rank=None)
     made._local_tensor = laid_out(made._local_tensor, made.stride())
     return made
@@ -72,6 +87,8 @@ def held(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:
 
 
 def _of_local(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:
+    if meta.is_own:
+        return dtensor(local, spec_of(meta, mesh), requires_grad=False)
     return DTensor.from_local(
         local, mesh, meta.placements, run_check=False, shape=torch.Size(meta.shape), stride=meta.stride
     )
@@ -88,10 +105,10 @@ class PlanSignature:
                 definition.program.inputs,
                 definition.scalars,
             )
-            self.made, self.writes = definition.made, definition.writes
+            self.made, self.writes, self.own = definition.made, definition.writes, definition.own
         else:
             self.operation, seeded, inputs, floats = definition.operation, definition.seeded, 0, 0
-            self.made, self.writes = (definition.made,), ()
+            self.made, self.writes, self.own = (definition.made,), (), definition.made.is_own
         first = 1 if seeded is None else 2
         self.seeded = seeded
         self.tensors = slice(first, first + inputs)
@@ -146,6 +163,6 @@ def _difference(made: object, expected: Meta) -> str:
         return f"shape {tuple(made.shape)} in place of {expected.shape}"
     if made.dtype != expected.dtype:
         return f"{made.dtype} in place of {expected.dtype}"
-    if made.placements != expected.placements:
+    if made.placements != expected.placements and not expected.is_own:
         return f"placements {made.placements} in place of {expected.placements}"
     return ""

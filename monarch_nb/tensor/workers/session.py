@@ -17,6 +17,7 @@ from monarch_nb.tensor.commands import (
     FREE,
     NUMBER,
     OBJECT,
+    OWN,
     REPLAY,
     SHARDS,
     WHOLE,
@@ -115,6 +116,8 @@ class BatchJournal:
                     position += 1
                 elif code in REQUESTS:
                     position += 2
+                elif code == OWN:
+                    position += 3
                 elif code == REPLAY:
                     _, operations, inputs, outputs = map(int, numbers[position + 1 : position + 5])
                     number += operations - 1
@@ -283,6 +286,11 @@ class WorkerSession:
                     self._reply(code, numbers[position + 1], values)
                     position += 2
                     continue
+                if code == OWN:
+                    self._running = "fetch_shard"
+                    self._reply(code, numbers[position + 1], values, numbers[position + 2])
+                    position += 3
+                    continue
                 if code == REPLAY:
                     position = self._replay(numbers, position + 1)
                     continue
@@ -329,6 +337,9 @@ class WorkerSession:
             elif code in REQUESTS:
                 values.append(halted)
                 position += 2
+            elif code == OWN:
+                values.append(halted)
+                position += 3
             elif code == REPLAY:
                 position = self._skip_replay(numbers, position + 1, lost)
             else:
@@ -367,16 +378,18 @@ class WorkerSession:
 
     # -- requested values -------------------------------------------------------------------------------------------
 
-    def _reply(self, code: Number, number: Number, values: list[object]) -> None:
+    def _reply(self, code: Number, number: Number, values: list[object], rank: Number | None = None) -> None:
         try:
-            value = self._value(code, self.tensor(number))
+            value = self._value(code, self.tensor(number), rank)
             if self._marks is not None and self._member.over is not None:  # of collectives that have been ended
                 raise RuntimeError(self._member.over.reason)
             values.append(value)
         except BaseException as error:
             values.append(self._failure("full_tensor" if code != SHARDS else "local_shards", error))
 
-    def _value(self, code: Number, tensor: DTensor) -> object:
+    def _value(self, code: Number, tensor: DTensor, rank: Number | None) -> object:
+        if code == OWN:
+            return tensor.to_local().cpu() if rank == self._rank else None
         if code == SHARDS:
             return tensor.to_local().cpu()
         local = whole(tensor)
@@ -489,12 +502,27 @@ class WorkerSession:
         before = (self.env[number] for number in tensors)
         lost = next((value for value in before if isinstance(value, LostTensor)), None)
         changed = command[plan.results]
-        if lost is None:
+        if plan.own:
+            changed = (*changed, *(tensors[index] for index in plan.writes))
+            if lost is None:
+                lost = LostTensor(self._own_failure(plan.operation, error))
+        elif lost is None:
             lost = LostTensor(self._failure(plan.operation, error))
             if not isinstance(error, LostInputError):
                 changed = (*changed, *(tensors[index] for index in plan.writes))
         for number in changed:
             self.env[number] = lost
+
+    def _own_failure(self, operation: str, error: BaseException) -> Failure:
+        """Reports an error in what this rank does with values of its own; others go on, and so does this one."""
+        if isinstance(error, LostInputError):
+            return error.failure
+        lines = traceback.format_exception_only(error)
+        failure = Failure(
+            self._number, operation, self._rank, type(error).__name__, str(error), "".join(lines), self._stream, True
+        )
+        self._failures.append(failure)
+        return failure
 
     def _failure(self, operation: str, error: BaseException) -> Failure:
         """Reports an error; halts this generation unless all ranks have failed in the same operation."""

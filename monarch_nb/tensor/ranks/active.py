@@ -1,0 +1,137 @@
+"""The active mesh: in its `with` block all that makes tensors makes them on each of its ranks."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from monarch_nb.tensor.factories import make
+from monarch_nb.tensor.handle import OWN, MeshTensor, issue, upload
+from monarch_nb.tensor.propagation import own_values
+
+if TYPE_CHECKING:
+    from monarch_nb.tensor.mesh import Mesh
+
+aten = torch.ops.aten
+M = TypeVar("M", bound="Mesh | None")
+_WITHOUT = {"generator": "default", "generator_with_names": "names", "low_generator": "low"}  # overloads
+
+
+class _Active(threading.local):
+    """The meshes that this thread has activated, the innermost last; None for `no_mesh`."""
+
+    def __init__(self) -> None:
+        self.meshes: list[Mesh | None] = []
+
+
+_active = _Active()
+
+
+class ActiveMode(TorchDispatchMode):
+    """Makes tensors on the active mesh, and issues operations there."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        """Runs one operation."""
+        if types:
+            for kind in types:
+                if issubclass(kind, MeshTensor):
+                    own = OWN.get(func)
+                    return own(func, args, kwargs or {}) if own is not None else issue(func, args, kwargs)
+        mesh = _active.meshes[-1]
+        if mesh is not None:
+            if func is aten.lift_fresh.default:
+                return _on_ranks(mesh, args[0])
+            if _makes(func):
+                return _made(mesh, func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def _makes(func: OpOverload) -> bool:
+    """Whether an operation makes a tensor from none: it has a device among its arguments, and no tensor."""
+    known = _factories.get(func)
+    if known is None:
+        arguments = func._schema.arguments
+        named = any(argument.name == "device" for argument in arguments)
+        known = _factories[func] = named and not any("Tensor" in str(argument.type) for argument in arguments)
+    return known
+
+
+_factories: dict[OpOverload, bool] = {}
+
+
+def _made(mesh: "Mesh", func: OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> MeshTensor:
+    variant = _WITHOUT.get(func._overloadname)
+    if variant is not None:
+        func = getattr(getattr(torch.ops.aten, func._schema.name.partition("::")[2]), variant)
+        kwargs.pop("generator", None)
+    if kwargs.get("layout") not in (None, torch.strided):
+        raise TypeError(f"{func}: each rank holds dense tensors: make them without a layout")
+    stream = mesh.stream
+    return make(stream, func, args, kwargs, own_values(stream.layout))
+
+
+def _on_ranks(mesh: "Mesh", local: torch.Tensor) -> MeshTensor:
+    """Sends a local tensor to each rank, where it is a value of its own from then on."""
+    stream = mesh.stream
+    return upload(stream, local, own_values(stream.layout))
+
+
+@contextlib.contextmanager
+def activated(mesh: M) -> Iterator[M]:
+    """Makes a mesh the active one of this thread in a `with` block; None for none."""
+    outermost = not _active.meshes
+    _active.meshes.append(mesh)
+    try:
+        if outermost:
+            with ActiveMode():
+                yield mesh
+        else:
+            yield mesh
+    finally:
+        _active.meshes.pop()
+
+
+def get_active_mesh() -> "Mesh":
+    """The mesh of the innermost `with mesh.activate():`. Raises ValueError if there is none."""
+    mesh = active_mesh()
+    if mesh is None:
+        raise ValueError("no device mesh is active: use `with mesh.activate():`")
+    return mesh
+
+
+def active_mesh() -> "Mesh | None":
+    """The active mesh of this thread, or None."""
+    return _active.meshes[-1] if _active.meshes else None
+
+
+def disabled() -> contextlib.AbstractContextManager[object]:
+    """Has operations in a `with` block run as if no mesh were active."""
+    found: contextlib.AbstractContextManager[object] = _disable_current_modes()
+    return found
+
+
+class NoMesh:
+    """Takes the active mesh away in a `with` block: `with no_mesh.activate():` makes local tensors."""
+
+    def activate(self) -> contextlib.AbstractContextManager[None]:
+        """Returns the context manager."""
+        return activated(None)
+
+    def __repr__(self) -> str:
+        return "no_mesh"
+
+
+no_mesh = NoMesh()

@@ -1,0 +1,100 @@
+"""Values of one rank: `fetch_shard`, `inspect`, `show` and `call_on_shard_and_fetch`."""
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from monarch_nb.runtime import Future, pending_future, resolve_later, when_done
+from monarch_nb.tensor.errors import RankTensorError
+from monarch_nb.tensor.handle import MeshTensor, RankTensor, current
+from monarch_nb.tensor.ranks.active import get_active_mesh
+
+if TYPE_CHECKING:
+    from monarch_nb.tensor.mesh import Mesh
+
+
+def rank_at(mesh: "Mesh", shard: Mapping[str, int] | None, coordinates: Mapping[str, int], what: str) -> int:
+    """The rank in a mesh at these coordinates; the first one without any.
+
+    Raises KeyError for an unknown dimension, ValueError for a missing one, IndexError for one out of range.
+    """
+    wanted = {**(shard or {}), **coordinates}
+    sizes = mesh.sizes
+    for name in wanted:
+        if name not in sizes:
+            raise KeyError(
+                f"{what}: {mesh!r} has no dimension {name!r}; it has {', '.join(map(repr, sizes)) or 'none'}"
+            )
+    if not wanted:
+        return 0
+    rank = 0
+    for name, size in sizes.items():
+        if name not in wanted:
+            raise ValueError(
+                f"{what}: Missing key {name!r} in shard map: give a coordinate for each dimension, or none"
+            )
+        at = int(wanted[name])
+        if not 0 <= at < size:
+            raise IndexError(f"{what}: {name}={at} is out of range; {mesh!r} has {size} along {name!r}")
+        rank = rank * size + at
+    return rank
+
+
+def mesh_of_all(tensors: list[Any], what: str) -> "Mesh":
+    """The mesh of tensors, or the active one without any. Raises RankTensorError for several."""
+    meshes = list(dict.fromkeys(tensor.reference.stream for tensor in tensors))
+    if len(meshes) > 1:
+        raise RankTensorError("WRONG_MESH", f"{what}: tensors of {len(meshes)} meshes; take those of one at a time")
+    return tensors[0].device_mesh if tensors else get_active_mesh()
+
+
+def fetch_shard(obj: Any, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Future[Any]:
+    """Returns what one rank has of the tensors in `obj`, as local tensors on the CPU; other leaves as they are.
+
+    The rank is that at the coordinates, of the first of each dimension without any. Does not block; the future waits
+    for all that was issued before on their mesh, and raises TensorError if what they depend on has failed on any rank.
+    `fetch_shard(None)` waits for all that was issued on the active mesh.
+    """
+    leaves, tree = tree_flatten(obj)
+    found = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
+    _refuse_sharded(found, "fetch_shard")
+    mesh = mesh_of_all(found, "fetch_shard")
+    rank = rank_at(mesh, shard, coordinates, "fetch_shard")
+    values = mesh.stream.own_of([current(tensor) for tensor in found], rank)
+    result: Future[Any] = pending_future(describe=values.progress_text)
+
+    def fetched() -> Any:
+        held = iter(values.get())
+        return tree_unflatten(
+            [next(held).values()[rank] if isinstance(leaf, MeshTensor) else leaf for leaf in leaves], tree
+        )
+
+    when_done(values, lambda _: resolve_later(result, fetched))
+    return result
+
+
+def _refuse_sharded(tensors: list[MeshTensor], what: str) -> None:
+    for tensor in tensors:
+        if not isinstance(tensor, RankTensor):
+            raise TypeError(
+                f"{what}: a tensor that is sharded over ranks is fetched whole, t.full_tensor(), or by t.local_shards()"
+            )
+
+
+def inspect(obj: Any, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
+    """Returns what one rank has; blocks. See `fetch_shard`."""
+    return fetch_shard(obj, shard, **coordinates).get()
+
+
+def show(obj: Any, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
+    """Shows what one rank has: an image with torchshow, where it is installed, else printed. Blocks."""
+    value = inspect(obj, shard, **coordinates)
+    try:
+        torchshow = import_module("torchshow")
+    except ImportError:
+        sys.stdout.write(f"{value}\n")
+        return None
+    return torchshow.show(value)

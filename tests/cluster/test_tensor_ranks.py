@@ -1,0 +1,247 @@
+"""Tensors of which each rank has a value of its own, on two real processes."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterator
+
+import numpy
+import pytest
+import torch
+
+import monarch_nb
+from monarch_nb.actor import ProcMesh
+from monarch_nb.distributed import RankTensorError, TensorError
+from tests.cluster.actor_tools import spawned
+from tests.polling import until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    yield from spawned(2, "ranks")
+
+
+@pytest.fixture
+def rank(procs: ProcMesh) -> monarch_nb.Tensor:
+    """0 on rank 0, 1 on rank 1."""
+    return procs.rank_tensor("gpus")
+
+
+def both(tensor: object) -> list[object]:
+    """What each rank has, as lists."""
+    return [monarch_nb.inspect(tensor, gpus=at).tolist() for at in range(2)]
+
+
+MAKERS: list[tuple[str, Callable[[], torch.Tensor]]] = [
+    ("tensor", lambda: torch.tensor([1.0, 2.0])),
+    ("scalar", lambda: torch.tensor(3)),
+    ("as_tensor", lambda: torch.as_tensor([1, 2])),
+    ("from_numpy", lambda: torch.from_numpy(numpy.arange(3))),
+    ("arange", lambda: torch.arange(4)),
+    ("eye", lambda: torch.eye(2)),
+    ("full", lambda: torch.full((2,), 3.0)),
+    ("empty_device", lambda: torch.zeros(2, device="cpu")),
+    ("linspace", lambda: torch.linspace(0, 1, 3)),
+    ("legacy", lambda: torch.FloatTensor([1, 2])),
+]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in MAKERS])
+def test_all_that_makes_tensors_makes_them_on_each_rank(procs: ProcMesh, name: str) -> None:
+    make = dict(MAKERS)[name]
+    with procs.activate():
+        made = make()
+    wanted = make()
+    assert isinstance(made, monarch_nb.Tensor)
+    assert (made.shape, made.dtype) == (wanted.shape, wanted.dtype)
+    assert both(made) == [wanted.tolist()] * 2
+
+
+def test_ranks_draw_different_numbers_and_the_same_after_a_seed(procs: ProcMesh) -> None:
+    with procs.activate():
+        torch.manual_seed(5)
+        first = both(torch.rand(3))
+        dropped = both(torch.nn.functional.dropout(torch.ones(64)))
+        generated = torch.randn(2, generator=torch.Generator())
+        torch.manual_seed(5)
+        again = both(torch.rand(3))
+    assert first == again
+    assert first[0] != first[1]
+    assert dropped[0] != dropped[1]
+    assert generated.shape == (2,)
+
+
+def test_operations_views_and_writes_are_those_of_each_rank(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    with procs.activate():
+        t = torch.arange(6.0).reshape(2, 3) + 10 * rank
+    t[0] = rank.float()
+    column = t[:, 1]
+    column += 1
+    t[1, 2] = 7.5
+    wanted = []
+    for at in range(2):
+        local = torch.arange(6.0).reshape(2, 3) + 10 * at
+        local[0] = float(at)
+        local[:, 1] += 1
+        local[1, 2] = 7.5
+        wanted.append(local.tolist())
+    assert both(t) == wanted
+    assert (t.device.type, len(t), t.stride()) == ("mesh", 2, (3, 1))
+    assert t.cpu() is t
+    assert isinstance(t.to("cpu", torch.float64), monarch_nb.Tensor)
+    assert [piece.shape for piece in t] == [(3,), (3,)]
+    assert both(torch.where(t > 5, t, 0.0).sum()) == [
+        float(sum(x for row in one for x in row if x > 5)) for one in wanted
+    ]
+
+
+def test_models_train_with_each_ranks_own_gradients(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    def trained(make: Callable[..., torch.optim.Optimizer], x: torch.Tensor) -> list[torch.Tensor]:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 1))
+        for at, parameter in enumerate(model.parameters()):
+            torch.nn.init.constant_(parameter, 0.1 * (at + 1))
+        optimizer = make(model.parameters(), lr=0.05)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = (model(x) - 1).square().mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    adam = torch.optim.Adam
+    for make in (torch.optim.SGD, adam, lambda given, lr: adam(given, lr, fused=True)):
+        with procs.activate():
+            remote = trained(make, torch.arange(6.0).reshape(2, 3) / 6 + rank)
+        for at in range(2):
+            local = trained(make, torch.arange(6.0).reshape(2, 3) / 6 + at)
+            for mine, theirs in zip(local, monarch_nb.inspect(remote, gpus=at), strict=True):
+                torch.testing.assert_close(theirs, mine)
+
+
+def test_trees_are_fetched_from_the_rank_at_coordinates(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    tree = {"a": rank + 1, "b": [rank * 2, "text"]}
+    future = monarch_nb.fetch_shard(tree, gpus=1)
+    assert future.get(30) == {"a": torch.tensor(2), "b": [torch.tensor(2), "text"]}
+    assert future.result(30) is future.get()
+    assert monarch_nb.inspect(tree, {"gpus": 0}) == {"a": torch.tensor(1), "b": [torch.tensor(0), "text"]}
+    assert monarch_nb.inspect(rank) == torch.tensor(0)
+    with procs.activate():
+        assert monarch_nb.fetch_shard(None).get(30) is None
+
+
+def test_wrong_coordinates_raise_at_once(rank: monarch_nb.Tensor) -> None:
+    with pytest.raises(IndexError, match="gpus=2 is out of range"):
+        monarch_nb.fetch_shard(rank, gpus=2)
+    with pytest.raises(IndexError):
+        monarch_nb.fetch_shard(rank, gpus=-1)
+    with pytest.raises(KeyError, match="no dimension 'hosts'"):
+        monarch_nb.fetch_shard(rank, hosts=0)
+    with pytest.raises(KeyError, match="no dimension 'x'"):
+        rank.mesh.rank_tensor("x")
+
+
+def test_one_value_is_read_where_all_ranks_have_it(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    with procs.activate():
+        t = torch.full((2,), 1.5)
+    assert t.sum().item() == 3.0
+    assert float(t[0]) == 1.5
+    assert bool((t > 1).all())
+    assert f"{t.sum():.2f}" == "3.00"
+    assert t.tolist() == [1.5, 1.5]
+    assert "on each of 2 ranks" in str(t)
+    with pytest.raises(
+        RankTensorError, match=r"rank 1 has another value than rank 0 \(rank 0 has 0, rank 1 1\)"
+    ) as caught:
+        rank.item()
+    assert "monarch.inspect(t, gpus=1)" in str(caught.value)
+    assert "rank 1 differs" in str(rank)
+
+
+def test_operators_name_the_local_operand(rank: monarch_nb.Tensor) -> None:
+    local = torch.ones(3)
+    for operate in (lambda: rank + local, lambda: local + rank, lambda: rank.add(local), lambda: local.add_(rank)):
+        with pytest.raises(RankTensorError, match="is a local tensor") as caught:
+            operate()
+        assert caught.value.code == "LOCAL_TENSOR"
+    assert both(rank + torch.tensor(2)) == [2, 3]  # a number
+
+
+def test_a_dropped_tensor_cannot_be_used(rank: monarch_nb.Tensor) -> None:
+    t = rank + 1
+    assert not t.dropped
+    t.drop()
+    assert t.dropped
+    assert "dropped" in repr(t)
+    for operate in (lambda: t + 1, lambda: monarch_nb.inspect(t)):
+        with pytest.raises(RankTensorError, match=r"test_tensor_ranks.py:\d+") as caught:
+            operate()
+        assert caught.value.code == "DROPPED"
+
+
+def test_no_mesh_makes_local_tensors_in_an_active_mesh(procs: ProcMesh) -> None:
+    with pytest.raises(ValueError, match="no device mesh is active"):
+        monarch_nb.get_active_mesh()
+    with procs.activate() as mesh:
+        assert monarch_nb.get_active_mesh() is mesh
+        with monarch_nb.no_mesh.activate():
+            assert type(torch.ones(2) + 1) is torch.Tensor
+        assert isinstance(torch.ones(2), monarch_nb.Tensor)
+    assert type(torch.ones(2)) is torch.Tensor
+
+
+def test_slices_have_tensors_of_their_own(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    part = procs.slice(gpus=1)
+    with part.activate() as mesh:
+        t = torch.ones(2)
+    assert t.mesh is mesh
+    assert mesh.sizes == {"rank": 1} or mesh.sizes == {}
+    assert monarch_nb.inspect(t).tolist() == [1, 1]
+    with pytest.raises(RankTensorError) as caught:
+        t + rank
+    assert caught.value.code == "WRONG_MESH"
+
+
+def test_each_fetch_that_depends_on_a_failure_raises_it(rank: monarch_nb.Tensor) -> None:
+    fine = rank + 1
+    wrong = torch.stack([rank, rank]).index_select(0, rank * 5)  # rank 1 has no element 5
+    after = wrong * 2
+    target = rank.clone()
+    target += after[0]
+    for tree in (wrong, after, [fine, after], target):
+        for gpu in range(2):  # first all ranks are right
+            with pytest.raises(
+                TensorError,
+                match=r"index_select.default failed on rank 1 of ranks: (?s:.)*test_tensor_ranks",
+            ):
+                monarch_nb.inspect(tree, gpus=gpu)
+    assert both(fine) == [1, 2]
+    assert both(fine * 2) == [2, 4]
+
+
+def test_copies_are_made_on_the_ranks_and_nothing_is_pickled(rank: monarch_nb.Tensor) -> None:
+    copied = copy.deepcopy(rank)
+    rank += 5
+    assert both(copied) == [0, 1]
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(rank)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        torch.save(rank, io.BytesIO())
+
+
+def test_shapes_are_checked_when_operations_are_issued(procs: ProcMesh) -> None:
+    with procs.activate():
+        a, b = torch.ones(2, 3), torch.ones(2, 3)
+    with pytest.raises(RuntimeError, match="reduction dim"):
+        a @ b
+    with pytest.raises(RuntimeError, match="depends on values"):
+        a[a > 0]
+
+
+def test_a_failure_that_nobody_fetches_is_reported(rank: monarch_nb.Tensor, caplog: pytest.LogCaptureFixture) -> None:
+    torch.stack([rank, rank]).index_select(0, rank * 7)
+    until(lambda: "Nobody has fetched" in caplog.text)
+    assert "index_select.default failed on rank 1" in caplog.text
+    assert "test_tensor_ranks.py" in caplog.text
