@@ -32,7 +32,11 @@ if TYPE_CHECKING:
         inspect,
         module_to_mesh,
         no_mesh,
+        reduce,
+        reduce_,
         show,
+        slice_mesh,
+        to_mesh,
     )
     from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.profiling import profile
@@ -62,8 +66,12 @@ __all__ = [
     "module_to_mesh",
     "no_mesh",
     "profile",
+    "reduce",
+    "reduce_",
     "results",
     "show",
+    "slice_mesh",
+    "to_mesh",
     "watch",
 ]
 
@@ -86,7 +94,11 @@ _HOMES = {
     "get_active_mesh": "monarch_nb.distributed",
     "inspect": "monarch_nb.distributed",
     "no_mesh": "monarch_nb.distributed",
+    "reduce": "monarch_nb.distributed",
+    "reduce_": "monarch_nb.distributed",
     "show": "monarch_nb.distributed",
+    "slice_mesh": "monarch_nb.distributed",
+    "to_mesh": "monarch_nb.distributed",
     "Tensor": "monarch_nb.distributed",
     "from_local": "monarch_nb.distributed",
     "heal_mesh": "monarch_nb.lifecycle",

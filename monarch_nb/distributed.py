@@ -26,13 +26,15 @@ if TYPE_CHECKING:
         RankTensorError,
         TensorError,
     )
-    from monarch_nb.tensor.handle import MeshTensor, Tensor
+    from monarch_nb.tensor.handle import MeshTensor
     from monarch_nb.tensor.mesh import Mesh
     from monarch_nb.tensor.modules.files import load, save
     from monarch_nb.tensor.modules.plan import Plan
     from monarch_nb.tensor.modules.to_mesh import module_to_mesh, no_sync
     from monarch_nb.tensor.ranks.active import get_active_mesh, no_mesh
+    from monarch_nb.tensor.ranks.exchanging import reduce, reduce_, slice_mesh, to_mesh
     from monarch_nb.tensor.ranks.fetching import fetch_shard, inspect, show
+    from monarch_nb.tensor.ranks.tensor import Tensor
     from monarch_nb.tensor.safetensors import load_safetensors
     from monarch_nb.tensor.verify import Verification, verify
 
@@ -61,8 +63,12 @@ __all__ = [
     "module_to_mesh",
     "no_mesh",
     "no_sync",
+    "reduce",
+    "reduce_",
     "save",
     "show",
+    "slice_mesh",
+    "to_mesh",
     "verify",
 ]
 
@@ -76,8 +82,10 @@ _HOMES = {
         "RankTensorError",
         "TensorError",
     ),
-    "handle": ("MeshTensor", "Tensor"),
+    "handle": ("MeshTensor",),
     "ranks.active": ("get_active_mesh", "no_mesh"),
+    "ranks.exchanging": ("reduce", "reduce_", "slice_mesh", "to_mesh"),
+    "ranks.tensor": ("Tensor",),
     "ranks.fetching": ("fetch_shard", "inspect", "show"),
     "safetensors": ("load_safetensors",),
     "mesh": ("Mesh",),

@@ -60,6 +60,7 @@ class Define:
     made: tuple[Meta, ...]
     writes: tuple[int, ...] = ()
     own: bool = False  # on values of the ranks' own: what fails on one is lost there, and others go on
+    agrees: bool = False  # ranks agree first that each has its inputs
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,25 @@ class Locals:
 
     tensors: "tuple[torch.Tensor, ...]"
     made: Meta
+    result: int
+
+
+@dataclass(frozen=True)
+class Send:
+    """Sends values of ranks' own to members of the group: for each rank of the mesh, to these; see `Take`."""
+
+    number: int
+    targets: tuple[tuple[int, ...], ...]
+    tag: int
+
+
+@dataclass(frozen=True)
+class Take:
+    """Makes a tensor of what members of the group send, one to each rank of the mesh."""
+
+    made: Meta
+    sources: tuple[int, ...]
+    tag: int
     result: int
 
 
@@ -148,7 +168,7 @@ def nbytes_of(command: object) -> int:
     return 0
 
 
-Command = Open | Define | Making | PutTensor | Locals | MakeParts | Revive | RunFunction[object] | Cell
+Command = Open | Define | Making | PutTensor | Locals | MakeParts | Send | Take | Revive | RunFunction[object] | Cell
 
 
 class Makings:

@@ -7,8 +7,9 @@ from torch._ops import OpOverload
 
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.factories import refill
-from monarch_nb.tensor.handle import OWN, Args, Kwargs, MeshTensor, Own, RankTensor, current, is_leaf, issue, upload
+from monarch_nb.tensor.handle import OWN, Args, Kwargs, MeshTensor, Own, current, is_leaf, issue, upload
 from monarch_nb.tensor.propagation import PropagationError, replicated, user_line
+from monarch_nb.tensor.ranks.tensor import RankTensor
 
 aten = torch.ops.aten
 

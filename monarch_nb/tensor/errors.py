@@ -59,7 +59,7 @@ class TensorError(ActorError, RuntimeError):
         return TensorError, self._arguments
 
 
-class RankTensorError(RuntimeError):
+class RankTensorError(TypeError, RuntimeError):
     """A tensor of the ranks' own values was used where it cannot be. `code` says why, as torchmonarch calls it.
 
     LOCAL_TENSOR: with a local tensor. WRONG_MESH: with one of another mesh. WRONG_STREAM: on another stream than its

@@ -13,10 +13,9 @@ from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import Define, PutTensor
 from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.errors import RankTensorError, check_notices
-from monarch_nb.tensor.failure import ranks_text
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, OperationPlan, Placements, PropagationError, replicated
-from monarch_nb.tensor.references import DroppedReference, LiveEntry, Reference, WriteRecord
+from monarch_nb.tensor.references import LiveEntry, Reference, WriteRecord
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import (
@@ -60,6 +59,9 @@ class Destination(Protocol):
         """Returns the tensor on that mesh; blocks."""
 
 
+_OWN_KIND: list[type["MeshTensor"]] = []
+
+
 class MeshTensor(torch.Tensor):
     """A tensor that is sharded over the processes of a mesh. Operations run there and return such tensors.
 
@@ -71,15 +73,19 @@ class MeshTensor(torch.Tensor):
     reference: Reference
 
     __slots__ = ("meta", "reference")
+
+    def __init_subclass__(cls) -> None:
+        """The only subclass is that of tensors of the ranks' own values, which an operation on these returns."""
+        _OWN_KIND[:] = [cls]
+
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, meta: Meta, reference: Reference) -> "MeshTensor":
         """Makes the handle; nothing is sent. One of the ranks' own values is a `RankTensor`."""
         device = reference.stream.device
-        tensor = _make(
-            RankTensor if meta.is_own else cls, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device
-        )
+        kind = _OWN_KIND[0] if meta.is_own else cls
+        tensor = _make(kind, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
         tensor.meta, tensor.reference = meta, reference
         return tensor
 
@@ -144,6 +150,15 @@ class MeshTensor(torch.Tensor):
     def local_shards(self) -> ValueMesh[torch.Tensor]:
         """Returns the shard of each process as a local tensor; blocks and raises as `full_tensor`."""
         return self.reference.stream.shards_of(current(self))
+
+    def per_rank(self) -> "MeshTensor":
+        """Returns each rank's part as a value of its own, in the same memory. Does not block.
+
+        Raises ValueError for parts of different shapes.
+        """
+        from monarch_nb.tensor.ranks.exchanging import parts_of
+
+        return parts_of(self)
 
     def tolist(self) -> Any:
         """Returns the values as nested lists; blocks and raises as `full_tensor`."""
@@ -213,124 +228,6 @@ class MeshTensor(torch.Tensor):
     def _described(self) -> str:
         shape, placements = tuple(self.shape), self.meta.placements
         return f"MeshTensor({shape}, {self.dtype}, {placements}; full_tensor() gives its values)"
-
-
-class RankTensor(MeshTensor):
-    """A tensor of which each rank of a mesh has a value of its own; `monarch.Tensor`.
-
-    Operations run on every rank with its values, and return such tensors. `monarch.inspect(t, gpus=1)` returns what one
-    rank has; `item()`, `tolist()` and `print` return the value that all ranks have, and say where they differ.
-    """
-
-    __slots__ = ()
-
-    @property
-    def mesh(self) -> "Mesh":
-        """The `Mesh` of the tensor."""
-        return mesh_of(self.reference.stream)
-
-    @property
-    def dropped(self) -> bool:
-        """Whether `drop()` was called."""
-        return isinstance(self.reference, DroppedReference)
-
-    def drop(self) -> None:
-        """Frees what the ranks hold, although something refers to this handle, which cannot be used any more."""
-        if not self.dropped:
-            self.reference = DroppedReference(self.reference.stream, call_site())
-
-    def full_tensor(self) -> torch.Tensor:
-        """Returns the value that all ranks have as a local tensor; blocks.
-
-        Raises RankTensorError where ranks have different ones, TensorError for an operation that failed.
-        """
-        return self._value("full_tensor")
-
-    def _value(self, what: str) -> torch.Tensor:
-        shards = self.local_shards()
-        ranks = ranks_with_other_values(shards)
-        if ranks:
-            raise different_values(what, shards, ranks)
-        return next(iter(shards.values()))
-
-    def tolist(self) -> Any:
-        """Returns the values as nested lists; blocks and raises as `full_tensor`."""
-        return self._value("tolist").tolist()
-
-    def numpy(self, *, force: bool = False) -> Any:
-        """Returns the values as an array; blocks and raises as `full_tensor`."""
-        return self._value("numpy").numpy()
-
-    def redistribute(self, spec: object = _ABSENT, placements: object = _ABSENT, *, async_op: bool = False) -> NoReturn:
-        """Always raises TypeError, since this is no tensor in parts."""
-        raise TypeError("redistribute: each rank has a value of its own. t.as_sharded(spec) makes these parts of one")
-
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As for any tensor, but it stays on its mesh, whatever device is named."""
-        if args and isinstance(args[0], Destination):
-            return super().to(*args, **kwargs)
-        if args and isinstance(args[0], str | torch.device):
-            args = args[1:]
-        kwargs.pop("device", None)
-        return torch.Tensor.to(self, *args, **kwargs) if args or kwargs else self
-
-    def cpu(self, *args: Any, **kwargs: Any) -> Any:
-        """The tensor itself: it stays on its mesh."""
-        return self
-
-    cuda = cpu
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError(
-            "a tensor of the ranks' own values cannot be pickled or saved: its values are in other processes. Save "
-            "monarch.inspect(t), or write files on the ranks"
-        )
-
-    def _described(self) -> str:
-        if self.dropped:
-            return f"monarch.Tensor({tuple(self.shape)}, {self.dtype}, dropped)"
-        return f"monarch.Tensor({tuple(self.shape)}, {self.dtype}, own value on each rank of {self.mesh!r})"
-
-    def __str__(self) -> str:
-        if self.dropped:
-            return repr(self)
-        shards = self.local_shards()
-        first, ranks = next(iter(shards.values())), ranks_with_other_values(shards)
-        if not ranks:
-            return f"{first}  # on each of {len(shards)} ranks"
-        differ = "differs" if len(ranks) == 1 else "differ"
-        return f"{first}  # on rank 0; {ranks_text(ranks)} {differ}: monarch.inspect(t, …)"
-
-    def __format__(self, spec: str) -> str:
-        return format(self.item() if spec and not self.dim() else str(self), spec)
-
-
-Tensor = RankTensor  # its public name
-
-
-def ranks_with_other_values(values: ValueMesh[torch.Tensor]) -> list[int]:
-    """The ranks whose value is not that of the first."""
-    first, *others = values.values()
-    found = []
-    for rank, other in enumerate(others, 1):
-        same = first.shape == other.shape and torch.allclose(first, other, 0, 0, equal_nan=True)
-        if not same:
-            found.append(rank)
-    return found
-
-
-def different_values(what: str, values: ValueMesh[torch.Tensor], ranks: list[int]) -> RankTensorError:
-    """The error for a use as one value of a tensor of which ranks have several."""
-    held = list(values)
-    (_, first), (point, other) = held[0], held[ranks[0]]
-    coordinates = ", ".join(f"{name}={at}" for name, at in point.items())
-    is_shown = first.numel() == other.numel() == 1
-    shown = f" (rank 0 has {first.item()}, rank {ranks[0]} {other.item()})" if is_shown else ""
-    return RankTensorError(
-        "DIFFERENT_VALUES",
-        f"{what}: {ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} another value than rank 0{shown}. "
-        f"monarch.inspect(t, {coordinates}) returns that of one rank",
-    )
 
 
 class _Redistributed(torch.autograd.function.FunctionCtx):
@@ -448,8 +345,12 @@ def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: Se
         plan, given[0].reference, has_gradient=given[0].requires_grad, is_base=given[0]._base is None
     )
     if plan.number not in stream.defined:
-        stream.define(Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes, plan.own))
-    kind = RankTensor if plan.own else MeshTensor
+        stream.define(
+            Define(
+                plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes, plan.own, plan.agrees
+            )
+        )
+    kind = _OWN_KIND[0] if plan.own else MeshTensor
     device, entries, ended, following = stream.device, held.entries, held.ended.append, held.next
     made = []
     results = []
@@ -493,7 +394,7 @@ def is_leaf(tensor: torch.Tensor) -> bool:
 def stream_of(args: tuple[object, ...], kwargs: dict[str, object] | None) -> Stream:
     """Returns the stream of the first sharded tensor among the arguments."""
     for value in args:
-        if type(value) is RankTensor or type(value) is MeshTensor:
+        if type(value) is MeshTensor or type(value) is _OWN_KIND[0]:
             return value.reference.stream
     found = _first((*args, *(kwargs or {}).values()))
     if found is None:
@@ -525,7 +426,8 @@ def _with_numbers_uploaded(
             return type(value)(map(replaced, value))
         if isinstance(value, MeshTensor) or not isinstance(value, torch.Tensor):
             return value
-        if value.dim() and isinstance(_first((*args, *kwargs.values())), RankTensor):
+        first = _first((*args, *kwargs.values()))
+        if value.dim() and first is not None and first.meta.is_own:
             raise RankTensorError(
                 "LOCAL_TENSOR",
                 f"{func}: operand {_place_of(value, args, kwargs)} is a local tensor of shape {tuple(value.shape)}, "

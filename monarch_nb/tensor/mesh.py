@@ -22,11 +22,12 @@ from monarch_nb.tensor.autocast import register_autocast
 from monarch_nb.tensor.commands import Locals, MakeParts, Open, RunFunction, TensorOf
 from monarch_nb.tensor.errors import stopped_text
 from monarch_nb.tensor.factories import make
-from monarch_nb.tensor.handle import MeshTensor, RankTensor, current, redistributed, upload
+from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
 from monarch_nb.tensor.origin import CallSite, call_site
 from monarch_nb.tensor.processes import Observer, processes_of, shrunk
 from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, own_values, replicated
 from monarch_nb.tensor.ranks.active import activated, disabled
+from monarch_nb.tensor.ranks.tensor import RankTensor
 from monarch_nb.tensor.sharding import LocalTensors, ShardingSpec, locals_of, placements_of, put_together
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
@@ -49,6 +50,8 @@ class Mesh(MeshTrait):
     With `spares`, each host keeps so many additional processes started: they run nothing, and `heal_mesh` puts one of
     them into the position of a lost rank, faster than it starts a process.
     """
+
+    _is_shared = False  # by all who ask for the mesh of these processes: see `for_ranks`
 
     def __init__(
         self,
@@ -99,6 +102,8 @@ class Mesh(MeshTrait):
         return region_of(self._procs)
 
     def _new_with_region(self, region: Region) -> Self:
+        if self._is_shared:
+            return self.for_ranks(part_of(self._procs, region))
         mesh = type(self).__new__(type(self))
         mesh._begin(part_of(self._procs, region), self._kind)
         return mesh
@@ -291,6 +296,7 @@ class Mesh(MeshTrait):
         mesh = _for_ranks.get(key)
         if mesh is None or mesh.stream.lost is not None:
             mesh = _for_ranks[key] = cls.of(procs, device="cuda" if torch.cuda.is_available() else "cpu")
+            mesh._is_shared = True
         assert isinstance(mesh, cls)
         return mesh
 
@@ -325,6 +331,15 @@ class Mesh(MeshTrait):
             parts = tuple(torch.tensor(number, device="cpu") for number in numbers)
         self.stream.issue_object(Locals(parts, meta, reference.number))
         return cast(RankTensor, MeshTensor(meta, reference))
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The numbers of its ranks in the group of all workers of its processes."""
+        return self._processes.members_of(self._region)
+
+    def shares_processes(self, other: "Mesh") -> bool:
+        """Whether both are on processes of one proc mesh, in one group."""
+        return self._processes is other._processes
 
     def rank(self, dims: str | Sequence[str]) -> RankTensor:
         """The same as `rank_tensor`."""

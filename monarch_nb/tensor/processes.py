@@ -16,7 +16,7 @@ from monarch_nb.runtime import Context, Future, ProcState, current, current_runt
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor.commands import Open, Receipt
-from monarch_nb.tensor.errors import ContentsLostError, lost_text, replaced_text, stopped_text
+from monarch_nb.tensor.errors import ContentsLostError, TensorError, lost_text, replaced_text, stopped_text
 from monarch_nb.tensor.groups.coordinator import GroupCoordinator
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
 from monarch_nb.tensor.origin import CallSite
@@ -135,6 +135,11 @@ class MeshProcesses:
                 self._send(self.workers.close, number)
         self._streams[stream.number] = stream
         self._openings[stream.number] = opening
+
+    def failure(self, stream: int, number: int) -> TensorError | None:
+        """The error of an operation of a stream, if it is known to have failed; it counts as seen."""
+        found = self._streams.get(stream)
+        return None if found is None else found.failure(number)
 
     def keep_spares(self, count: int) -> None:
         """Has each host keep at least so many processes started for ranks that are lost. Does not block."""

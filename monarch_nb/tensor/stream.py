@@ -479,12 +479,18 @@ class Stream:
     def _raise_lost(self, lost: Sequence[Failure]) -> None:
         """Raises the error of an operation of whose results ranks have asked in vain."""
         for failure in lost:
-            known = self._failed.get(failure.number) if failure.stream == self.number else None
+            known = self._group.failure(failure.stream, failure.number)
             if known is not None:
-                self._unseen.pop(failure.number, None)
                 raise known.copy()
         if lost:
             raise TensorError(lost[0].operation, None, lost, self.title)
+
+    def failure(self, number: int) -> TensorError | None:
+        """The error of an operation, if it is known to have failed; it counts as seen."""
+        with self._settling:
+            self._settle_replied()
+        self._unseen.pop(number, None)
+        return self._failed.get(number)
 
     def requested(self, commands: Sequence[tuple[object, ...]], what: str) -> Future[list[ValueMesh[Any]]]:
         """Sends requests after what was issued, and returns their values by rank, once all of that has run.

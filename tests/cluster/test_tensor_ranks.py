@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 import numpy
 import pytest
 import torch
+from torch.distributed.tensor import Partial
 
 import monarch_nb
 from monarch_nb.actor import ProcMesh
-from monarch_nb.distributed import RankTensorError, TensorError
+from monarch_nb.distributed import MeshTensor, RankTensorError, TensorError
 from tests.cluster.actor_tools import spawned
 from tests.polling import until
 
@@ -245,3 +246,97 @@ def test_a_failure_that_nobody_fetches_is_reported(rank: monarch_nb.Tensor, capl
     until(lambda: "Nobody has fetched" in caplog.text)
     assert "index_select.default failed on rank 1" in caplog.text
     assert "test_tensor_ranks.py" in caplog.text
+
+
+def test_values_are_reduced_gathered_and_scattered_by_name(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    with procs.activate():
+        t = torch.arange(4.0).reshape(2, 2) + 10 * rank
+        ids = torch.tensor([1, 2]) + rank
+        flags = torch.tensor([True, False])
+    a, b = (torch.arange(4.0).reshape(2, 2) + 10 * at for at in range(2))
+    every = {"sum": a + b, "avg": (a + b) / 2, "product": a * b, "min": a, "max": b, "stack": torch.stack([a, b])}
+    for kind, wanted in every.items():
+        assert both(t.reduce("gpus", kind)) == [wanted.tolist()] * 2
+    assert both(t.reduce((), "sum")) == both(t.reduce("", "sum")) == [(a + b).tolist()] * 2
+    assert both(t.reduce("gpus", scatter=True)) == [(a + b)[0].tolist(), (a + b)[1].tolist()]
+    moved = t.reduce("gpus", "stack", scatter=True)  # all to all
+    assert both(moved) == [[a[0].tolist(), b[0].tolist()], [a[1].tolist(), b[1].tolist()]]
+    bits = {"band": [0, 2], "bor": [3, 3], "bxor": [3, 1]}
+    for kind, wanted_bits in bits.items():
+        assert both(ids.reduce("gpus", kind)) == [wanted_bits] * 2
+    assert both((flags & (rank == 0)).reduce("gpus", "max")) == [[True, False]] * 2
+    out = torch.empty_like(t)
+    assert t.reduce("gpus", out=out) is out
+    assert both(out) == [(a + b).tolist()] * 2
+    kept = t.clone()
+    assert kept.reduce_("gpus") is kept
+    tree = monarch_nb.reduce({"a": t, "b": [rank]}, "gpus", "max")
+    assert both(tree["a"]) == [b.tolist()] * 2
+    assert both(tree["b"][0]) == [1, 1]
+    assert both(monarch_nb.reduce_([kept], "gpus", "min")[0]) == [(a + b).tolist()] * 2
+
+
+def test_a_wrong_reduction_raises_at_once(rank: monarch_nb.Tensor) -> None:
+    vector = torch.stack([rank, rank, rank]).float()
+    with pytest.raises(KeyError, match="not found"):
+        rank.reduce("hosts")
+    with pytest.raises(TypeError, match="When scattering"):
+        vector.reduce("gpus", scatter=True)
+    with pytest.raises(ValueError, match="none of stack"):
+        rank.reduce("gpus", "median")
+    with pytest.raises(ValueError, match="not valid in place"):
+        rank.reduce_("gpus", "stack")
+    with pytest.raises(ValueError, match="out has the shape"):
+        rank.reduce("gpus", out=vector)
+    with pytest.raises(NotImplementedError):
+        rank.reduce("gpus", mesh=rank.mesh)
+    with pytest.raises(TypeError, match="REQUIRES_GRAD"):
+        vector.requires_grad_().reduce("gpus")
+
+
+def test_ranks_that_cannot_exchange_say_so_and_go_on(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    lost = torch.stack([rank, rank]).index_select(0, rank * 5)
+    for result in (lost.reduce("gpus"), lost.to_mesh(procs), lost.slice_mesh(gpus=1).to_mesh(procs)):
+        with pytest.raises(TensorError, match=r"select.default failed on rank 1(?s:.)*index_select"):
+            monarch_nb.inspect(result, gpus=0)
+    assert both(lost.slice_mesh(gpus=0).to_mesh(procs)) == [[0], [0]]  # what rank 0 has is right
+    assert both(rank.reduce("gpus")) == [1, 1]
+
+
+def test_tensors_move_between_meshes_of_the_same_and_other_processes(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    first, second = procs.slice(gpus=0), procs.slice(gpus=1)
+    there = rank.slice_mesh(gpus=1).to_mesh(first)
+    assert monarch_nb.inspect(there) == torch.tensor(1)
+    stages = monarch_nb.to_mesh([there + 1, there], second)
+    assert [int(each) for each in monarch_nb.inspect(stages)] == [2, 1]
+    assert both(stages[0].to_mesh(procs)) == [2, 2]
+    rank += 5
+    assert monarch_nb.inspect(there) == torch.tensor(1)  # a copy
+    with pytest.raises(ValueError, match="does not have dimensions"):
+        rank.to_mesh(first)
+    for others in spawned(2, "others"):
+        away = rank.to_mesh(others)
+        assert both(away + away.mesh.rank_tensor("gpus")) == [5, 7]
+        part = monarch_nb.slice_mesh({"a": rank}, gpus=0)
+        assert both(monarch_nb.to_mesh(part, others)["a"]) == [5, 5]
+
+
+def test_the_two_views_share_memory(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    with procs.activate() as mesh:
+        t = torch.ones(2, 3) * (rank + 1)
+    whole = t.as_sharded(["gpus", None])
+    assert (type(whole), tuple(whole.shape)) == (MeshTensor, (4, 3))
+    assert whole.full_tensor().tolist() == [[1] * 3] * 2 + [[2] * 3] * 2
+    assert t.as_sharded([Partial()]).full_tensor().tolist() == [[3] * 3] * 2
+    whole *= 7
+    assert both(t)[0][0] == [7, 7, 7]
+    parts = monarch_nb.distribute(torch.arange(4.0), mesh, ["gpus"]).per_rank()
+    assert both(parts * 10) == [[0, 10], [20, 30]]
+    with pytest.raises(ValueError, match="different shapes"):
+        monarch_nb.distribute(torch.arange(3.0), mesh, ["gpus"]).per_rank()
+    with pytest.raises(RuntimeError, match="per_rank"):
+        t + mesh.ones(2, 3, sharding_spec=["gpus", None])
+    lost = t.index_select(0, rank * 5).as_sharded(["gpus", None])
+    with pytest.raises(TensorError, match="failed on rank 1"):
+        (lost + 1).full_tensor()
+    assert both(rank) == [0, 1]

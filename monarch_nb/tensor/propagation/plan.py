@@ -112,7 +112,8 @@ class OperationPlan:
     the new tensors and the tensor arguments. `value`: the call returns the Python number of the only new tensor, which
     is replicated. `rebinds`: the first argument becomes the first new tensor, e.g. transposed in place. `puts_back`:
     the operation writes to copies of several arguments, which must be different tensors. `own`: some argument, and so
-    each result, is of values of the ranks' own.
+    each result, is of values of the ranks' own. `agrees`: ranks agree first that each has its inputs, which may be lost
+    on one of them alone.
     """
 
     number: int
@@ -129,6 +130,7 @@ class OperationPlan:
     rebinds: bool = False
     puts_back: bool = False
     own: bool = False
+    agrees: bool = False
 
 
 def builder(tree: object) -> Callable[[Sequence[object], Sequence[object]], object]:

@@ -13,6 +13,7 @@ from .lowered import Unfit, flat, imagined, lowered, reason, refuse_one_address
 from .meta import MeshLayout, Meta, Placements, own_values, replicated
 from .operation import Leaf, Operation, carries_parts, has_parts, out_of_place, summed
 from .plan import OperationPlan, PlanNotice, Redistribute, ResultSlot, Slot, Write, builder
+from .reductions import Reduction, reduction, retagged
 from .rewrites import ALWAYS, REWRITES
 from .rules import as_they_lie, by_own_rules, has_own_rule
 from .sharded import by_rules
@@ -56,6 +57,21 @@ class Planner:
             build=builder(ResultSlot(0)),
             collectives=tuple(draft.collectives),
         )
+
+    def reduction(self, metas: Sequence[Meta], asked: Reduction) -> OperationPlan:
+        """Makes the plan of a reduction of values of the ranks' own. Raises PropagationError where there is none."""
+        _refuse_parts(metas[0], (Partial(asked.kind),) if asked.kind != "stack" else ())
+        self._imagine()
+        self._made += 1
+        with imagining():
+            return reduction(self._worlds[0], metas, asked, self._made)
+
+    def retagged(self, meta: Meta, placements: Placements, shape: Sequence[int]) -> OperationPlan:
+        """Makes the plan that has what the ranks hold placed otherwise, in the same memory."""
+        self._imagine()
+        self._made += 1
+        with imagining():
+            return retagged(self._worlds[0], meta, placements, shape, self._made)
 
     def putting_back(self, base: Meta, steps: Sequence[tuple[int, int]], view: Meta) -> OperationPlan:
         """Makes the plan that writes a copied view back to its base.

@@ -12,9 +12,12 @@ from .meta import MeshLayout, Meta, Placements
 from .operation import Operation, counted_from_front
 from .plan import OperationPlan, Scalar, Slot
 from .planner import Planner
+from .reductions import Reduction
 from .substitutes import has_kernel
 
-_TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED, _BACK = (object() for _ in range(9))
+_TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED, _BACK, _REDUCED, _RETAGGED = (
+    object() for _ in range(11)
+)
 
 # Of these, too, no number decides on the shape or placement of a result, though they carry no tag that says so.
 _PLAIN_NUMBERS = frozenset({"fill", "fill_", "full_like", "masked_fill", "masked_fill_", "lerp", "lerp_"})
@@ -78,6 +81,22 @@ class Propagator(Generic[L]):
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = held_back(self._planner.redistribution, meta, placements)
+        return plan
+
+    def reduction(self, metas: tuple[Meta, ...], asked: Reduction) -> OperationPlan:
+        """Returns the plan of a reduction of values of the ranks' own; see `Planner.reduction`."""
+        key = (_REDUCED, metas, asked)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = held_back(self._planner.reduction, metas, asked)
+        return plan
+
+    def retagged(self, meta: Meta, placements: Placements, shape: tuple[int, ...]) -> OperationPlan:
+        """Returns the plan that has what the ranks hold placed otherwise, in the same memory."""
+        key = (_RETAGGED, meta, placements, shape)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = held_back(self._planner.retagged, meta, placements, shape)
         return plan
 
     def putting_back(self, base: Meta, steps: tuple[tuple[int, int], ...], view: Meta) -> OperationPlan:

@@ -9,8 +9,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_nb.runtime import Future, pending_future, resolve_later, when_done
 from monarch_nb.tensor.errors import RankTensorError
-from monarch_nb.tensor.handle import MeshTensor, RankTensor, current
+from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.ranks.active import get_active_mesh
+from monarch_nb.tensor.ranks.tensor import RankTensor
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.mesh import Mesh

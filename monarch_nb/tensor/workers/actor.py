@@ -26,6 +26,7 @@ from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
 from monarch_nb.tensor.replicas import StreamContents
 from monarch_nb.tensor.verbs import AskValues, MemoryUsed, Values
 from monarch_nb.tensor.workers.session import WorkerSession
+from monarch_nb.tensor.workers.transit import Transit
 
 _VALUES_WAIT_S = 2.0  # for operations that were issued before values are read
 _POLL_S = 0.01
@@ -133,6 +134,7 @@ class TensorWorker(Actor):
         self._busy = 0  # number of the current run, 0 if idle
         self._run_numbers = count(1)
         self._sessions: dict[int, WorkerSession] = {}
+        self._transit = Transit()
         self._executing: WorkerSession | None = None
         self._taken: dict[int, int] = {}  # the last batch of each stream
         self._last: dict[int, Receipt] = {}  # its receipt, since a batch may arrive twice
@@ -192,6 +194,7 @@ class TensorWorker(Actor):
             self._close(stream)
         for stream, session in self._sessions.items():
             session.resume(*streams[stream][1:])
+        self._transit.clear()
         rank = spec.members.index(self._instance().base_rank)
         with self._running():
             self._member.join(store, spec, rank)
@@ -262,7 +265,7 @@ class TensorWorker(Actor):
         cell = self._instance().cell
         assert cell is not None
         session = self._sessions[stream] = WorkerSession(
-            stream, mesh, opening.ranks, rank, member, cell.interruptible, is_whole=is_whole
+            stream, mesh, opening.ranks, rank, member, cell.interruptible, self._transit, is_whole=is_whole
         )
         return session
 

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from monarch_nb.tensor.commands import Define, MakeParts, Making, Number
+from monarch_nb.tensor.failure import Failure, LostInputError
 from monarch_nb.tensor.propagation import (
     OWN_VALUE,
     Meta,
@@ -23,6 +24,7 @@ from monarch_nb.tensor.propagation import (
     spec_of,
 )
 from monarch_nb.tensor.seeds import seeder
+from monarch_nb.tensor.workers.agreement import Agreement
 from monarch_nb.tensor.workers.usage import Stopwatch
 from monarch_nb.wire import kind_of
 
@@ -106,9 +108,11 @@ class PlanSignature:
                 definition.scalars,
             )
             self.made, self.writes, self.own = definition.made, definition.writes, definition.own
+            self.agrees = definition.agrees
         else:
             self.operation, seeded, inputs, floats = definition.operation, definition.seeded, 0, 0
             self.made, self.writes, self.own = (definition.made,), (), definition.made.is_own
+            self.agrees = False
         first = 1 if seeded is None else 2
         self.seeded = seeded
         self.tensors = slice(first, first + inputs)
@@ -124,10 +128,13 @@ class Executable(PlanSignature):
         super().__init__(definition)
         self._env = env
         self._agreed = not self.made
+        self._agreement: Agreement | None = None
         self._seed = seeder(mesh, self.seeded) if self.seeded is not None else None
         self._call: Callable[[Sequence[DTensor], Sequence[Number]], Sequence[DTensor]]
         if isinstance(definition, Define):
             self._call = Runner(definition.program, mesh, stopwatch.placed)
+            if self.agrees:
+                self._agreement = Agreement(mesh, definition.operation)
         else:
             make = maker(definition, mesh)
             self._call = lambda tensors, floats: (make(),)
@@ -136,6 +143,8 @@ class Executable(PlanSignature):
         """Runs the plan on a command. Raises what its operations raise."""
         env = self._env
         tensors = [env[number] for number in command[self.tensors]]
+        if self._agreement is not None:
+            self._agreement.reached(tensors)
         if self._seed is not None:
             self._seed(int(command[1]))
         made = self._call(tensors, command[self.floats])
@@ -154,6 +163,18 @@ class Executable(PlanSignature):
                     "versions of torch differ, or this is a defect of Monarch-NB"
                 )
         self._agreed = True
+
+
+class Unusable(PlanSignature):
+    """A plan that could not be prepared; running it raises the reason."""
+
+    def __init__(self, definition: Define | Making, failure: Failure) -> None:
+        super().__init__(definition)
+        self._why = failure
+
+    def run(self, command: Sequence[Number]) -> None:
+        """Always raises LostInputError."""
+        raise LostInputError(self._why)
 
 
 def _difference(made: object, expected: Meta) -> str:

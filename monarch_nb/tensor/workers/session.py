@@ -4,7 +4,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
@@ -20,7 +20,6 @@ from monarch_nb.tensor.commands import (
     OWN,
     REPLAY,
     SHARDS,
-    WHOLE,
     Cell,
     Define,
     Locals,
@@ -30,6 +29,8 @@ from monarch_nb.tensor.commands import (
     PutTensor,
     Revive,
     RunFunction,
+    Send,
+    Take,
     TensorOf,
 )
 from monarch_nb.tensor.compiled.program import Trace
@@ -40,12 +41,22 @@ from monarch_nb.tensor.propagation import whole
 from monarch_nb.tensor.replicas import StreamContents, receive, send
 from monarch_nb.tensor.seeds import BORROWED
 from monarch_nb.tensor.verbs import MemoryUsed
-from monarch_nb.tensor.workers.plans import Env, Executable, PlanSignature, distributed, empty, held, made_in_parts
+from monarch_nb.tensor.workers.agreement import DifferentShapesError
+from monarch_nb.tensor.workers.journal import REQUESTS, BatchJournal
+from monarch_nb.tensor.workers.plans import (
+    Env,
+    Executable,
+    PlanSignature,
+    Unusable,
+    distributed,
+    empty,
+    held,
+    made_in_parts,
+)
+from monarch_nb.tensor.workers.transit import Transit
 from monarch_nb.tensor.workers.usage import Stopwatch, usage
 from monarch_nb.wire import format_exception
 
-REQUESTS = frozenset({WHOLE, NUMBER, SHARDS})
-JOURNAL_LENGTH = 8192  # operations; more than ranks can be apart, which is bounded by the controller's window
 _SETTLES_S = 0.2  # for a device to do what it has been given, where it waits for no other rank
 
 
@@ -60,74 +71,6 @@ class TensorEnv(Env):
         return LostTensor(
             Failure(0, "heal_mesh", 0, "ContentsLostError", "a process that held a shard of it is lost", "")
         )
-
-
-class BatchJournal:
-    """Recent batches of one stream. `plans` are the plans that it uses."""
-
-    def __init__(self, plans: Mapping[Number, PlanSignature]) -> None:
-        self._plans = plans
-        self._steps: deque[tuple[int, int, Sequence[Number], Sequence[Number]]] = deque()
-        self._batches: deque[tuple[int, Sequence[Number], tuple[Number | None, ...]]] = deque()
-
-    def note(self, first: int, numbers: Sequence[Number], objects: Sequence[object]) -> None:
-        """Adds a batch that begins with operation `first`."""
-        self._batches.append((first, numbers, tuple(getattr(item, "result", None) for item in objects)))
-        while self._batches[0][0] < first - JOURNAL_LENGTH:
-            self._batches.popleft()
-
-    def replayed(self, first: int, count: int, made: Sequence[Number], written: Sequence[Number]) -> None:
-        """Adds a compiled step of `count` operations that has begun or was skipped."""
-        self._steps.append((first, first + count, made, written))
-        while self._steps[0][0] < first - JOURNAL_LENGTH:
-            self._steps.popleft()
-
-    def touched(self, start: int, stop: int) -> tuple[set[Number], set[Number]]:
-        """Tensors that the operations in [start, stop) make, and those they write to, without freed ones."""
-        made: set[Number] = set()
-        written: set[Number] = set()
-        freed: set[Number] = set()
-        for number, results, targets in self._operations():
-            if number is None:
-                freed.update(results)
-            elif start <= number < stop:
-                made.update(results)
-                written.update(targets)
-        for begin, end, results, targets in self._steps:
-            if begin < stop and start < end:  # the whole step, since its progress is unknown
-                made.update(results)
-                written.update(targets)
-        return made - freed, written - freed
-
-    def _operations(self) -> Iterator[tuple[int | None, Sequence[Number], Sequence[Number]]]:
-        """Yields the number of each operation, its results and the tensors it writes to; or None and what is freed."""
-        for first, numbers, made in self._batches:
-            number, position, objects = first - 1, 0, iter(made)
-            while position < len(numbers):
-                code = numbers[position]
-                if code == FREE:
-                    yield None, numbers[position + 1 : position + 2], ()
-                    position += 2
-                    continue
-                number += 1
-                if code == OBJECT:
-                    result = next(objects)
-                    yield number, () if result is None else (result,), ()
-                    position += 1
-                elif code in REQUESTS:
-                    position += 2
-                elif code == OWN:
-                    position += 3
-                elif code == REPLAY:
-                    _, operations, inputs, outputs = map(int, numbers[position + 1 : position + 5])
-                    number += operations - 1
-                    position += 6 + inputs + outputs
-                else:
-                    plan = self._plans[code]
-                    tensors = numbers[position + plan.tensors.start : position + plan.tensors.stop]
-                    results = numbers[position + plan.results.start : position + plan.results.stop]
-                    yield number, results, [tensors[index] for index in plan.writes]
-                    position += plan.length
 
 
 class WorkerSession:
@@ -145,11 +88,12 @@ class WorkerSession:
         rank: int,
         member: Membership,
         interruptible: Callable[[], AbstractContextManager[None]],
+        transit: Transit,
         *,
         is_whole: bool = True,
     ) -> None:
         self._stream, self._mesh, self._ranks, self._rank, self._member = stream, mesh, ranks, rank, member
-        self._interruptible = interruptible
+        self._interruptible, self._transit = interruptible, transit
         self.is_whole = is_whole  # it has the tensors of the stream
         self.env: Env = TensorEnv()
         self._plans: dict[Number, Executable | Unusable] = {}
@@ -328,7 +272,7 @@ class WorkerSession:
                 command = pending.popleft()
                 if isinstance(command, Define | Making):
                     self._object(command, values)
-                elif isinstance(command, PutTensor | Locals | MakeParts):
+                elif isinstance(command, PutTensor | Locals | MakeParts | Take):
                     self.env[command.result] = lost
                 elif isinstance(command, Trace):
                     self._object(command, values)
@@ -404,7 +348,7 @@ class WorkerSession:
             value = self._do(command)
         except BaseException as error:
             value = failure = self._failure(type(command).__name__.lower(), error)
-            if isinstance(command, PutTensor | Locals | MakeParts):
+            if isinstance(command, PutTensor | Locals | MakeParts | Take):
                 self.env[command.result] = LostTensor(failure)
             elif isinstance(command, Trace):
                 self.env[command.number] = LostTensor(failure)
@@ -428,6 +372,15 @@ class WorkerSession:
                     self.env[command.result] = made_in_parts(command, self._mesh)
             case Cell():
                 self._stopwatch.begin(command.number)
+            case Send():
+                value = self.env[command.number]
+                local = value if isinstance(value, LostTensor) else value.to_local()
+                self._transit.send(local, command.targets[self._rank], self._ranks[self._rank], command.tag)
+            case Take():
+                taken = self._transit.take(command.sources[self._rank], self._ranks[self._rank], command.tag)
+                if isinstance(taken, torch.Tensor):
+                    taken = held(taken, command.made, self._mesh)
+                self.env[command.result] = taken
             case Revive():
                 if isinstance(self.env[command.result], LostTensor):
                     self.env[command.result] = empty(command.made, self._mesh)
@@ -502,8 +455,8 @@ class WorkerSession:
         before = (self.env[number] for number in tensors)
         lost = next((value for value in before if isinstance(value, LostTensor)), None)
         changed = command[plan.results]
-        if plan.own:
-            changed = (*changed, *(tensors[index] for index in plan.writes))
+        if isinstance(error, LostInputError | DifferentShapesError) if plan.agrees else plan.own:
+            changed = (*changed, *self._sharing_memory([tensors[index] for index in plan.writes]))
             if lost is None:
                 lost = LostTensor(self._own_failure(plan.operation, error))
         elif lost is None:
@@ -512,6 +465,17 @@ class WorkerSession:
                 changed = (*changed, *(tensors[index] for index in plan.writes))
         for number in changed:
             self.env[number] = lost
+
+    def _sharing_memory(self, numbers: Sequence[Number]) -> set[Number]:
+        """Returns these tensors, and all that show memory of theirs."""
+        found = [value for number in numbers if isinstance(value := self.env[number], DTensor)]
+        memories = {value._local_tensor.untyped_storage()._cdata for value in found}
+        held = tuple(self.env.items()) if memories else ()
+        return {
+            number
+            for number, value in held
+            if isinstance(value, DTensor) and value._local_tensor.untyped_storage()._cdata in memories
+        }.union(numbers)
 
     def _own_failure(self, operation: str, error: BaseException) -> Failure:
         """Reports an error in what this rank does with values of its own; others go on, and so does this one."""
@@ -563,18 +527,6 @@ def _settles() -> bool:
             return False
         time.sleep(0.001)
     return True
-
-
-class Unusable(PlanSignature):
-    """A plan that could not be prepared; running it raises the reason."""
-
-    def __init__(self, definition: Define | Making, failure: Failure) -> None:
-        super().__init__(definition)
-        self._why = failure
-
-    def run(self, command: Sequence[Number]) -> None:
-        """Always raises LostInputError."""
-        raise LostInputError(self._why)
 
 
 def _off_device(value: object) -> object:

@@ -1,0 +1,213 @@
+"""Exchanges between ranks of values of their own: `reduce`, `slice_mesh`, `to_mesh`, and these of trees."""
+
+from collections.abc import Sequence
+from itertools import count, product
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch.utils._pytree import tree_map
+
+from monarch_nb.mesh import ProcMesh, region_of
+from monarch_nb.shape import Region, Selector
+from monarch_nb.tensor.commands import Locals, Send, Take
+from monarch_nb.tensor.errors import RankTensorError
+from monarch_nb.tensor.handle import MeshTensor, current, run
+from monarch_nb.tensor.origin import call_site
+from monarch_nb.tensor.propagation import Meta, own_values
+from monarch_nb.tensor.propagation.reductions import REDUCTIONS, Reduction
+from monarch_nb.tensor.sharding import placements_of
+
+if TYPE_CHECKING:
+    from monarch_nb.tensor.mesh import Mesh
+    from monarch_nb.tensor.ranks.tensor import RankTensor
+
+T = TypeVar("T")
+Dims = str | Sequence[str]
+_tags = count(1)
+
+
+def reduced(
+    tensor: "RankTensor",
+    dims: Dims,
+    reduction: str,
+    scatter: bool,
+    mesh: object,
+    out: "RankTensor | None" = None,
+    *,
+    in_place: bool = False,
+) -> "RankTensor":
+    """See `RankTensor.reduce`."""
+    if mesh is not None:
+        raise NotImplementedError("reduce: to another mesh: t.reduce(…), and then to_mesh(mesh)")
+    what = "reduce_" if in_place else "reduce"
+    stream, layout = tensor.reference.stream, tensor.meta.layout
+    asked = tuple(dims) if not isinstance(dims, str) else (dims,) if dims else ()
+    for name in asked:
+        if name not in layout.names:
+            raise KeyError(f"{what}: dim {name!r} not found in {tensor.mesh!r}")
+    asked = asked or layout.names
+    if len(set(asked)) != len(asked):
+        raise ValueError(f"{what}: reducing the same dimension twice: {asked}")
+    if len(asked) > 1 and (reduction == "stack" or scatter):
+        raise ValueError(f"{what}: {reduction!r} with scatter={scatter} is not valid for several dimensions: {asked}")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"{what}: reduction {reduction!r} is none of {', '.join(REDUCTIONS)}")
+    _refuse_gradients(what, tensor, out)
+    size = layout.shape[layout.names.index(asked[0])]
+    if scatter and (not tensor.shape or tensor.shape[0] != size):
+        raise TypeError(
+            f"{what}: When scattering results, the outermost dimension of the tensor, of sizes {list(tensor.shape)}, "
+            f"must match the {size} ranks along {asked[0]!r}"
+        )
+    shape = (size, *tensor.shape) if reduction == "stack" and not scatter else tuple(tensor.shape)
+    shape = shape[1:] if scatter and reduction != "stack" else shape
+    given, target = [tensor], ""
+    if in_place:
+        target = "self"
+        if out is not None:
+            raise ValueError("reduce_: `out` cannot be used in place")
+        if shape != tuple(tensor.shape):
+            raise ValueError(f"reduce_: {reduction!r} with scatter={scatter} is not valid in place: it gives {shape}")
+    elif out is not None:
+        if tuple(out.shape) != shape or out.dtype != tensor.dtype:
+            raise ValueError(
+                f"reduce: out has the shape {tuple(out.shape)} and {out.dtype}; {shape} and {tensor.dtype} are expected"
+            )
+        if out.reference.stream is not stream:
+            raise RankTensorError("WRONG_MESH", f"reduce: out is on {out.mesh!r}, and the tensor on {tensor.mesh!r}")
+        given, target = [tensor, out], "out"
+    indices = tuple(sorted(layout.names.index(name) for name in asked))
+    plan = stream.propagator.reduction(tuple(one.meta for one in given), Reduction(reduction, indices, scatter, target))
+    with torch.no_grad():
+        return cast("RankTensor", run(stream, plan, cast(Any, given), []))
+
+
+def _refuse_gradients(what: str, *tensors: MeshTensor | None) -> None:
+    for tensor in tensors:
+        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+            raise RankTensorError(
+                "REQUIRES_GRAD",
+                f"{what}: the tensor requires gradients, which do not pass through an exchange between ranks: use "
+                "t.detach(), torch.no_grad() or monarch.grad_function",
+            )
+
+
+def reduce(tensors: T, dims: Dims, reduction: str = "sum", scatter: bool = False, mesh: object = None) -> T:
+    """Returns a tree with each tensor of a tree reduced; see `Tensor.reduce`."""
+    return cast(T, tree_map(lambda each: reduced(each, dims, reduction, scatter, mesh), tensors))
+
+
+def reduce_(tensors: T, dims: Dims, reduction: str = "sum", scatter: bool = False, mesh: object = None) -> T:
+    """Reduces each tensor of a tree in place, and returns it; see `Tensor.reduce`."""
+    return cast(T, tree_map(lambda each: reduced(each, dims, reduction, scatter, mesh, in_place=True), tensors))
+
+
+class MeshSlice:
+    """A tensor on a part of its mesh, which `to_mesh` brings to another mesh."""
+
+    def __init__(self, tensor: "RankTensor", region: Region) -> None:
+        self._tensor, self._part = tensor, region
+
+    def to_mesh(self, mesh: "Mesh | ProcMesh", stream: object = None) -> "RankTensor":
+        """See `Tensor.to_mesh`."""
+        return moved(self._tensor, self._part, mesh)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self._part.sizes.items())
+        return f"<a slice {{{sizes}}} of {self._tensor!r}>"
+
+
+def sliced(tensor: "RankTensor", coordinates: dict[str, Selector]) -> MeshSlice:
+    """See `Tensor.slice_mesh`."""
+    return MeshSlice(tensor, region_of(tensor.mesh.procs).sliced(**coordinates))
+
+
+def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh") -> "RankTensor":
+    """Brings what the ranks of a part of a mesh have to another mesh: along dimensions of equal names, to all others.
+
+    Values go from process to process, or through this one between meshes on different processes, which blocks.
+    """
+    mesh = type(tensor.mesh).for_ranks(target) if isinstance(target, ProcMesh) else target
+    _refuse_gradients("to_mesh", tensor)
+    stream, to = tensor.reference.stream, mesh.stream
+    sizes = mesh.sizes
+    if _is_one(part) and not part.sizes.keys() <= sizes.keys():  # a mesh of one rank has a dimension all the same
+        part = part.sliced(**dict.fromkeys(part.sizes, 0))
+    for name, size in part.sizes.items():
+        if name not in sizes:
+            raise ValueError(f"to_mesh: destination mesh does not have dimensions {{{name!r}}}: slice them away first")
+        if sizes[name] != size:
+            raise ValueError(
+                f"to_mesh: dimension {name!r} of the destination mesh has a different length, {sizes[name]}, than the "
+                f"source tensor's, {size}"
+            )
+    points = [dict(zip(sizes, point, strict=True)) for point in product(*map(range, sizes.values()))]
+    bases = [part.ndslice.nditem([point[name] for name in part.sizes]) for point in points]
+    meta = Meta.of(to.layout, tensor.meta.shape, tensor.meta.dtype, own_values(to.layout), stride=tensor.meta.stride)
+    whole = region_of(tensor.mesh.procs)
+    ranks = {base: rank for rank, base in enumerate(whole.ranks())}
+    if not mesh.shares_processes(tensor.mesh):
+        shards = tensor.local_shards().values()
+        reference = to.hold(meta, call_site())
+        to.issue_object(Locals(tuple(shards[ranks[base]] for base in bases), meta, reference.number))
+        return cast("RankTensor", MeshTensor(meta, reference))
+    members, others = tensor.mesh.members, mesh.members
+    goals: list[list[int]] = [[] for _ in members]
+    for member, base in zip(others, bases, strict=True):
+        goals[ranks[base]].append(member)
+    tag = next(_tags)
+    stream.held.require_contents((tensor.reference.number,))
+    stream.resume_if_healed()
+    to.resume_if_healed()
+    stream.issue_object(Send(current(tensor), tuple(map(tuple, goals)), tag))
+    stream.flush()  # before: a rank that waits for the value may be one that sends it
+    reference = to.hold(meta, call_site())
+    to.issue_object(Take(meta, tuple(members[ranks[base]] for base in bases), tag, reference.number))
+    return cast("RankTensor", MeshTensor(meta, reference))
+
+
+def _is_one(part: Region) -> bool:
+    return part.size() == 1
+
+
+def to_mesh(tensors: T, mesh: "Mesh | ProcMesh", stream: object = None) -> T:
+    """Returns a tree with each tensor of a tree, or slice of one, on another mesh; see `Tensor.to_mesh`."""
+    return cast(T, tree_map(lambda each: each.to_mesh(mesh, stream), tensors))
+
+
+def slice_mesh(tensors: Any, **coordinates: Selector) -> Any:
+    """Returns a tree with the slice of each tensor of a tree; see `Tensor.slice_mesh`."""
+    return tree_map(lambda each: sliced(each, coordinates), tensors)
+
+
+def parts_of(tensor: MeshTensor) -> "RankTensor":
+    """See `MeshTensor.per_rank`."""
+    meta, layout = tensor.meta, tensor.meta.layout
+    if meta.is_own:
+        return cast("RankTensor", tensor)
+    if meta.is_uneven:
+        raise ValueError(f"per_rank: the parts of {meta!r} have different shapes: pad it, or redistribute it first")
+    _refuse_gradients("per_rank", tensor)
+    shape = list(meta.shape)
+    for size, placement in zip(layout.shape, meta.placements, strict=True):
+        dim = getattr(placement, "dim", None)
+        if dim is not None:
+            shape[dim] //= size
+    stream = tensor.reference.stream
+    plan = stream.propagator.retagged(meta, own_values(layout), tuple(shape))
+    return cast("RankTensor", run(stream, plan, [tensor], []))
+
+
+def whole_of(tensor: "RankTensor", spec: object) -> MeshTensor:
+    """See `RankTensor.as_sharded`."""
+    meta, layout = tensor.meta, tensor.meta.layout
+    placements = placements_of(spec, layout, len(meta.shape))
+    _refuse_gradients("as_sharded", tensor)
+    shape = list(meta.shape)
+    for size, placement in zip(layout.shape, placements, strict=True):
+        dim = getattr(placement, "dim", None)
+        if dim is not None:
+            shape[dim] *= size
+    stream = tensor.reference.stream
+    plan = stream.propagator.retagged(meta, placements, tuple(shape))
+    return cast(MeshTensor, run(stream, plan, [tensor], []))

@@ -1,0 +1,208 @@
+"""The handle of a tensor of which each rank has a value of its own."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from monarch_nb.mesh import ValueMesh
+from monarch_nb.tensor.device import mesh_of
+from monarch_nb.tensor.errors import RankTensorError
+from monarch_nb.tensor.failure import ranks_text
+from monarch_nb.tensor.handle import Destination, MeshTensor
+from monarch_nb.tensor.origin import call_site
+from monarch_nb.tensor.ranks import exchanging
+from monarch_nb.tensor.references import DroppedReference
+
+if TYPE_CHECKING:
+    from monarch_nb.tensor.mesh import Mesh
+
+_ABSENT = object()  # default of arguments for which None is valid
+
+
+class RankTensor(MeshTensor):
+    """A tensor of which each rank of a mesh has a value of its own; `monarch.Tensor`.
+
+    Operations run on every rank with its values, and return such tensors. `monarch.inspect(t, gpus=1)` returns what one
+    rank has; `item()`, `tolist()` and `print` return the value that all ranks have, and say where they differ.
+    """
+
+    __slots__ = ()
+
+    @property
+    def mesh(self) -> "Mesh":
+        """The `Mesh` of the tensor."""
+        return mesh_of(self.reference.stream)
+
+    @property
+    def dropped(self) -> bool:
+        """Whether `drop()` was called."""
+        return isinstance(self.reference, DroppedReference)
+
+    def drop(self) -> None:
+        """Frees what the ranks hold, although something refers to this handle, which cannot be used any more."""
+        if not self.dropped:
+            self.reference = DroppedReference(self.reference.stream, call_site())
+
+    def reduce(
+        self,
+        dims: str | Sequence[str],
+        reduction: str = "sum",
+        scatter: bool = False,
+        mesh: object = None,
+        out: "RankTensor | None" = None,
+    ) -> "RankTensor":
+        """Reduces the values of the ranks along dimensions of the mesh; each of these ranks has the result.
+
+        `reduction` is stack, sum, avg, product, min, max, band, bor or bxor; `dims` one dimension, several, or () for
+        all. "stack" adds an outer dimension, with the values in order of the ranks. With `scatter` the outer dimension
+        is as long as the dimension of the mesh, and each rank has its part of the result. `out` is written to, and
+        returned. Does not block. Raises KeyError for an unknown dimension, TypeError for a shape that cannot be
+        scattered and for gradients, ValueError for what else does not go together.
+        """
+        return exchanging.reduced(self, dims, reduction, scatter, mesh, out)
+
+    def reduce_(
+        self, dims: str | Sequence[str], reduction: str = "sum", scatter: bool = False, mesh: object = None
+    ) -> "RankTensor":
+        """Reduces in place; see `reduce`."""
+        return exchanging.reduced(self, dims, reduction, scatter, mesh, in_place=True)
+
+    def as_sharded(self, spec: object) -> MeshTensor:
+        """Returns the tensor of which the ranks' values are parts, in the same memory, as a sharding spec says.
+
+        Values of ranks that the spec makes copies of each other must be equal, which is not checked. Does not block.
+        """
+        return exchanging.whole_of(self, spec)
+
+    def slice_mesh(self, **coordinates: Any) -> exchanging.MeshSlice:
+        """Returns what a part of the mesh has, as `mesh.slice` takes it, for `to_mesh`."""
+        return exchanging.sliced(self, coordinates)
+
+    def to_mesh(self, mesh: Any, stream: object = None) -> "RankTensor":
+        """Copies it to another mesh, on which dimensions of equal names have equal sizes; along others it is repeated.
+
+        Does not block, unless the meshes are on different processes. Raises ValueError for dimensions that do not fit.
+        """
+        return exchanging.sliced(self, {}).to_mesh(mesh, stream)
+
+    def full_tensor(self) -> torch.Tensor:
+        """Returns the value that all ranks have as a local tensor; blocks.
+
+        Raises RankTensorError where ranks have different ones, TensorError for an operation that failed.
+        """
+        return self._value("full_tensor")
+
+    def _value(self, what: str) -> torch.Tensor:
+        shards = self.local_shards()
+        ranks = ranks_with_other_values(shards)
+        if ranks:
+            raise different_values(what, shards, ranks)
+        return next(iter(shards.values()))
+
+    def tolist(self) -> Any:
+        """Returns the values as nested lists; blocks and raises as `full_tensor`."""
+        return self._value("tolist").tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Returns the values as an array; blocks and raises as `full_tensor`."""
+        return self._value("numpy").numpy()
+
+    def redistribute(self, spec: object = _ABSENT, placements: object = _ABSENT, *, async_op: bool = False) -> NoReturn:
+        """Always raises TypeError, since this is no tensor in parts."""
+        raise TypeError("redistribute: each rank has a value of its own. t.as_sharded(spec) makes these parts of one")
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As for any tensor, but it stays on its mesh, whatever device is named."""
+        if args and isinstance(args[0], Destination):
+            return super().to(*args, **kwargs)
+        if args and isinstance(args[0], str | torch.device):
+            args = args[1:]
+        kwargs.pop("device", None)
+        return torch.Tensor.to(self, *args, **kwargs) if args or kwargs else self
+
+    def cpu(self, *args: Any, **kwargs: Any) -> Any:
+        """The tensor itself: it stays on its mesh."""
+        return self
+
+    cuda = cpu
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a tensor of the ranks' own values cannot be pickled or saved: its values are in other processes. Save "
+            "monarch.inspect(t), or write files on the ranks"
+        )
+
+    def _described(self) -> str:
+        if self.dropped:
+            return f"monarch.Tensor({tuple(self.shape)}, {self.dtype}, dropped)"
+        return f"monarch.Tensor({tuple(self.shape)}, {self.dtype}, own value on each rank of {self.mesh!r})"
+
+    def __str__(self) -> str:
+        if self.dropped:
+            return repr(self)
+        shards = self.local_shards()
+        first, ranks = next(iter(shards.values())), ranks_with_other_values(shards)
+        if not ranks:
+            return f"{first}  # on each of {len(shards)} ranks"
+        differ = "differs" if len(ranks) == 1 else "differ"
+        return f"{first}  # on rank 0; {ranks_text(ranks)} {differ}: monarch.inspect(t, …)"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item() if spec and not self.dim() else str(self), spec)
+
+
+Tensor = RankTensor  # its public name
+
+
+def _operator(name: str, function: Any, *, reflected: bool) -> Callable[[Any, Any], object]:
+    """An operator that raises what is wrong with an operand, which PyTorch's own turns into Python's error."""
+    own = getattr(torch.Tensor, name)
+
+    def operate(self: RankTensor, other: object) -> object:
+        result = own(self, other)
+        if result is NotImplemented and isinstance(other, torch.Tensor | int | float | complex):
+            return function(other, self) if reflected else function(self, other)
+        return result
+
+    operate.__name__ = name
+    return operate
+
+
+for _name, _function in {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "truediv": torch.true_divide, "matmul": torch.matmul,
+    "pow": torch.pow, "floordiv": torch.floor_divide, "mod": torch.remainder, "and": torch.bitwise_and,
+    "or": torch.bitwise_or, "xor": torch.bitwise_xor,
+}.items():  # fmt: skip
+    setattr(RankTensor, f"__{_name}__", _operator(f"__{_name}__", _function, reflected=False))
+    setattr(RankTensor, f"__r{_name}__", _operator(f"__r{_name}__", _function, reflected=True))
+for _name, _function in {
+    "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne
+}.items():  # fmt: skip
+    setattr(RankTensor, f"__{_name}__", _operator(f"__{_name}__", _function, reflected=False))
+RankTensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
+
+
+def ranks_with_other_values(values: ValueMesh[torch.Tensor]) -> list[int]:
+    """The ranks whose value is not that of the first."""
+    first, *others = values.values()
+    found = []
+    for rank, other in enumerate(others, 1):
+        same = first.shape == other.shape and torch.allclose(first, other, 0, 0, equal_nan=True)
+        if not same:
+            found.append(rank)
+    return found
+
+
+def different_values(what: str, values: ValueMesh[torch.Tensor], ranks: list[int]) -> RankTensorError:
+    """The error for a use as one value of a tensor of which ranks have several."""
+    held = list(values)
+    (_, first), (point, other) = held[0], held[ranks[0]]
+    coordinates = ", ".join(f"{name}={at}" for name, at in point.items())
+    is_shown = first.numel() == other.numel() == 1
+    shown = f" (rank 0 has {first.item()}, rank {ranks[0]} {other.item()})" if is_shown else ""
+    return RankTensorError(
+        "DIFFERENT_VALUES",
+        f"{what}: {ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} another value than rank 0{shown}. "
+        f"monarch.inspect(t, {coordinates}) returns that of one rank",
+    )

@@ -1,0 +1,78 @@
+"""The recent operations of one stream in one worker: what they make, and what they write to."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, OWN, REPLAY, SHARDS, WHOLE, Number
+from monarch_nb.tensor.workers.plans import PlanSignature
+
+REQUESTS = frozenset({WHOLE, NUMBER, SHARDS})
+JOURNAL_LENGTH = 8192  # operations; more than ranks can be apart, which is bounded by the controller's window
+
+
+class BatchJournal:
+    """Recent batches of one stream. `plans` are the plans that it uses."""
+
+    def __init__(self, plans: Mapping[Number, PlanSignature]) -> None:
+        self._plans = plans
+        self._steps: deque[tuple[int, int, Sequence[Number], Sequence[Number]]] = deque()
+        self._batches: deque[tuple[int, Sequence[Number], tuple[Number | None, ...]]] = deque()
+
+    def note(self, first: int, numbers: Sequence[Number], objects: Sequence[object]) -> None:
+        """Adds a batch that begins with operation `first`."""
+        self._batches.append((first, numbers, tuple(getattr(item, "result", None) for item in objects)))
+        while self._batches[0][0] < first - JOURNAL_LENGTH:
+            self._batches.popleft()
+
+    def replayed(self, first: int, count: int, made: Sequence[Number], written: Sequence[Number]) -> None:
+        """Adds a compiled step of `count` operations that has begun or was skipped."""
+        self._steps.append((first, first + count, made, written))
+        while self._steps[0][0] < first - JOURNAL_LENGTH:
+            self._steps.popleft()
+
+    def touched(self, start: int, stop: int) -> tuple[set[Number], set[Number]]:
+        """Tensors that the operations in [start, stop) make, and those they write to, without freed ones."""
+        made: set[Number] = set()
+        written: set[Number] = set()
+        freed: set[Number] = set()
+        for number, results, targets in self._operations():
+            if number is None:
+                freed.update(results)
+            elif start <= number < stop:
+                made.update(results)
+                written.update(targets)
+        for begin, end, results, targets in self._steps:
+            if begin < stop and start < end:  # the whole step, since its progress is unknown
+                made.update(results)
+                written.update(targets)
+        return made - freed, written - freed
+
+    def _operations(self) -> Iterator[tuple[int | None, Sequence[Number], Sequence[Number]]]:
+        """Yields the number of each operation, its results and the tensors it writes to; or None and what is freed."""
+        for first, numbers, made in self._batches:
+            number, position, objects = first - 1, 0, iter(made)
+            while position < len(numbers):
+                code = numbers[position]
+                if code == FREE:
+                    yield None, numbers[position + 1 : position + 2], ()
+                    position += 2
+                    continue
+                number += 1
+                if code == OBJECT:
+                    result = next(objects)
+                    yield number, () if result is None else (result,), ()
+                    position += 1
+                elif code in REQUESTS:
+                    position += 2
+                elif code == OWN:
+                    position += 3
+                elif code == REPLAY:
+                    _, operations, inputs, outputs = map(int, numbers[position + 1 : position + 5])
+                    number += operations - 1
+                    position += 6 + inputs + outputs
+                else:
+                    plan = self._plans[code]
+                    tensors = numbers[position + plan.tensors.start : position + plan.tensors.stop]
+                    results = numbers[position + plan.results.start : position + plan.results.stop]
+                    yield number, results, [tensors[index] for index in plan.writes]
+                    position += plan.length
