@@ -114,7 +114,7 @@ def test_rank_that_alone_goes_on_with_a_call_is_a_suspicion() -> None:
         (None, "unreachable", "gpus=1 cannot be reached: host h2 does not answer the mesh's first host"),
     ],
 )
-def test_silent_ranks_of_other_hosts_are_named_from_what_their_agents_know(
+def test_silent_ranks_of_other_hosts_are_named_by_their_agents(
     samples: dict[int, str] | None, kind: str, words: str
 ) -> None:
     host = Host(1, {0: lambda now: run(0, "c", now)}, elsewhere=(1,), samples=samples)
