@@ -1,16 +1,20 @@
 """Hosts for %mesh from jobs: kept by name, found again after a restart of the kernel, shown while they join."""
 
+import shutil
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from IPython.core.error import UsageError
 
-from monarch_nb.job import JobsFileError, JobTrait, Role, job_named, make_job
+from monarch_nb.job import EngineError, JobsFileError, JobTrait, Role, job_named, kinds, make_job
+from monarch_nb.job.kinds import adapter_of
 from monarch_nb.job.named import described_jobs, hosts_of, job_file
 from monarch_nb.job.progress import Progress
 from monarch_nb.mesh import HostMesh
+from monarch_nb.wire import text_of
 
+_COMMANDS = {"slurm": "sbatch", "mpi": "mpirun", "ssh": "ssh"}
 _ITS_OWN = ("local", "process")  # kinds whose hosts are this machine, whatever they are asked for
 
 
@@ -45,6 +49,25 @@ class Jobs:
     def _made(self, name: str, kind: str, dims: Mapping[str, int], arguments: Mapping[str, object]) -> JobTrait:
         gpus = None if kind in _ITS_OWN else dims.get("gpus")
         return make_job(kind, {name: Role(hosts=dims.get("hosts", 1), gpus=gpus)}, **arguments)
+
+
+def job_places() -> list[tuple[str, str, str]]:
+    """The jobs that hosts can come from: what `--job` takes, a text, and why it cannot be used here; "" if it can."""
+    try:
+        described = described_jobs()
+    except JobsFileError:
+        described = {}
+    named = [(name, f"{name} of monarch.toml ({said.get('kind', '?')})", "") for name, said in described.items()]
+    return named + [(kind, f"{kind} job", _missing(kind)) for kind in kinds() if kind not in _ITS_OWN]
+
+
+def _missing(kind: str) -> str:
+    try:
+        adapter_of(kind)
+    except EngineError as error:
+        return text_of(error)
+    command = _COMMANDS.get(kind, "")
+    return f"there is no {command} here" if command and shutil.which(command) is None else ""
 
 
 class _Bar:

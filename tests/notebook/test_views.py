@@ -232,3 +232,10 @@ def test_a_mesh_that_was_left_is_listed_attached_and_ended_from_a_view(nb: Noteb
     nb.run("%detach away --lease 5m").ok()
     assert view.ask("end", uid=left["uid"])["result"]["text"] == "stopped away: 2 procs"
     assert not view.ask("attach", uid=left["uid"])["ok"]
+
+
+def test_a_view_learns_which_jobs_can_be_used_here(nb: Notebook, view: ViewClient) -> None:
+    places = {place["name"]: place["why"] for place in view.ask("places")["result"]["places"]}
+    assert {"slurm", "ssh", "kubernetes"} <= set(places)
+    assert "local" not in places  # this machine
+    assert places["slurm"] in ("", "there is no sbatch here")

@@ -21,6 +21,7 @@ from monarch_nb.store.verbs import STACK, WhichStack
 from monarch_nb.supervision import Driver
 from monarch_nb.wire import counted, text_of
 
+from ..jobs import job_places
 from ..leaving import bind
 from ..session import Session, killed, resized
 from .channel import Message
@@ -205,6 +206,9 @@ class Requests:
             raise ValueError('dims must be sizes by name, such as {"gpus": 4}')
         mesh, notice = self._session.mesh(name, dims)
         return {"mesh": state_of(mesh).uid, "text": notice or f"{name} is running"}
+
+    def _do_places(self, runtime: Runtime, message: Message) -> Message:
+        return {"places": [{"name": name, "text": text, "why": why} for name, text, why in job_places()]}
 
     def _do_left(self, runtime: Runtime, message: Message) -> Message:
         here = self._session.meshes()

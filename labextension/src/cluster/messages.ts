@@ -178,6 +178,7 @@ export interface Requests {
   slow: { takes: Partial<Ranks>; gives: Diagnosis & { phases: RankPhases[] } };
   abort: { takes: Partial<Ranks>; gives: Diagnosis };
   stack: { takes: Ranks; gives: { stacks: Record<string, string> } };
+  places: { takes: object; gives: { places: Place[] } };
   left: { takes: object; gives: { meshes: LeftMesh[] } };
   attach: { takes: { uid: string; steal: boolean }; gives: Said };
   end: { takes: { uid: string; steal: boolean }; gives: Said };
@@ -188,6 +189,13 @@ export interface Requests {
   placement: { takes: { tensors: string; number: number }; gives: { placement: PlacementData; mesh: string; ranks: number[] } };
   values: { takes: { tensors: string; number: number }; gives: TensorValues };
   debug: { takes: DebugCommand; gives: Said & Partial<Values> & { locals?: (Values & { name: string })[] } };
+}
+
+/** Where a mesh can be made: a kind of jobs, or a job of monarch.toml. `why`: it cannot be used here; "" if it can. */
+export interface Place {
+  name: string;
+  text: string;
+  why: string;
 }
 
 /** A mesh that is not of this kernel: left, or `held` by another one. */

@@ -4,7 +4,7 @@ import { Dialog, InputDialog, showDialog } from "@jupyterlab/apputils";
 import { ISignal, Signal } from "@lumino/signaling";
 import { Widget } from "@lumino/widgets";
 
-import { Dims, Variables, codeForSpawn } from "./code";
+import { Dims, NewMesh, Variables, codeForMesh, codeForSpawn } from "./code";
 import type { LeftMesh } from "../cluster/messages";
 import type { Connection } from "./connection";
 import { askForMesh } from "./spawn";
@@ -138,7 +138,12 @@ export class Actions {
   async spawn(name?: string, dims?: Dims): Promise<void> {
     const connection = this._connection();
     if (!connection) return;
-    const mesh = name && dims ? { name, dims } : await askForMesh(connection.cluster.state);
+    const asked = name && dims ? null : await this._askForMesh(connection);
+    if (asked?.inCell) {
+      this._page.run(codeForMesh(asked));
+      return this._show({ text: `the cell makes ${asked.name}`, wrong: false, code: "" });
+    }
+    const mesh = asked ? { name: asked.name, dims: asked.dims } : name && dims ? { name, dims } : null;
     if (!mesh) return;
     this._show({ text: `spawning ${mesh.name} …`, wrong: false, code: "" });
     try {
@@ -147,6 +152,11 @@ export class Actions {
     } catch (error) {
       this.report((error as Error).message, true);
     }
+  }
+
+  private async _askForMesh({ cluster }: Connection): Promise<NewMesh | null> {
+    const { places } = await cluster.request("places", {}).catch(() => ({ places: [] }));
+    return askForMesh(cluster.state, places);
   }
 
   private _show(outcome: Outcome): void {

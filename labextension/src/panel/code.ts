@@ -48,13 +48,28 @@ export function freshName(taken: Iterable<string>, preferred = "workers"): strin
   return at === 1 ? preferred : `${preferred}${at}`;
 }
 
+/** A mesh that is to be made. */
 export interface NewMesh {
   name: string;
   dims: Dims;
+  /** The kind of a job, or the name of one; "" for this machine. */
+  job: string;
+  /** Of that job, as `%mesh` takes them. */
+  arguments: string;
+  /** What each process runs first. */
+  setup: string;
+  /** Made by a cell, which is written into the notebook. */
+  inCell: boolean;
+}
+
+/** The cell that makes a mesh. */
+export function codeForMesh({ name, dims, job, arguments: given, setup }: Omit<NewMesh, "inCell">): string {
+  const line = [codeForSpawn(name, dims), ...(job ? [`--job ${job}`, given] : [])].filter(Boolean).join(" ");
+  return setup ? `%${line}\n${setup}` : line;
 }
 
 /** The mesh that a form describes, or a string with its mistake. */
-export function newMeshFrom(name: string, dims: string): NewMesh | string {
+export function newMeshFrom(name: string, dims: string): Pick<NewMesh, "name" | "dims"> | string {
   const wrong = wrongName(name);
   if (wrong) return wrong;
   try {

@@ -7,6 +7,8 @@ import type { Ended, Notify } from "../cluster/messages";
 import { Connection } from "./connection";
 import { phaseOf } from "./link";
 
+const LIVE_MS = 30_000; // for the connection to a kernel that has just loaded the extension
+
 export interface Announced {
   notebook: NotebookPanel;
   message: Ended | Notify;
@@ -54,6 +56,20 @@ export class Front {
   get cell(): string {
     const cell = this.notebook?.content.activeCell?.model;
     return cell?.type === "code" ? cell.sharedModel.getSource() : "";
+  }
+
+  /** Loads the extension into the kernel of the notebook in front, by a cell; whether its cluster can be reached then. */
+  async load(): Promise<boolean> {
+    const { notebook } = this;
+    if (!notebook) return false;
+    await notebook.sessionContext.ready;
+    await this.run("%load_ext monarch");
+    const until = Date.now() + LIVE_MS;
+    while (Date.now() < until && notebook === this.notebook) {
+      if (this.connection && phaseOf(this.connection.facts) === "live") return true;
+      await new Promise((done) => setTimeout(done, 100));
+    }
+    return false;
   }
 
   /** Puts code into a cell of its own below the active one, and runs it. */

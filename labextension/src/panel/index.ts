@@ -4,8 +4,10 @@ import "../views/base.css";
 
 import { ILabShell, ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from "@jupyterlab/application";
 import { ICommandPalette, IToolbarWidgetRegistry } from "@jupyterlab/apputils";
+import { ILauncher } from "@jupyterlab/launcher";
 import { INotebookTracker } from "@jupyterlab/notebook";
 import { ISettingRegistry } from "@jupyterlab/settingregistry";
+import type { KernelSpec } from "@jupyterlab/services";
 import { IStatusBar } from "@jupyterlab/statusbar";
 import type { Widget } from "@lumino/widgets";
 
@@ -14,6 +16,7 @@ import { addCommand, addCommands, openMenu } from "./commands";
 import { EndNotices } from "./ended";
 import { Front } from "./front";
 import { guardQuestions } from "./guard";
+import { icon } from "./icon";
 import { phaseOf } from "./link";
 import { activeCodeOf, askWhere, offerInCells } from "./oncell";
 import { MonarchPanel } from "./panel";
@@ -24,6 +27,7 @@ import { StatusItem } from "./status";
 import "./panel.css";
 
 const ID = "monarch-nb-lab:plugin";
+const NEW_NOTEBOOK = "monarch-nb:new-notebook";
 
 interface Settings {
   insertCode: "offer" | "always";
@@ -32,11 +36,18 @@ interface Settings {
   desktopNotifications: boolean;
 }
 
+/** The kernel of a new notebook: the usual one, if that is Python's. */
+function pythonOf(specs: KernelSpec.ISpecModels | null): string {
+  const all = specs?.kernelspecs ?? {};
+  const usual = specs?.default ?? "";
+  return all[usual]?.language === "python" ? usual : Object.keys(all).find((name) => all[name]?.language === "python") ?? "python3";
+}
+
 const plugin: JupyterFrontEndPlugin<void> = {
   id: ID,
   description: "The cluster of the current notebook: its meshes, failures, debug sessions and logs.",
   autoStart: true,
-  optional: [INotebookTracker, ICommandPalette, ILabShell, ILayoutRestorer, ISettingRegistry, IStatusBar, IToolbarWidgetRegistry],
+  optional: [INotebookTracker, ICommandPalette, ILabShell, ILayoutRestorer, ISettingRegistry, IStatusBar, IToolbarWidgetRegistry, ILauncher],
   activate: (
     app: JupyterFrontEnd,
     tracker: INotebookTracker | null,
@@ -46,6 +57,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     registry: ISettingRegistry | null,
     statusBar: IStatusBar | null,
     toolbars: IToolbarWidgetRegistry | null,
+    launcher: ILauncher | null,
   ): void => {
     if (!tracker) return; // no notebooks, no clusters
     const open = (): void => {
@@ -83,6 +95,17 @@ const plugin: JupyterFrontEndPlugin<void> = {
       { open, failures: () => panel.showFailures(), findings: () => panel.ask(), codes: () => panel.showCodes(), selected: () => panel.meshes.view.row },
       palette,
     );
+    addCommand(app, palette, NEW_NOTEBOOK, {
+      label: "Notebook with a Mesh",
+      caption: "A new notebook with Monarch loaded, and a mesh",
+      icon,
+      execute: async ({ cwd }) => {
+        open();
+        await app.commands.execute("notebook:create-new", { cwd: cwd ?? null, kernelName: pythonOf(app.serviceManager.kernelspecs.specs) });
+        if (await front.load()) await actions.spawn();
+      },
+    });
+    launcher?.add({ command: NEW_NOTEBOOK, category: "Notebook", rank: 1 });
     if (toolbars) offerInCells(toolbars, front);
     addCommand(app, palette, "monarch-nb:where", {
       label: "Choose Where the Active Cell Runs…",

@@ -1,50 +1,130 @@
-// Asks for the name and the shape of a new mesh.
+// Asks for a new mesh: its name, where it is to be, its shape and set-up; shows what comes of it, and the cell that makes it.
 
 import { Dialog, showDialog } from "@jupyterlab/apputils";
 import { Widget } from "@lumino/widgets";
 
-import { NewMesh, codeForSpawn, freshName, newMeshFrom } from "./code";
+import type { Place } from "../cluster/messages";
 import type { ClusterState } from "../cluster/state";
 import { h, setText } from "../page/dom";
+import { plural } from "../page/words";
+import { Dims, NewMesh, codeForMesh, dimsText, freshName, newMeshFrom } from "./code";
 
-class Form extends Widget implements Dialog.IBodyWidget<NewMesh | string> {
-  constructor(private _state: ClusterState, typed: [string, string] | null) {
+const KEPT = "monarch-nb:spawned";
+const MOST_KEPT = 5;
+const DRAWN = 8; // hosts, and processes of each
+
+type Recent = Pick<NewMesh, "job" | "arguments"> & { dims: string };
+
+/** What was chosen before, the last first, as this browser has kept it. */
+function recent(): Recent[] {
+  try {
+    return JSON.parse(localStorage.getItem(KEPT) ?? "[]") as Recent[];
+  } catch {
+    return [];
+  }
+}
+
+function keep({ job, arguments: given, dims }: NewMesh): void {
+  const chosen = { job, arguments: given, dims: dimsText(dims) };
+  const others = recent().filter((each) => JSON.stringify(each) !== JSON.stringify(chosen));
+  try {
+    localStorage.setItem(KEPT, JSON.stringify([chosen, ...others].slice(0, MOST_KEPT)));
+  } catch {
+    // A page that may store nothing proposes what is usual.
+  }
+}
+
+/** `8 processes on 2 hosts`, and what is drawn of them: for each host how many. */
+export function previewOf(dims: Dims): { text: string; hosts: number[] } {
+  const hosts = dims.hosts ?? 1;
+  const each = Object.entries(dims).reduce((product, [label, size]) => (label === "hosts" ? product : product * size), 1);
+  const text = `${plural(hosts * each, "process").replace("processs", "processes")}${hosts > 1 ? ` on ${plural(hosts, "host")}` : ""}`;
+  return { text, hosts: Array.from({ length: Math.min(hosts, DRAWN) }, () => Math.min(each, DRAWN)) };
+}
+
+export class SpawnForm extends Widget implements Dialog.IBodyWidget<NewMesh | string> {
+  constructor(
+    private _state: ClusterState,
+    places: readonly Place[],
+    typed: Partial<NewMesh & { shape: string }> | null,
+  ) {
     super();
     this.addClass("mnb-form");
     const taken = Object.values(_state.meshes).filter((mesh) => !mesh.stopped).map((mesh) => mesh.name);
-    [this._name.value, this._dims.value] = typed ?? [freshName(taken), "gpus=4"];
-    this.node.append(h("label", {}, "Name", this._name), h("label", {}, "Shape", this._dims), this._code, this._note);
-    for (const field of [this._name, this._dims]) field.addEventListener("input", () => this._update());
+    const [last] = recent();
+    const usable = [...places].sort((a, b) => Number(Boolean(a.why)) - Number(Boolean(b.why)));
+    this._where.append(h("option", { value: "", text: "this machine" }), ...usable.map(({ name, text, why }) => h("option", { value: name, disabled: Boolean(why), text: why ? `${text}: ${why}` : text })));
+    this._name.value = typed?.name ?? freshName(taken);
+    this._dims.value = typed?.shape ?? last?.dims ?? "gpus=4";
+    const job = typed?.job ?? last?.job ?? "";
+    this._where.value = usable.some(({ name, why }) => name === job && !why) ? job : "";
+    this._arguments.value = typed?.arguments ?? last?.arguments ?? "";
+    this._setup.value = typed?.setup ?? "";
+    this._inCell.checked = typed?.inCell ?? true;
+    const shapes = h("datalist", { id: "mnb-shapes" }, ...[...new Set(recent().map(({ dims }) => dims))].map((value) => h("option", { value })));
+    this._options = h("label", {}, "Options", this._arguments);
+    this.node.append(
+      h("label", {}, "Name", this._name),
+      h("label", {}, "Where", this._where),
+      h("label", {}, "Shape", this._dims),
+      this._options,
+      h("label", {}, "Set-up", this._setup),
+      shapes,
+      this._preview,
+      this._drawing,
+      this._code,
+      h("label", { class: "mnb-form-cell" }, this._inCell, "write this cell into the notebook and run it"),
+      this._note,
+    );
+    for (const field of [this._name, this._dims, this._where, this._arguments, this._setup, this._inCell]) field.addEventListener("input", () => this._update());
     this._update();
   }
 
-  get typed(): [string, string] {
-    return [this._name.value, this._dims.value];
+  get typed(): Partial<NewMesh & { shape: string }> {
+    return { name: this._name.value, shape: this._dims.value, job: this._where.value, arguments: this._arguments.value, setup: this._setup.value, inCell: this._inCell.checked };
   }
 
   getValue(): NewMesh | string {
-    return newMeshFrom(this._name.value.trim(), this._dims.value);
+    const mesh = newMeshFrom(this._name.value.trim(), this._dims.value);
+    if (typeof mesh === "string") return mesh;
+    const job = this._where.value;
+    const setup = this._setup.value.trimEnd();
+    return { ...mesh, job, arguments: job ? this._arguments.value.trim() : "", setup, inCell: this._inCell.checked || Boolean(job || setup) };
   }
 
   private _update(): void {
     const mesh = this.getValue();
     const wrong = typeof mesh === "string";
-    setText(this._code, wrong ? "" : codeForSpawn(mesh.name, mesh.dims));
+    this._options.hidden = !this._where.value;
+    this._inCell.disabled = Boolean(this._where.value || this._setup.value.trim()); // what else shows how hosts join?
+    const preview = wrong ? { text: "", hosts: [] } : previewOf(mesh.dims);
+    setText(this._preview, preview.text);
+    this._drawing.replaceChildren(...preview.hosts.map((count) => h("div", {}, ...Array.from({ length: count }, () => h("i")))));
+    setText(this._code, wrong ? "" : codeForMesh(mesh));
     const taken = !wrong && Object.values(this._state.meshes).some((other) => other.name === mesh.name && !other.stopped);
     setText(this._note, wrong ? mesh : taken ? `${mesh.name} is running. The same shape keeps it; another shape replaces it, and its actors are lost.` : "");
     this._note.classList.toggle("mnb-wrong", wrong || taken);
   }
 
+  private _arguments = h("input", { class: "jp-mod-styled", "aria-label": "options of the job", placeholder: "partition=gpu time=1:00:00", spellcheck: "false" });
+  private _code = h("pre", { tabindex: "0", "aria-label": "cell" });
+  private _dims = h("input", { class: "jp-mod-styled", "aria-label": "shape", list: "mnb-shapes", placeholder: "hosts=2 gpus=4", spellcheck: "false" });
+  private _drawing = h("div", { class: "mnb-form-drawing", "aria-hidden": "true" });
+  private _inCell = h("input", { type: "checkbox" });
   private _name = h("input", { class: "jp-mod-styled", "aria-label": "name", spellcheck: "false" });
-  private _dims = h("input", { class: "jp-mod-styled", "aria-label": "shape", placeholder: "hosts=2 gpus=4", spellcheck: "false" });
-  private _code = h("code");
   private _note = h("div", { class: "mnb-form-note", role: "status" });
+  private _options: HTMLElement;
+  private _preview = h("div", { class: "mnb-dim" });
+  private _setup = h("textarea", { class: "jp-mod-styled", "aria-label": "set-up", rows: "2", placeholder: "import torch  # what each process runs first", spellcheck: "false" });
+  private _where = h("select", { "aria-label": "where" });
 }
 
 /** Asks until it can be done or is given up: null. */
-export async function askForMesh(state: ClusterState, typed: [string, string] | null = null): Promise<NewMesh | null> {
-  const body = new Form(state, typed);
+export async function askForMesh(state: ClusterState, places: readonly Place[], typed: SpawnForm["typed"] | null = null): Promise<NewMesh | null> {
+  const body = new SpawnForm(state, places, typed);
   const answer = await showDialog({ title: "Spawn a mesh", body, buttons: [Dialog.cancelButton(), Dialog.okButton({ label: "Spawn" })], focusNodeSelector: "input" });
   if (!answer.button.accept) return null;
-  return typeof answer.value === "string" || !answer.value ? askForMesh(state, body.typed) : answer.value;
+  if (typeof answer.value === "string" || !answer.value) return askForMesh(state, places, body.typed);
+  keep(answer.value);
+  return answer.value;
 }

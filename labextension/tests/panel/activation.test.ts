@@ -8,6 +8,7 @@ import { describe, expect, it, vi } from "vitest";
 // JupyterLab's own packages are its business; only what the panel is built of is stood in for.
 vi.mock("@jupyterlab/application", () => ({ ILabShell: {}, ILayoutRestorer: {} }));
 vi.mock("@jupyterlab/apputils", () => ({ ICommandPalette: {}, Dialog: {}, InputDialog: {}, IToolbarWidgetRegistry: {}, Notification: {}, showDialog: vi.fn() }));
+vi.mock("@jupyterlab/launcher", () => ({ ILauncher: {} }));
 vi.mock("@jupyterlab/notebook", () => ({ INotebookTracker: {}, NotebookActions: {} }));
 vi.mock("@jupyterlab/services", () => ({ KernelMessage: {} }));
 vi.mock("@jupyterlab/settingregistry", () => ({ ISettingRegistry: {} }));

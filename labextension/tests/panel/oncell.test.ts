@@ -1,7 +1,10 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, it, vi } from "vitest";
 
-import { editFor, placeIn, placesOf } from "../../src/panel/oncell";
 import { four } from "../made";
+
+vi.mock("@jupyterlab/apputils", () => ({ InputDialog: {} }));
+
+const { editFor, placeIn, placesOf } = await import("../../src/panel/oncell");
 
 function moved(source: string, place: string): string {
   const { start, end, text } = editFor(source, place);
