@@ -136,7 +136,7 @@ BACK = """() => {
 }"""
 
 
-def test_the_end_of_a_long_cell_reaches_a_person_who_looks_elsewhere(panel: Panel) -> None:
+def test_the_end_of_a_long_cell_reaches_who_looks_elsewhere(panel: Panel) -> None:
     shown = panel.shown
     shown.evaluate(ELSEWHERE)
     before = shown.title()

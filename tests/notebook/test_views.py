@@ -222,7 +222,7 @@ def test_hosts_come_and_go_by_requests_where_a_mesh_can_grow(nb: Notebook, view:
     assert "mesh of actors" in view.ask("resize", mesh=view.mesh("a"), label="hosts", by=1)["error"]
 
 
-def test_a_mesh_that_was_left_is_listed_attached_and_ended_from_a_view(nb: Notebook, view: ViewClient) -> None:
+def test_a_mesh_that_was_left_is_attached_or_ended_from_views(nb: Notebook, view: ViewClient) -> None:
     nb.run("%mesh away gpus=2\n%detach away --lease 5m").ok()
     (left,) = [mesh for mesh in view.ask("left")["result"]["meshes"] if mesh["name"] == "away"]
     assert (left["held"], "away {gpus=2}" in left["text"]) == (False, True)
