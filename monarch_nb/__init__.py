@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from monarch_nb.connect.stored_results import results
     from monarch_nb.diagnosis import diagnose, watch
     from monarch_nb.distributed import (
+        RemoteProcessGroup,
         Tensor,
+        call_on_shard_and_fetch,
         checkpoint,
         compile,  # noqa: A004 - as torch.compile
         distribute,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         no_mesh,
         reduce,
         reduce_,
+        remote,
         show,
         slice_mesh,
         to_mesh,
@@ -45,10 +48,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Extent",
     "NDSlice",
+    "RemoteProcessGroup",
     "Shape",
     "Tensor",
     "__version__",
     "attach",
+    "call_on_shard_and_fetch",
     "checkpoint",
     "clear_runtime_config",
     "compile",
@@ -68,6 +73,7 @@ __all__ = [
     "profile",
     "reduce",
     "reduce_",
+    "remote",
     "results",
     "show",
     "slice_mesh",
@@ -96,6 +102,9 @@ _HOMES = {
     "no_mesh": "monarch_nb.distributed",
     "reduce": "monarch_nb.distributed",
     "reduce_": "monarch_nb.distributed",
+    "remote": "monarch_nb.distributed",
+    "RemoteProcessGroup": "monarch_nb.distributed",
+    "call_on_shard_and_fetch": "monarch_nb.distributed",
     "show": "monarch_nb.distributed",
     "slice_mesh": "monarch_nb.distributed",
     "to_mesh": "monarch_nb.distributed",

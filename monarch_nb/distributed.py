@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.ranks.active import get_active_mesh, no_mesh
     from monarch_nb.tensor.ranks.exchanging import reduce, reduce_, slice_mesh, to_mesh
     from monarch_nb.tensor.ranks.fetching import fetch_shard, inspect, show
+    from monarch_nb.tensor.ranks.remote import RemoteProcessGroup, call_on_shard_and_fetch, remote
     from monarch_nb.tensor.ranks.tensor import Tensor
     from monarch_nb.tensor.safetensors import load_safetensors
     from monarch_nb.tensor.verify import Verification, verify
@@ -48,9 +49,11 @@ __all__ = [
     "MeshTensor",
     "Plan",
     "RankTensorError",
+    "RemoteProcessGroup",
     "Tensor",
     "TensorError",
     "Verification",
+    "call_on_shard_and_fetch",
     "checkpoint",
     "compile",
     "distribute",
@@ -65,6 +68,7 @@ __all__ = [
     "no_sync",
     "reduce",
     "reduce_",
+    "remote",
     "save",
     "show",
     "slice_mesh",
@@ -85,6 +89,7 @@ _HOMES = {
     "handle": ("MeshTensor",),
     "ranks.active": ("get_active_mesh", "no_mesh"),
     "ranks.exchanging": ("reduce", "reduce_", "slice_mesh", "to_mesh"),
+    "ranks.remote": ("RemoteProcessGroup", "call_on_shard_and_fetch", "remote"),
     "ranks.tensor": ("Tensor",),
     "ranks.fetching": ("fetch_shard", "inspect", "show"),
     "safetensors": ("load_safetensors",),

@@ -134,6 +134,51 @@ class RunFunction(Generic[T]):
 
 
 @dataclass(frozen=True)
+class CallRemote:
+    """Calls a function, or what a path such as "math.sqrt" names, with the values of tensors among its arguments.
+
+    The tensors that it returns are kept under the numbers `results`; without these under `bundle`, until `Name` names
+    them, and a description of them is the reply. `replies`: what it returns is the reply. `writes` are tensors that it
+    changes. `only` one rank of the mesh runs it. `joined`: ranks wait for each other in it.
+    """
+
+    function: Callable[..., object] | str
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    results: tuple[int, ...] = ()
+    bundle: int | None = None
+    replies: bool = False
+    writes: tuple[int, ...] = ()
+    only: int | None = None
+    joined: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.function if isinstance(self.function, str) else getattr(self.function, "__name__", "a function")
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether its reply has a value."""
+        return self.replies or self.bundle is not None
+
+
+@dataclass(frozen=True)
+class Name:
+    """Names the tensors that a call has returned."""
+
+    bundle: int
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GroupOf:
+    """Placeholder of a process group in the arguments of a call: of the ranks along dimensions of the mesh."""
+
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class MakeParts:
     """Makes a tensor from `function(part, *args)` on each rank; `part` has a slice for each dimension."""
 
@@ -168,7 +213,21 @@ def nbytes_of(command: object) -> int:
     return 0
 
 
-Command = Open | Define | Making | PutTensor | Locals | MakeParts | Send | Take | Revive | RunFunction[object] | Cell
+Command = (
+    Open
+    | Define
+    | Making
+    | PutTensor
+    | Locals
+    | MakeParts
+    | Send
+    | Take
+    | Revive
+    | RunFunction[object]
+    | CallRemote
+    | Name
+    | Cell
+)
 
 
 class Makings:

@@ -27,6 +27,7 @@ from monarch_nb.tensor.origin import CallSite, call_site
 from monarch_nb.tensor.processes import Observer, processes_of, shrunk
 from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, own_values, replicated
 from monarch_nb.tensor.ranks.active import activated, disabled
+from monarch_nb.tensor.ranks.remote import RemoteProcessGroup
 from monarch_nb.tensor.ranks.tensor import RankTensor
 from monarch_nb.tensor.sharding import LocalTensors, ShardingSpec, locals_of, placements_of, put_together
 from monarch_nb.tensor.stream import Stream
@@ -348,6 +349,10 @@ class Mesh(MeshTrait):
     def rank_tensors(self) -> dict[str, RankTensor]:
         """The `rank_tensor` of each dimension, by name."""
         return {name: self.rank_tensor(name) for name in self.mesh_dim_names}
+
+    def process_group(self, dims: str | Sequence[str]) -> RemoteProcessGroup:
+        """The process group of each rank along a dimension, as an argument of a remote function."""
+        return RemoteProcessGroup(self, [dims] if isinstance(dims, str) else dims)
 
     def to_table(self) -> str:
         """A table of text: for each place of the mesh the host, and which of its processes it is."""

@@ -2,8 +2,10 @@
 
 import copy
 import io
+import os
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy
 import pytest
@@ -11,7 +13,7 @@ import torch
 from torch.distributed.tensor import Partial
 
 import monarch_nb
-from monarch_nb.actor import ProcMesh
+from monarch_nb.actor import Actor, ProcMesh, endpoint, this_host
 from monarch_nb.distributed import MeshTensor, RankTensorError, TensorError
 from tests.cluster.actor_tools import spawned
 from tests.polling import until
@@ -340,3 +342,130 @@ def test_the_two_views_share_memory(procs: ProcMesh, rank: monarch_nb.Tensor) ->
     with pytest.raises(TensorError, match="failed on rank 1"):
         (lost + 1).full_tensor()
     assert both(rank) == [0, 1]
+
+
+def counted(folder: Path, x: torch.Tensor, times: int = 2) -> dict[str, object]:
+    """Notes that it was called, changes its argument and returns a view, a new tensor and a number."""
+    with (folder / str(os.getpid())).open("a") as calls:
+        calls.write("x")
+    x += 1
+    return {"view": x[1:], "new": x * times, "number": 7}
+
+
+def test_a_remote_function_runs_once_on_each_rank(tmp_path: Path, procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    remote = monarch_nb.remote(counted)
+    for calls in range(1, 4):
+        with procs.activate():
+            t = torch.zeros(3) + rank
+        found = remote(tmp_path, t)
+        assert found["number"] == 7
+        assert both(found["new"]) == [[2.0] * 3, [4.0] * 3]
+        found["view"].zero_()  # shows the memory of the argument
+        assert both(t) == [[1, 0, 0], [2, 0, 0]]
+        assert [len(each.read_text()) for each in tmp_path.iterdir()] == [calls] * 2
+    assert both(remote(tmp_path, t, times=3)["new"]) == [[6, 3, 3], [9, 3, 3]]  # another argument
+
+
+def test_shapes_of_a_remote_function_are_given_by_propagate(rank: monarch_nb.Tensor) -> None:
+    @monarch_nb.remote(propagate=lambda x: x.add_(1))
+    def increased(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+    t = rank.clone()
+    result = increased(t)
+    result *= 10
+    assert both(t) == [10, 20]
+    assert monarch_nb.remote(torch.Tensor.zero_, propagate="inspect")(t) is None
+    assert both(t) == [0, 0]
+    wrong = monarch_nb.remote(lambda x: (x, x), propagate=lambda x: x.clone())(rank)
+    with pytest.raises(TensorError, match="unexpected number of returns from op, expected 1, got 2"):
+        monarch_nb.inspect(wrong)
+    with pytest.raises(NotImplementedError):
+        monarch_nb.remote(len, propagate="mocked")(rank)
+    with pytest.raises(ValueError, match="propagate='x'"):
+        monarch_nb.remote(len, propagate="x")
+
+
+def test_what_remote_functions_return_is_fetched_by_adverbs(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    double = monarch_nb.remote(lambda x, y=1: (x * 2 + y, "text"))
+    assert double.call(rank, y=5).get(30).values() == [(torch.tensor(5), "text"), (torch.tensor(7), "text")]
+    assert [each.get(30)[0] for each in double.stream(rank)] == [1, 3]
+    assert double.choose(rank).get(30)[0] in (1, 3)
+    assert monarch_nb.call_on_shard_and_fetch(double, rank, shard={"gpus": 1}).get(30) == (torch.tensor(3), "text")
+    assert double.broadcast(rank) is None
+    with pytest.raises(ValueError, match="exactly one"):
+        double.call_one(rank)
+    with procs.slice(gpus=1).activate() as mesh:
+        assert double.call_one(mesh.rank_tensor("rank")).get(30)[0] == 1
+        assert monarch_nb.remote("os.getpid").call_one().get(30) > 0
+    with pytest.raises(ValueError, match="require an active device mesh"):
+        monarch_nb.remote("os.getpid").call()
+    with pytest.raises(RankTensorError, match="LOCAL_TENSOR"):
+        double(torch.ones(2))
+
+
+def failing(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Fails on rank 1, after a write."""
+    target += 1
+    if x:
+        raise ValueError("not here")
+    return x + target
+
+
+def test_a_remote_function_that_fails_on_a_rank_is_any_failure(rank: monarch_nb.Tensor) -> None:
+    target = rank.clone()
+    remote = monarch_nb.remote(failing, propagate=lambda x, target: x + target.add_(1))
+    result = remote(rank, target) * 2
+    for tensor in (result, target):
+        with pytest.raises(TensorError, match=r"failing failed on rank 1 of ranks: ValueError: not here"):
+            monarch_nb.inspect(tensor, gpus=0)
+    for call in (lambda: monarch_nb.remote(failing)(rank, target.clone()), lambda: remote.call(rank, target).get(30)):
+        with pytest.raises(TensorError, match="failing failed on rank 1"):
+            call()
+    assert both(rank) == [0, 1]
+
+
+def test_a_remote_function_gets_process_groups(rank: monarch_nb.Tensor) -> None:
+    def summed(x: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
+        x = x.clone()
+        torch.distributed.all_reduce(x, group=group)
+        return x
+
+    remote = monarch_nb.remote(summed, propagate=lambda x, group: x.clone())
+    group = rank.mesh.process_group("gpus")
+    assert group.size() == 2
+    assert both(remote(rank, group)) == [1, 1]
+
+
+class Owner(Actor):
+    """Has tensors of its own, on processes of its own."""
+
+    @endpoint
+    async def summed(self, times: int) -> list[torch.Tensor]:
+        """Makes tensors on a mesh, `times` over."""
+        procs = this_host().spawn_procs({"gpus": 2})
+        found = []
+        for _ in range(times):
+            with procs.activate():
+                logits = torch.ones(3) + procs.rank_tensor("gpus")
+                assert torch.multinomial(torch.softmax(logits, 0), 2).shape == (2,)
+                total = logits.reduce("gpus")
+            found.append(await monarch_nb.fetch_shard(total, gpus=1))
+        await procs.stop()
+        return found
+
+    @endpoint
+    async def plain(self) -> torch.Tensor:
+        """A tensor of this process."""
+        return torch.arange(3)
+
+
+def test_actors_activate_meshes_and_their_answers_stay_local(procs: ProcMesh) -> None:
+    for others in spawned(1, "owners"):
+        owner = others.spawn("owner", Owner)
+        assert [each.tolist() for each in owner.summed.call_one(2).get(60)] == [[3, 3, 3]] * 2
+        with procs.activate():
+            assert [each.tolist() for each in owner.summed.call_one(1).get(60)] == [[3, 3, 3]]
+            answer = owner.plain.call_one().get(60)
+            assert type(answer) is torch.Tensor
+            assert (answer + 1).tolist() == [1, 2, 3]

@@ -18,6 +18,7 @@ REASONS: dict[tuple[str, str], str] = {
     ("supervision", "_handle_undeliverable_message"): "a hook of actors, under the name that torchmonarch gave it",
     ("collectives", "_timeout"): "PyTorch's: of the options of a process group's backend",
     ("tensor", "_base"): "PyTorch's: the tensor that a tensor is a view of",
+    ("tensor", "_version"): "PyTorch's: how often a tensor was written to",
 }
 # Names that belong to Jupyter, IPython or ipykernel are patched or read in this one module of the kernel's side.
 JUPYTER = "kernel_ext/monarch_kernel/jupyter.py"

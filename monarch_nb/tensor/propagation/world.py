@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor import DTensor, _collective_utils, placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .meta import MeshLayout, Meta, dense, dtensor, spec_of
 
@@ -93,7 +94,7 @@ def imagining() -> Iterator[None]:
     for module, name, replacement in _REPLACED:
         setattr(module, name, replacement)
     try:
-        with torch._C.DisableTorchFunction(), _fake, torch.no_grad():
+        with torch._C.DisableTorchFunction(), _disable_current_modes(), _fake, torch.no_grad():
             yield
     finally:
         for module, name, own in before:

@@ -3,11 +3,19 @@
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, OWN, REPLAY, SHARDS, WHOLE, Number
+from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, OWN, REPLAY, SHARDS, WHOLE, CallRemote, Name, Number
 from monarch_nb.tensor.workers.plans import PlanSignature
 
 REQUESTS = frozenset({WHOLE, NUMBER, SHARDS})
 JOURNAL_LENGTH = 8192  # operations; more than ranks can be apart, which is bounded by the controller's window
+
+
+def _effects(command: object) -> tuple[Sequence[Number], Sequence[Number]]:
+    """The tensors that a command makes, and those that it writes to."""
+    if isinstance(command, CallRemote | Name):
+        return command.results, getattr(command, "writes", ())
+    result = getattr(command, "result", None)
+    return () if result is None else (result,), ()
 
 
 class BatchJournal:
@@ -16,11 +24,12 @@ class BatchJournal:
     def __init__(self, plans: Mapping[Number, PlanSignature]) -> None:
         self._plans = plans
         self._steps: deque[tuple[int, int, Sequence[Number], Sequence[Number]]] = deque()
-        self._batches: deque[tuple[int, Sequence[Number], tuple[Number | None, ...]]] = deque()
+        self._batches: deque[tuple[int, Sequence[Number], tuple[tuple[Sequence[Number], Sequence[Number]], ...]]]
+        self._batches = deque()
 
     def note(self, first: int, numbers: Sequence[Number], objects: Sequence[object]) -> None:
         """Adds a batch that begins with operation `first`."""
-        self._batches.append((first, numbers, tuple(getattr(item, "result", None) for item in objects)))
+        self._batches.append((first, numbers, tuple(map(_effects, objects))))
         while self._batches[0][0] < first - JOURNAL_LENGTH:
             self._batches.popleft()
 
@@ -59,8 +68,7 @@ class BatchJournal:
                     continue
                 number += 1
                 if code == OBJECT:
-                    result = next(objects)
-                    yield number, () if result is None else (result,), ()
+                    yield number, *next(objects)
                     position += 1
                 elif code in REQUESTS:
                     position += 2

@@ -13,6 +13,7 @@ from monarch_nb.tensor.commands import Define, MakeParts, Making, Number
 from monarch_nb.tensor.failure import Failure, LostInputError
 from monarch_nb.tensor.propagation import (
     OWN_VALUE,
+    MeshLayout,
     Meta,
     Placements,
     Runner,
@@ -20,6 +21,7 @@ from monarch_nb.tensor.propagation import (
     laid_out,
     one_piece_each,
     overload,
+    own_values,
     placed_otherwise,
     spec_of,
 )
@@ -86,6 +88,18 @@ def made_in_parts(command: MakeParts, mesh: DeviceMesh) -> DTensor:
 def held(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:
     """Wraps the shard of this rank."""
     return _of_local(laid_out(local.detach().to(mesh.device_type), meta.stride), meta, mesh)
+
+
+def layout_of(mesh: DeviceMesh) -> MeshLayout:
+    """The layout of a mesh."""
+    return MeshLayout(tuple(mesh.shape), tuple(mesh.mesh_dim_names or ()), mesh.device_type)
+
+
+def own(local: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    """Wraps a value of this rank's own, in its memory if that is on the device."""
+    layout = layout_of(mesh)
+    meta = Meta.of(layout, tuple(local.shape), local.dtype, own_values(layout), stride=local.stride())
+    return dtensor(local.to(mesh.device_type), spec_of(meta, mesh), requires_grad=False)
 
 
 def _of_local(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from monarch_nb.tensor.commands import (
     FREE,
@@ -20,11 +21,14 @@ from monarch_nb.tensor.commands import (
     OWN,
     REPLAY,
     SHARDS,
+    CallRemote,
     Cell,
     Define,
+    GroupOf,
     Locals,
     MakeParts,
     Making,
+    Name,
     Number,
     PutTensor,
     Revive,
@@ -42,6 +46,7 @@ from monarch_nb.tensor.replicas import StreamContents, receive, send
 from monarch_nb.tensor.seeds import BORROWED
 from monarch_nb.tensor.verbs import MemoryUsed
 from monarch_nb.tensor.workers.agreement import DifferentShapesError
+from monarch_nb.tensor.workers.calls import function_at, off_device, returned
 from monarch_nb.tensor.workers.journal import REQUESTS, BatchJournal
 from monarch_nb.tensor.workers.plans import (
     Env,
@@ -51,7 +56,9 @@ from monarch_nb.tensor.workers.plans import (
     distributed,
     empty,
     held,
+    layout_of,
     made_in_parts,
+    own,
 )
 from monarch_nb.tensor.workers.transit import Transit
 from monarch_nb.tensor.workers.usage import Stopwatch, usage
@@ -276,6 +283,10 @@ class WorkerSession:
                     self.env[command.result] = lost
                 elif isinstance(command, Trace):
                     self._object(command, values)
+                elif isinstance(command, CallRemote | Name):
+                    self.env.update(dict.fromkeys(command.results, lost))
+                    if isinstance(command, CallRemote) and command.has_reply:
+                        values.append(halted)
                 elif isinstance(command, RunFunction):
                     values.append(halted)
             elif code in REQUESTS:
@@ -347,14 +358,21 @@ class WorkerSession:
         try:
             value = self._do(command)
         except BaseException as error:
-            value = failure = self._failure(type(command).__name__.lower(), error)
-            if isinstance(command, PutTensor | Locals | MakeParts | Take):
+            if isinstance(command, CallRemote) and not command.joined:
+                value = failure = self._own_failure(command.name, error)
+            else:
+                value = failure = self._failure(type(command).__name__.lower(), error)
+            if isinstance(command, CallRemote):
+                written = self._changed if command.has_reply else command.writes
+                lost = (*command.results, *self._sharing_memory(written), *filter(None, [command.bundle]))
+                self.env.update(dict.fromkeys(lost, LostTensor(failure)))
+            elif isinstance(command, PutTensor | Locals | MakeParts | Take):
                 self.env[command.result] = LostTensor(failure)
             elif isinstance(command, Trace):
                 self.env[command.number] = LostTensor(failure)
             elif isinstance(command, Define | Making):
                 self._plans[command.number] = Unusable(command, failure)
-        if isinstance(command, RunFunction):
+        if isinstance(command, RunFunction) or (isinstance(command, CallRemote) and command.has_reply):
             values.append(value)
 
     def _do(self, command: object) -> object:
@@ -386,22 +404,68 @@ class WorkerSession:
                     self.env[command.result] = empty(command.made, self._mesh)
             case Trace():
                 self.env[command.number] = Replay(command, self._mesh, self._stopwatch)
+            case CallRemote():
+                return self._call(command)
+            case Name():
+                self._keep(command.results, self.env.pop(command.bundle))
             case RunFunction():
                 BORROWED.give_back()
                 args = [self._local(value) for value in command.args]
                 kwargs = {name: self._local(value) for name, value in command.kwargs.items()}
                 with torch.enable_grad(), self._interruptible():
-                    return _off_device(command.function(*args, **kwargs))
+                    return off_device(command.function(*args, **kwargs))
         return None
 
-    def _local(self, value: object) -> object:
+    def _call(self, command: CallRemote) -> object:
+        """Calls a function of the program; returns what is asked of what it returns."""
+        if command.only is not None and command.only != self._rank:
+            return None
+        BORROWED.give_back()
+        self._changed: Sequence[Number] = ()  # by the call so far
+        given: dict[Number, torch.Tensor] = {}
+        args, kwargs = (self._local(value, given) for value in (command.args, command.kwargs))
+        assert isinstance(args, tuple)
+        assert isinstance(kwargs, dict)
+        function = function_at(command.function) if isinstance(command.function, str) else command.function
+        before = [tensor._version for tensor in given.values()]
+        try:
+            with torch.enable_grad(), self._interruptible():
+                value = function(*args, **kwargs)
+        finally:
+            now = zip(given.items(), before, strict=True)
+            self._changed = [number for (number, tensor), version in now if tensor._version != version]
+        if command.replies:
+            return off_device(value)
+        tensors = [leaf.detach() for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        if command.bundle is None:
+            self._keep(command.results, tensors)
+            return None
+        self.env[command.bundle] = tensors
+        return returned(value, list(given.values()), before, layout_of(self._mesh))
+
+    def _keep(self, numbers: Sequence[Number], tensors: "Sequence[torch.Tensor] | LostTensor") -> None:
+        """Keeps the tensors that a call has returned."""
+        if isinstance(tensors, LostTensor):
+            self.env.update(dict.fromkeys(numbers, tensors))
+            return
+        if len(tensors) != len(numbers):
+            raise ValueError(f"unexpected number of returns from op, expected {len(numbers)}, got {len(tensors)}")
+        for number, tensor in zip(numbers, tensors, strict=True):
+            self.env[number] = own(tensor, self._mesh)
+
+    def _local(self, value: object, given: dict[Number, torch.Tensor] | None = None) -> object:
         if isinstance(value, TensorOf):
             tensor = self.tensor(value.number)
+            if given is not None:
+                given[value.number] = tensor._local_tensor
+                return tensor._local_tensor
             return tensor if value.sharded else tensor.to_local()
+        if isinstance(value, GroupOf):
+            return self._mesh.get_group(value.dims[0])
         if isinstance(value, (list, tuple)):
-            return type(value)(map(self._local, value))
+            return type(value)([self._local(item, given) for item in value])
         if isinstance(value, dict):
-            return {key: self._local(item) for key, item in value.items()}
+            return {key: self._local(item, given) for key, item in value.items()}
         return value
 
     # -- compiled steps ---------------------------------------------------------------------------------------------
@@ -527,16 +591,3 @@ def _settles() -> bool:
             return False
         time.sleep(0.001)
     return True
-
-
-def _off_device(value: object) -> object:
-    """Converts results for sending: DTensors to shards, on the CPU."""
-    if isinstance(value, DTensor):
-        value = value.to_local()
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(map(_off_device, value))
-    if isinstance(value, dict):
-        return {key: _off_device(item) for key, item in value.items()}
-    return value

@@ -1,0 +1,288 @@
+"""Functions of a program that run on each rank, with what it has of tensors: `remote`."""
+
+import functools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from monarch_nb.mesh import ValueMesh
+from monarch_nb.runtime import Future, pending_future, resolve_later, when_done
+from monarch_nb.tensor.commands import OBJECT, CallRemote, GroupOf, Name, TensorOf
+from monarch_nb.tensor.errors import RankTensorError
+from monarch_nb.tensor.handle import MeshTensor, current
+from monarch_nb.tensor.origin import call_site
+from monarch_nb.tensor.propagation import Meta
+from monarch_nb.tensor.ranks.active import active_mesh, disabled
+from monarch_nb.tensor.ranks.fetching import rank_at
+from monarch_nb.tensor.ranks.tensor import RankTensor
+from monarch_nb.tensor.references import Reference
+from monarch_nb.tensor.views import rewriting, share
+from monarch_nb.tensor.workers.calls import Returned, ReturnedTensor, returned
+
+if TYPE_CHECKING:
+    from monarch_nb.tensor.mesh import Mesh
+
+R = TypeVar("R")
+_WAYS = (None, "cached", "inspect", "mocked")
+
+
+class RemoteProcessGroup:
+    """The process group of each rank along dimensions of a mesh, as an argument of a remote function."""
+
+    def __init__(self, mesh: "Mesh", dims: Sequence[str]) -> None:
+        self.mesh, self.dims = mesh, tuple(dims)
+        self.numbers = tuple(mesh.layout.names.index(name) for name in self.dims)
+
+    def size(self) -> int:
+        """Number of ranks in it."""
+        return self.mesh.size(self.dims)
+
+
+class _Given:
+    """The arguments of a call: its tensors, and what is sent in their place."""
+
+    def __init__(self, args: tuple[object, ...], kwargs: dict[str, object], what: str) -> None:
+        self.tensors: list[RankTensor] = []
+        self.joined = False
+        self._what = what
+        self.args = cast("tuple[object, ...]", self._sent(args))
+        self.kwargs = cast("dict[str, object]", self._sent(kwargs))
+        streams = dict.fromkeys(tensor.reference.stream for tensor in self.tensors)
+        if len(streams) > 1:
+            raise RankTensorError("WRONG_MESH", f"{what}: tensors of {len(streams)} meshes are its arguments")
+        mesh = self.tensors[0].mesh if self.tensors else active_mesh()
+        if mesh is None:
+            raise ValueError(f"{what}: Remote functions require an active device mesh, use `with mesh.activate():`")
+        self.mesh = mesh
+
+    def _sent(self, value: object) -> object:
+        if isinstance(value, MeshTensor):
+            if not isinstance(value, RankTensor):
+                raise TypeError(f"{self._what}: a sharded tensor is an argument: t.per_rank() gives each rank its part")
+            value.reference.stream.held.require_contents((value.reference.number,))
+            number = current(value)
+            if all(number != tensor.reference.number for tensor in self.tensors):
+                self.tensors.append(value)
+            return TensorOf(number)
+        if isinstance(value, torch.Tensor) and value.dim():
+            raise RankTensorError(
+                "LOCAL_TENSOR",
+                f"{self._what}: a local tensor of shape {tuple(value.shape)} is an argument: make it on the ranks, "
+                "inside `with mesh.activate():`",
+            )
+        if isinstance(value, RemoteProcessGroup):
+            self.joined = True
+            return GroupOf(value.numbers)
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            return type(value)([self._sent(item) for item in value])
+        if isinstance(value, dict):
+            return {key: self._sent(item) for key, item in value.items()}
+        return value
+
+    def key(self) -> object:
+        """What the shapes of results may depend on; None where that cannot be compared."""
+        memories: dict[object, int] = {}
+        tensors = {tensor.reference.number: tensor for tensor in self.tensors}
+
+        def facts(value: object) -> object:
+            if isinstance(value, TensorOf):
+                tensor = tensors[value.number]
+                memory = tensor.reference.memory or tensor.reference
+                return tensor.meta, memories.setdefault(memory, len(memories)), tensor.requires_grad
+            if isinstance(value, list | tuple):
+                return type(value), tuple(map(facts, value))
+            if isinstance(value, dict):
+                return tuple((name, facts(item)) for name, item in value.items())
+            return type(value), value
+
+        key = (self.mesh.stream, facts(self.args), facts(self.kwargs))
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+
+class Remote:
+    """A function that runs on each rank. Calling it returns tensors of the ranks' own, and does not wait for them.
+
+    What it returns is a tree of tensors; their shapes come from the first call with such arguments, which waits for it,
+    or from `propagate`, a function that is called here with tensors without values.
+    """
+
+    def __init__(self, function: Callable[..., Any] | str, propagate: object = None) -> None:
+        if not (propagate in _WAYS if not callable(propagate) else True):
+            raise ValueError(f"propagate={propagate!r} is none of None, 'cached', 'inspect', 'mocked' and a function")
+        self._function, self._propagate = function, propagate
+        self._known: dict[object, Returned] = {}
+        self._name = function if isinstance(function, str) else getattr(function, "__name__", repr(function))
+        if not isinstance(function, str):
+            functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls it on each rank of the arguments' mesh, or of the active one; see `Remote`."""
+        if self._propagate == "mocked":
+            raise NotImplementedError("propagate='mocked': give a function that computes on tensors without values")
+        given = _Given(args, kwargs, self._name)
+        command = CallRemote(self._function, given.args, given.kwargs, joined=given.joined)
+        if self._propagate == "inspect":
+            _issue(given, command, range(len(given.tensors)))
+            return None
+        key: object = None
+        if callable(self._propagate):
+            shown = _imagined(self._propagate, given, args, kwargs)
+        else:
+            key = given.key()
+            known = self._known.get(key) if key is not None else None
+            if known is None:
+                return self._first(given, command, key)
+            shown = known
+        references = [_held(given, each) for each in shown.tensors]
+        numbers = tuple(reference.number for reference in references)
+        command = _with(command, results=numbers, writes=[given.tensors[at] for at in shown.written])
+        _issue(given, command, shown.written)
+        return _result(given, shown, references)
+
+    rref = __call__
+
+    def _first(self, given: _Given, command: CallRemote, key: object) -> Any:
+        """Calls it, waits for what it returns, and names that."""
+        stream = given.mesh.stream
+        bundle = stream.hold_object()
+        command = _with(command, bundle=bundle.number, writes=given.tensors)
+        with rewriting(tensor.reference for tensor in given.tensors):
+            [replies] = stream.requested([(OBJECT, command)], f"remote({self._name})").get()
+        shown = cast(Returned, next(iter(replies.values())))
+        if key is not None:
+            self._known[key] = shown
+        references = [_held(given, each) for each in shown.tensors]
+        stream.issue_object(Name(bundle.number, tuple(reference.number for reference in references)))
+        return _result(given, shown, references)
+
+    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
+        """Calls it on each rank; the future has what each returns, with tensors as local ones on the CPU."""
+        return self._asked(args, kwargs, None)
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As `call`, on a mesh of one rank: the future has what it returns. Raises ValueError for a larger mesh."""
+        given = _Given(args, kwargs, self._name)
+        if len(given.mesh) != 1:
+            raise ValueError(f"call_one: {given.mesh!r} has {len(given.mesh)} ranks, not exactly one")
+        return _of_rank(self._asked(args, kwargs, None), 0)
+
+    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As `call`, on one rank, whichever; the future has what it returns."""
+        given = _Given(args, kwargs, self._name)
+        rank = random.randrange(len(given.mesh))
+        return _of_rank(self._asked(args, kwargs, rank), rank)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Future[Any]]:
+        """As `call`; yields a future for each rank."""
+        values = self._asked(args, kwargs, None)
+        size = len(_Given(args, kwargs, self._name).mesh)
+        return iter([_of_rank(values, rank) for rank in range(size)])
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """Calls it on each rank, and asks for nothing; an error is reported."""
+        given = _Given(args, kwargs, self._name)
+        command = CallRemote(self._function, given.args, given.kwargs, joined=given.joined)
+        _issue(given, command, range(len(given.tensors)))
+
+    def on_rank(self, rank: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[ValueMesh[Any]]:
+        """As `call`, on one rank of the mesh."""
+        return self._asked(args, kwargs, rank)
+
+    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any], only: int | None) -> Future[ValueMesh[Any]]:
+        given = _Given(args, kwargs, self._name)
+        command = CallRemote(self._function, given.args, given.kwargs, replies=True, only=only, joined=given.joined)
+        command = _with(command, writes=given.tensors)
+        with rewriting(tensor.reference for tensor in given.tensors):
+            values = given.mesh.stream.requested([(OBJECT, command)], f"remote({self._name})")
+        result: Future[ValueMesh[Any]] = pending_future(describe=values.progress_text)
+        when_done(values, lambda _: resolve_later(result, lambda: values.get()[0]))
+        return result
+
+    def __repr__(self) -> str:
+        return f"<remote {self._name}>"
+
+
+def remote(function: Any = None, *, propagate: object = None) -> Any:
+    """Makes a function, or what a path such as "math.sqrt" names, run on each rank: `Remote`. Also a decorator.
+
+    `propagate` says how the shapes of what it returns are known: a function, which is called with tensors without
+    values; "inspect": it returns nothing; None or "cached": from the first call with such arguments, which waits.
+    """
+    if function is None:
+        return functools.partial(remote, propagate=propagate)
+    return Remote(function, propagate)
+
+
+def call_on_shard_and_fetch(
+    remote: Remote, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
+) -> Future[Any]:
+    """Calls a remote function on the rank at coordinates; the future has what it returns. See `fetch_shard`."""
+    if not isinstance(remote, Remote):
+        raise TypeError(
+            f"call_on_shard_and_fetch: {remote!r} is no remote function: monarch.remote(function) makes one"
+        )
+    mesh = _Given(args, kwargs, "call_on_shard_and_fetch").mesh
+    rank = rank_at(mesh, shard, {}, "call_on_shard_and_fetch")
+    return _of_rank(remote.on_rank(rank, args, kwargs), rank)
+
+
+def _of_rank(values: Future[ValueMesh[Any]], rank: int) -> Future[Any]:
+    result: Future[Any] = pending_future(describe=values.progress_text)
+    when_done(values, lambda _: resolve_later(result, lambda: values.get().values()[rank]))
+    return result
+
+
+def _with(command: CallRemote, writes: Sequence[RankTensor] = (), **changed: Any) -> CallRemote:
+    numbers = tuple(tensor.reference.number for tensor in writes)
+    return replace(command, writes=numbers, **changed)
+
+
+def _issue(given: _Given, command: CallRemote, written: Sequence[int]) -> None:
+    targets = [given.tensors[at].reference for at in written]
+    stream = given.mesh.stream
+    stream.resume_if_healed()
+    with rewriting(targets):
+        stream.issue((OBJECT, command), call_site(), [target.writes for target in targets])
+
+
+def _held(given: _Given, shown: ReturnedTensor) -> Reference:
+    """A reference to a tensor that a call returns, and that may show memory of an argument."""
+    reference = given.mesh.stream.hold(shown.meta, call_site())
+    if shown.source >= 0:
+        share(reference, given.tensors[shown.source].reference, shown.offset, None)
+    return reference
+
+
+def _result(given: _Given, shown: Returned, references: Sequence[Reference]) -> Any:
+    made = iter(references)
+    return tree_map_only(ReturnedTensor, lambda leaf: MeshTensor(leaf.meta, next(made)), shown.tree)
+
+
+def _imagined(function: Callable[..., Any], given: _Given, args: Any, kwargs: Any) -> Returned:
+    """What a propagating function returns for tensors without values, which it may change in place."""
+    layout = given.mesh.stream.layout
+    fakes: dict[int, torch.Tensor] = {}
+    leaves, tree = tree_flatten((args, kwargs))
+    with disabled(), FakeTensorMode(), torch.no_grad():
+        for leaf in leaves:
+            if isinstance(leaf, RankTensor) and leaf.reference.number not in fakes:
+                fakes[leaf.reference.number] = _fake(leaf.meta, layout.device)
+        filled = [fakes[leaf.reference.number] if isinstance(leaf, RankTensor) else leaf for leaf in leaves]
+        found = [fakes[tensor.reference.number] for tensor in given.tensors]
+        before = [fake._version for fake in found]
+        fake_args, fake_kwargs = tree_unflatten(filled, tree)
+        value = function(*fake_args, **fake_kwargs)
+        return returned(value, found, before, layout)
+
+
+def _fake(meta: Meta, device: str) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
