@@ -34,12 +34,15 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.ranks.active import get_active_mesh, no_mesh
     from monarch_nb.tensor.ranks.exchanging import reduce, reduce_, slice_mesh, to_mesh
     from monarch_nb.tensor.ranks.fetching import fetch_shard, inspect, show
+    from monarch_nb.tensor.ranks.gradients import grad_function, grad_generator
     from monarch_nb.tensor.ranks.remote import RemoteProcessGroup, call_on_shard_and_fetch, remote
+    from monarch_nb.tensor.ranks.streams import Borrow, Stream, get_active_stream
     from monarch_nb.tensor.ranks.tensor import Tensor
     from monarch_nb.tensor.safetensors import load_safetensors
     from monarch_nb.tensor.verify import Verification, verify
 
 __all__ = [
+    "Borrow",
     "Checkpoints",
     "CompileError",
     "CompileWarning",
@@ -50,6 +53,7 @@ __all__ = [
     "Plan",
     "RankTensorError",
     "RemoteProcessGroup",
+    "Stream",
     "Tensor",
     "TensorError",
     "Verification",
@@ -60,6 +64,9 @@ __all__ = [
     "fetch_shard",
     "from_local",
     "get_active_mesh",
+    "get_active_stream",
+    "grad_function",
+    "grad_generator",
     "inspect",
     "load",
     "load_safetensors",
@@ -89,7 +96,9 @@ _HOMES = {
     "handle": ("MeshTensor",),
     "ranks.active": ("get_active_mesh", "no_mesh"),
     "ranks.exchanging": ("reduce", "reduce_", "slice_mesh", "to_mesh"),
+    "ranks.gradients": ("grad_function", "grad_generator"),
     "ranks.remote": ("RemoteProcessGroup", "call_on_shard_and_fetch", "remote"),
+    "ranks.streams": ("Borrow", "Stream", "get_active_stream"),
     "ranks.tensor": ("Tensor",),
     "ranks.fetching": ("fetch_shard", "inspect", "show"),
     "safetensors": ("load_safetensors",),

@@ -104,6 +104,7 @@ class Send:
     number: int
     targets: tuple[tuple[int, ...], ...]
     tag: int
+    lends: bool = False  # the memory itself, to this process
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ class Take:
     sources: tuple[int, ...]
     tag: int
     result: int
+    lends: bool = False
 
 
 @dataclass(frozen=True)

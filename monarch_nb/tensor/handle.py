@@ -13,6 +13,7 @@ from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import Define, PutTensor
 from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.errors import RankTensorError, check_notices
+from monarch_nb.tensor.lanes import ACTIVE, check_lane
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, OperationPlan, Placements, PropagationError, replicated
 from monarch_nb.tensor.references import LiveEntry, Reference, WriteRecord
@@ -294,6 +295,8 @@ def issue(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[st
         tensor_stream = tensor.reference.stream
         if tensor_stream is not stream:
             if plan.own:
+                check_lane(tensor_stream, str(func), (), ())
+                check_lane(stream, str(func), (), ())
                 raise RankTensorError(
                     "WRONG_MESH",
                     f"{func}: a tensor of {mesh_of(stream)!r} and one of {mesh_of(tensor_stream)!r}. Bring one to the "
@@ -334,6 +337,8 @@ def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: Se
         check_notices(stream, plan, where)
     if held.stale:
         make_again(stream, numbers, where)
+    if plan.own and (stream.lane is not ACTIVE.stream or held.loans):
+        check_lane(stream, plan.operation, [tensor.reference for tensor in given], plan.writes)
     targets: Sequence[WriteRecord] = ()
     if plan.writes:
         references = [tensor.reference for tensor in given]

@@ -23,11 +23,14 @@ from monarch_nb.tensor.commands import Locals, MakeParts, Open, RunFunction, Ten
 from monarch_nb.tensor.errors import stopped_text
 from monarch_nb.tensor.factories import make
 from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
+from monarch_nb.tensor.lanes import ACTIVE
 from monarch_nb.tensor.origin import CallSite, call_site
 from monarch_nb.tensor.processes import Observer, processes_of, shrunk
 from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, own_values, replicated
 from monarch_nb.tensor.ranks.active import activated, disabled
 from monarch_nb.tensor.ranks.remote import RemoteProcessGroup
+from monarch_nb.tensor.ranks.streams import MAIN
+from monarch_nb.tensor.ranks.streams import Stream as Lane
 from monarch_nb.tensor.ranks.tensor import RankTensor
 from monarch_nb.tensor.sharding import LocalTensors, ShardingSpec, locals_of, placements_of, put_together
 from monarch_nb.tensor.stream import Stream
@@ -36,7 +39,7 @@ from monarch_nb.tensor.workers.actor import TensorWorker
 
 aten = torch.ops.aten
 R = TypeVar("R")
-_for_ranks: "dict[tuple[str, Region], Mesh]" = {}
+_for_ranks: "dict[tuple[str, Region, Lane | None], Mesh]" = {}
 _LARGE = 1 << 16  # bytes of local tensors that are sent without waiting for the next batch
 _MAX_CHOICES = 4096  # slices without lost processes that are compared; else all are left out along one dimension
 _STRIDES = 8  # every second, …, every eighth
@@ -291,15 +294,23 @@ class Mesh(MeshTrait):
     # -- values of the ranks' own ----------------------------------------------------------------------------------
 
     @classmethod
-    def for_ranks(cls, procs: ProcMesh) -> Self:
-        """The tensor mesh of a proc mesh for values of the ranks' own: always the same one, made when first asked."""
-        key = (state_of(procs).uid, region_of(procs))
+    def for_ranks(cls, procs: ProcMesh, lane: "Lane | None" = None) -> Self:
+        """The tensor mesh of a proc mesh for values of the ranks' own: always the same one, made when first asked.
+
+        On a stream of the program, `lane`; None is the main one.
+        """
+        key = (state_of(procs).uid, region_of(procs), lane)
         mesh = _for_ranks.get(key)
         if mesh is None or mesh.stream.lost is not None:
             mesh = _for_ranks[key] = cls.of(procs, device="cuda" if torch.cuda.is_available() else "cpu")
-            mesh._is_shared = True
+            mesh._is_shared, mesh.stream.lane = True, lane
         assert isinstance(mesh, cls)
         return mesh
+
+    def on(self, lane: "Lane | None") -> "Mesh":
+        """This mesh on a stream of the program."""
+        lane = None if lane is MAIN else lane
+        return self if self.stream.lane is lane else self.for_ranks(self._procs, lane)
 
     def activate(self) -> AbstractContextManager[Self]:
         """Has everything that makes tensors make them on each rank of this mesh, in a `with` block.
@@ -326,11 +337,12 @@ class Mesh(MeshTrait):
                 at = own.names.index(name)
                 number = number * own.shape[at] + point[at]
             numbers.append(number)
+        stream = self.on(ACTIVE.stream).stream
         meta = Meta.of(layout, (), torch.int64, own_values(layout))
-        reference = self.stream.hold(meta, call_site())
+        reference = stream.hold(meta, call_site())
         with disabled():
             parts = tuple(torch.tensor(number, device="cpu") for number in numbers)
-        self.stream.issue_object(Locals(parts, meta, reference.number))
+        stream.issue_object(Locals(parts, meta, reference.number))
         return cast(RankTensor, MeshTensor(meta, reference))
 
     @property

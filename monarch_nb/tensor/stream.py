@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.compiled.capture import Recording
     from monarch_nb.tensor.handle import MeshTensor
     from monarch_nb.tensor.processes import MeshProcesses
+    from monarch_nb.tensor.ranks.streams import Stream as Lane
 
 BATCH_SIZE = 256  # commands that are sent without delay
 WINDOW = 4096  # operations in flight above which the controller waits
@@ -126,6 +127,7 @@ class Stream:
         self.queue: deque[Item] = deque()
         self.defined: dict[int, Define | Making] = {}  # plans that the workers have
         self.watcher: Recording | None = None
+        self.lane: Lane | None = None  # the program's stream; None for the main one
         self.makings = Makings()
         self.noticed: set[str] = set()  # operations whose cost was warned of
         self.seed = 0  # of the following random operations, 63 bits

@@ -469,3 +469,114 @@ def test_actors_activate_meshes_and_their_answers_stay_local(procs: ProcMesh) ->
             answer = owner.plain.call_one().get(60)
             assert type(answer) is torch.Tensor
             assert (answer + 1).tolist() == [1, 2, 3]
+
+
+def test_gradients_pass_through_exchanges_by_functions_of_the_program(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    def summed(x: torch.Tensor) -> tuple[torch.Tensor, Callable[..., torch.Tensor]]:
+        return x.reduce("gpus"), lambda gradient: gradient.reduce("gpus")
+
+    with procs.activate():
+        x = (torch.ones(2) + rank).requires_grad_()
+        w = torch.ones(2, requires_grad=True)
+        unused = torch.ones(1, requires_grad=True)
+    loss = (monarch_nb.grad_function(summed)(x * w) * (rank + 1)).sum()
+    gradients = list(monarch_nb.grad_generator(loss, [w, unused, x]))
+    assert both(gradients[0]) == [[3, 3], [6, 6]]
+    assert gradients[1] is None
+    assert both(gradients[2]) == [[3, 3], [3, 3]]
+    assert both(w) == [[1, 1]] * 2
+
+
+def test_tensors_survive_a_failed_collective_of_another_view(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    kept = rank + 1
+    mesh = rank.mesh
+
+    def wrong(part: torch.Tensor) -> None:
+        if torch.distributed.get_rank() == 1:
+            raise ValueError("only here")
+        torch.distributed.barrier()
+
+    with pytest.raises(TensorError, match="only here"):
+        mesh.execute(wrong, kept)
+    assert both(kept * 2) == [2, 4]
+    assert both(kept.reduce("gpus")) == [3, 3]
+
+
+def code_of(use: Callable[[], object]) -> str:
+    """The code of the error that a use raises."""
+    with pytest.raises(RankTensorError, match=r"test_tensor_ranks\.py:\d+|stream") as caught:
+        use()
+    return caught.value.code
+
+
+def test_tensors_are_used_on_their_stream_alone(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    other = monarch_nb.Stream("other")
+    assert monarch_nb.get_active_stream().name == "main"
+    with other.activate(), procs.activate():
+        assert monarch_nb.get_active_stream() is other
+        t = torch.ones(2) + rank.mesh.rank_tensor("gpus")
+        assert t.stream is other
+        assert t.mesh is rank.mesh
+        assert both(t) == [[1, 1], [2, 2]]
+        assert both(t.reduce("gpus")) == [[3, 3]] * 2
+        assert code_of(lambda: rank + 1) == "WRONG_STREAM"
+        assert monarch_nb.remote(torch.Tensor.sum)(t).stream is other
+    for use in (lambda: t + 1, lambda: monarch_nb.inspect(t), lambda: t + rank, lambda: monarch_nb.remote(len).call(t)):
+        assert code_of(use) == "WRONG_STREAM"
+
+
+def test_streams_borrow_memory_from_each_other(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    other = monarch_nb.Stream("other")
+    lent, borrow = other.borrow(rank)
+    again, second = other.borrow(rank)
+    with other.activate():
+        assert both(lent + again) == [0, 2]
+        assert code_of(lambda: lent.add_(1)) == "MUTATING_BORROW"
+    assert both(rank + 0) == [0, 1]
+    assert code_of(lambda: rank.add_(1)) == "MUTATING_BORROW"
+    assert code_of(lambda: other.borrow(rank, mutable=True)) == "MUTATING_BORROW"
+    second.drop()
+    borrow.drop()
+    with other.activate():
+        assert code_of(lambda: lent + 1) == "DROPPED"
+    written, borrow = other.borrow(rank, mutable=True)
+    with borrow:
+        with other.activate():
+            part = written.view(1)
+            part += 5
+        for use in (lambda: rank + 1, lambda: rank.add_(1), lambda: monarch_nb.inspect(rank)):
+            assert code_of(use) == "BORROWED"
+    assert both(rank) == [5, 6]
+    with other.activate():
+        assert code_of(lambda: part + 1) == "DROPPED"
+    with pytest.warns(UserWarning, match="a borrow was not dropped"):
+        lent = other.borrow(rank)[0]
+    rank += 1
+    assert both(rank) == [6, 7]
+
+
+def test_compiled_steps_run_on_each_ranks_values(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    @monarch_nb.compile
+    def step(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x * 0.5 + 1
+        return x, torch.stack([x, x]).index_select(0, at)
+
+    @monarch_nb.compile
+    def exchanged(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).reduce("gpus")
+
+    with procs.activate():
+        x = torch.ones(2) * rank
+    wanted = [0.0, 1.0]
+    for _ in range(6):
+        x, _ = step(x, rank)
+        wanted = [0.5 * each + 1 for each in wanted]
+    assert step.calls > 0
+    assert both(x) == [[each] * 2 for each in wanted]
+    fine, lost = step(x, rank * 5)
+    with pytest.raises(TensorError, match=r"select.default failed on rank 1"):
+        monarch_nb.inspect(lost, gpus=0)
+    assert both(fine) == [[0.5 * each + 1] * 2 for each in wanted]
+    with pytest.warns(UserWarning, match="ranks exchange values of their own"):
+        results = [exchanged(rank) for _ in range(4)]
+    assert both(results[-1]) == [3, 3]

@@ -12,7 +12,19 @@ from typing import NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch_nb.tensor.commands import OBJECT, Define, Locals, MakeParts, Making, Number, PutTensor, RunFunction
+from monarch_nb.tensor.commands import (
+    OBJECT,
+    CallRemote,
+    Define,
+    Locals,
+    MakeParts,
+    Making,
+    Number,
+    PutTensor,
+    RunFunction,
+    Send,
+    Take,
+)
 from monarch_nb.tensor.compiled.guards import Watched
 from monarch_nb.tensor.compiled.program import Issued, Program, RunDifference, Sent, difference, renamed
 from monarch_nb.tensor.handle import MeshTensor
@@ -82,6 +94,8 @@ class Recording:
         plan = self.stream.defined.get(int(numbers[0]))
         if plan is None:
             return
+        if isinstance(plan, Define) and plan.agrees:
+            self._refuse("ranks exchange values of their own in it", where, "Do that outside of it")
         signature = PlanSignature(plan)
         drawn = 0
         if signature.seeded is not None:
@@ -104,8 +118,10 @@ class Recording:
                 self._add(Sent(command.tensor, meta), where, (), (), (command.result,), 0)
             case Locals():
                 self._refuse("it sends a tensor for each rank", where, "Do that outside of it")
-            case RunFunction() | MakeParts():
+            case RunFunction() | MakeParts() | CallRemote():
                 self._refuse("it runs a function on the ranks", where, "Do that outside of it")
+            case Send() | Take():
+                self._refuse("it takes a tensor to another mesh or stream", where, "Do that outside of it")
 
     def _add(
         self,
@@ -266,7 +282,7 @@ def parameters(stream: Stream) -> dict[int, tuple[MeshTensor, int | None]]:
         leaf = known()
         if leaf is not None and leaf.requires_grad and leaf.is_leaf and leaf.reference.number == number:
             grad = leaf.grad
-            found[number] = (leaf, grad.reference.number if type(grad) is MeshTensor else None)
+            found[number] = (leaf, grad.reference.number if isinstance(grad, MeshTensor) else None)
     return found
 
 
@@ -284,9 +300,9 @@ def captured(
     [recording] = used
     stream = recording.stream
     returned, tree = pytree.tree_flatten(result)
-    numbers = [leaf.reference.number for leaf in leaves if type(leaf) is MeshTensor]
+    numbers = [leaf.reference.number for leaf in leaves if isinstance(leaf, MeshTensor)]
     given = tuple(dict.fromkeys(numbers))
-    own = {value.reference.number: value for value in returned if type(value) is MeshTensor}
+    own = {value.reference.number: value for value in returned if isinstance(value, MeshTensor)}
     results = [number for number in own if number in recording.made]
     slots, read, grads = _slots(recording, before[id(stream)], parameters(stream))
     reason = recording.reason
@@ -302,7 +318,7 @@ def captured(
     bases = {value.reference.copied.base.number for value in own.values() if value.reference.copied is not None}
     reason = reason or _unreturned(recording, {*results, *grads}, bases)
     metas = dict(recording.metas)
-    metas.update({value.reference.number: value.meta for value in leaves if type(value) is MeshTensor})
+    metas.update({value.reference.number: value.meta for value in leaves if isinstance(value, MeshTensor)})
     written = [number for number in (*given, *recording.metas) if recording.writes(number)]
     program, fixed = renamed(recording.issued_here, (*given, *read), (*results, *grads), metas, written)
     inputs = stream.held.references((*given, *read, *fixed))
@@ -408,7 +424,7 @@ def _unreturned(recording: Recording, known: Iterable[int], bases: Container[int
 
 
 def _leaf(value: object, results: list[int], given: tuple[int, ...]) -> tuple[Leaf, str]:
-    if type(value) is not MeshTensor:
+    if not isinstance(value, MeshTensor):
         wrong = "it returns a local tensor. Return that of the mesh, and fetch it outside"
         return Leaf("value", value=value), wrong if isinstance(value, torch.Tensor) else ""
     number = value.reference.number
@@ -444,7 +460,9 @@ def _is_open(node: torch.autograd.graph.Node) -> bool:
 def _alike(before: object, now: object) -> bool:
     if before is now:
         return True
-    if type(before) is MeshTensor and type(now) is MeshTensor:  # of a tensor that was there before, such as a parameter
+    if isinstance(before, MeshTensor) and isinstance(
+        now, MeshTensor
+    ):  # of a tensor that was there before, such as a parameter
         return before.reference is now.reference and not (before.requires_grad or now.requires_grad)
     if isinstance(before, torch.Tensor) or isinstance(now, torch.Tensor):
         return False

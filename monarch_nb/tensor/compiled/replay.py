@@ -119,6 +119,7 @@ class Replay:
             self._run = CudaGraph(self._names["run"], given, program.written, self._file)
         self._mesh = mesh
         metas = program.metas
+        self.is_own = all(meta.is_own for meta in metas)  # what fails on one rank is lost there alone
         self._specs = [spec_of(metas[at], mesh) for at in program.results]
 
     def run(self, env: Env, given: Sequence[Number], into: Sequence[Number], seed: int, failed: Failed) -> None:

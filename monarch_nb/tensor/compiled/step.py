@@ -71,7 +71,7 @@ class Variant:
         self.floats = floats
         self.capture, self.watched = capture, watched
         self.calls = 0
-        numbers = [leaf.reference.number if type(leaf) is MeshTensor else None for leaf in leaves]
+        numbers = [leaf.reference.number if isinstance(leaf, MeshTensor) else None for leaf in leaves]
         self._given = [numbers.index(number) for number in capture.given]
         self._fixed = frozenset(capture.fixed)
         self._sites = CallSites(capture.sites)
@@ -201,7 +201,7 @@ class _Gradient:
         leaf = self._slot.leaf()
         grad = leaf.grad if leaf is not None else None
         if (
-            type(grad) is MeshTensor
+            isinstance(grad, MeshTensor)
             and grad.reference.number == self._number
             and getrefcount(grad) <= _HANDLE_ALONE
             and getrefcount(grad.reference) <= _REFERENCE_ALONE
@@ -473,7 +473,7 @@ def _of_scalars(found: Capture, difference: RunDifference) -> CompileError:
 
 
 def _are_tensors(args: tuple[object, ...]) -> bool:
-    return all(type(value) is MeshTensor for value in args)
+    return all(isinstance(value, MeshTensor) for value in args)
 
 
 def _facts(leaves: Sequence[object]) -> tuple[tuple[Hashable, ...], tuple[float, ...]]:
@@ -482,7 +482,7 @@ def _facts(leaves: Sequence[object]) -> tuple[tuple[Hashable, ...], tuple[float,
     floats: list[float] = []
     first: dict[int, int] = {}
     for index, leaf in enumerate(leaves):
-        if type(leaf) is MeshTensor:
+        if isinstance(leaf, MeshTensor):
             number = leaf.reference.number
             facts += (leaf.meta, leaf.requires_grad, first.setdefault(number, index), leaf.reference.stream.number)
         elif type(leaf) is float:

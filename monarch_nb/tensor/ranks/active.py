@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from monarch_nb.tensor.factories import make
 from monarch_nb.tensor.handle import OWN, MeshTensor, issue, upload
+from monarch_nb.tensor.lanes import ACTIVE
 from monarch_nb.tensor.propagation import own_values
 
 if TYPE_CHECKING:
@@ -79,13 +80,13 @@ def _made(mesh: "Mesh", func: OpOverload, args: tuple[object, ...], kwargs: dict
         kwargs.pop("generator", None)
     if kwargs.get("layout") not in (None, torch.strided):
         raise TypeError(f"{func}: each rank holds dense tensors: make them without a layout")
-    stream = mesh.stream
+    stream = mesh.on(ACTIVE.stream).stream
     return make(stream, func, args, kwargs, own_values(stream.layout))
 
 
 def _on_ranks(mesh: "Mesh", local: torch.Tensor) -> MeshTensor:
     """Sends a local tensor to each rank, where it is a value of its own from then on."""
-    stream = mesh.stream
+    stream = mesh.on(ACTIVE.stream).stream
     return upload(stream, local, own_values(stream.layout))
 
 

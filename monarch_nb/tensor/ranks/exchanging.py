@@ -12,6 +12,7 @@ from monarch_nb.shape import Region, Selector
 from monarch_nb.tensor.commands import Locals, Send, Take
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.handle import MeshTensor, current, run
+from monarch_nb.tensor.lanes import check_lane
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, own_values
 from monarch_nb.tensor.propagation.reductions import REDUCTIONS, Reduction
@@ -19,6 +20,7 @@ from monarch_nb.tensor.sharding import placements_of
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.mesh import Mesh
+    from monarch_nb.tensor.ranks.streams import Stream
     from monarch_nb.tensor.ranks.tensor import RankTensor
 
 T = TypeVar("T")
@@ -108,9 +110,9 @@ class MeshSlice:
     def __init__(self, tensor: "RankTensor", region: Region) -> None:
         self._tensor, self._part = tensor, region
 
-    def to_mesh(self, mesh: "Mesh | ProcMesh", stream: object = None) -> "RankTensor":
+    def to_mesh(self, mesh: "Mesh | ProcMesh", stream: "Stream | None" = None) -> "RankTensor":
         """See `Tensor.to_mesh`."""
-        return moved(self._tensor, self._part, mesh)
+        return moved(self._tensor, self._part, mesh, stream or self._tensor.stream)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self._part.sizes.items())
@@ -122,14 +124,15 @@ def sliced(tensor: "RankTensor", coordinates: dict[str, Selector]) -> MeshSlice:
     return MeshSlice(tensor, region_of(tensor.mesh.procs).sliced(**coordinates))
 
 
-def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh") -> "RankTensor":
+def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "Stream") -> "RankTensor":
     """Brings what the ranks of a part of a mesh have to another mesh: along dimensions of equal names, to all others.
 
     Values go from process to process, or through this one between meshes on different processes, which blocks.
     """
     mesh = type(tensor.mesh).for_ranks(target) if isinstance(target, ProcMesh) else target
     _refuse_gradients("to_mesh", tensor)
-    stream, to = tensor.reference.stream, mesh.stream
+    stream, to = tensor.reference.stream, mesh.on(lane).stream
+    check_lane(stream, "to_mesh", (tensor.reference,), ())
     sizes = mesh.sizes
     if _is_one(part) and not part.sizes.keys() <= sizes.keys():  # a mesh of one rank has a dimension all the same
         part = part.sliced(**dict.fromkeys(part.sizes, 0))
@@ -170,7 +173,7 @@ def _is_one(part: Region) -> bool:
     return part.size() == 1
 
 
-def to_mesh(tensors: T, mesh: "Mesh | ProcMesh", stream: object = None) -> T:
+def to_mesh(tensors: T, mesh: "Mesh | ProcMesh", stream: "Stream | None" = None) -> T:
     """Returns a tree with each tensor of a tree, or slice of one, on another mesh; see `Tensor.to_mesh`."""
     return cast(T, tree_map(lambda each: each.to_mesh(mesh, stream), tensors))
 

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from monarch_nb.runtime import Future, pending_future, resolve_later, when_done
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.handle import MeshTensor, current
+from monarch_nb.tensor.lanes import ACTIVE, check_lane
 from monarch_nb.tensor.ranks.active import get_active_mesh
 from monarch_nb.tensor.ranks.tensor import RankTensor
 
@@ -49,7 +50,7 @@ def mesh_of_all(tensors: list[Any], what: str) -> "Mesh":
     meshes = list(dict.fromkeys(tensor.reference.stream for tensor in tensors))
     if len(meshes) > 1:
         raise RankTensorError("WRONG_MESH", f"{what}: tensors of {len(meshes)} meshes; take those of one at a time")
-    return tensors[0].device_mesh if tensors else get_active_mesh()
+    return tensors[0].device_mesh if tensors else get_active_mesh().on(ACTIVE.stream)
 
 
 def fetch_shard(obj: Any, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Future[Any]:
@@ -63,6 +64,7 @@ def fetch_shard(obj: Any, /, shard: Mapping[str, int] | None = None, **coordinat
     found = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
     _refuse_sharded(found, "fetch_shard")
     mesh = mesh_of_all(found, "fetch_shard")
+    check_lane(mesh.stream, "fetch_shard", [tensor.reference for tensor in found], ())
     rank = rank_at(mesh, shard, coordinates, "fetch_shard")
     values = mesh.stream.own_of([current(tensor) for tensor in found], rank)
     result: Future[Any] = pending_future(describe=values.progress_text)

@@ -15,6 +15,7 @@ from monarch_nb.runtime import Future, pending_future, resolve_later, when_done
 from monarch_nb.tensor.commands import OBJECT, CallRemote, GroupOf, Name, TensorOf
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.handle import MeshTensor, current
+from monarch_nb.tensor.lanes import ACTIVE, check_lane
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta
 from monarch_nb.tensor.ranks.active import active_mesh, disabled
@@ -55,10 +56,11 @@ class _Given:
         streams = dict.fromkeys(tensor.reference.stream for tensor in self.tensors)
         if len(streams) > 1:
             raise RankTensorError("WRONG_MESH", f"{what}: tensors of {len(streams)} meshes are its arguments")
-        mesh = self.tensors[0].mesh if self.tensors else active_mesh()
+        mesh = self.tensors[0].device_mesh if self.tensors else active_mesh()
         if mesh is None:
             raise ValueError(f"{what}: Remote functions require an active device mesh, use `with mesh.activate():`")
-        self.mesh = mesh
+        self.mesh = mesh if self.tensors else mesh.on(ACTIVE.stream)
+        check_lane(self.mesh.stream, what, [tensor.reference for tensor in self.tensors], ())
 
     def _sent(self, value: object) -> object:
         if isinstance(value, MeshTensor):

@@ -12,6 +12,7 @@ from monarch_nb.tensor.failure import ranks_text
 from monarch_nb.tensor.handle import Destination, MeshTensor
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.ranks import exchanging
+from monarch_nb.tensor.ranks.streams import MAIN, Stream
 from monarch_nb.tensor.references import DroppedReference
 
 if TYPE_CHECKING:
@@ -32,7 +33,12 @@ class RankTensor(MeshTensor):
     @property
     def mesh(self) -> "Mesh":
         """The `Mesh` of the tensor."""
-        return mesh_of(self.reference.stream)
+        return mesh_of(self.reference.stream).on(None)
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of the tensor."""
+        return self.reference.stream.lane or MAIN
 
     @property
     def dropped(self) -> bool:
@@ -79,7 +85,7 @@ class RankTensor(MeshTensor):
         """Returns what a part of the mesh has, as `mesh.slice` takes it, for `to_mesh`."""
         return exchanging.sliced(self, coordinates)
 
-    def to_mesh(self, mesh: Any, stream: object = None) -> "RankTensor":
+    def to_mesh(self, mesh: Any, stream: "Stream | None" = None) -> "RankTensor":
         """Copies it to another mesh, on which dimensions of equal names have equal sizes; along others it is repeated.
 
         Does not block, unless the meshes are on different processes. Raises ValueError for dimensions that do not fit.

@@ -6,6 +6,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -393,11 +394,13 @@ class WorkerSession:
             case Send():
                 value = self.env[command.number]
                 local = value if isinstance(value, LostTensor) else value.to_local()
-                self._transit.send(local, command.targets[self._rank], self._ranks[self._rank], command.tag)
+                self._transit.send(
+                    local, command.targets[self._rank], self._ranks[self._rank], command.tag, command.lends
+                )
             case Take():
                 taken = self._transit.take(command.sources[self._rank], self._ranks[self._rank], command.tag)
                 if isinstance(taken, torch.Tensor):
-                    taken = held(taken, command.made, self._mesh)
+                    taken = (own if command.lends else partial(held, meta=command.made))(taken, mesh=self._mesh)
                 self.env[command.result] = taken
             case Revive():
                 if isinstance(self.env[command.result], LostTensor):
@@ -478,6 +481,8 @@ class WorkerSession:
 
         def failed(operation: int, name: str, error: BaseException) -> Failure:
             self._number = first + operation
+            if isinstance(replay, Replay) and replay.is_own:
+                return self._own_failure(name, error)
             failure = self._failure(name, error)
             if self._halted is not None:
                 raise HaltedError

@@ -26,8 +26,16 @@ class Transit:
         self._kept.clear()
         self._under_way.clear()
 
-    def send(self, value: torch.Tensor | LostTensor, targets: tuple[int, ...], own: int, tag: int) -> None:
-        """Sends a copy of a value, or word of its loss, to members of the group, of which this is number `own`."""
+    def send(
+        self, value: torch.Tensor | LostTensor, targets: tuple[int, ...], own: int, tag: int, lends: bool = False
+    ) -> None:
+        """Sends a copy of a value, or word of its loss, to members of the group, of which this is number `own`.
+
+        With `lends` it is the value itself, and for this process.
+        """
+        if lends:
+            self._kept[tag] = value
+            return
         while self._under_way and self._under_way[0][0].is_completed():
             self._under_way.popleft()
         if not targets:

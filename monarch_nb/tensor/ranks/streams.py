@@ -1,0 +1,146 @@
+"""Streams of operations on values of ranks' own, and tensors that one of them borrows from another."""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from itertools import count
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, cast
+
+from monarch_nb.tensor.commands import Send, Take
+from monarch_nb.tensor.errors import RankTensorError
+from monarch_nb.tensor.handle import MeshTensor, current
+from monarch_nb.tensor.lanes import ACTIVE, ENDED, READ, WRITTEN, Loan, check_lane
+from monarch_nb.tensor.origin import CallSite, call_site, origin_of
+from monarch_nb.tensor.propagation import Meta, own_values
+from monarch_nb.tensor.references import DroppedReference, LogicalMemory
+
+if TYPE_CHECKING:
+    from monarch_nb.tensor.ranks.tensor import RankTensor
+
+_tags = count(-1, -1)  # those of tensors that move count up
+
+
+class Stream:
+    """A sequence of operations: tensors that are made while it is active belong to it.
+
+    The ranks do what several streams have issued in the order in which it was issued.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @contextlib.contextmanager
+    def activate(self) -> Iterator[Self]:
+        """Makes it the active stream of this thread in a `with` block."""
+        before, ACTIVE.stream = ACTIVE.stream, _lane(self)
+        try:
+            yield self
+        finally:
+            ACTIVE.stream = before
+
+    def borrow(self, t: "RankTensor", mutable: bool = False) -> "tuple[RankTensor, Borrow]":
+        """Returns the same memory as a tensor of this stream, and the borrow, which is to be dropped.
+
+        Until then both streams may read it; with `mutable` this one alone may use it. Does not block. Raises
+        RankTensorError where another borrow forbids it.
+        """
+        mine = t.mesh.on(self).stream
+        source = t.reference.stream
+        if mine is source:
+            raise RankTensorError("WRONG_STREAM", f"borrow: the tensor is on stream {self.name!r} already")
+        reference, where = t.reference, call_site()
+        with _on(source.lane):
+            check_lane(source, "borrow", (reference,), (0,) if mutable else ())
+        if reference.memory is None:
+            reference.memory = LogicalMemory()
+        memory = reference.memory
+        known = source.held.loans.get(memory)
+        if mutable and known is not None:
+            raise RankTensorError("MUTATING_BORROW", f"borrow: it is borrowed already, at {origin_of(known.where)}")
+        tag, members = next(_tags), t.mesh.members
+        source.issue_object(Send(current(t), tuple((member,) for member in members), tag, lends=True))
+        source.flush()
+        meta = Meta.of(mine.layout, t.meta.shape, t.meta.dtype, own_values(mine.layout), stride=t.meta.stride)
+        made = mine.hold(meta, where)
+        made.memory = LogicalMemory()
+        mine.issue_object(Take(meta, members, tag, made.number, lends=True))
+        kind = WRITTEN if mutable else READ
+        source.held.loans[memory] = Loan(kind, where, is_lender=True)
+        mine.held.loans[made.memory] = Loan(kind, where, is_lender=False)
+        tensor = cast("RankTensor", MeshTensor(meta, made))
+        return tensor, Borrow(tensor, t, memory, where, known)
+
+    def __repr__(self) -> str:
+        return f"<stream {self.name!r}>"
+
+
+MAIN = Stream("main")
+
+
+def _lane(stream: Stream) -> Stream | None:
+    return None if stream is MAIN else stream
+
+
+@contextlib.contextmanager
+def _on(lane: Stream | None) -> Iterator[None]:
+    before, ACTIVE.stream = ACTIVE.stream, lane
+    try:
+        yield
+    finally:
+        ACTIVE.stream = before
+
+
+def get_active_stream() -> Stream:
+    """The stream that this thread has activated; the main one without."""
+    return ACTIVE.stream or MAIN
+
+
+class Borrow:
+    """A tensor that a stream has borrowed; `drop()` gives it back, and so does leaving a `with` block."""
+
+    def __init__(
+        self,
+        tensor: "RankTensor",
+        source: "RankTensor",
+        memory: LogicalMemory,
+        where: CallSite | None,
+        before: Loan | None,
+    ) -> None:
+        self._tensor, self._memory, self._own = tensor, memory, tensor.reference.memory
+        self._mine, self._theirs = tensor.reference.stream, source.reference.stream
+        self._where, self._before = where, before
+        self._dropped = False
+
+    def drop(self) -> None:
+        """Gives the memory back: the borrowed tensor cannot be used any more. Does not wait for the ranks."""
+        if self._dropped:
+            return
+        self._dropped = True
+        if self._own is not None:
+            self._mine.held.loans[self._own] = Loan(ENDED, call_site(), is_lender=False)
+        self._mine.flush()  # before what the other stream does with it
+        if self._before is None:
+            self._theirs.held.loans.pop(self._memory, None)
+        else:
+            self._theirs.held.loans[self._memory] = self._before
+        self._tensor.reference = DroppedReference(self._mine, call_site())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.drop()
+
+    def __del__(self) -> None:
+        if not self._dropped:
+            warnings.warn(
+                f"a borrow was not dropped, and is now: borrow.drop(), or `with borrow:`. It was made at "
+                f"{origin_of(self._where)}",
+                UserWarning,
+                stacklevel=2,
+            )
+            with contextlib.suppress(Exception):  # the mesh may be gone
+                self.drop()
