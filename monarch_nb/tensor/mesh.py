@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of, this_host
 from monarch_nb.runtime import Future, current_runtime
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
-from monarch_nb.supervision import Driver
+from monarch_nb.supervision import DeviceMeshError, Driver
 from monarch_nb.tensor import conversions, device, factories
 from monarch_nb.tensor.attention import attend
 from monarch_nb.tensor.autocast import register_autocast
@@ -301,7 +301,12 @@ class Mesh(MeshTrait):
         """
         key = (state_of(procs).uid, region_of(procs), lane)
         mesh = _for_ranks.get(key)
-        if mesh is None or mesh.stream.lost is not None:
+        if mesh is not None and mesh.stream.lost is not None:
+            try:
+                mesh.stream.resume_if_healed()
+            except DeviceMeshError:  # its processes are not there, or others are
+                mesh = None
+        if mesh is None:
             mesh = _for_ranks[key] = cls.of(procs, device="cuda" if torch.cuda.is_available() else "cpu")
             mesh._is_shared, mesh.stream.lane = True, lane
         assert isinstance(mesh, cls)

@@ -524,6 +524,7 @@ class Stream:
 
     def own_of(self, numbers: Sequence[int], rank: int) -> Future[list[ValueMesh[Any]]]:
         """Requests one rank's values of tensors; see `requested`."""
+        self.resume_if_healed()
         self.held.require_contents(numbers)
         asked: list[tuple[object, ...]] = [(OWN, number, rank) for number in numbers]
         return self.requested(asked or [(OBJECT, RunFunction(bool, (), {}))], "fetch_shard")

@@ -4,6 +4,7 @@ import copy
 import io
 import os
 import pickle
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import torch
 from torch.distributed.tensor import Partial
 
 import monarch_nb
-from monarch_nb.actor import Actor, ProcMesh, endpoint, this_host
-from monarch_nb.distributed import MeshTensor, RankTensorError, TensorError
+from monarch_nb.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host
+from monarch_nb.distributed import ContentsLostError, MeshTensor, RankTensorError, TensorError
 from tests.cluster.actor_tools import spawned
 from tests.polling import until
 
@@ -580,3 +581,22 @@ def test_compiled_steps_run_on_each_ranks_values(procs: ProcMesh, rank: monarch_
     with pytest.warns(UserWarning, match="ranks exchange values of their own"):
         results = [exchanged(rank) for _ in range(4)]
     assert both(results[-1]) == [3, 3]
+
+
+def test_values_are_lost_with_a_rank_and_the_healed_mesh_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
+
+    def use(tensor: monarch_nb.Tensor) -> None:
+        for _ in range(1000):  # a process that was killed may answer once more
+            monarch_nb.inspect(tensor + 1)
+
+    for procs in spawned(2, "mortal"):
+        t = procs.rank_tensor("gpus") + 1
+        assert both(t) == [1, 2]
+        os.kill(procs.run(os.getpid).get(30).values()[1], signal.SIGKILL)
+        with pytest.raises((ContentsLostError, SupervisionError)):
+            use(t)
+        monarch_nb.heal_mesh(procs)
+        with pytest.raises(ContentsLostError, match="are gone, since the mesh was healed"):
+            monarch_nb.inspect(t)
+        assert both(procs.rank_tensor("gpus").reduce("gpus")) == [1, 1]

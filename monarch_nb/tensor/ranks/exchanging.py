@@ -159,9 +159,9 @@ def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "
     for member, base in zip(others, bases, strict=True):
         goals[ranks[base]].append(member)
     tag = next(_tags)
-    stream.held.require_contents((tensor.reference.number,))
     stream.resume_if_healed()
     to.resume_if_healed()
+    stream.held.require_contents((tensor.reference.number,))
     stream.issue_object(Send(current(tensor), tuple(map(tuple, goals)), tag))
     stream.flush()  # before: a rank that waits for the value may be one that sends it
     reference = to.hold(meta, call_site())

@@ -66,6 +66,7 @@ class _Given:
         if isinstance(value, MeshTensor):
             if not isinstance(value, RankTensor):
                 raise TypeError(f"{self._what}: a sharded tensor is an argument: t.per_rank() gives each rank its part")
+            value.reference.stream.resume_if_healed()
             value.reference.stream.held.require_contents((value.reference.number,))
             number = current(value)
             if all(number != tensor.reference.number for tensor in self.tensors):
