@@ -157,9 +157,12 @@ class MeshTensor(torch.Tensor):
 
         Raises ValueError for parts of different shapes.
         """
-        from monarch_nb.tensor.ranks.exchanging import parts_of
+        return _OWN_KIND[0].of_parts(self)
 
-        return parts_of(self)
+    @classmethod
+    def of_parts(cls, tensor: "MeshTensor") -> "MeshTensor":
+        """See `per_rank`."""
+        raise NotImplementedError
 
     def tolist(self) -> Any:
         """Returns the values as nested lists; blocks and raises as `full_tensor`."""

@@ -306,7 +306,7 @@ def test_ranks_that_cannot_exchange_say_so_and_go_on(procs: ProcMesh, rank: mona
     assert both(rank.reduce("gpus")) == [1, 1]
 
 
-def test_tensors_move_between_meshes_of_the_same_and_other_processes(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+def test_tensors_move_between_meshes_of_all_processes(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
     first, second = procs.slice(gpus=0), procs.slice(gpus=1)
     there = rank.slice_mesh(gpus=1).to_mesh(first)
     assert monarch_nb.inspect(there) == torch.tensor(1)
@@ -413,7 +413,7 @@ def failing(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return x + target
 
 
-def test_a_remote_function_that_fails_on_a_rank_is_any_failure(rank: monarch_nb.Tensor) -> None:
+def test_a_remote_function_that_fails_is_any_failure(rank: monarch_nb.Tensor) -> None:
     target = rank.clone()
     remote = monarch_nb.remote(failing, propagate=lambda x, target: x + target.add_(1))
     result = remote(rank, target) * 2
@@ -472,7 +472,7 @@ def test_actors_activate_meshes_and_their_answers_stay_local(procs: ProcMesh) ->
             assert (answer + 1).tolist() == [1, 2, 3]
 
 
-def test_gradients_pass_through_exchanges_by_functions_of_the_program(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+def test_gradients_pass_through_exchanges_by_functions(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
     def summed(x: torch.Tensor) -> tuple[torch.Tensor, Callable[..., torch.Tensor]]:
         return x.reduce("gpus"), lambda gradient: gradient.reduce("gpus")
 
@@ -583,7 +583,7 @@ def test_compiled_steps_run_on_each_ranks_values(procs: ProcMesh, rank: monarch_
     assert both(results[-1]) == [3, 3]
 
 
-def test_values_are_lost_with_a_rank_and_the_healed_mesh_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_rank_loses_its_values_and_a_healed_mesh_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
 
     def use(tensor: monarch_nb.Tensor) -> None:

@@ -40,6 +40,11 @@ class RankTensor(MeshTensor):
         """The stream of the tensor."""
         return self.reference.stream.lane or MAIN
 
+    @classmethod
+    def of_parts(cls, tensor: MeshTensor) -> MeshTensor:
+        """See `MeshTensor.per_rank`."""
+        return exchanging.parts_of(tensor)
+
     @property
     def dropped(self) -> bool:
         """Whether `drop()` was called."""
