@@ -131,7 +131,20 @@ _HOMES = {
 
 # Public modules, also reached as attributes without an import of their own.
 _MODULES = frozenset(
-    {"actor", "config", "data", "debug", "distributed", "exceptions", "job", "lightning", "rdma", "spmd", "testing"}
+    {
+        "actor",
+        "config",
+        "data",
+        "debug",
+        "distributed",
+        "exceptions",
+        "job",
+        "lightning",
+        "rdma",
+        "spmd",
+        "state_dict",
+        "testing",
+    }
 )
 
 

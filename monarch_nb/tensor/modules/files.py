@@ -2,11 +2,12 @@
 
 import os
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 
+from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.checkpoints import workers
 from monarch_nb.tensor.checkpoints.workers import State, all_of
 from monarch_nb.tensor.commands import RunFunction, TensorOf
@@ -43,6 +44,23 @@ def load(state_dict: State, path: str | os.PathLike[str]) -> None:
     with rewriting(tensor.reference for tensor in tensors), refilling(stream, tensors):
         loaded = _run(stream, state_dict, workers.read, os.path.abspath(path), written=tensors)
     _take(state_dict, loaded)
+
+
+def run_on_shards(
+    tensors: Mapping[str, MeshTensor], function: Callable[..., T], *args: object, written: bool = False
+) -> ValueMesh[T]:
+    """Runs `function(tensors, *args)` in each process of a mesh, in order with the operations, on DTensors.
+
+    `written` says that it fills all of them, which may have lost their contents before. Blocks; returns the results.
+    Raises TensorError with the errors by rank, ContentsLostError.
+    """
+    stream = _stream(dict(tensors))
+    if not written:
+        stream.held.require_contents(tensor.reference.number for tensor in tensors.values())
+        return stream.run_everywhere(RunFunction(function, (_as_references(dict(tensors)), *args), {}))
+    references = [tensor.reference for tensor in tensors.values()]
+    with rewriting(references), refilling(stream, tuple(tensors.values())):
+        return stream.run_everywhere(RunFunction(function, (_as_references(dict(tensors)), *args), {}), references)
 
 
 def _stream(state: State) -> Stream:
