@@ -109,7 +109,7 @@ FRAMEWORKS := accelerate lightning peft torchtitan transformers trl
 
 $(FRAMEWORKS_VENV)/.stamp: pyproject.toml constraints.txt
 	scripts/make-venv $(FRAMEWORKS_VENV)
-	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --constraint constraints.txt --editable '.[lab,torch,debug,dev]' $(FRAMEWORKS)
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --constraint constraints.txt --editable '.[lab,torch,debug,dev,loggers]' $(FRAMEWORKS)
 	@touch $@
 
 test-frameworks: $(FRAMEWORKS_VENV)/.stamp browser ## the pages of docs/frameworks and what goes wrong in each framework, which it installs

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb.code import local_modules
 from monarch_nb.connect import detached_meshes
 from monarch_nb.runtime import Actor, Future
+from monarch_nb.telemetry.exports import TARGETS
 
 from .actors import is_actor_class
 from .arguments import LOG_OPTIONS, USUAL_DIMS
@@ -129,7 +130,9 @@ class Completion(LineCompletion):
         if magic == "%reload":
             return [name for name in (*self._session.names("actors"), *local_modules()) if name not in before]
         if magic == "%metrics":
-            return [] if before else self._session.names("actors")
+            if len(before) < 2:
+                return ["--to"] if before else self._session.names()
+            return [*TARGETS] if before[1:] == ["--to"] else []
         if not before:
             return [*names, "procs="] if magic == "%%spmd" else names
         if magic in ("%mesh", "%%mesh"):

@@ -131,7 +131,7 @@ class MetricsExport:
         except ImportError as error:
             missing = error.name or target
             raise ImportError(f"metrics.export({target!r}) needs {missing}: pip install {target}") from error
-        self.name, self.target = name, target
+        self.name, self.target, self.options = name, target, options
         self.written = 0  # values
         self.error = ""  # of the last write, if it failed
         self._rank_of, self._finish = rank_of, finish

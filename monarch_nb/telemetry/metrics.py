@@ -1,6 +1,6 @@
 """Metrics that the actors of a mesh have reported, for people."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from monarch_nb.mesh import Handle, region_of, state_of
 from monarch_nb.runtime import MeshState
@@ -13,7 +13,7 @@ class Metrics:
     """Values that the actors of a mesh (or of the procs of one) have reported with `monarch.telemetry.log`.
 
     `series_of` returns the stored values of a mesh by its uid; `fetch` brings those that are on their way; `export`
-    begins to write them elsewhere.
+    begins to write them elsewhere, and `exports_of` returns the exports that have begun.
     """
 
     def __init__(
@@ -22,11 +22,13 @@ class Metrics:
         series_of: Callable[[str], ByName],
         fetch: Callable[[Handle[MeshState]], None] = lambda mesh: None,
         export: Callable[[Handle[MeshState], str, dict[str, object]], MetricsExport] | None = None,
+        exports_of: Callable[[Handle[MeshState]], Sequence[MetricsExport]] = lambda mesh: (),
     ) -> None:
         self._mesh = mesh
         self._series_of = series_of
         self._fetch = fetch
         self._export = export
+        self._exports_of = exports_of
 
     @property
     def mesh(self) -> Handle[MeshState]:
@@ -81,6 +83,11 @@ class Metrics:
         if self._export is None:
             raise ValueError("only metrics of a mesh can be exported")
         return self._export(self._mesh, target, options)
+
+    @property
+    def exports(self) -> Sequence[MetricsExport]:
+        """The exports of the mesh, or of this slice, that have not ended."""
+        return self._exports_of(self._mesh)
 
     def __repr__(self) -> str:
         by_name = self._read()

@@ -68,7 +68,7 @@ class Points:
         self._series = Series()
         self._steps: dict[tuple[str, int, str], Iterator[int]] = {}
         self._listeners: list[Listener] = []
-        self._exports: list[tuple[MeshState, MetricsExport]] = []  # with the state of the mesh
+        self._exports: list[tuple[Handle[MeshState], MetricsExport]] = []
         runtime.verbs.handle(TAKE, self._taken)
         runtime.verbs.handle(REPORT, self._arrived)
         runtime.part(MeshEvents).listeners.append(self._happened)
@@ -116,7 +116,8 @@ class Points:
         if isinstance(event, OwnerChanged) and event.owner and self._waiting:
             self._runtime.later(0.0, self._send)
         elif isinstance(event, MeshStopped) and event.mesh.stopped is not None:
-            for state, export in tuple(self._exports):
+            for mesh, export in tuple(self._exports):
+                state = state_of(mesh)
                 if event.mesh.uid == state.uid or state.uid in _actors(event.mesh):
                     threading.Thread(target=export.close, name="monarch-metrics-end").start()
 
@@ -167,7 +168,7 @@ class Points:
 
     def of_mesh(self, mesh: Handle[MeshState]) -> Metrics:
         """Stored values of a mesh or slice, for people."""
-        return Metrics(mesh, self.of, self._fetch, self._export)
+        return Metrics(mesh, self.of, self._fetch, self._export, self._exports_of)
 
     def _export(self, mesh: Handle[MeshState], target: str, options: dict[str, object]) -> MetricsExport:
         """Begins to write the values of a mesh or slice elsewhere, from the first one that is stored."""
@@ -184,8 +185,18 @@ class Points:
                     for rank, samples in ranks.items():
                         export.put([MetricPoint(uid, rank, name, *sample) for sample in samples])
             self._listeners.append(export.put)
-            self._exports.append((state, export))
+            self._exports.append((mesh, export))
         return export
+
+    def _exports_of(self, mesh: Handle[MeshState]) -> list[MetricsExport]:
+        """Exports of a mesh or slice that have not ended."""
+        uid, ranks = state_of(mesh).uid, tuple(region_of(mesh).ranks())
+        with self._lock:
+            return [
+                export
+                for of_mesh, export in self._exports
+                if state_of(of_mesh).uid == uid and tuple(region_of(of_mesh).ranks()) == ranks
+            ]
 
     def _end_export(self, mesh: Handle[MeshState], export: MetricsExport) -> None:
         if not self._runtime.closed:

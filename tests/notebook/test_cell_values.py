@@ -58,6 +58,54 @@ def test_metrics_right_after_a_call_have_what_was_logged_in_it(nb: Notebook) -> 
     nb.run("%stop loud").ok()
 
 
+RECORDED = """
+from monarch_nb.telemetry import exports
+
+class Recorded:
+    made = []
+    def __init__(self, name, **options):
+        self.name, self.options, self.values = name, options, []
+        self.made.append(self)
+    def write(self, points): self.values += [(rank, point.name, point.value) for rank, point in points]
+    def close(self): pass
+
+exports.TARGETS["wandb"] = Recorded
+"""
+
+
+def test_a_line_has_metrics_written_elsewhere_once(nb: Notebook) -> None:
+    nb.run(LOGGING + RECORDED).ok()
+    line = "export = %metrics loud --to wandb trial group='of four'"
+    nb.run(f"loud.step.call(1.5).get()\n{line}\nfirst = export").ok()
+    assert "True" in nb.run(f"{line}\nexport is first").ok().text, "the cell was run again"
+    nb.run("loud.step.call(2.5).get(); export.close()").ok()
+    shown = nb.run("[[made.name, made.options, len(made.values)] for made in Recorded.made]").ok().text
+    assert shown == "[['loud', {'project': 'trial', 'group': 'of four'}, 8]]"
+    nb.run(f"{line}\nassert export is not first\nexport.close()").ok()
+    nb.run("%stop loud").ok()
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("w --to tensorbord", "write %metrics w, or %metrics w --to tensorboard|wandb|mlflow [PLACE]"),
+        ("w --from wandb", "write %metrics w, or"),
+        ("w --to tensorboard a b", "'b' is one word too many"),
+        ("w --to mlflow", "needs mlflow: pip install mlflow"),
+        ("", "%metrics takes a name"),
+    ],
+)
+def test_a_line_about_metrics_that_is_wrong_says_what_to_write(nb: Notebook, line: str, what: str) -> None:
+    hidden = "import sys; sys.modules['mlflow'] = None\n"
+    assert what in nb.run(f"{hidden}%metrics {line}").stderr
+    nb.run("del sys.modules['mlflow']").ok()
+
+
+def test_targets_of_metrics_are_completed(nb: Notebook) -> None:
+    assert nb.complete("%metrics w ") == ["--to"]
+    assert nb.complete("%metrics w --to ") == ["tensorboard", "wandb", "mlflow"]
+
+
 SLOW = """
 import os, pathlib, sys, time
 folder = pathlib.Path({folder!r})

@@ -1,5 +1,6 @@
 """Metrics of a mesh as curves: the data of a front end that watches them, and `%metrics`."""
 
+import shlex
 import threading
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ from IPython.core.error import UsageError
 from monarch_nb.mesh import state_of
 from monarch_nb.runtime import MeshState, ProcState, Runtime, started
 from monarch_nb.telemetry import Metrics
+from monarch_nb.telemetry.exports import TARGETS, MetricsExport
 from monarch_nb.telemetry.points import METRICS as POINTS
 from monarch_nb.telemetry.points import Points
 from monarch_nb.telemetry.series import MetricPoint
@@ -79,17 +81,47 @@ def rows(points: Points, state: MeshState) -> Rows:
     return by_name
 
 
-def metrics(session: Session, line: str) -> Metrics:
-    """Show what the actors of a mesh report with monarch.telemetry.log, as curves.
+_PLACES = {"tensorboard": "folder", "wandb": "project", "mlflow": "experiment"}  # what a word after a target names
+
+
+def metrics(session: Session, line: str) -> Metrics | MetricsExport:
+    """Show what the actors of a mesh report with monarch.telemetry.log, as curves, or have it written elsewhere.
 
     %metrics NAME
+    %metrics NAME --to tensorboard FOLDER
+    %metrics NAME --to wandb PROJECT [option=value ...]
+    %metrics NAME --to mlflow EXPERIMENT [option=value ...]
 
-    From Python: trainers.metrics, and trainers.metrics["loss"] for the numbers.
+    An export that a cell has begun goes on when the cell is run again. From Python: trainers.metrics,
+    trainers.metrics["loss"] for the numbers, and trainers.metrics.export("tensorboard").
     """
-    if not line.strip():
-        raise UsageError("%metrics takes a name: %metrics trainers")
-    of_mesh: Metrics = session.find(line.strip()).metrics
-    return of_mesh
+    try:
+        name, *words = shlex.split(line)
+    except ValueError:  # no words, or a quote that is not closed
+        raise UsageError("%metrics takes a name: %metrics trainers") from None
+    of_mesh: Metrics = session.find(name).metrics
+    return _export(of_mesh, words) if words else of_mesh
+
+
+def _export(metrics: Metrics, words: list[str]) -> MetricsExport:
+    """Begins to write metrics as the words of the line say. Raises UsageError, and what the package raises."""
+    option, target, *rest = (*words, "", "")
+    if option != "--to" or target not in TARGETS:
+        raise UsageError(f"write %metrics {metrics.name}, or %metrics {metrics.name} --to {'|'.join(TARGETS)} [PLACE]")
+    options: dict[str, object] = {}
+    for word in filter(None, rest):
+        label, equals, value = word.partition("=")
+        label, value = (label, value) if equals else (_PLACES.get(target, ""), word)
+        if not label.isidentifier() or label in options:
+            raise UsageError(f"%metrics --to {target}: {word!r} is one word too many; options are written name=value")
+        options[label] = value
+    for export in metrics.exports:
+        if (export.target, export.options) == (target, options):
+            return export
+    try:
+        return metrics.export(target, **options)
+    except ImportError as error:
+        raise UsageError(f"%metrics --to {target}: {error}") from None
 
 
 def _shown(metrics: Metrics) -> Shown:
