@@ -2,6 +2,7 @@
 
 `Trainer(strategy=MonarchStrategy(workers)).fit(model, data)` sends the trainer with its model to all ranks, runs it
 there in DistributedDataParallel, and has its state afterwards: weights, metrics, checkpoints' paths, counters.
+`MonarchModelParallelStrategy` does so with models that FSDP2 and tensor parallelism shard.
 """
 
 import os
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from monarch_nb.actor import Future, ProcMesh, ValueMesh
 from monarch_nb.lifecycle import interrupt
@@ -22,15 +24,19 @@ try:
     import lightning.pytorch as pl
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from lightning.fabric.utilities.apply_func import move_data_to_device
-    from lightning.pytorch.strategies import DDPStrategy, Strategy
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy, Strategy
     from lightning.pytorch.strategies.launchers.launcher import _Launcher
     from lightning.pytorch.trainer.states import TrainerFn, TrainerState
 except ImportError as error:
     raise ImportError(f"monarch_nb.lightning needs Lightning 2.4 or newer: pip install lightning ({error})") from error
 
-__all__ = ["MonarchStrategy"]
+__all__ = ["MonarchModelParallelStrategy", "MonarchStrategy"]
 
 END_S = 10.0  # for ranks that are interrupted to end
+_OF_SHARDS = {  # arguments of Lightning's FSDPStrategy and ModelParallelStrategy
+    *("auto_wrap_policy", "cpu_offload", "mixed_precision", "sharding_strategy", "state_dict_type", "device_mesh"),
+    *("data_parallel_size", "tensor_parallel_size", "save_distributed_checkpoint", "activation_checkpointing_policy"),
+}
 
 
 class _MeshEnvironment(ClusterEnvironment):
@@ -83,19 +89,12 @@ class _MeshEnvironment(ClusterEnvironment):
         return self.global_rank() // self.per_host
 
 
-class MonarchStrategy(DDPStrategy):
-    """Runs a `Trainer` on the ranks of a mesh, in DistributedDataParallel.
-
-    `Trainer(strategy=MonarchStrategy(workers))` uses all ranks of the mesh: its size counts, not `devices` and
-    `num_nodes`. Without a mesh it runs on `devices` processes of this machine, which stay for the next trainer. Further
-    arguments are those of `DDPStrategy`. The trainer, its model and its data are sent by pickle, with classes that a
-    notebook defines. `fit` and the like raise what ranks have raised, as an ActorError. Stop ends the training on all
-    ranks, and raises RuntimeError.
-    """
+class _MeshStrategy(ParallelStrategy):
+    """What the strategies below are beside their ways to train: the ranks are those of a mesh."""
 
     def __init__(self, mesh: ProcMesh | None = None, **arguments: Any) -> None:
         if mesh is not None and not isinstance(mesh, ProcMesh):
-            raise TypeError(f"MonarchStrategy() takes a mesh of processes, not {kind_of(mesh)}")
+            raise TypeError(f"{type(self).__name__}() takes a mesh of processes, not {kind_of(mesh)}")
         self._mesh_launcher = _MeshLauncher(mesh)
         self._has_mesh = mesh is not None
         self._mesh_environment = _MeshEnvironment()
@@ -103,8 +102,9 @@ class MonarchStrategy(DDPStrategy):
             *_, self._mesh_environment.per_host = mesh.extent.values() or (1,)
             self._mesh_environment.hosts = len(mesh) // self._mesh_environment.per_host
         self._devices: list[torch.device] | None = None
-        arguments.setdefault("cluster_environment", self._mesh_environment)
         super().__init__(**arguments)
+        if self.cluster_environment is None:
+            self.cluster_environment = self._mesh_environment
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
@@ -132,6 +132,35 @@ class MonarchStrategy(DDPStrategy):
 
     def _configure_launcher(self) -> None:
         self._launcher = self._mesh_launcher
+
+
+class MonarchStrategy(_MeshStrategy, DDPStrategy):
+    """Runs a `Trainer` on the ranks of a mesh, in DistributedDataParallel.
+
+    `Trainer(strategy=MonarchStrategy(workers))` uses all ranks of the mesh: its size counts, not `devices` and
+    `num_nodes`. Without a mesh it runs on `devices` processes of this machine, which stay for the next trainer. Further
+    arguments are those of `DDPStrategy`. The trainer, its model and its data are sent by pickle, with classes that a
+    notebook defines. `fit` and the like raise what ranks have raised, as an ActorError. Stop ends the training on all
+    ranks, and raises RuntimeError.
+    """
+
+    def __init__(self, mesh: ProcMesh | None = None, **arguments: Any) -> None:
+        if sharding := sorted(_OF_SHARDS & arguments.keys()):
+            raise TypeError(
+                f"MonarchStrategy() has the whole model on each rank, and takes no {', '.join(sharding)}: use "
+                "MonarchModelParallelStrategy(mesh, data_parallel_size=…, tensor_parallel_size=…) with FSDP2 "
+                '(fully_shard) in configure_model(), or strategy="fsdp" in a cell of %%spmd'
+            )
+        super().__init__(mesh, **arguments)
+
+
+class MonarchModelParallelStrategy(_MeshStrategy, ModelParallelStrategy):
+    """Runs a `Trainer` on the ranks of a mesh, with a model that its `configure_model` shards there.
+
+    It is for FSDP2 and tensor parallelism as `MonarchStrategy` is for DistributedDataParallel; further arguments are
+    those of `ModelParallelStrategy`: `MonarchModelParallelStrategy(workers, data_parallel_size=4,
+    tensor_parallel_size=2)`. After `fit` the weights are gathered tensor by tensor, and the model here has all of them.
+    """
 
 
 @dataclass(frozen=True)
@@ -211,6 +240,8 @@ def _run_on_rank(trainer: pl.Trainer | None, function: Callable[[], object]) -> 
     fits = trainer.state.fn == TrainerFn.FITTING
     weights = trainer.lightning_module.state_dict() if fits else None  # on all ranks: metrics in it are reduced
     strategy: Strategy = trainer.strategy
+    if weights is not None and isinstance(strategy, ModelParallelStrategy):
+        weights = _gathered(weights, strategy.is_global_zero)
     if not strategy.is_global_zero:
         return None
     return _Result(
@@ -221,6 +252,16 @@ def _run_on_rank(trainer: pl.Trainer | None, function: Callable[[], object]) -> 
         {callback.state_key: move_data_to_device(callback.state_dict(), "cpu") for callback in _callbacks(trainer)},
         trainer.fit_loop.state_dict() if fits else {},
     )
+
+
+def _gathered(weights: Mapping[str, object], is_wanted: bool) -> dict[str, object]:
+    """Whole tensors in the host's memory, one after the other. All ranks call it; those that want none keep none."""
+    whole: dict[str, object] = {}
+    for name, tensor in weights.items():
+        value = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if is_wanted:
+            whole[name] = value.cpu() if isinstance(value, torch.Tensor) else value
+    return whole
 
 
 def _callbacks(trainer: pl.Trainer) -> list[pl.Callback]:

@@ -15,7 +15,7 @@ import torch  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from monarch_nb.actor import ActorError, ProcMesh, SupervisionError, heal_mesh  # noqa: E402
-from monarch_nb.lightning import MonarchStrategy  # noqa: E402
+from monarch_nb.lightning import MonarchModelParallelStrategy, MonarchStrategy  # noqa: E402
 from tests.cluster.actor_tools import Faults, spawned  # noqa: E402
 from tests.polling import until  # noqa: E402
 
@@ -62,8 +62,8 @@ def data() -> Any:
 
 def trainer(mesh: ProcMesh | None, **options: Any) -> Any:
     given = {"logger": False, "enable_checkpointing": False, "max_epochs": 8, **options}
+    given.setdefault("strategy", MonarchStrategy(mesh))
     return L.Trainer(
-        strategy=MonarchStrategy(mesh),
         accelerator="cpu",
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -99,6 +99,53 @@ def test_a_fit_leaves_weights_metrics_counters_and_checkpoints_here(workers: Pro
     larger = trainer(None, devices=3, max_epochs=9, default_root_dir=tmp_path)
     larger.fit(model, data(), ckpt_path=str(best))
     assert (larger.world_size, larger.current_epoch, larger.global_step) == (3, 9, 64 + 6)
+
+
+class Sharded(L.LightningModule):  # type: ignore[misc]
+    """A model of two layers that FSDP2 shards over all ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Linear(8, 1))
+        self.folder = folder
+
+    def configure_model(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in (*self.layers, self.layers):
+            fully_shard(layer, mesh=self.device_mesh["data_parallel"])
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        if index == 0:
+            local = sum(part.to_local().numel() for part in self.layers.parameters())
+            (self.folder / f"rank{self.trainer.global_rank}").write_text(str(local))
+        loss = torch.nn.functional.mse_loss(self.layers(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def test_a_sharded_model_trains_and_has_all_weights_here_afterwards(workers: ProcMesh, tmp_path: Path) -> None:
+    model = Sharded(tmp_path)
+    strategy = MonarchModelParallelStrategy(workers, data_parallel_size=2, tensor_parallel_size=1)
+    sharded = trainer(None, strategy=strategy, max_epochs=16)
+    sharded.fit(model, data())
+    assert (sharded.world_size, sharded.global_step) == (2, 128)
+    sizes = [int((tmp_path / f"rank{rank}").read_text()) for rank in range(2)]
+    assert sum(sizes) == 8 + 8 + 8 + 1
+    assert max(sizes) < 25, "each rank has a part of the parameters"
+    with torch.no_grad():
+        assert model.layers(torch.ones(1, 1)).item() == pytest.approx(4, abs=0.2)
+    assert "loss" in sharded.callback_metrics
+
+
+def test_arguments_that_shard_are_refused_with_what_takes_them(workers: ProcMesh) -> None:
+    with pytest.raises(TypeError, match=r"takes no sharding_strategy: use MonarchModelParallelStrategy\(mesh"):
+        MonarchStrategy(workers, sharding_strategy="FULL_SHARD")
+    with pytest.raises(TypeError, match=r"MonarchModelParallelStrategy\(\) takes a mesh of processes, not"):
+        MonarchModelParallelStrategy("workers")
 
 
 @pytest.mark.slow

@@ -91,8 +91,7 @@ def run(nb: Notebook, folder: Path, program: str) -> None:
 def check(name: str, folder: Path, runs: int) -> None:
     """The logger writes the loss, in so many runs; wandb by a process of its own."""
     until(lambda: len(WRITTEN[name](folder)) == runs)
-    for path in WRITTEN[name](folder):
-        until(lambda path=path: path.name == "loss" or b"loss" in path.read_bytes())
+    until(lambda: all(path.name == "loss" or b"loss" in path.read_bytes() for path in WRITTEN[name](folder)))
 
 
 @pytest.mark.parametrize("name", BY_HAND)
