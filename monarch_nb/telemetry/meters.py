@@ -7,13 +7,13 @@ from typing import Any, Protocol
 class Instrument(Protocol):
     """An instrument of a meter. Its kind decides which of the methods it has."""
 
-    def add(self, amount: float, attributes: Any = None, context: Any = None) -> None:
+    def add(self, amount: float, attributes: object = None, context: object = None) -> None:
         """Counts on; of counters."""
 
-    def record(self, amount: float, attributes: Any = None, context: Any = None) -> None:
+    def record(self, amount: float, attributes: object = None, context: object = None) -> None:
         """Notes one value; of histograms."""
 
-    def set(self, amount: float, attributes: Any = None, context: Any = None) -> None:
+    def set(self, amount: float, attributes: object = None, context: object = None) -> None:
         """Notes the value that is now; of gauges."""
 
 
@@ -48,7 +48,7 @@ class Meter(Protocol):
 class _Nothing:
     """Instrument that discards everything."""
 
-    def add(self, amount: float, attributes: Any = None, context: Any = None) -> None:
+    def add(self, amount: float, attributes: object = None, context: object = None) -> None:
         """Does nothing."""
 
     record = set = add
@@ -57,7 +57,7 @@ class _Nothing:
 class _NoMeter:
     """Stands in for a meter."""
 
-    def _make(self, name: str, *_: Any, **__: Any) -> _Nothing:
+    def _make(self, name: str, *_: object, **__: object) -> _Nothing:
         return _Nothing()
 
     create_counter = create_up_down_counter = create_histogram = create_gauge = _make

@@ -48,7 +48,9 @@ def _progress(plain: type) -> Any:
     return plain
 
 
-def _on_log(_: Any, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **more: Any) -> None:
+def _on_log(
+    _: object, args: object, state: Any, control: object, logs: Mapping[str, object] | None = None, **more: object
+) -> None:
     """Reports what a `Trainer` logs, for `mesh.metrics` and `%metrics`."""
     if logs is None or "train_runtime" in logs:  # the summary at the end is no point of a curve
         return
@@ -73,13 +75,13 @@ def _callbacks_of(package: str) -> list[object]:
     return [type("MeshMetricsCallback", (import_module(package).Callback,), {**methods, "reported": {}})()]
 
 
-def _on_train_batch_end(callback: Any, trainer: Any, *_: Any) -> None:
+def _on_train_batch_end(callback: Any, trainer: Any, *_: object) -> None:
     """Reports what a `LightningModule` logs in its steps, as often as the trainer's loggers get it."""
     if trainer.global_step % trainer.log_every_n_steps == 0:
         _report_from_lightning(callback, trainer)
 
 
-def _on_validation_end(callback: Any, trainer: Any, _: Any) -> None:
+def _on_validation_end(callback: Any, trainer: Any, _: object) -> None:
     if not trainer.sanity_checking:
         _report_from_lightning(callback, trainer)
 

@@ -24,7 +24,7 @@ class _Active(threading.local):
 ACTIVE = _Active()
 
 
-class Loan:
+class TensorLoan:
     """A borrow as one of its two streams sees it: what may not be done to the memory there."""
 
     __slots__ = ("is_lender", "kind", "where")

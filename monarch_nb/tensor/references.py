@@ -17,7 +17,7 @@ from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import Meta, OperationPlan
 
 if TYPE_CHECKING:
-    from monarch_nb.tensor.lanes import Loan
+    from monarch_nb.tensor.lanes import TensorLoan
     from monarch_nb.tensor.stream import Stream
 
 NEVER = -1  # the number of the last write to a tensor that no operation has written to
@@ -160,7 +160,7 @@ class HeldObjects:
         self.lost: dict[int, str] = {}  # tensors whose contents are lost, with the reason
         self.stale: dict[int, Copied] = {}  # views that have to be made again before use
         self.leaves: dict[int, TensorWeakRef] = {}  # handles that accumulate gradients, from their first operation on
-        self.loans: weakref.WeakKeyDictionary[LogicalMemory, Loan] = weakref.WeakKeyDictionary()
+        self.loans: weakref.WeakKeyDictionary[LogicalMemory, TensorLoan] = weakref.WeakKeyDictionary()
         self.steps: set[StepWrites] = set()  # of compiled steps since the last heal
         self.next = count(1).__next__  # next number
         self._freeing = threading.RLock()  # a finalizer may issue operations

@@ -11,6 +11,7 @@ from monarch_nb.store import Document, RankFields, store_of
 from monarch_nb.wire import ActorError
 
 from ..display.failures import raised_title
+from ..front import Bundle
 from ..jupyter import bundle_formatter
 from .bundle import built
 from .live import LiveView, LiveViews, Shown
@@ -27,7 +28,7 @@ KEPT = 64  # widgets that are used again when the same is shown again
 logger = logging.getLogger(__name__)
 
 
-def view_of(widget: Any) -> dict[str, Any]:
+def view_of(widget: Any) -> Bundle:
     """The MIME bundle that shows a widget."""
     return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
 
@@ -70,7 +71,7 @@ class Widgets:
         self._views = views
         self._base: Any = None  # the class of all widgets, while they are shown
         self._unfollow: Callable[[], None] = lambda: None
-        self._classes: dict[str, Any] = {}
+        self._classes: Bundle = {}
         self._made: dict[Any, Any] = {}
 
     @property
@@ -131,10 +132,10 @@ class Widgets:
         for kind in view.shows:
             formatter.pop(kind, None)
 
-    def _live(self, view: LiveView, shown: Callable[[Any], Shown]) -> Callable[..., dict[str, Any]]:
+    def _live(self, view: LiveView, shown: Callable[[Any], Shown]) -> Callable[..., Bundle]:
         """The formatter of live forms; {} for values that cannot be shown live."""
 
-        def bundle(value: Any, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        def bundle(value: Any, include: object = None, exclude: object = None) -> Bundle:
             try:
                 if not self._seen():
                     return {}
@@ -146,7 +147,7 @@ class Widgets:
 
         return bundle
 
-    def failure(self, number: str, *, bar: bool = False) -> dict[str, Any]:
+    def failure(self, number: str, *, bar: bool = False) -> Bundle:
         """The live form of one failure, to go beside its text, or as a `bar` above it; {} where there is none."""
         if not self._classes or not self._seen():
             return {}
@@ -156,7 +157,7 @@ class Widgets:
             logger.debug("no live display", exc_info=True)
             return {}
 
-    def raised(self, error: ActorError) -> dict[str, Any]:
+    def raised(self, error: ActorError) -> Bundle:
         """The live form of what an endpoint raised, a bar above its text; {} where there is none."""
         runtime = started()
         if not self._classes or error.origin is None or runtime is None or not self._seen():
@@ -181,7 +182,7 @@ class Widgets:
             logger.debug("no live display", exc_info=True)
             return {}
 
-    def debugger(self) -> dict[str, Any]:
+    def debugger(self) -> Bundle:
         """The live form of what is stopped, to go below the text in the cell that asks; {} where there is none."""
         if not self._classes:
             return {}
@@ -191,7 +192,7 @@ class Widgets:
             logger.debug("no live display", exc_info=True)
             return {}
 
-    def show(self, view: str, options: dict[str, Any], key: Any) -> Any:
+    def show(self, view: str, options: Bundle, key: Any) -> Any:
         """The widget of a view; what is shown twice is one widget."""
         runtime = started()
         document = store_of(runtime).document() if runtime is not None else None
@@ -222,7 +223,7 @@ def _brief(records: dict[str, RankFields]) -> dict[str, RankFields]:
     return dict(itertools.islice(states.items(), SAVED_STATES))
 
 
-def _part(document: Document | None, uid: str | None) -> dict[str, Any]:
+def _part(document: Document | None, uid: str | None) -> Bundle:
     """The part of the state that shows one mesh without a kernel."""
     if document is None:
         return {"hosts": {}, "meshes": {}, "ranks": {}, "failures": {}}

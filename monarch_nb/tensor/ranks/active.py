@@ -22,14 +22,14 @@ M = TypeVar("M", bound="Mesh | None")
 _WITHOUT = {"generator": "default", "generator_with_names": "names", "low_generator": "low"}  # overloads
 
 
-class _Active(threading.local):
+class _ActiveMeshes(threading.local):
     """The meshes that this thread has activated, the innermost last; None for `no_mesh`."""
 
     def __init__(self) -> None:
         self.meshes: list[Mesh | None] = []
 
 
-_active = _Active()
+_active = _ActiveMeshes()
 
 
 class ActiveMode(TorchDispatchMode):

@@ -104,7 +104,7 @@ def reduce_(tensors: T, dims: Dims, reduction: str = "sum", scatter: bool = Fals
     return cast(T, tree_map(lambda each: reduced(each, dims, reduction, scatter, mesh, in_place=True), tensors))
 
 
-class MeshSlice:
+class ValueSlice:
     """A tensor on a part of its mesh, which `to_mesh` brings to another mesh."""
 
     def __init__(self, tensor: "RankTensor", region: Region) -> None:
@@ -119,9 +119,9 @@ class MeshSlice:
         return f"<a slice {{{sizes}}} of {self._tensor!r}>"
 
 
-def sliced(tensor: "RankTensor", coordinates: dict[str, Selector]) -> MeshSlice:
+def sliced(tensor: "RankTensor", coordinates: dict[str, Selector]) -> ValueSlice:
     """See `Tensor.slice_mesh`."""
-    return MeshSlice(tensor, region_of(tensor.mesh.procs).sliced(**coordinates))
+    return ValueSlice(tensor, region_of(tensor.mesh.procs).sliced(**coordinates))
 
 
 def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "Stream") -> "RankTensor":

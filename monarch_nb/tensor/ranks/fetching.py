@@ -53,7 +53,7 @@ def mesh_of_all(tensors: list[Any], what: str) -> "Mesh":
     return tensors[0].device_mesh if tensors else get_active_mesh().on(ACTIVE.stream)
 
 
-def fetch_shard(obj: Any, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Future[Any]:
+def fetch_shard(obj: object, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Future[Any]:
     """Returns what one rank has of the tensors in `obj`, as local tensors on the CPU; other leaves as they are.
 
     The rank is that at the coordinates, of the first of each dimension without any. Does not block; the future waits
@@ -87,12 +87,12 @@ def _refuse_sharded(tensors: list[MeshTensor], what: str) -> None:
             )
 
 
-def inspect(obj: Any, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
+def inspect(obj: object, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
     """Returns what one rank has; blocks. See `fetch_shard`."""
     return fetch_shard(obj, shard, **coordinates).get()
 
 
-def show(obj: Any, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
+def show(obj: object, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
     """Shows what one rank has: an image with torchshow, where it is installed, else printed. Blocks."""
     value = inspect(obj, shard, **coordinates)
     try:

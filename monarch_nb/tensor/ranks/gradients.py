@@ -18,19 +18,19 @@ class WithContinuation(torch.autograd.Function):
     """A step whose function returns its result, and the function of the result's gradient."""
 
     @staticmethod
-    def forward(ctx: _Step, function: Callable[..., tuple[Any, Continuation]], *args: Any) -> Any:
+    def forward(ctx: _Step, function: Callable[..., tuple[object, Continuation]], *args: object) -> Any:
         """Runs the step."""
         result, ctx.continuation = function(*args)
         return result
 
     @staticmethod
-    def backward(ctx: _Step, *gradients: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: _Step, *gradients: torch.Tensor) -> tuple[object, ...]:
         """Runs the function of the gradient."""
         found = ctx.continuation(*gradients)
         return (None, *found) if isinstance(found, tuple) else (None, found)
 
 
-def grad_function(function: Callable[..., tuple[Any, Continuation]]) -> Callable[..., Any]:
+def grad_function(function: Callable[..., tuple[object, Continuation]]) -> Callable[..., Any]:
     """Makes a function differentiable that returns `(result, backward)`.
 
     `backward` is called with the gradient of the result, and returns those of the arguments: one, or a tuple. What

@@ -4,7 +4,7 @@ import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.mesh import Mesh
 
 R = TypeVar("R")
+_Answers: TypeAlias = Future[ValueMesh[Any]]
 _WAYS = (None, "cached", "inspect", "mocked")
 
 
@@ -118,7 +119,7 @@ class Remote:
     or from `propagate`, a function that is called here with tensors without values.
     """
 
-    def __init__(self, function: Callable[..., Any] | str, propagate: object = None) -> None:
+    def __init__(self, function: Callable[..., object] | str, propagate: object = None) -> None:
         if not (propagate in _WAYS if not callable(propagate) else True):
             raise ValueError(f"propagate={propagate!r} is none of None, 'cached', 'inspect', 'mocked' and a function")
         self._function, self._propagate = function, propagate
@@ -127,7 +128,7 @@ class Remote:
         if not isinstance(function, str):
             functools.update_wrapper(self, function, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls it on each rank of the arguments' mesh, or of the active one; see `Remote`."""
         if self._propagate == "mocked":
             raise NotImplementedError("propagate='mocked': give a function that computes on tensors without values")
@@ -167,46 +168,46 @@ class Remote:
         stream.issue_object(Name(bundle.number, tuple(reference.number for reference in references)))
         return _result(given, shown, references)
 
-    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
+    def call(self, *args: object, **kwargs: object) -> _Answers:
         """Calls it on each rank; the future has what each returns, with tensors as local ones on the CPU."""
         return self._asked(args, kwargs, None)
 
-    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def call_one(self, *args: object, **kwargs: object) -> Future[Any]:
         """As `call`, on a mesh of one rank: the future has what it returns. Raises ValueError for a larger mesh."""
         given = _Given(args, kwargs, self._name)
         if len(given.mesh) != 1:
             raise ValueError(f"call_one: {given.mesh!r} has {len(given.mesh)} ranks, not exactly one")
         return _of_rank(self._asked(args, kwargs, None), 0)
 
-    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def choose(self, *args: object, **kwargs: object) -> Future[Any]:
         """As `call`, on one rank, whichever; the future has what it returns."""
         given = _Given(args, kwargs, self._name)
         rank = random.randrange(len(given.mesh))
         return _of_rank(self._asked(args, kwargs, rank), rank)
 
-    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Future[Any]]:
+    def stream(self, *args: object, **kwargs: object) -> Iterator[Future[Any]]:
         """As `call`; yields a future for each rank."""
         values = self._asked(args, kwargs, None)
         size = len(_Given(args, kwargs, self._name).mesh)
         return iter([_of_rank(values, rank) for rank in range(size)])
 
-    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+    def broadcast(self, *args: object, **kwargs: object) -> None:
         """Calls it on each rank, and asks for nothing; an error is reported."""
         given = _Given(args, kwargs, self._name)
         command = CallRemote(self._function, given.args, given.kwargs, joined=given.joined)
         _issue(given, command, range(len(given.tensors)))
 
-    def on_rank(self, rank: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[ValueMesh[Any]]:
+    def on_rank(self, rank: int | None, args: tuple[object, ...], kwargs: dict[str, object]) -> _Answers:
         """As `call`, on one rank of the mesh."""
         return self._asked(args, kwargs, rank)
 
-    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any], only: int | None) -> Future[ValueMesh[Any]]:
+    def _asked(self, args: tuple[object, ...], kwargs: dict[str, object], only: int | None) -> _Answers:
         given = _Given(args, kwargs, self._name)
         command = CallRemote(self._function, given.args, given.kwargs, replies=True, only=only, joined=given.joined)
         command = _with(command, writes=given.tensors)
         with rewriting(tensor.reference for tensor in given.tensors):
             values = given.mesh.stream.requested([(OBJECT, command)], f"remote({self._name})")
-        result: Future[ValueMesh[Any]] = pending_future(describe=values.progress_text)
+        result: _Answers = pending_future(describe=values.progress_text)
         when_done(values, lambda _: resolve_later(result, lambda: values.get()[0]))
         return result
 
@@ -226,7 +227,7 @@ def remote(function: Any = None, *, propagate: object = None) -> Any:
 
 
 def call_on_shard_and_fetch(
-    remote: Remote, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
+    remote: Remote, *args: object, shard: Mapping[str, int] | None = None, **kwargs: object
 ) -> Future[Any]:
     """Calls a remote function on the rank at coordinates; the future has what it returns. See `fetch_shard`."""
     if not isinstance(remote, Remote):
@@ -238,7 +239,7 @@ def call_on_shard_and_fetch(
     return _of_rank(remote.on_rank(rank, args, kwargs), rank)
 
 
-def _of_rank(values: Future[ValueMesh[Any]], rank: int) -> Future[Any]:
+def _of_rank(values: _Answers, rank: int) -> Future[Any]:
     result: Future[Any] = pending_future(describe=values.progress_text)
     when_done(values, lambda _: resolve_later(result, lambda: values.get().values()[rank]))
     return result
@@ -270,7 +271,7 @@ def _result(given: _Given, shown: Returned, references: Sequence[Reference]) -> 
     return tree_map_only(ReturnedTensor, lambda leaf: MeshTensor(leaf.meta, next(made)), shown.tree)
 
 
-def _imagined(function: Callable[..., Any], given: _Given, args: Any, kwargs: Any) -> Returned:
+def _imagined(function: Callable[..., object], given: _Given, args: object, kwargs: object) -> Returned:
     """What a propagating function returns for tensors without values, which it may change in place."""
     layout = given.mesh.stream.layout
     fakes: dict[int, torch.Tensor] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, cast
 from monarch_nb.tensor.commands import Send, Take
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.handle import MeshTensor, current
-from monarch_nb.tensor.lanes import ACTIVE, ENDED, READ, WRITTEN, Loan, check_lane
+from monarch_nb.tensor.lanes import ACTIVE, ENDED, READ, WRITTEN, TensorLoan, check_lane
 from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import Meta, own_values
 from monarch_nb.tensor.references import DroppedReference, LogicalMemory
@@ -66,8 +66,8 @@ class Stream:
         made.memory = LogicalMemory()
         mine.issue_object(Take(meta, members, tag, made.number, lends=True))
         kind = WRITTEN if mutable else READ
-        source.held.loans[memory] = Loan(kind, where, is_lender=True)
-        mine.held.loans[made.memory] = Loan(kind, where, is_lender=False)
+        source.held.loans[memory] = TensorLoan(kind, where, is_lender=True)
+        mine.held.loans[made.memory] = TensorLoan(kind, where, is_lender=False)
         tensor = cast("RankTensor", MeshTensor(meta, made))
         return tensor, Borrow(tensor, t, memory, where, known)
 
@@ -105,7 +105,7 @@ class Borrow:
         source: "RankTensor",
         memory: LogicalMemory,
         where: CallSite | None,
-        before: Loan | None,
+        before: TensorLoan | None,
     ) -> None:
         self._tensor, self._memory, self._own = tensor, memory, tensor.reference.memory
         self._mine, self._theirs = tensor.reference.stream, source.reference.stream
@@ -118,7 +118,7 @@ class Borrow:
             return
         self._dropped = True
         if self._own is not None:
-            self._mine.held.loans[self._own] = Loan(ENDED, call_site(), is_lender=False)
+            self._mine.held.loans[self._own] = TensorLoan(ENDED, call_site(), is_lender=False)
         self._mine.flush()  # before what the other stream does with it
         if self._before is None:
             self._theirs.held.loans.pop(self._memory, None)

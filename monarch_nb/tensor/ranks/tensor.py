@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from monarch_nb.mesh import ValueMesh
+from monarch_nb.shape import Selector
 from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.failure import ranks_text
@@ -86,7 +87,7 @@ class RankTensor(MeshTensor):
         """
         return exchanging.whole_of(self, spec)
 
-    def slice_mesh(self, **coordinates: Any) -> exchanging.MeshSlice:
+    def slice_mesh(self, **coordinates: Selector) -> exchanging.ValueSlice:
         """Returns what a part of the mesh has, as `mesh.slice` takes it, for `to_mesh`."""
         return exchanging.sliced(self, coordinates)
 
@@ -132,7 +133,7 @@ class RankTensor(MeshTensor):
         kwargs.pop("device", None)
         return torch.Tensor.to(self, *args, **kwargs) if args or kwargs else self
 
-    def cpu(self, *args: Any, **kwargs: Any) -> Any:
+    def cpu(self, *args: object, **kwargs: object) -> Any:
         """The tensor itself: it stays on its mesh."""
         return self
 
@@ -166,7 +167,7 @@ class RankTensor(MeshTensor):
 Tensor = RankTensor  # its public name
 
 
-def _operator(name: str, function: Any, *, reflected: bool) -> Callable[[Any, Any], object]:
+def _operator(name: str, function: Any, *, reflected: bool) -> Callable[[RankTensor, object], object]:
     """An operator that raises what is wrong with an operand, which PyTorch's own turns into Python's error."""
     own = getattr(torch.Tensor, name)
 
@@ -191,7 +192,6 @@ for _name, _function in {
     "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne
 }.items():  # fmt: skip
     setattr(RankTensor, f"__{_name}__", _operator(f"__{_name}__", _function, reflected=False))
-RankTensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
 
 
 def ranks_with_other_values(values: ValueMesh[torch.Tensor]) -> list[int]:

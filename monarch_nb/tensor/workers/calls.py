@@ -34,7 +34,7 @@ class Returned:
         return [leaf for leaf in tree_leaves(self.tree) if isinstance(leaf, ReturnedTensor)]
 
 
-def function_at(path: str) -> Callable[..., Any]:
+def function_at(path: str) -> Callable[..., object]:
     """What a path names, such as "math.sqrt". Raises ImportError or AttributeError."""
     module, _, rest = path.partition(".")
     value: Any = importlib.import_module(module)
@@ -44,7 +44,7 @@ def function_at(path: str) -> Callable[..., Any]:
         if not hasattr(value, name):
             importlib.import_module(at)
         value = getattr(value, name)
-    found: Callable[..., Any] = value
+    found: Callable[..., object] = value
     return found
 
 
