@@ -181,7 +181,7 @@ class LogReceiver:
 
     def cut_finished(self) -> None:
         """Ends bars that were left: what comes next is shown below them."""
-        for line in self.open_lines():
+        for line in sorted(self.open_lines(), key=lambda line: line.address):
             if line.finished:
                 self.cut(line)
 

@@ -29,6 +29,7 @@ from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import MeshLayout, Placements, Propagator
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.session import WorkerSession
+from monarch_nb.tensor.workers.transit import Transit
 
 SILENT_S = 20.0  # after which ranks are taken to wait for each other
 
@@ -102,7 +103,7 @@ class Ranks:
             ranks = tuple(range(layout.size))
             mesh = self._worlds[rank].mesh(f"mesh {stream.number}", layout, ranks)
             member: Any = Member(barrier)
-            session = WorkerSession(stream.number, mesh, ranks, rank, member, contextlib.nullcontext)
+            session = WorkerSession(stream.number, mesh, ranks, rank, member, contextlib.nullcontext, Transit())
             self._sessions[rank][stream.number] = session
 
         self._each(layout.size, open_one)

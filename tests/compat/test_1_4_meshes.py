@@ -128,8 +128,6 @@ def test_processes_of_a_process_mesh_know_their_host(quad: ProcMesh) -> None:
 def test_operations_that_a_proc_mesh_lacks_say_where_to_go(quad: ProcMesh) -> None:
     with pytest.raises(NotImplementedError, match=r"HostMesh\.sync_workspace"):
         asyncio.run(quad.sync_workspace(None))
-    with pytest.raises(AttributeError, match="not part of Monarch-NB yet"):
-        quad.activate()
     with pytest.raises(ValueError, match="Actor"):
         quad.spawn("no", int)  # type: ignore[type-var]
 
