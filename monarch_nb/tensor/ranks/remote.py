@@ -170,26 +170,26 @@ class Remote:
 
     def call(self, *args: object, **kwargs: object) -> _Answers:
         """Calls it on each rank; the future has what each returns, with tensors as local ones on the CPU."""
-        return self._asked(args, kwargs, None)
+        return self.ask(_Given(args, kwargs, self._name))
 
     def call_one(self, *args: object, **kwargs: object) -> Future[Any]:
         """As `call`, on a mesh of one rank: the future has what it returns. Raises ValueError for a larger mesh."""
         given = _Given(args, kwargs, self._name)
         if len(given.mesh) != 1:
             raise ValueError(f"call_one: {given.mesh!r} has {len(given.mesh)} ranks, not exactly one")
-        return _of_rank(self._asked(args, kwargs, None), 0)
+        return _of_rank(self.ask(given), 0)
 
     def choose(self, *args: object, **kwargs: object) -> Future[Any]:
         """As `call`, on one rank, whichever; the future has what it returns."""
         given = _Given(args, kwargs, self._name)
         rank = random.randrange(len(given.mesh))
-        return _of_rank(self._asked(args, kwargs, rank), rank)
+        return _of_rank(self.ask(given, rank), rank)
 
     def stream(self, *args: object, **kwargs: object) -> Iterator[Future[Any]]:
         """As `call`; yields a future for each rank."""
-        values = self._asked(args, kwargs, None)
-        size = len(_Given(args, kwargs, self._name).mesh)
-        return iter([_of_rank(values, rank) for rank in range(size)])
+        given = _Given(args, kwargs, self._name)
+        values = self.ask(given)
+        return iter([_of_rank(values, rank) for rank in range(len(given.mesh))])
 
     def broadcast(self, *args: object, **kwargs: object) -> None:
         """Calls it on each rank, and asks for nothing; an error is reported."""
@@ -197,12 +197,8 @@ class Remote:
         command = CallRemote(self._function, given.args, given.kwargs, joined=given.joined)
         _issue(given, command, range(len(given.tensors)))
 
-    def on_rank(self, rank: int | None, args: tuple[object, ...], kwargs: dict[str, object]) -> _Answers:
-        """As `call`, on one rank of the mesh."""
-        return self._asked(args, kwargs, rank)
-
-    def _asked(self, args: tuple[object, ...], kwargs: dict[str, object], only: int | None) -> _Answers:
-        given = _Given(args, kwargs, self._name)
+    def ask(self, given: _Given, only: int | None = None) -> _Answers:
+        """As `call`, with arguments that are read already, on all ranks or on one alone."""
         command = CallRemote(self._function, given.args, given.kwargs, replies=True, only=only, joined=given.joined)
         command = _with(command, writes=given.tensors)
         with rewriting(tensor.reference for tensor in given.tensors):
@@ -234,9 +230,9 @@ def call_on_shard_and_fetch(
         raise TypeError(
             f"call_on_shard_and_fetch: {remote!r} is no remote function: monarch.remote(function) makes one"
         )
-    mesh = _Given(args, kwargs, "call_on_shard_and_fetch").mesh
-    rank = rank_at(mesh, shard, {}, "call_on_shard_and_fetch")
-    return _of_rank(remote.on_rank(rank, args, kwargs), rank)
+    given = _Given(args, kwargs, "call_on_shard_and_fetch")
+    rank = rank_at(given.mesh, shard, {}, "call_on_shard_and_fetch")
+    return _of_rank(remote.ask(given, rank), rank)
 
 
 def _of_rank(values: _Answers, rank: int) -> Future[Any]:

@@ -33,11 +33,8 @@ class Stream:
     @contextlib.contextmanager
     def activate(self) -> Iterator[Self]:
         """Makes it the active stream of this thread in a `with` block."""
-        before, ACTIVE.stream = ACTIVE.stream, _lane(self)
-        try:
+        with _on(_lane(self)):
             yield self
-        finally:
-            ACTIVE.stream = before
 
     def borrow(self, t: "RankTensor", mutable: bool = False) -> "tuple[RankTensor, Borrow]":
         """Returns the same memory as a tensor of this stream, and the borrow, which is to be dropped.
