@@ -257,7 +257,7 @@ class AdapterJob(JobTrait):
             elif host in attached:
                 missing[name] = ends.get(name) or f"is lost: {attached[host].lost}"
             elif host:
-                missing[name] = "was let go"
+                missing[name] = "was returned"
             else:
                 missing[name] = descriptions.get(name, "came to another program with this job, not to this one")
         kept = [source.spares for source in self._sources.values()]

@@ -151,7 +151,7 @@ class JobAdapter(ABC):
             "mesh.grow(hosts=other_job.state(None).more)"
         )
 
-    def let_go(self, going: Running, job: Running) -> None:
+    def release(self, going: Running, job: Running) -> None:
         """Gives back what agents had that have been asked to end; `going` has only these."""
         return  # most schedulers have nothing left of them
 

@@ -188,7 +188,7 @@ class Arrival:
         """Withdraws agents that nobody waits for any more, so that none starts later."""
         agents = {name: agent for name, agent in self._job.agents.items() if name in descriptions}
         try:
-            self._adapter.let_go(structs.replace(self._job, agents=agents), self._job.now())
+            self._adapter.release(structs.replace(self._job, agents=agents), self._job.now())
         except Exception as error:
             error_text = error_line(error)
             return {name: f"{text}. It may still start: {error_text}" for name, text in descriptions.items()}
@@ -354,6 +354,6 @@ class Arrival:
         return any(losses.awaits(host) for name, host in tuple(self._joined.items()) if name not in self.ends)
 
     def _remote_of(self, host: str) -> RemoteHost | None:
-        """None for a host that was let go, or that is on this machine."""
+        """None for a host that was returned, or that is on this machine."""
         remote = self._runtime.part(HostRoutes).attached.get(host)
         return remote if isinstance(remote, RemoteHost) else None

@@ -281,7 +281,7 @@ class JobHosts:
                 if isinstance(error, TimeoutError):
                     raise NoMoreHostsError(
                         f"{self} has given {self._mesh} no {_more(count)} within {timeout:g} s: {description}. They "
-                        "were let go again, and nothing has changed. Wait longer with timeout=…, or see what the "
+                        "were returned, and nothing has changed. Wait longer with timeout=…, or see what the "
                         "engine says: monarch-nb job ls"
                     ) from None
                 if isinstance(error, (HostsMissingError, EngineError, ValueError, OSError)):
@@ -363,7 +363,7 @@ class JobHosts:
             return
         try:
             going = msgspec.structs.replace(job, agents=dict(agents))
-            self._job.adapter.let_go(going, msgspec.structs.replace(job, agents={**job.agents, **agents}))
+            self._job.adapter.release(going, msgspec.structs.replace(job, agents={**job.agents, **agents}))
         except Exception as error:
             logger.warning("%s: %s may run on: %s", self, ", ".join(agents), error)
         try:

@@ -36,7 +36,7 @@ class ProcessJob(AdapterJob):
 
     def _adopt(self) -> None:
         for name, started in self._host_to_pid.items():
-            if name not in self._adopted:  # one that has been let go does not come back
+            if name not in self._adopted:  # one that has been returned does not come back
                 self._agents[name] = agent_of_process(started.pid, started.channel)
         self._adopted |= self._host_to_pid.keys()
 

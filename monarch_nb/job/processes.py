@@ -62,7 +62,7 @@ class ProcessAdapter(JobAdapter):
         """As at first."""
         return self.start(wanted)
 
-    def let_go(self, going: Running, job: Running) -> None:
+    def release(self, going: Running, job: Running) -> None:
         """Ends these workers alone."""
         self.end(going.agents)
 

@@ -15,7 +15,7 @@ from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.host_record import HostRecord, HostSource, NoMoreHostsError, RecordedSource, record_with
 from monarch_nb.mesh.operations import operations
-from monarch_nb.mesh.resized import Resized, more_of, places_to_go
+from monarch_nb.mesh.resized import Resized, leaving_positions, more_of
 from monarch_nb.runtime import (
     ActorState,
     Future,
@@ -48,13 +48,13 @@ def shrink_procs(procs: Handle[ProcState], fewer: Mapping[str, object]) -> Resiz
     """Removes hosts from a mesh; those that no other mesh of this process uses go back to the job. Blocks."""
     state = state_of(procs)
     _check_whole(procs, state, "shrink")
-    places = places_to_go(fewer, extents.dimension_of_hosts(state), state.name, state.hosts)
+    places = leaving_positions(fewer, extents.dimension_of_hosts(state), state.name, state.hosts)
     going, resized = {state.hosts[place] for place in places}, list[Resized]()
 
     def shrink() -> None:
         there = [place for place, host in enumerate(state.hosts) if host in going]
         if not there:
-            raise ValueError(f"{state.name} has let these hosts go already")
+            raise ValueError(f"{state.name} has removed these hosts already")
         left = resizer().shrink(state, there)
         record = _record_of(state)
         freed = _freed(record, left.hosts)
@@ -77,7 +77,7 @@ def grow_hosts(record: HostRecord, more: Mapping[str, object], timeout: float) -
 def shrink_hosts(record: HostRecord, fewer: Mapping[str, object]) -> Resized:
     """Returns hosts of a host mesh to the job, after stopping what this process has there."""
     known = record.hosts
-    places = places_to_go(fewer, _dimension(record), record.name, known)
+    places = leaving_positions(fewer, _dimension(record), record.name, known)
     going = tuple(known[place] for place in places)
     if len(going) == len(known):
         raise ValueError(
@@ -92,7 +92,7 @@ def shrink_hosts(record: HostRecord, fewer: Mapping[str, object]) -> Resized:
             there = [place for place, host in enumerate(state.hosts) if host in going]
             if len(there) == len(state.hosts):
                 names.append(state.name)
-                ends.append(current_runtime().part(MeshStopper).stop(state, f"{record.name} has let {shown} go"))
+                ends.append(current_runtime().part(MeshStopper).stop(state, f"{record.name} has removed {shown}"))
             else:
                 lefts.append(resizer().shrink(state, there))
                 names.extend(lefts[-1].actors)
@@ -173,7 +173,7 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
         return waits
     finally:
         if gone:
-            run_in_background(lambda: _tidy(giver, gone), "lost hosts are being let go")
+            run_in_background(lambda: _tidy(giver, gone), "lost hosts are being returned")
 
 
 def _to_ask(

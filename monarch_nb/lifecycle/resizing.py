@@ -100,9 +100,9 @@ class MeshResizer:
             hosts = tuple(dict.fromkeys(map(state.layout.host_of, gone.ranks())))
             hit = [each.name for each in _living(state) if not each.inner and each.region.overlaps_ranks(gone.ranks())]
             meshes: list[MeshState] = [state, *_whole(state)]
-            held_back(self._set_region, meshes, stays, f"{state.name} has shrunk, and has let {where} go")
+            held_back(self._set_region, meshes, stays, f"{state.name} has shrunk, and {where} was removed")
             self._updates.healed([(each.uid, ()) for each in meshes])
-            stopped = self._ending[state.uid] = self._stopper.stop(state, f"{state.name} has let {where} go", gone)
+            stopped = self._ending[state.uid] = self._stopper.stop(state, f"{state.name} has removed {where}", gone)
             held_back(self._renew_world, state, leaving)
             return RemovedPart(where, hosts, tuple(hit), stopped)
 

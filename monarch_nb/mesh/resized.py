@@ -15,7 +15,7 @@ class Resized(Struct, frozen=True):
     sizes: dict[str, int]  # of the mesh as it is now
     hosts: tuple[str, ...]  # ids of those that came, or went
     actors: tuple[str, ...] = ()  # names of the meshes whose actors were created there, or have ended
-    gone: str = ""  # which part of the mesh went, as it was called: "hosts=2"
+    removed: str = ""  # the coordinates that the hosts had: "hosts=2"; empty for a mesh that grew
     freed: tuple[str, ...] = ()  # hosts that were given back to their job
 
     def __repr__(self) -> str:
@@ -23,12 +23,13 @@ class Resized(Struct, frozen=True):
         many = f"{counted(len(self.hosts), 'host')}"
         named = f" ({', '.join(map(host_name, self.hosts))})" if len(self.hosts) <= 4 else ""
         actors = ", ".join(self.actors)
-        if not self.gone:
+        if not self.removed:
             made = f", with {actors} created there" if actors else ""
             return f"<{self.mesh!r} {{{shape}}}: {many} more{named}{made}>"
-        ended = f"; what {actors} had there has ended" if actors else ""
-        back = f"; {len(self.freed)} of them went back to the job" if self.freed else ""
-        return f"<{self.mesh!r} {{{shape}}}: {self.gone} let go{named}{ended}{back}>"
+        ended = f", with the actors of {actors} there" if actors else ""
+        freed = len(self.freed)
+        back = f"; {counted(freed, 'host')} returned to {'its' if freed == 1 else 'their'} job" if freed else ""
+        return f"<{self.mesh!r} {{{shape}}}: {self.removed} removed{named}{ended}{back}>"
 
 
 def more_of(more: Mapping[str, object], label: str, name: str) -> object:
@@ -39,12 +40,12 @@ def more_of(more: Mapping[str, object], label: str, name: str) -> object:
             raise ValueError(f"{name}.grow({label}={wanted!r}): name machines, each once: {label}=['node7']")
         return tuple(wanted)
     if isinstance(wanted, int) and (isinstance(wanted, bool) or wanted < 1):
-        raise ValueError(f"{name}.grow({label}={wanted!r}): say how many more, at least 1; shrink() lets hosts go")
+        raise ValueError(f"{name}.grow({label}={wanted!r}): say how many more, at least 1; shrink() removes hosts")
     return wanted
 
 
-def places_to_go(fewer: Mapping[str, object], label: str, name: str, hosts: Sequence[str]) -> list[int]:
-    """The places along the dimension of hosts that `shrink(hosts=-1)` means, or `hosts=[1]`. Raises ValueError."""
+def leaving_positions(fewer: Mapping[str, object], label: str, name: str, hosts: Sequence[str]) -> list[int]:
+    """The positions along the dimension of hosts that `shrink(hosts=-1)` means, or `hosts=[1]`. Raises ValueError."""
     wanted = _along(fewer, label, name, f"shrink({label}=-1)")
     if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted < 0:
         return list(range(max(0, len(hosts) + wanted), len(hosts)))
@@ -54,13 +55,13 @@ def places_to_go(fewer: Mapping[str, object], label: str, name: str, hosts: Sequ
             f"the hosts: {label}=[{host_name(hosts[-1])!r}]"
         )
     names = [host_name(host) for host in hosts]
-    places: list[int] = []
+    positions: list[int] = []
     for each in wanted:
-        place = hosts.index(each) if each in hosts else names.index(each) if each in names else each
-        if isinstance(place, (str, bool)) or not 0 <= operator.index(place) < len(hosts):
-            raise ValueError(f"{name} has no host {place!r}: it has {len(hosts)}, {', '.join(names[:8])}")
-        places.append(place)
-    return sorted(set(places))
+        position = hosts.index(each) if each in hosts else names.index(each) if each in names else each
+        if isinstance(position, (str, bool)) or not 0 <= operator.index(position) < len(hosts):
+            raise ValueError(f"{name} has no host {position!r}: it has {len(hosts)}, {', '.join(names[:8])}")
+        positions.append(position)
+    return sorted(set(positions))
 
 
 def _along(dims: Mapping[str, object], label: str, name: str, example: str) -> object:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, SupervisionError, endpoint, heal_mesh
+from monarch_nb.connect import shutdown
 from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import Agent, EngineError, ImageSpec, KubeConfig, KubernetesJob, job_load, running_jobs
 from monarch_nb.job.kubernetes.template import pod_template, rank_of, secret, seen_of
@@ -112,25 +113,25 @@ def test_a_set_scales_with_its_meshes_and_returns_its_last_pods(
         job.keep_agents({**job.agents, **new})
         return new
 
-    def let_go(*names: str) -> None:
+    def release(*names: str) -> None:
         going = {name: agent for name, agent in job.agents.items() if name in names}
         stays = {name: agent for name, agent in job.agents.items() if name not in names}
         before = job._job
         job.keep_agents(stays)
-        adapter.let_go(job.running(going), before)
+        adapter.release(job.running(going), before)
 
     try:
         assert add("trainers_2", "trainers_3")["trainers_3"].id == "lab/trainers/3"
         pods = ["loaders-0", "trainers-0", "trainers-1", "trainers-2", "trainers-3"]
         assert asked_for(cluster, job) == (pods, [f"lab-{pod}" for pod in pods])
-        let_go("trainers_3")
+        release("trainers_3")
         assert "trainers-3" not in cluster.pods
         with pytest.raises(EngineError, match="trainers-1: of the pods of a set only the last can be given back"):
-            let_go("trainers_1")
+            release("trainers_1")
         assert add("trainers_4")["trainers_4"].id == "lab/trainers/1", "the one that is idle"
         assert [pod for pod in cluster.pods if pod.startswith("trainers")] == ["trainers-0", "trainers-1", "trainers-2"]
         with pytest.raises(EngineError, match="trainers-0"):
-            let_go("trainers_0", "trainers_2")
+            release("trainers_0", "trainers_2")
         assert sorted(cluster.pods) == ["loaders-0", "trainers-0", "trainers-1"]
     finally:
         job.kill()
@@ -219,8 +220,6 @@ def test_from_outside_one_forwarded_port_leads_to_all_pods(
     finally:
         job.kill()
     assert cluster.pods == {}
-    from monarch_nb.connect import shutdown
-
     shutdown()  # a gateway is for good
 
 
@@ -251,6 +250,7 @@ def test_what_pods_wait_for_and_what_never_comes_is_said(cluster: Cluster, caplo
         until(lambda: "trainers-1 is Pending (FailedMount: MountVolume" in str(job.progress), "the event of a pod")
     finally:
         job.kill()
+        shutdown()  # where this test is the first of its process, the controller came with the job
 
 
 def test_an_api_that_does_not_answer_is_one_line(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_slices_mean_the_ranks_they_meant_before(procs: ProcMesh, workers: Any) 
     assert hosts_of(both) == ["m0", "m1"]
     procs.shrink(hosts=[1])
     assert hosts_of(workers) == ["m0", "m2"]
-    with pytest.raises(SupervisionError, match=r"trainers has shrunk, and has let hosts=1 go[\s\S]*take a slice"):
+    with pytest.raises(SupervisionError, match=r"trainers has shrunk, and hosts=1 was removed[\s\S]*take a slice"):
         both.where.call().get(20)
     assert hosts_of(both.slice(hosts=0)) == ["m0"]
 
@@ -134,7 +134,7 @@ def test_references_elsewhere_follow_a_resize(simulated: Cluster, procs: ProcMes
 def test_ranks_are_renumbered_after_a_middle_host_leaves_and_is_replaced(procs: ProcMesh, workers: Any) -> None:
     procs.grow(hosts=1)
     told = procs.shrink(hosts=["m1"])
-    assert (told.gone, told.hosts, told.actors, told.freed) == ("hosts=1", ("m1",), ("workers",), ())
+    assert (told.removed, told.hosts, told.actors, told.freed) == ("hosts=1", ("m1",), ("workers",), ())
     assert [rank for rank, _, _ in workers.where.call().get(20).values()] == [0, 1]
     late = procs.spawn("late", Worker, "late")
     assert hosts_of(late) == ["m0", "m2"]
@@ -482,7 +482,7 @@ def test_a_host_dying_in_mid_shrink_leaves_the_others_running(
     shrinking = meanwhile(lambda: procs.shrink(hosts=[2]))
     assert slow_ones.here.call().get(20).values() == ["m0", "m1"]
     simulated.kill_host(4)
-    assert repr(shrinking.result(20)).startswith("<'trainers' {hosts=2, gpus=1}: hosts=2 let go (m4)")
+    assert repr(shrinking.result(20)).startswith("<'trainers' {hosts=2, gpus=1}: hosts=2 removed (m4)")
     assert (hosts_of(trainers), source.back) == (["m0", "m1"], ["m4"])
     assert procs.grow(hosts=1).hosts == ("m9",)
     assert hosts_of(trainers) == ["m0", "m1", "m9"]

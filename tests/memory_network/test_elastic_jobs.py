@@ -47,7 +47,7 @@ class Engine(JobAdapter):
         self.agents.update(new)
         return new
 
-    def let_go(self, going: Running, job: Running) -> None:
+    def release(self, going: Running, job: Running) -> None:
         assert job.agents.items() >= going.agents.items()
         self.let_down += going.agents
         for name in going.agents:
@@ -223,7 +223,7 @@ def test_killing_the_job_ends_the_wait_and_leaves_nothing(hosts: JobHosts, job: 
     thread = threading.Thread(target=grow)
     thread.start()
     until(lambda: bool(job.arrivals))
-    engine.let_go = lambda going, job: None  # type: ignore[method-assign, assignment]
+    engine.release = lambda going, job: None  # type: ignore[method-assign, assignment]
     job.kill()
     thread.join(20)
     assert (len(told), engine.agents, job.agents) == (1, {}, {})

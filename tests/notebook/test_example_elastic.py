@@ -14,8 +14,8 @@ def test_losses_are_those_of_an_undisturbed_run(fresh: Notebook) -> None:
     fresh.aside("import os; os.environ.update(MONARCH_EXAMPLE_STEPS='120')")
     example = Example("elastic.ipynb").run(fresh)
     assert "about to be taken away (SIGTERM)" in example.text("notice")
-    assert "'fleet' {hosts=2}: hosts=1 let go" in example.text("notice")
-    assert "'fleet' {hosts=1}: hosts=1 let go" in example.text("kill")
+    assert "'fleet' {hosts=2}: hosts=1 removed" in example.text("notice")
+    assert "'fleet' {hosts=1}: hosts=1 removed" in example.text("kill")
     assert "2 hosts more" in example.text("grow")
     fresh.run("from itertools import groupby").ok()
     shown = fresh.run("[ranks for ranks, _ in groupby(ranks for _, ranks in history)], len(history)").ok().text

@@ -104,7 +104,7 @@ class Slurm(JobAdapter):
         prepare(wanted, wanted.names, file)
         return self._submit(wanted, wanted.names, file, number)
 
-    def let_go(self, going: Running, job: Running) -> None:
+    def release(self, going: Running, job: Running) -> None:
         """Cancels batch jobs of which no agent remains; has others give back the nodes of agents that end.
 
         The first node of a batch job, where its script runs, remains with the others.

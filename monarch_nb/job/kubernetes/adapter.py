@@ -163,7 +163,7 @@ class Kubernetes(JobAdapter):
         space = job.options["namespace"]
         return {name: Agent(f"{space}/{mesh}/{rank}") for name, rank in zip(wanted.names, free, strict=False)}
 
-    def let_go(self, going: Running, job: Running) -> None:
+    def release(self, going: Running, job: Running) -> None:
         """Has the last pods of a mesh deleted that have no agent any more. Raises EngineError where others stay."""
         for mesh in dict.fromkeys(map(mesh_of, going.agents)):
             if not job.options["meshes"][mesh]["provisioned"]:

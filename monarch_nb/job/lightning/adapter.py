@@ -72,7 +72,7 @@ class Lightning(JobAdapter):
             raise EngineError(f"Lightning has started no job: {error}") from error
         return agents
 
-    def let_go(self, going: Running, job: Running) -> None:
+    def release(self, going: Running, job: Running) -> None:
         """Stops Lightning jobs of which no agent stays; the machine of an agent that has ended goes back by itself."""
         stays = {_called(agent) for name, agent in job.agents.items() if name not in going.agents}
         ended = {name: agent for name, agent in going.agents.items() if _called(agent) not in stays}

@@ -79,7 +79,7 @@ class Ray(JobAdapter):
             elsewhere = {_NODE: f"!in({','.join(filter(None, nodes))})"}
         return self._start(wanted, f"{wanted.job}+{wanted.names[0]}", elsewhere)
 
-    def let_go(self, going: Running, job: Running) -> None:
+    def release(self, going: Running, job: Running) -> None:
         """Ends these agents and Ray's actors, and the placement groups that no other agent is in.
 
         Raises EngineError for groups that keep what these agents had: Ray gives back the whole of one alone.

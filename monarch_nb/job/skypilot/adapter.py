@@ -47,7 +47,7 @@ class SkyPilot(JobAdapter):
         """Asks for another cluster, with so many nodes of the same kind."""
         return self._launch(wanted, f"monarch-{wanted.job[:8]}-{wanted.names[-1].replace('_', '-')}")
 
-    def let_go(self, going: Running, job: Running) -> None:
+    def release(self, going: Running, job: Running) -> None:
         """Takes clusters down of which no agent stays; other nodes are the cluster's until its end."""
         stays = {_cluster(agent) for name, agent in job.agents.items() if name not in going.agents}
         ended = {name: agent for name, agent in going.agents.items() if _cluster(agent) not in stays}

@@ -111,15 +111,15 @@ class SSH(JobAdapter):
                 wrong.update(failed)
                 agents = {name: Agent(machine) for name, machine in places.items()}
                 started.update({name: agent for name, agent in agents.items() if agent.id not in failed})
-                self._let_go(job, {name: agent for name, agent in agents.items() if agent.id in failed}, forgive=True)
+                self._release(job, {name: agent for name, agent in agents.items() if agent.id in failed}, forgive=True)
         except BaseException:
-            self._let_go(job, started, forgive=True)
+            self._release(job, started, forgive=True)
             raise
         return started
 
-    def let_go(self, going: Running, job: Running) -> None:
+    def release(self, going: Running, job: Running) -> None:
         """Ends these agents alone. Raises EngineError for machines that cannot be asked."""
-        self._let_go(going, going.agents, forgive=False)
+        self._release(going, going.agents, forgive=False)
 
     def look(self, job: Running) -> Mapping[str, Seen]:
         """Returns the states of the agents from the helpers on their machines."""
@@ -270,7 +270,7 @@ class SSH(JobAdapter):
                 wrong.update({machine: f"{machine}: {'; '.join(dead)}"} if dead else {})
         return wrong
 
-    def _let_go(self, job: Running, agents: Agents, *, forgive: bool) -> None:
+    def _release(self, job: Running, agents: Agents, *, forgive: bool) -> None:
         names: dict[str, dict[str, dict[str, str]]] = {}
         for name, agent in agents.items():
             names.setdefault(agent.id, {})[name] = {}
