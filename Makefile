@@ -18,7 +18,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Tests that look at all of the sources: `make check` runs all of them, `make test` the cheap ones.
 CHECKS = $(patsubst %,tests/unit/test_%.py,layers stubs reach site typing front_end wheel)
 
-.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-clusters test-frameworks test-verbs random-programs models planted-faults soak chaos docs docs-serve gpu-report screenshots clean
+.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-train bench-debug bench-scale compare test-clusters test-frameworks test-verbs random-programs models planted-faults soak chaos docs docs-serve gpu-report screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -79,6 +79,9 @@ bench-data: setup ## the same for the data plane alone
 
 bench-tensor: setup ## the same for sharded tensors alone
 	PEERS='$(PEERS)' $(PY) -m benchmarks --tensors --out build/bench-tensor.json
+
+bench-train: setup ## steps of training on a mesh beside DDP and FSDP2 under torchrun, in turns
+	$(PY) -m benchmarks.training --out build/bench-train.json
 
 bench-debug: setup ## the same for the debugger and for sampling alone
 	$(PY) -m benchmarks --debug --out build/bench-debug.json

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.mesh import Mesh
     from monarch_nb.tensor.modules.files import load, save
     from monarch_nb.tensor.modules.plan import Plan
-    from monarch_nb.tensor.modules.to_mesh import module_to_mesh, no_sync
+    from monarch_nb.tensor.modules.summing import no_sync
+    from monarch_nb.tensor.modules.to_mesh import module_to_mesh
     from monarch_nb.tensor.ranks.active import get_active_mesh, no_mesh
     from monarch_nb.tensor.ranks.exchanging import reduce, reduce_, slice_mesh, to_mesh
     from monarch_nb.tensor.ranks.fetching import fetch_shard, inspect, show
@@ -105,7 +106,8 @@ _HOMES = {
     "mesh": ("Mesh",),
     "modules.files": ("load", "save"),
     "modules.plan": ("Plan",),
-    "modules.to_mesh": ("module_to_mesh", "no_sync"),
+    "modules.summing": ("no_sync",),
+    "modules.to_mesh": ("module_to_mesh",),
     "verify": ("Verification", "verify"),
 }
 _look_up = lazy_names("monarch_nb.tensor", _HOMES)

@@ -16,6 +16,7 @@ from monarch_nb.tensor.propagation.rules import IS_BEFORE_2_13
 aten = torch.ops.aten
 _ON_CPU = frozenset({torch.float32, torch.bfloat16, torch.float16, *(() if IS_BEFORE_2_13 else (torch.float64,))})
 _ON_CUDA = frozenset({torch.bfloat16, torch.float16})
+_DIMENSIONS = len(("batch", "heads", "words", "width"))
 _LARGEST_HEAD, _MULTIPLE = 256, 8  # of flash attention on CUDA; aten/native/transformers/cuda/sdp_utils.cpp
 
 
@@ -31,8 +32,11 @@ def attend(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Implements `scaled_dot_product_attention`: fused where a kernel takes these tensors, else by plain operations."""
-    tensors = (query, key, value)
     made: torch.Tensor
+    if enable_gqa and query.dim() == key.dim() == value.dim() == _DIMENSIONS and _divides(query, key, value):
+        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+        enable_gqa = False
+    tensors = (query, key, value)
     if not dropout_p and not enable_gqa and _are_alike(tensors):
         device = tensors[0].meta.layout.device
         if device == "cpu" and query.dtype in _ON_CPU and _fits(attn_mask, query, is_causal):
@@ -85,6 +89,11 @@ def _kernel_here(
         return int(torch._fused_sdp_choice(query, key, key, None, 0.0, is_causal, scale=scale, enable_gqa=False))
 
 
+def _divides(query: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Whether each head of the others serves as many heads of the query."""
+    return all(each.shape[1] and query.shape[1] % each.shape[1] == 0 for each in others)
+
+
 def _has_flash_width(width: int) -> bool:
     return width <= _LARGEST_HEAD and not width % _MULTIPLE
 
@@ -115,7 +124,7 @@ def _are_alike(tensors: tuple[torch.Tensor, ...]) -> TypeGuard[tuple[MeshTensor,
     return (
         all(
             isinstance(tensor, MeshTensor)
-            and tensor.dim() == first.dim() == len(("batch", "heads", "words", "width"))
+            and tensor.dim() == first.dim() == _DIMENSIONS
             and tensor.dtype == first.dtype
             and tensor.shape[:2] == first.shape[:2]
             and tensor.shape[3] == first.shape[3]

@@ -1,7 +1,7 @@
 """Handles of sharded tensors: tensors on the controller that hold no values."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch.distributed.tensor import Replicate
@@ -15,7 +15,7 @@ from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.errors import RankTensorError, check_notices
 from monarch_nb.tensor.lanes import ACTIVE, check_lane
 from monarch_nb.tensor.origin import call_site
-from monarch_nb.tensor.propagation import Meta, OperationPlan, Placements, PropagationError, replicated
+from monarch_nb.tensor.propagation import Meta, OperationPlan, Placements, PropagationError, moving, replicated
 from monarch_nb.tensor.references import LiveEntry, Reference, WriteRecord
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
@@ -52,12 +52,12 @@ _ABSENT = object()  # default of arguments for which None is valid
 _COPIED = 1 << 16  # bytes up to which an uploaded tensor is copied and waits for the next batch
 
 
-@runtime_checkable
-class Destination(Protocol):
+class Destination:
     """A mesh that takes tensors of other meshes."""
 
     def bring(self, tensor: "MeshTensor") -> "MeshTensor":
         """Returns the tensor on that mesh; blocks."""
+        raise NotImplementedError
 
 
 _OWN_KIND: list[type["MeshTensor"]] = []
@@ -275,6 +275,24 @@ def redistributed(tensor: MeshTensor, placements: Placements) -> MeshTensor:
         return MeshTensor(tensor.meta, tensor.reference)
     plan = stream.propagator.redistribution(tensor.meta, placements)
     return cast(MeshTensor, run(stream, plan, [tensor], []))
+
+
+def begin_redistributions(tensors: Sequence[MeshTensor], placements: Sequence[Placements]) -> list[MeshTensor]:
+    """Issues redistributions of tensors of one mesh, without gradient, that share collectives.
+
+    The results are pending: they must be passed to `finish_redistributions`, and to nothing else.
+    """
+    stream = tensors[0].reference.stream
+    plan = stream.propagator.beginning(tuple(tensor.meta for tensor in tensors), tuple(placements))
+    return cast(list[MeshTensor], run(stream, plan, [*tensors], []))
+
+
+def finish_redistributions(pending: Sequence[MeshTensor], before: Sequence[MeshTensor]) -> list[MeshTensor]:
+    """Issues the waits for pending redistributions; returns what these tensors have become."""
+    stream = pending[0].reference.stream
+    dims = tuple(moving(was.meta.placements, now.meta.placements) for was, now in zip(before, pending, strict=True))
+    plan = stream.propagator.finishing(tuple(tensor.meta for tensor in pending), dims)
+    return cast(list[MeshTensor], run(stream, plan, [*pending], []))
 
 
 # Operations with implementations of their own, added by `conversions.register`.

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import product
 from math import prod
 from types import TracebackType
@@ -22,7 +23,7 @@ from monarch_nb.tensor.autocast import register_autocast
 from monarch_nb.tensor.commands import Locals, MakeParts, Open, RunFunction, TensorOf
 from monarch_nb.tensor.errors import stopped_text
 from monarch_nb.tensor.factories import make
-from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
+from monarch_nb.tensor.handle import Destination, MeshTensor, current, issue, redistributed, upload
 from monarch_nb.tensor.lanes import ACTIVE
 from monarch_nb.tensor.origin import CallSite, call_site
 from monarch_nb.tensor.processes import Observer, processes_of, shrunk
@@ -45,7 +46,7 @@ _MAX_CHOICES = 4096  # slices without lost processes that are compared; else all
 _STRIDES = 8  # every second, …, every eighth
 
 
-class Mesh(MeshTrait):
+class Mesh(MeshTrait, Destination):
     """Processes over which tensors are sharded.
 
     `Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))` spawns eight processes on this host;
@@ -537,6 +538,9 @@ _WHOLE = (
     aten.zeros.default,
 )
 
+# PyTorch decomposes these for devices that have no kernel of their own; CPUs and GPUs have one.
+_FUSED = (aten.silu_backward.default, aten.mish_backward.default)
+
 _libraries: list[Any] = []  # registrations last as long as these
 
 
@@ -552,6 +556,8 @@ def register_kernels() -> None:
     operation: Any  # its methods have no types
     for operation in _WHOLE:
         ours.impl(operation.name(), _kernel(operation), "PrivateUse1")
+    for operation in _FUSED:
+        ours.impl(operation.name(), partial(issue, operation), "PrivateUse1")
     ours.impl("aten::copy_", _copy, "PrivateUse1")
     ours.impl("aten::scaled_dot_product_attention", attend, "AutogradPrivateUse1")
     ours.impl("aten::tensor_split.tensor_indices_or_sections", conversions.tensor_split, "AutogradPrivateUse1")

@@ -69,6 +69,12 @@ def test_attention_is_fused(mesh: Mesh, plain: list[object], where: str, options
     assert plain == []
 
 
+def test_attention_whose_queries_share_keys_is_fused(mesh: Mesh, plain: list[object]) -> None:
+    compared(mesh, [Shard(0)], heads=2, enable_gqa=True)
+    compared(mesh, [Shard(1)], heads=4, enable_gqa=True, is_causal=True)
+    assert plain == []
+
+
 @pytest.mark.filterwarnings("ignore:.*a rank has nothing of it")
 @pytest.mark.parametrize("where", ["batch", "heads"])
 def test_ranks_without_a_part_of_the_attention_end_nothing(mesh: Mesh, where: str) -> None:
@@ -97,8 +103,7 @@ def test_words_that_lie_apart_in_memory_are_attended_plainly(mesh: Mesh, plain: 
 
 def test_what_no_fused_kernel_takes_is_computed_plainly(mesh: Mesh, plain: list[object]) -> None:
     compared(mesh, [Shard(0)], attn_mask=torch.rand(12, 10) > 0.3)
-    compared(mesh, [Shard(0)], heads=2, enable_gqa=True)
-    assert len(plain) == 2
+    assert len(plain) == 1
 
 
 def test_attention_in_a_layer_is_fused_with_and_without_gradients(mesh: Mesh, plain: list[object]) -> None:

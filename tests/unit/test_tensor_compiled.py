@@ -179,8 +179,8 @@ def test_a_sum_over_ranks_is_waited_for_where_it_is_needed() -> None:
     issue(propagator.redistribution(metas[12], (Replicate(),)), (12,), 13)
     issue(propagator.plan(aten.add.Tensor, (metas[11], metas[13]))[0], (11, 13), 14)
     source = source_of(renamed(issued, (1, 2), (14,), metas, ())[0])
-    kinds = [next(word for word in ("begun", "ended", "k") if word in one) for one in source.lines]
-    assert kinds == ["k", "begun", "k", "begun", "ended", "ended", "k"]
+    kinds = [source.constants[line.partition("= ")[2].partition("(")[0]].kind for line in source.lines]
+    assert kinds == ["operation", "sums", "operation", "sums", "finish", "finish", "operation"]
     assert source.operations == (0, 1, 2, 3, 1, 3, 4)  # whose failure it is, if one fails
 
 

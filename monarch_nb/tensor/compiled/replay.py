@@ -16,7 +16,19 @@ from monarch_nb.tensor.compiled.cuda_graph import CudaGraph, Run
 from monarch_nb.tensor.compiled.program import Sent, Trace
 from monarch_nb.tensor.compiled.source import Constant, FunctionSource, source_of, variables
 from monarch_nb.tensor.failure import Failure, LostTensor
-from monarch_nb.tensor.propagation import Meta, dtensor, laid_out, leaves, overload, placed, spec_of
+from monarch_nb.tensor.propagation import (
+    Measured,
+    Meta,
+    dtensor,
+    finisher,
+    leaves,
+    mover,
+    moving,
+    overload,
+    spec_of,
+    summing,
+    unmeasured,
+)
 from monarch_nb.tensor.seeds import later, seeder
 from monarch_nb.tensor.workers.plans import Env, distributed, maker
 from monarch_nb.tensor.workers.usage import Stopwatch
@@ -105,13 +117,8 @@ class Replay:
         self._source = source_of(program)
         self._file = f"<compiled step {trace.number}>"
         self._backend = trace.backend
-        self._names = linked(self._source, mesh)
-        if trace.backend == "python":  # compiled graphs contain their collectives
-            self._names |= {
-                "begun": stopwatch.begin_sum,
-                "ended": lambda shard, meta: laid_out(stopwatch.end_sum(shard, mesh), meta.stride),
-                "placed": stopwatch.placed,
-            }
+        measured = stopwatch.measured if trace.backend == "python" else unmeasured  # graphs contain their collectives
+        self._names = linked(self._source, mesh, measured)
         exec(compile(self._source.text, self._file, "exec"), self._names)
         self._run: Run | None = self._names["run"] if trace.backend == "python" else None
         if trace.backend == "cudagraphs":
@@ -247,27 +254,33 @@ class Replay:
                 env[numbers[at]] = lost[f"r{at}"]
 
 
-def linked(source: FunctionSource, mesh: DeviceMesh) -> dict[str, Any]:
+def linked(source: FunctionSource, mesh: DeviceMesh, measured: Measured = unmeasured) -> dict[str, Any]:
     """Values of the names in a source for this process."""
-    names: dict[str, Any] = {
-        "begun": torch.ops._c10d_functional.all_reduce.default,
-        "ended": _ended,
-        "leaves": leaves,
-        "placed": placed,
-        "sharded": _sharded,
-    }
-    return names | {name: _link(constant, mesh) for name, constant in source.constants.items()}
+
+    def moved(shard: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
+        return measured(moving(now.placements, spec.placements), mover(now, meta, spec))(shard)
+
+    names: dict[str, Any] = {"leaves": leaves, "placed": moved, "sharded": _sharded}
+    return names | {name: _link(constant, mesh, measured) for name, constant in source.constants.items()}
 
 
-def _link(constant: Constant, mesh: DeviceMesh) -> object:
+def _link(constant: Constant, mesh: DeviceMesh, measured: Measured) -> object:
     value = constant.value
     match constant.kind:
         case "operation":
             return overload(value)
         case "spec":
             return spec_of(value, mesh)
-        case "group":
-            return mesh.get_group(value).group_name
+        case "sums":
+            dim, how = value
+            return summing(mesh, dim, how, None)
+        case "finish":
+            dims, stride = value
+            return measured(dims, finisher(stride))
+        case "move":
+            now, meta = value
+            move = mover(spec_of(now, mesh), meta, spec_of(meta, mesh))
+            return measured(moving(now.placements, meta.placements), move)
         case "maker":
             make = maker(value, mesh)
             return lambda: make()._local_tensor
@@ -282,11 +295,6 @@ def _link(constant: Constant, mesh: DeviceMesh) -> object:
 def _part(sent: Sent, mesh: DeviceMesh) -> torch.Tensor:
     tensor = sent.tensor.to(mesh.device_type)
     return distributed(tensor, mesh, sent.made.placements)._local_tensor
-
-
-def _ended(shard: torch.Tensor, meta: Meta) -> torch.Tensor:
-    """Waits for a sum over ranks, laid out in memory in the order of the meta's strides."""
-    return laid_out(torch.ops._c10d_functional.wait_tensor(shard), meta.stride)
 
 
 def _sharded(shard: torch.Tensor, spec: DTensorSpec) -> DTensor:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import Partial
 
 from monarch_nb.tensor.commands import Define, Making
 from monarch_nb.tensor.compiled.program import Program, ProgramOperation
 from monarch_nb.tensor.propagation import (
     Call,
+    Finish,
     LocalStep,
     Meta,
     Redistribute,
@@ -23,17 +23,18 @@ from monarch_nb.tensor.propagation import (
     Slot,
     Write,
     overload,
-    reduced_as_they_are,
+    summed_along,
+    together,
 )
 
-_BY_VALUE = frozenset({"operation", "seed", "group"})
+_BY_VALUE = frozenset({"operation", "seed", "sums", "finish", "move"})
 _VARIABLE = re.compile(r"\b[rtd]\d+\b")
 
 
 class Constant(NamedTuple):
     """Meaning of a name in the source; `kind` says how a worker converts the value."""
 
-    kind: str  # operation, spec, group, value, maker, part, seed
+    kind: str  # operation, spec, sums, finish, move, value, maker, part, seed
     value: Any
 
 
@@ -78,7 +79,9 @@ class _Writer:
         self._constants: dict[str, Constant] = {}
         self._names: dict[tuple[str, object], str] = {}
         self._metas: dict[str, Meta] = {f"r{at}": meta for at, meta in enumerate(program.metas)}
-        self._begun: dict[str, tuple[str, int]] = {}  # sums over ranks that are under way, and of which operation
+        self._begun: dict[
+            str, tuple[int, int]
+        ] = {}  # sums that are under way: along which dimension, of which operation
         self._own = 0
         self._at = 0
 
@@ -131,8 +134,8 @@ class _Writer:
                 return f"[{', '.join(written(each, sharded) for each in value)}]"
             return self._value(value)
 
-        for step in action.program.steps:
-            match step:
+        for steps in together(action.program.steps):
+            match step := steps[0]:
                 case LocalStep() | Call():
                     sharded = isinstance(step, Call)
                     given = [written(value, sharded) for value in step.args]
@@ -140,7 +143,12 @@ class _Writer:
                     call = f"{self._constant('operation', step.operation)}({', '.join(given)})"
                     self._call(step, call, names)
                 case Redistribute():
-                    self._redistribute(names[step.source], step.meta, self._named(names, step.out))
+                    self._redistribute([each for each in steps if isinstance(each, Redistribute)], names)
+                case Finish():
+                    finish = self._constant("finish", (step.dims, step.meta.stride))
+                    out = self._named(names, step.out)
+                    self._metas[out] = step.meta
+                    self._line(f"{out} = {finish}({self._as_shard(names[step.source])})")
                 case Write():
                     target, source = self._as_shard(names[step.target]), self._as_shard(names[step.source])
                     self._line(f"{target}.copy_({source})")
@@ -173,19 +181,26 @@ class _Writer:
             else:
                 self._line(f"{names[register]} = {value}{'._local_tensor' if sharded else ''}")
 
-    def _redistribute(self, source: str, meta: Meta, out: str) -> None:
-        self._metas[out] = meta
-        summed = None if source.startswith("d") else _summed(self._metas[source], meta)
-        if summed is not None:
-            dim, how = summed
-            self._line(f"{out} = begun({source}, {how!r}, {self._constant('group', dim)})")
-            self._begun[out] = (self._value(meta), self._at)
-            return
-        to = f"{self._value(meta)}, {self._constant('spec', meta)}"
-        if source.startswith("d"):
-            self._line(f"{out} = placed({source}._local_tensor, {source}._spec, {to})")
-            return
-        self._line(f"{out} = placed({source}, {self._constant('spec', self._metas[source])}, {to})")
+    def _redistribute(self, steps: Sequence[Redistribute], names: dict[int, str]) -> None:
+        """Writes redistributions. All sums of a kind are one collective, which runs beside what follows."""
+        sums: dict[tuple[int, str, torch.dtype, bool], list[tuple[str, str]]] = {}
+        for step in steps:
+            source, out = names[step.source], self._named(names, step.out)
+            self._metas[out] = step.meta
+            if source.startswith("d"):
+                to = f"{self._value(step.meta)}, {self._constant('spec', step.meta)}"
+                self._line(f"{out} = placed({source}._local_tensor, {source}._spec, {to})")
+                continue
+            summed = summed_along(self._metas[source].placements, step.meta)
+            if summed is None or step.meta.layout.shape[summed[0]] == 1:
+                self._line(f"{out} = {self._constant('move', (self._metas[source], step.meta))}({source})")
+            else:
+                sums.setdefault((*summed, step.meta.dtype, step.pending), []).append((source, out))
+        for (dim, how, _, is_pending), each in sums.items():
+            sources, into = (", ".join(registers) for registers in zip(*each, strict=True))
+            self._line(f"{into}, = {self._constant('sums', (dim, how))}([{sources}])")
+            if not is_pending:
+                self._begun |= {out: (dim, self._at) for _, out in each}
 
     def _as_shard(self, name: str) -> str:
         return f"{name}._local_tensor" if name.startswith("d") else name
@@ -230,8 +245,9 @@ class _Writer:
 
     def _end(self, name: str) -> None:
         """Waits for a sum over ranks just before its first use, so that it overlaps with other operations."""
-        meta, operation = self._begun.pop(name)
-        self._lines.append(f"{name} = ended({name}, {meta})")
+        dim, operation = self._begun.pop(name)
+        finish = self._constant("finish", ((dim,), self._metas[name].stride))
+        self._lines.append(f"{name} = {finish}({name})")
         self._operations.append(operation)
 
     def _drop(self, kept: Iterable[str]) -> None:
@@ -246,20 +262,6 @@ class _Writer:
         self._lines = [
             f"{line}; del {', '.join(dying[at])}" if at in dying else line for at, line in enumerate(self._lines)
         ]
-
-
-def _summed(now: Meta, meta: Meta) -> tuple[int, str] | None:
-    """The mesh dimension and operation of an all-reduce that makes a tensor whole; None if more is needed."""
-    different = [
-        dim for dim, (one, other) in enumerate(zip(now.placements, meta.placements, strict=True)) if one != other
-    ]
-    if len(different) != 1 or not meta.placements[different[0]].is_replicate():
-        return None
-    was = now.placements[different[0]]
-    if not reduced_as_they_are(was, meta.dtype):
-        return None
-    assert isinstance(was, Partial)
-    return different[0], was.reduce_op
 
 
 def _returned(operation: str) -> str:

@@ -1,10 +1,8 @@
 """Brings modules to a mesh, where they are trained as in one process.
 
 Parameters are sharded and sent, hooks place inputs and outputs, and fully sharded parameters are gathered for use.
-Gradients are summed over ranks as soon as they are accumulated, once for each parameter.
 """
 
-import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -20,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from monarch_nb.tensor.handle import MeshTensor, redistributed
 from monarch_nb.tensor.mesh import Mesh
 from monarch_nb.tensor.modules.plan import Plan, Resolved, Style
+from monarch_nb.tensor.modules.summing import sum_gradients
 from monarch_nb.tensor.propagation import Placements, replicated
 from monarch_nb.wire import kind_of
 
@@ -28,58 +27,6 @@ Arguments = tuple[tuple[object, ...], dict[str, object]]
 
 _hooks: "weakref.WeakKeyDictionary[nn.Module, list[RemovableHandle]]" = weakref.WeakKeyDictionary()
 _RESETS = ("reset_parameters", "_reset_parameters")
-
-
-class Summing:
-    """Switch for summing the gradients of a module."""
-
-    def __init__(self) -> None:
-        self.off = 0  # open `no_sync` blocks
-
-    def watch(self, parameter: torch.Tensor) -> None:
-        """Redistributes the gradient to the placements of the parameter after each backward pass."""
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
-
-    def _accumulated(self, parameter: torch.Tensor) -> None:
-        grad = parameter.grad
-        if self.off or not isinstance(grad, MeshTensor) or not isinstance(parameter, MeshTensor):
-            return
-        if grad.placements != parameter.placements:
-            parameter.grad = grad.redistribute(parameter.placements)
-
-    def __deepcopy__(self, memo: object) -> "Summing":
-        return self
-
-
-_summing: "weakref.WeakKeyDictionary[nn.Module, Summing]" = weakref.WeakKeyDictionary()
-
-
-def sum_gradients(module: nn.Module) -> None:
-    """Sums the gradients of a module over the ranks from now on."""
-    summing = _summing.get(module)
-    if summing is None:
-        summing = _summing[module] = Summing()
-    for parameter in module.parameters():
-        summing.watch(parameter)
-
-
-@contextlib.contextmanager
-def no_sync(module: nn.Module) -> Iterator[None]:
-    """Keeps gradients of a module partial in a `with` block: for all but the last of several backward passes.
-
-    The next pass sums all of them. Raises ValueError for a module that is not on a mesh.
-    """
-    summing = _summing.get(module)
-    if summing is None:
-        raise ValueError(
-            f"this {type(module).__name__} is on no mesh: monarch.module_to_mesh(module, mesh) brings it there"
-        )
-    summing.off += 1
-    try:
-        yield
-    finally:
-        summing.off -= 1
 
 
 class Gathering:

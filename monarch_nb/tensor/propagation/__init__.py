@@ -10,12 +10,25 @@ from typing import TYPE_CHECKING
 from monarch_nb._package import lazy_names
 
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError, user_line
-from .execute import Runner, leaves, overload
+from .execute import Runner, leaves, overload, together
 from .meta import OWN_VALUE, MeshLayout, Meta, OwnValue, Placements, carrier, dtensor, own_values, replicated, spec_of
-from .placing import laid_out, one_piece_each, placed, placed_otherwise, reduced_as_they_are, whole
+from .placing import (
+    Measured,
+    finisher,
+    laid_out,
+    mover,
+    moving,
+    one_piece_each,
+    placed_otherwise,
+    summed_along,
+    summing,
+    unmeasured,
+    whole,
+)
 from .plan import (
     Call,
     Collective,
+    Finish,
     LocalStep,
     OperationPlan,
     PlanNotice,
@@ -37,7 +50,9 @@ __all__ = [
     "Call",
     "Collective",
     "DataDependentShapeError",
+    "Finish",
     "LocalStep",
+    "Measured",
     "MeshLayout",
     "Meta",
     "NoRuleError",
@@ -57,16 +72,21 @@ __all__ = [
     "Write",
     "carrier",
     "dtensor",
+    "finisher",
     "laid_out",
     "leaves",
+    "mover",
+    "moving",
     "one_piece_each",
     "overload",
     "own_values",
-    "placed",
     "placed_otherwise",
-    "reduced_as_they_are",
     "replicated",
     "spec_of",
+    "summed_along",
+    "summing",
+    "together",
+    "unmeasured",
     "user_line",
     "whole",
 ]

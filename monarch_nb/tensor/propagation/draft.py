@@ -14,7 +14,7 @@ from .execute import DispatchMode
 from .meta import Meta, Placements, replicated
 from .operation import Operation, counted_from_front, slots, summed
 from .placing import placed
-from .plan import Call, Collective, LocalStep, Redistribute, Slot, Step, StepProgram, Write
+from .plan import Call, Collective, Finish, LocalStep, Redistribute, Slot, Step, StepProgram, Write
 from .world import World
 
 aten = torch.ops.aten
@@ -64,8 +64,11 @@ class Draft:
         self.metas.append(meta)
         return len(self.metas) - 1
 
-    def redistribute(self, source: int, placements: Placements) -> int:
-        """Adds a redistribution; returns the register of the result, the same if placements are equal."""
+    def redistribute(self, source: int, placements: Placements, *, pending: bool = False) -> int:
+        """Adds a redistribution; returns the register of the result, the same if placements are equal.
+
+        One that is `pending` is only begun, if that is possible.
+        """
         meta = self.metas[source]
         if meta.placements == placements:
             return source
@@ -74,8 +77,14 @@ class Draft:
         if expanded:
             return self._expanded(self.redistribute(self._one(source, expanded), placements), wanted, expanded)
         out = self.register(wanted)
-        self.steps.append(Redistribute(source, self.metas[out], out))
+        self.steps.append(Redistribute(source, self.metas[out], out, pending))
         self.collectives += redistribution(self._imagined, meta, placements)
+        return out
+
+    def finish(self, source: int, dims: tuple[int, ...]) -> int:
+        """Adds the wait for a redistribution that is pending; returns the register of the result."""
+        out = self.register(self.metas[source])
+        self.steps.append(Finish(source, self.metas[out], out, dims))
         return out
 
     def laid_out(self, source: int, stride: Sequence[int]) -> int:
@@ -166,7 +175,7 @@ def _renumbered(step: Step, ours: dict[int, int]) -> Step:
         return type(given)(map(moved, given)) if isinstance(given, list | tuple) else given
 
     match step:
-        case Redistribute():
+        case Redistribute() | Finish():
             return replace(step, source=ours[step.source], out=ours[step.out])
         case Write():
             return Write(ours[step.target], ours[step.source])
@@ -185,6 +194,14 @@ def redistribution(world: World, meta: Meta, placements: Placements) -> list[Col
     with recorder, contextlib.suppress(DataDependentOutputException):  # shards that views cut unevenly: not counted
         placed(tensor._local_tensor, tensor._spec, wanted, world.spec(wanted))
     return recorder.found
+
+
+def joined(collectives: Sequence[Collective]) -> list[Collective]:
+    """The collectives of several tensors, which are one for each kind and mesh dimension."""
+    nbytes: dict[tuple[str, str], int] = {}
+    for each in collectives:
+        nbytes[each.kind, each.dim] = nbytes.get((each.kind, each.dim), 0) + each.nbytes
+    return [Collective(*key, total) for key, total in nbytes.items()]
 
 
 class Writer:

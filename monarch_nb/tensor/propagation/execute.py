@@ -1,6 +1,6 @@
 """Runs programs on DTensors in a worker."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -11,14 +11,13 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .meta import Meta, dense, dtensor, spec_of
-from .placing import is_in_order, laid_out, placed
-from .plan import Call, LocalStep, Redistribute, Scalar, Slot, Step, StepProgram, Write
+from .placing import Measured, Mover, finisher, is_in_order, laid_out, mover, moving, summed_along, summing, unmeasured
+from .plan import Call, Finish, LocalStep, Redistribute, Scalar, Slot, Step, StepProgram, Write
 
 # PyTorch registers these when they are first used, which may have been in another process.
 _REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy", "prims": "torch._prims"}
 
 Run = Callable[[Sequence[DTensor], Sequence[float]], list[DTensor]]
-Placer = Callable[[torch.Tensor, DTensorSpec, Meta, DTensorSpec], torch.Tensor]  # as `placed` does
 
 
 class DispatchMode(TorchDispatchMode):
@@ -117,10 +116,10 @@ class Runner:
     has ended well, asks PyTorch's sharded tensors; from then on it is one generated function.
     """
 
-    def __init__(self, program: StepProgram, mesh: DeviceMesh, placer: Placer = placed) -> None:
+    def __init__(self, program: StepProgram, mesh: DeviceMesh, measured: Measured = unmeasured) -> None:
         self._program = program
         self._mesh = mesh
-        self._placer = placer
+        self._measured = measured
         self._run: Run | None = None
 
     def __call__(self, tensors: Sequence[DTensor], scalars: Sequence[float] = ()) -> list[DTensor]:
@@ -129,13 +128,13 @@ class Runner:
             return self._run(tensors, scalars)
         program = self._program
         registers: list[Any] = [*tensors, *[None] * (program.registers - program.inputs)]
-        writer = _FunctionWriter(program, self._mesh, self._placer)
+        writer = _FunctionWriter(program, self._mesh, self._measured)
         with torch.no_grad():
-            for step in program.steps:
-                if isinstance(step, Call):
-                    self._first_call(step, registers, scalars, writer)
+            for steps in together(program.steps):
+                if isinstance(steps[0], Call):
+                    self._first_call(steps[0], registers, scalars, writer)
                 else:
-                    writer.once(step, registers, scalars)
+                    writer.once(steps, registers, scalars)
         self._run = writer.finished()
         return [registers[register] for register in program.results]
 
@@ -160,9 +159,9 @@ class Runner:
 class _FunctionWriter:
     """Writes the source of a program's function."""
 
-    def __init__(self, program: StepProgram, mesh: DeviceMesh, placer: Placer) -> None:
+    def __init__(self, program: StepProgram, mesh: DeviceMesh, measured: Measured) -> None:
         self._program, self._mesh = program, mesh
-        self._placer = placer
+        self._measured = measured
         self._names: dict[str, Any] = {"mesh": mesh, "tensor": DTensor._dtensor__new__, "kind": DTensor}
         self._lines: list[str] = []
         inputs = "".join(f"r{at}, " for at in range(program.inputs))
@@ -177,16 +176,21 @@ class _FunctionWriter:
         run: Run = self._names["run"]
         return run
 
-    def once(self, step: Step, registers: list[object], scalars: Sequence[float]) -> None:
-        """Runs a step other than a call on DTensors, and writes it to the source."""
-        first = len(self._lines)
+    def once(self, steps: Sequence[Step], registers: list[object], scalars: Sequence[float]) -> None:
+        """Runs a step other than a call on DTensors, or several redistributions, and writes them to the source."""
+        first, step = len(self._lines), steps[0]
         match step:
             case LocalStep():
                 specs = tuple(None if meta is None else self._spec(meta) for meta in step.metas)
                 self.on_shards(step.operation, step.args, step.kwargs, step.out, specs)
             case Redistribute():
-                facts = ", ".join(map(self._constant, (step.meta, self._spec(step.meta), self._placer)))
-                self._lines.append(f"r{step.out} = {self._constant(_moved)}(r{step.source}, {facts})")
+                self._redistribute([each for each in steps if isinstance(each, Redistribute)], registers)
+            case Finish():
+                waited = self._measured(step.dims, finisher(step.meta.stride))
+                finish, spec = self._constant(waited), self._constant(self._spec(step.meta))
+                self._lines.append(
+                    f"r{step.out} = tensor(kind, {finish}(r{step.source}._local_tensor), {spec}, requires_grad=False)"
+                )
             case Write():
                 self._lines.append(f"r{step.target}._local_tensor.copy_(r{step.source}._local_tensor)")
         names = {**self._names, "s": scalars, **{f"r{at}": value for at, value in enumerate(registers)}}
@@ -195,6 +199,26 @@ class _FunctionWriter:
             registers[at] = names[f"r{at}"]
         if isinstance(step, LocalStep):
             self.in_order(step, registers)
+
+    def _redistribute(self, steps: Sequence[Redistribute], registers: Sequence[object]) -> None:
+        by_kind: dict[tuple[int, str, torch.dtype, bool], list[Redistribute]] = {}
+        for step in steps:
+            given = registers[step.source]
+            assert isinstance(given, DTensor)
+            summed = summed_along(given.placements, step.meta) if len(steps) > 1 or step.pending else None
+            if summed is not None and self._mesh.size(summed[0]) > 1:
+                by_kind.setdefault((*summed, step.meta.dtype, step.pending), []).append(step)
+                continue
+            move = self._constant(_Redistribution(step.meta, self._spec(step.meta), self._measured))
+            self._lines.append(f"r{step.out} = {move}(r{step.source})")
+        for (dim, how, _, pending), alike in by_kind.items():
+            sums = summing(self._mesh, dim, how, None if pending else [step.meta.stride for step in alike])
+            call = self._constant(self._measured(() if pending else (dim,), sums))
+            given = ", ".join(f"r{step.source}._local_tensor" for step in alike)
+            self._lines.append(f"o = {call}([{given}])")
+            for at, step in enumerate(alike):
+                spec = self._constant(self._spec(step.meta))
+                self._lines.append(f"r{step.out} = tensor(kind, o[{at}], {spec}, requires_grad=False)")
 
     def in_order(self, step: Call | LocalStep, registers: list[object]) -> None:
         """Lays results out as their metas say, now and in the source, where the kernel does otherwise.
@@ -281,9 +305,43 @@ def overload(name: str) -> torch._ops.OpOverload:
     return found
 
 
-def _moved(given: DTensor, meta: Meta, spec: DTensorSpec, placer: Placer) -> DTensor:
-    """Redistributes a tensor to a spec."""
-    return dtensor(placer(given._local_tensor, given._spec, meta, spec), spec, requires_grad=False)
+def together(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
+    """Yields the steps in order, redistributions of arguments that follow each other in one piece."""
+    alike: list[Step] = []
+    made = set[int]()
+    for step in steps:
+        if isinstance(step, Redistribute) and step.source not in made:
+            alike.append(step)
+            made.add(step.out)
+            continue
+        if alike:
+            yield alike
+            alike, made = [], set()
+        if isinstance(step, Redistribute):
+            alike.append(step)
+            made.add(step.out)
+        else:
+            yield [step]
+    if alike:
+        yield alike
+
+
+class _Redistribution:
+    """Redistributes tensors to a spec. How is worked out for the placements of the first, and again for others."""
+
+    def __init__(self, meta: Meta, spec: DTensorSpec, measured: Measured) -> None:
+        self._meta, self._spec, self._measured = meta, spec, measured
+        self._now: DTensorSpec | None = None
+        self._move: Mover
+
+    def __call__(self, given: DTensor) -> DTensor:
+        now = given._spec
+        if now is not self._now:
+            if self._now is None or now != self._now:
+                dims = moving(now.placements, self._meta.placements)
+                self._move = self._measured(dims, mover(now, self._meta, self._spec))
+            self._now = now
+        return dtensor(self._move(given._local_tensor), self._spec, requires_grad=False)
 
 
 def _is_out_of_order(value: DTensor) -> bool:

@@ -43,11 +43,26 @@ class LocalStep:
 
 @dataclass(frozen=True, slots=True)
 class Redistribute:
-    """Redistributes a tensor to the placements of a meta; shards are laid out in the order of its strides."""
+    """Redistributes a tensor to the placements of a meta; shards are laid out in the order of its strides.
+
+    Those that follow each other share collectives where they can. One that is `pending` is only begun: its result must
+    not be used but by the `Finish` of a later program.
+    """
 
     source: int
     meta: Meta
     out: int
+    pending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Waits for a redistribution along these mesh dimensions that is pending. The result has the source's memory."""
+
+    source: int
+    meta: Meta
+    out: int
+    dims: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +73,7 @@ class Write:
     source: int
 
 
-Step = Call | LocalStep | Redistribute | Write
+Step = Call | LocalStep | Redistribute | Finish | Write
 
 
 @dataclass(frozen=True, slots=True)

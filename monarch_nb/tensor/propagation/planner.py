@@ -7,12 +7,12 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.distributed.tensor import Partial
 
-from .draft import Draft, Writer
+from .draft import Draft, Writer, joined
 from .errors import DataDependentShapeError, PropagationError, user_line
 from .lowered import Unfit, flat, imagined, lowered, reason, refuse_one_address
 from .meta import MeshLayout, Meta, Placements, own_values, replicated
 from .operation import Leaf, Operation, carries_parts, has_parts, out_of_place, summed
-from .plan import OperationPlan, PlanNotice, Redistribute, ResultSlot, Slot, Write, builder
+from .plan import Collective, OperationPlan, PlanNotice, Redistribute, ResultSlot, Slot, Write, builder
 from .reductions import Reduction, reduction, retagged
 from .rewrites import ALWAYS, REWRITES
 from .rules import as_they_lie, by_own_rules, has_own_rule
@@ -48,14 +48,40 @@ class Planner:
         with imagining():
             draft = Draft(self._worlds[0], (meta,))
             made = draft.redistribute(0, placements)
+        return self._redistributed(draft, (made,), draft.collectives, ResultSlot(0))
+
+    def beginning(self, metas: Sequence[Meta], placements: Sequence[Placements]) -> OperationPlan:
+        """Makes the plan that begins redistributions, whose results `finishing` waits for.
+
+        Raises PropagationError for partial placements that cannot be reduced.
+        """
+        self._imagine()
+        with imagining():
+            draft, made = Draft(self._worlds[0], metas), list[int]()
+            for register, (meta, wanted) in enumerate(zip(metas, placements, strict=True)):
+                _refuse_parts(meta, wanted)
+                made.append(draft.redistribute(register, wanted, pending=True))
+        return self._redistributed(draft, made, joined(draft.collectives), [*map(ResultSlot, range(len(made)))])
+
+    def finishing(self, metas: Sequence[Meta], dims: Sequence[tuple[int, ...]]) -> OperationPlan:
+        """Makes the plan that waits for redistributions to these metas, along these mesh dimensions."""
+        self._imagine()
+        with imagining():
+            draft = Draft(self._worlds[0], metas)
+            made = [draft.finish(register, waits) for register, waits in enumerate(dims)]
+        return self._redistributed(draft, made, (), [*map(ResultSlot, range(len(made)))])
+
+    def _redistributed(
+        self, draft: Draft, results: Sequence[int], collectives: Sequence[Collective], tree: object
+    ) -> OperationPlan:
         self._made += 1
         return OperationPlan(
             number=self._made,
             operation="redistribute",
-            program=draft.program((made,)),
-            made=(draft.metas[made],),
-            build=builder(ResultSlot(0)),
-            collectives=tuple(draft.collectives),
+            program=draft.program(results),
+            made=tuple(draft.metas[at] for at in results),
+            build=builder(tree),
+            collectives=tuple(collectives),
         )
 
     def reduction(self, metas: Sequence[Meta], asked: Reduction) -> OperationPlan:

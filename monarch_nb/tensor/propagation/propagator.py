@@ -15,8 +15,8 @@ from .planner import Planner
 from .reductions import Reduction
 from .substitutes import has_kernel
 
-_TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED, _BACK, _REDUCED, _RETAGGED = (
-    object() for _ in range(11)
+_TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED, _BACK, _REDUCED, _RETAGGED, _BEGUN, _FINISHED = (
+    object() for _ in range(13)
 )
 
 # Of these, too, no number decides on the shape or placement of a result, though they carry no tag that says so.
@@ -81,6 +81,22 @@ class Propagator(Generic[L]):
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = held_back(self._planner.redistribution, meta, placements)
+        return plan
+
+    def beginning(self, metas: tuple[Meta, ...], placements: tuple[Placements, ...]) -> OperationPlan:
+        """Returns the plan that begins redistributions; see `Planner.beginning`."""
+        key = (_BEGUN, metas, placements)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = held_back(self._planner.beginning, metas, placements)
+        return plan
+
+    def finishing(self, metas: tuple[Meta, ...], dims: tuple[tuple[int, ...], ...]) -> OperationPlan:
+        """Returns the plan that waits for redistributions; see `Planner.finishing`."""
+        key = (_FINISHED, metas, dims)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = held_back(self._planner.finishing, metas, dims)
         return plan
 
     def reduction(self, metas: tuple[Meta, ...], asked: Reduction) -> OperationPlan:

@@ -146,7 +146,7 @@ class Executable(PlanSignature):
         self._seed = seeder(mesh, self.seeded) if self.seeded is not None else None
         self._call: Callable[[Sequence[DTensor], Sequence[Number]], Sequence[DTensor]]
         if isinstance(definition, Define):
-            self._call = Runner(definition.program, mesh, stopwatch.placed)
+            self._call = Runner(definition.program, mesh, stopwatch.measured)
             if self.agrees:
                 self._agreement = Agreement(mesh, definition.operation)
         else:

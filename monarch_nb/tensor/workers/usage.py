@@ -1,17 +1,17 @@
 """Memory that a rank uses for the tensors of a stream, and time for moving shards between ranks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from time import perf_counter
+from typing import TypeVar
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor.placement_types import Placement
 
 from monarch_nb.host.linux import memory_resident, memory_used
-from monarch_nb.tensor.propagation import Meta, placed
 from monarch_nb.tensor.verbs import MemoryUsed, Spent
+
+G = TypeVar("G")
+R = TypeVar("R")
 
 
 class Stopwatch:
@@ -23,39 +23,24 @@ class Stopwatch:
     def __init__(self) -> None:
         self._cell = 0
         self._spent: dict[int, dict[tuple[int, ...], float]] = {0: {}}
-        self._begun: dict[int, str] = {}  # groups of pending sums, by id of the result
 
     def begin(self, cell: int) -> None:
         """Starts another cell; the times of the last one are kept."""
         self._spent = {self._cell: self._spent[self._cell], cell: {}}
         self._cell = cell
 
-    def placed(self, local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
-        """Measures `propagation.placed`."""
-        began = perf_counter()
-        found = placed(local, now, meta, spec)
-        took = perf_counter() - began
-        dims = _moving(now.placements, spec.placements)
-        if dims:
-            self._add(dims, took)
-        return found
+    def measured(self, dims: tuple[int, ...], call: Callable[[G], R]) -> Callable[[G], R]:
+        """Returns the function, which waits for other ranks along these mesh dimensions, with its time measured."""
+        if not dims:
+            return call
 
-    def begin_sum(self, shard: torch.Tensor, how: str, group: str) -> torch.Tensor:
-        """Starts a sum over a group. Only the wait in `end_sum` counts."""
-        found: torch.Tensor = torch.ops._c10d_functional.all_reduce.default(shard, how, group)
-        self._begun[id(found)] = group
-        return found
+        def timed(given: G) -> R:
+            began = perf_counter()
+            found = call(given)
+            self._add(dims, perf_counter() - began)
+            return found
 
-    def end_sum(self, shard: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-        """Waits for the sum."""
-        began = perf_counter()
-        found: torch.Tensor = torch.ops._c10d_functional.wait_tensor(shard)
-        took = perf_counter() - began
-        group = self._begun.pop(id(shard), "")
-        dim = next((dim for dim in range(mesh.ndim) if mesh.get_group(dim).group_name == group), None)
-        if dim is not None:
-            self._add((dim,), took)
-        return found
+        return timed
 
     def _add(self, dims: tuple[int, ...], seconds: float) -> None:
         spent = self._spent[self._cell]
@@ -90,12 +75,3 @@ def _of_process() -> tuple[int, int]:
     used, _ = memory_used()
     resident, peak = memory_resident()
     return used, used + max(0, peak - resident)
-
-
-def _moving(now: Sequence[Placement], wanted: Sequence[Placement]) -> tuple[int, ...]:
-    """The mesh dimensions along which ranks communicate, which cutting a replicated tensor does not need."""
-    return tuple(
-        dim
-        for dim, (was, will) in enumerate(zip(now, wanted, strict=True))
-        if was is not will and not was.is_replicate() and was != will
-    )

@@ -1,0 +1,98 @@
+"""A step of training by one of several means: one process, PyTorch's DDP or FSDP2 under torchrun, a mesh of ours.
+
+Arguments: the means, the name of the model, how many steps, how many ranks. Prints milliseconds of a step.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks.measure import leave, repeat, times, work
+from benchmarks.train_models import module_and_batch, step_of
+
+WARM = 4
+Step = Callable[[], torch.Tensor]
+torch.set_num_threads(1)
+
+
+def measured(means: str, name: str, steps: int, step: Callable[[], float], pids: tuple[int, ...]) -> None:
+    """Prints the spread of the steps, and the processor time of each, of these processes and this one."""
+    for _ in range(WARM):
+        step()
+    before = [work(pid)[0] for pid in (os.getpid(), *pids)]
+    spent = repeat(steps, step, warm=0)
+    used = [(work(pid)[0] - was) / steps * 1e3 for pid, was in zip((os.getpid(), *pids), before, strict=True)]
+    times(f"{name} {means}", spent)
+    print(
+        f"{name} {means}: processor " + ", ".join(f"{each:.1f}" for each in used) + f" ms; loss {step():.6f}",
+        file=sys.stderr,
+    )
+
+
+def plain(means: str, name: str, steps: int) -> None:
+    """One process, or one rank of several under torchrun."""
+    model, module, batch = module_and_batch(name)
+    if means.partition("+")[0] in ("ddp", "fsdp"):
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        batch = (batch[0].chunk(ranks)[rank], batch[1].chunk(ranks)[rank])
+        if means.startswith("ddp"):
+            module = torch.nn.parallel.DistributedDataParallel(module)
+        else:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh("cpu", (ranks,))
+            for each in module.modules():
+                if type(each).__name__.endswith(("Layer", "Conv2d")) and any(True for _ in each.parameters()):
+                    fully_shard(each, mesh=mesh)
+            fully_shard(module, mesh=mesh)
+        if dist.get_rank():
+            sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    step = step_of(model, module, batch)
+    if means.endswith("+compile"):
+        step = step_of(model, torch.compile(module), batch)  # type: ignore[arg-type]
+    measured(means, name, steps, lambda: step().item(), ())
+
+
+def sharded(means: str, name: str, steps: int, ranks: int) -> None:
+    import monarch_nb
+    from monarch_nb.distributed import Mesh, Plan
+
+    model, module, batch = module_and_batch(name)
+    mesh = Mesh(shape=(ranks,), mesh_dim_names=("data",))
+    kind, _, how = means.partition("+")
+    plan = Plan(data=("data",), fully_sharded=kind == "sharded-fully")
+    module = monarch_nb.module_to_mesh(module, mesh, plan)
+    placed: Any = tuple(monarch_nb.distribute(one, mesh, ["data", *[None] * (one.dim() - 1)]) for one in batch)
+    step: Any = step_of(model, module, placed)
+    if how:
+        step = monarch_nb.compile(step, backend="inductor" if how == "inductor" else "python", check_every=0)
+    began = time.monotonic()
+    for _ in range(WARM):
+        step().item()
+    print(f"{name} {means}: {WARM} steps took {time.monotonic() - began:.1f} s", file=sys.stderr)
+    pids = tuple(mesh.procs.run(os.getpid).get().values())
+    measured(means, name, steps, lambda: step().item(), pids)
+    leave()
+
+
+def main() -> None:
+    means, name, steps, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    if means.startswith("sharded"):
+        sharded(means, name, steps, ranks)
+    else:
+        plain(means, name, steps)
+
+
+if __name__ == "__main__":
+    main()

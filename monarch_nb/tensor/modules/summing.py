@@ -1,0 +1,144 @@
+"""Sums the gradients of modules over the ranks, many in one collective, beside the backward pass."""
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from monarch_nb.tensor.handle import MeshTensor, begin_redistributions, finish_redistributions
+from monarch_nb.tensor.stream import Stream
+
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes, as in PyTorch's DistributedDataParallel
+_NESTED = 8  # passes that are remembered: those that fail never end, and their gradients stay partial
+_variable: Any = torch.autograd.Variable  # without types
+
+
+class BackwardPass:
+    """The gradients of one backward pass that have to be redistributed.
+
+    A gradient may change until it is summed: by hooks, and by passes inside this one.
+    """
+
+    def __init__(self, task: int) -> None:
+        self.task = task  # of autograd
+        self._waiting: list[MeshTensor] = []  # parameters
+        self._begun: list[tuple[MeshTensor, MeshTensor, int, MeshTensor]] = []  # gradient, its version, pending sum
+        self._bytes, self._limit = 0, FIRST_BUCKET
+
+    def add(self, parameter: MeshTensor, nbytes: int) -> None:
+        """Adds a parameter whose gradient is there. A full bucket is begun, and that before it is waited for."""
+        self._waiting.append(parameter)
+        self._bytes += nbytes
+        if self._bytes >= self._limit:
+            self._begin()
+            self._bytes, self._limit = 0, BUCKET
+
+    def end(self) -> None:
+        """Sums what is left."""
+        self._begin()
+        self._finish()
+
+    def _begin(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        alike: dict[Stream, list[tuple[MeshTensor, MeshTensor]]] = {}
+        for parameter in waiting:
+            grad = parameter.grad
+            if isinstance(grad, MeshTensor) and grad.placements != parameter.placements:
+                alike.setdefault(grad.reference.stream, []).append((parameter, grad))
+        begun = []
+        for pairs in alike.values():
+            pending = begin_redistributions(
+                [grad for _, grad in pairs], [parameter.placements for parameter, _ in pairs]
+            )
+            begun += [(*pair, pair[1]._version, each) for pair, each in zip(pairs, pending, strict=True)]
+        self._finish()
+        self._begun = begun
+
+    def _finish(self) -> None:
+        begun, self._begun = self._begun, []
+        alike: dict[Stream, list[tuple[MeshTensor, MeshTensor, int, MeshTensor]]] = {}
+        for each in begun:
+            alike.setdefault(each[-1].reference.stream, []).append(each)
+        for sums in alike.values():
+            made = finish_redistributions([pending for *_, pending in sums], [grad for _, grad, *_ in sums])
+            for (parameter, grad, version, _), summed in zip(sums, made, strict=True):
+                now = parameter.grad
+                if now is grad and grad._version == version:
+                    parameter.grad = summed
+                elif isinstance(now, MeshTensor):  # it has changed meanwhile
+                    parameter.grad = now.redistribute(parameter.placements)
+
+
+class Summing:
+    """Redistributes the gradients of a module to the placements of the parameters, by the end of a backward pass.
+
+    Until then a gradient is partial, as operations on it take into account.
+    """
+
+    def __init__(self) -> None:
+        self.off = 0  # open `no_sync` blocks
+        self._passes: list[BackwardPass] = []  # the innermost last
+
+    def watch(self, parameter: torch.Tensor) -> None:
+        """Includes a parameter."""
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        grad = parameter.grad
+        if self.off or not isinstance(grad, MeshTensor) or not isinstance(parameter, MeshTensor):
+            return
+        if grad.placements == parameter.placements:
+            return
+        if grad.requires_grad:  # it is differentiated, too
+            parameter.grad = grad.redistribute(parameter.placements)
+            return
+        task = torch._C._current_graph_task_id()
+        if not self._passes or self._passes[-1].task != task:
+            self._passes = [*self._passes[1 - _NESTED :], BackwardPass(task)]
+            _variable._execution_engine.queue_callback(partial(self._end, task))
+        self._passes[-1].add(parameter, grad.meta.nbytes)
+
+    def _end(self, task: int) -> None:
+        for at, each in enumerate(self._passes):
+            if each.task == task:
+                del self._passes[at:]
+                each.end()
+                return
+
+    def __deepcopy__(self, memo: object) -> "Summing":
+        return self
+
+
+_summing: "weakref.WeakKeyDictionary[nn.Module, Summing]" = weakref.WeakKeyDictionary()
+
+
+def sum_gradients(module: nn.Module) -> None:
+    """Sums the gradients of a module over the ranks from now on."""
+    summing = _summing.get(module)
+    if summing is None:
+        summing = _summing[module] = Summing()
+    for parameter in module.parameters():
+        summing.watch(parameter)
+
+
+@contextlib.contextmanager
+def no_sync(module: nn.Module) -> Iterator[None]:
+    """Keeps gradients of a module partial in a `with` block: for all but the last of several backward passes.
+
+    The next pass sums all of them. Raises ValueError for a module that is not on a mesh.
+    """
+    summing = _summing.get(module)
+    if summing is None:
+        raise ValueError(
+            f"this {type(module).__name__} is on no mesh: monarch.module_to_mesh(module, mesh) brings it there"
+        )
+    summing.off += 1
+    try:
+        yield
+    finally:
+        summing.off -= 1

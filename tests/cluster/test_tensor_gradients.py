@@ -1,0 +1,137 @@
+"""Gradients of modules are summed over the ranks in few collectives, by the end of the backward pass."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import monarch_nb
+from monarch_nb.distributed import Mesh, Plan
+from monarch_nb.tensor.modules.summing import FIRST_BUCKET
+
+pytestmark = pytest.mark.timeout(120)
+
+WIDE = FIRST_BUCKET // 4 // 256 // 2  # half a bucket of float32 in a matrix with 256 columns
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with_mesh = Mesh(shape=(2,), mesh_dim_names=("data",))
+    yield with_mesh
+    with_mesh.stop().get(30)
+
+
+@pytest.fixture(params=["whole", "fully sharded"])
+def models(request: pytest.FixtureRequest, mesh: Mesh) -> tuple[nn.Sequential, nn.Sequential]:
+    """A model on the mesh, and the same here."""
+    torch.manual_seed(0)
+    local = nn.Sequential(nn.Linear(8, 256), nn.ReLU(), nn.Linear(256, WIDE), nn.Linear(WIDE, 256), nn.Linear(256, 4))
+    plan = Plan(data=("data",), fully_sharded=request.param == "fully sharded")
+    return monarch_nb.module_to_mesh(copy.deepcopy(local), mesh, plan), local
+
+
+def rows() -> torch.Tensor:
+    return torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+
+
+def trained(model: nn.Module) -> None:
+    model(rows()).square().mean().backward()
+
+
+def compare(model: nn.Module, local: nn.Module) -> None:
+    for (name, one), other in zip(model.named_parameters(), local.parameters(), strict=True):
+        assert isinstance(one, monarch_nb.distributed.MeshTensor)
+        assert isinstance(one.grad, monarch_nb.distributed.MeshTensor)
+        assert one.grad.placements == one.placements, name
+        torch.testing.assert_close(one.grad.full_tensor(), other.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_gradients_of_a_pass_share_a_collective_for_each_bucket(mesh: Mesh) -> None:
+    torch.manual_seed(0)
+    local = nn.Sequential(nn.Linear(8, 256), nn.Linear(256, WIDE), nn.Linear(WIDE, 256), nn.Linear(256, 4))
+    model = monarch_nb.module_to_mesh(copy.deepcopy(local), mesh)
+    loss = model(rows()).square().mean()
+    mesh.stream.table.clear()
+    loss.backward()
+    trained(local)
+    [sums] = mesh.stream.table.movements()
+    assert sums.count == 2, "the first bucket, and the rest"
+    assert sums.nbytes == sum(parameter.numel() * 4 for parameter in local.parameters())
+    compare(model, local)
+
+
+def test_gradients_that_are_kept_are_added_to(models: tuple[nn.Module, nn.Module]) -> None:
+    for _ in range(2):
+        for model in models:
+            trained(model)
+    compare(*models)
+
+
+def test_passes_inside_a_pass_are_summed_too(models: tuple[nn.Sequential, nn.Sequential], mesh: Mesh) -> None:
+    for model in models:
+        given = monarch_nb.distribute(rows(), mesh, ["data", None]) if model is models[0] else rows()
+        hidden = checkpoint(model[:3], given.requires_grad_(), use_reentrant=True)
+        model[3:](hidden).square().mean().backward()
+    compare(*models)
+
+
+def test_a_pass_that_failed_leaves_the_next_as_it_would_be(models: tuple[nn.Sequential, nn.Sequential]) -> None:
+    first = models[0][0].weight
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    hook = first.register_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        trained(models[0])
+    hook.remove()
+    for model in models:
+        model.zero_grad()
+        trained(model)
+    compare(*models)
+
+
+def test_gradients_that_a_hook_changes_are_summed_as_changed(models: tuple[nn.Sequential, nn.Sequential]) -> None:
+    def halve(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+
+    def replace(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad * 3
+
+    for model in models:
+        model[3].weight.register_post_accumulate_grad_hook(halve)
+        model[4].weight.register_post_accumulate_grad_hook(replace)
+        trained(model)
+    compare(*models)
+
+
+def test_a_gradient_that_changes_while_it_is_summed_is_summed_again(
+    models: tuple[nn.Sequential, nn.Sequential],
+) -> None:
+    last, first = models[0][4].weight, models[0][0].weight
+
+    def double(gradient: torch.Tensor) -> None:
+        last.grad.mul_(2)  # that of the first bucket, whose sum is under way
+
+    first.register_hook(double)
+    for model in models:
+        trained(model)
+    other = models[1][4].weight
+    assert other.grad is not None
+    other.grad.mul_(2)
+    compare(*models)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_gradients_that_are_differentiated_are_summed_with_their_own(models: tuple[nn.Module, nn.Module]) -> None:
+    for model in models:
+        model(rows()).square().mean().backward(create_graph=True)
+        norm = sum(parameter.grad.square().sum() for parameter in model.parameters())
+        assert isinstance(norm, torch.Tensor)
+        assert norm.requires_grad
+    compare(*models)
