@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.ranks.streams import Borrow, Stream, get_active_stream
     from monarch_nb.tensor.ranks.tensor import Tensor
     from monarch_nb.tensor.safetensors import load_safetensors
+    from monarch_nb.tensor.simulated.simulator import Simulator, SimulatorBackendMode, SimulatorTraceMode, set_meta
     from monarch_nb.tensor.verify import Verification, verify
 
 __all__ = [
@@ -54,6 +55,9 @@ __all__ = [
     "Plan",
     "RankTensorError",
     "RemoteProcessGroup",
+    "Simulator",
+    "SimulatorBackendMode",
+    "SimulatorTraceMode",
     "Stream",
     "Tensor",
     "TensorError",
@@ -78,6 +82,7 @@ __all__ = [
     "reduce_",
     "remote",
     "save",
+    "set_meta",
     "show",
     "slice_mesh",
     "to_mesh",
@@ -108,6 +113,7 @@ _HOMES = {
     "modules.plan": ("Plan",),
     "modules.summing": ("no_sync",),
     "modules.to_mesh": ("module_to_mesh",),
+    "simulated.simulator": ("Simulator", "SimulatorBackendMode", "SimulatorTraceMode", "set_meta"),
     "verify": ("Verification", "verify"),
 }
 _look_up = lazy_names("monarch_nb.tensor", _HOMES)

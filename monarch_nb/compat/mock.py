@@ -1,44 +1,42 @@
 """Actors that stand in for others in tests: `monarch._src.actor.mock`."""
 
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
-from monarch_nb._package import refuse
-from monarch_nb.lifecycle.actor_spawn import stand_ins
+from monarch_nb.lifecycle.actor_spawn import class_name, simulated_mesh, stand_ins, tensor_engines
 from monarch_nb.runtime.spans import within
 
 R = TypeVar("R")
 
 P = ParamSpec("P")
+K = TypeVar("K")
+V = TypeVar("V")
+Engine = Callable[[Any], Any]  # makes the mesh of a ProcMesh
 
 
 _actor_registry = stand_ins
 
 
-class patch_actor:  # noqa: N801 - a verb, as unittest.mock.patch
-    """Within it, spawning `original` spawns `mock`; so it does in processes that are spawned within it.
+class _Patch(Generic[K, V]):
+    """Has a table hold a value under a key while it lasts."""
 
-    For `with` and `async with`, or as a decorator of a `def` or `async def`. May be nested.
-    """
+    def __init__(self, table: dict[K, V], key: K, value: V) -> None:
+        self._table, self._key, self._value = table, key, value
+        self._before: list[V | None] = []
 
-    def __init__(self, original: type, mock: type) -> None:
-        self.original = original
-        self.mock = mock
-        self._before: list[type | None] = []
-
-    def __enter__(self) -> type:
-        self._before.append(stand_ins.get(self.original))
-        stand_ins[self.original] = self.mock
-        return self.mock
+    def __enter__(self) -> V:
+        self._before.append(self._table.get(self._key))
+        self._table[self._key] = self._value
+        return self._value
 
     def __exit__(self, *error: object) -> None:
         before = self._before.pop()
         if before is None:
-            stand_ins.pop(self.original, None)
+            self._table.pop(self._key, None)
         else:
-            stand_ins[self.original] = before
+            self._table[self._key] = before
 
-    async def __aenter__(self) -> type:
+    async def __aenter__(self) -> V:
         return self.__enter__()
 
     async def __aexit__(self, *error: object) -> None:
@@ -49,11 +47,27 @@ class patch_actor:  # noqa: N801 - a verb, as unittest.mock.patch
         return within(function, lambda: self)
 
 
-class patch_tensor_engine:  # noqa: N801
-    """A simulated tensor engine for an actor class. Raises NotImplementedError: there is none yet."""
+class patch_actor(_Patch[type, type]):  # noqa: N801 - a verb, as unittest.mock.patch
+    """Within it, spawning `original` spawns `mock`; so it does in processes that are spawned within it.
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        refuse("patch_tensor_engine", "the simulator")
+    For `with` and `async with`, or as a decorator of a `def` or `async def`. May be nested.
+    """
+
+    def __init__(self, original: type, mock: type) -> None:
+        self.original, self.mock = original, mock
+        super().__init__(stand_ins, original, mock)
+
+
+class patch_tensor_engine(_Patch[str, Engine]):  # noqa: N801
+    """Within it, `procs.activate()` in actors of a class is a simulated mesh: see `monarch.Simulator`.
+
+    So it is in processes that are spawned within it. `mock_factory` makes another mesh for a ProcMesh. For `with` and
+    `async with`, or as a decorator of a `def` or `async def`. May be nested.
+    """
+
+    def __init__(self, actor_class: type, mock_factory: Engine | None = None) -> None:
+        self.actor_class, self.mock_factory = actor_class, mock_factory or simulated_mesh
+        super().__init__(tensor_engines, class_name(actor_class), self.mock_factory)
 
 
 def get_actor_class(cls: type) -> type:
@@ -71,9 +85,15 @@ def set_actor_mock_registry_state(state: Mapping[type, type]) -> None:
     stand_ins.update(state)
 
 
+def get_tensor_engine_factory(cls: type) -> Engine | None:
+    """What makes the mesh that `activate` gives to actors of a class; None for the usual one."""
+    return tensor_engines.get(class_name(cls))
+
+
 __all__ = [
     "get_actor_class",
     "get_actor_mock_registry_state",
+    "get_tensor_engine_factory",
     "patch_actor",
     "patch_tensor_engine",
     "set_actor_mock_registry_state",

@@ -10,7 +10,7 @@ _SHAPE = ("monarch_nb.shape", "monarch_nb.compat.internals")
 _JOB = ("monarch_nb.job", "monarch_nb.job.ssh", "monarch_nb.job.tools.stores", "monarch_nb.job.later")
 _PROCS = (*_ACTOR, *_INTERNALS, "monarch_nb.mesh.active")
 _TENSORS = "the tensor engine"
-_SIMULATOR = "the simulator"
+_DISTRIBUTED = ("monarch_nb.distributed",)
 _COMMANDS = "the command line"
 _LAUNCHERS = "launchers of one's own"
 _SQL = "telemetry by SQL"
@@ -19,7 +19,6 @@ _DASHBOARD = "the dashboard"
 # What to do without them.
 INSTEAD = {
     _TENSORS: "Hold tensors in actors and let torch.distributed move them: monarch.spmd sets it up",
-    _SIMULATOR: "monarch.testing.in_process_host() runs actors without starting processes",
     _COMMANDS: "monarch-nb --help lists the commands there are",
     _LAUNCHERS: "spawn_procs(bootstrap_command=...) starts processes by a command of your own",
     _SQL: "monarch.actor.span and get_meter report to OpenTelemetry, where the program sets that up",
@@ -110,6 +109,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch.job.kubernetes": _JOB,
     "monarch.job.spmd": ("monarch_nb._torchrun", *_JOB),
     "monarch.proc_mesh": _PROCS,
+    "monarch.fetch": _DISTRIBUTED,
+    "monarch.simulator": _DISTRIBUTED,
+    "monarch.simulator.config": _DISTRIBUTED,
+    "monarch.simulator.interface": _DISTRIBUTED,
+    "monarch.simulator.simulator": _DISTRIBUTED,
     "monarch.tools": (),
     "monarch._src.tools": (),
     "monarch._src.tools.commands": ("monarch_nb._commands",),
@@ -130,7 +134,6 @@ MODULES: dict[str, str] = {
     "monarch.controller": _TENSORS,
     "monarch.distributed_telemetry": _SQL,
     "monarch.experimental": "what torchmonarch calls experimental",
-    "monarch.fetch": _TENSORS,
     "monarch.gradient": _TENSORS,
     "monarch.gradient_generator": _TENSORS,
     "monarch.job.meta": "the schedulers of one company",
@@ -145,7 +148,6 @@ MODULES: dict[str, str] = {
     "monarch.random": _TENSORS,
     "monarch.remote_class": _TENSORS,
     "monarch.rust_backend_mesh": _TENSORS,
-    "monarch.simulator": _SIMULATOR,
     "monarch.tensor_engine": _TENSORS,
     "monarch.tensorboard": _TENSORS,
     "monarch.timer": _TENSORS,
@@ -173,9 +175,7 @@ NAMES: dict[str, str] = {
         _TENSORS,
     ),
     "ActorFuture": "torchmonarch, where it cannot be imported either (use monarch.actor.Future)",
-    "Simulator": _SIMULATOR,
     "mast_reserve": "the scheduler of one company",
-    "set_meta": _SIMULATOR,
 }
 
 

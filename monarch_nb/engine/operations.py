@@ -2,6 +2,7 @@
 
 import socket
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb import code, connect, lifecycle, logs
 from monarch_nb.connect.mesh_detach import Detacher
 from monarch_nb.connect.routes import HostRoutes
+from monarch_nb.lifecycle.actor_spawn import tensor_engines
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.logs import MeshLogs
@@ -21,7 +23,8 @@ from monarch_nb.mesh.host_record import HostRecord, HostSource
 from monarch_nb.mesh.operations import ProcsWanted
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
+from monarch_nb.runtime import ActorState, Future, Instance, MeshState, ProcState, Runtime
+from monarch_nb.runtime.context import running_actor
 from monarch_nb.settings import parse_duration
 from monarch_nb.shape import NDSlice, Region
 
@@ -34,6 +37,8 @@ class ProcessOperations:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        # Meshes that stand in for those of processes, by the actor that has activated them.
+        self._simulated: weakref.WeakKeyDictionary[Instance, dict[Region, Any]] = weakref.WeakKeyDictionary()
 
     def spawn_actors(
         self, procs: Handle[ProcState], name: str, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
@@ -183,11 +188,29 @@ class ProcessOperations:
 
         return put(value)
 
+    @staticmethod
+    def _tensor_meshes() -> Any:
+        """The module that makes tensor meshes, real ones too."""
+        from monarch_nb.tensor.simulated import simulator
+
+        return simulator
+
+    def simulated_mesh(self, procs: Handle[ProcState]) -> Any:
+        """A mesh of simulated ranks, with the dimensions of these processes."""
+        return self._tensor_meshes().simulated_engine(region_of(procs).extent)
+
     def tensor_mesh(self, procs: Handle[ProcState]) -> Any:
         """What tensors of these processes' own values are on: a `monarch.distributed.Mesh`. The first use blocks."""
-        from monarch_nb.tensor.mesh import Mesh
-
-        return Mesh.for_ranks(ProcMesh(state_of(procs), region_of(procs)))
+        mesh = ProcMesh(state_of(procs), region_of(procs))
+        actor = running_actor()
+        engine = tensor_engines.get(actor.class_name or "") if actor is not None and tensor_engines else None
+        if actor is None or engine is None:
+            return self._tensor_meshes().tensor_mesh(mesh)
+        made = self._simulated.setdefault(actor, {})
+        region = region_of(procs)
+        if region not in made:
+            made[region] = engine(mesh)
+        return made[region]
 
     def metrics(self, mesh: Handle[MeshState]) -> Any:
         """Values that actors have logged with `monarch.telemetry.log`."""

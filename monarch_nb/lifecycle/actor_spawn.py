@@ -1,7 +1,7 @@
 """Spawning actors: from a class and its arguments to messages for processes, at first and again in a heal."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from monarch_nb.mesh.actor import ActorMesh, check_class, init_of
 from monarch_nb.mesh.arguments import check_arguments, encode_arguments
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
+from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError
 from monarch_nb.mesh.sending import send_region
@@ -117,7 +118,7 @@ def spawn_actors(
     arguments = EncodedObject(encode_arguments(f"{cls.__name__}()", args, kwargs, init, 1))
     spec = SpawnActor(
         name=name,
-        class_name=f"{cls.__module__}.{cls.__qualname__}",
+        class_name=class_name(cls),
         kind=kind,
         region=RegionForm.of(region),
         owner=instance.stream,
@@ -150,19 +151,34 @@ stand_ins: dict[type, type] = {}
 """By the class that is asked for; of this process, and of processes that it spawns from now on."""
 
 
-class SetUp:
-    """The set-up of new processes: sets which classes stand in for others, then runs the user's own."""
+tensor_engines: dict[str, Callable[[Any], Any]] = {}
+"""By the name of an actor's class: makes the mesh that `activate` gives to such actors; of these processes too."""
 
-    def __init__(self, classes: Mapping[type, type], bootstrap: Callable[[], object] | None) -> None:
-        self._classes = dict(classes)
+
+def simulated_mesh(procs: Handle[ProcState]) -> Any:
+    """A mesh of simulated ranks, with the dimensions of these processes."""
+    return operations().simulated_mesh(procs)
+
+
+def class_name(cls: type) -> str:
+    """The name of an actor's class, as in `Instance.class_name`."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+class SetUp:
+    """The set-up of new processes: sets what stands in for classes and tensor meshes, then runs the user's own."""
+
+    def __init__(self, bootstrap: Callable[[], object] | None) -> None:
+        self._classes, self._engines = dict(stand_ins), dict(tensor_engines)
         self._bootstrap = bootstrap
 
     def __call__(self) -> object:
         """Returns what the user's own set-up returns, which may be a coroutine."""
         stand_ins.update(self._classes)
+        tensor_engines.update(self._engines)
         return None if self._bootstrap is None else self._bootstrap()
 
 
 def with_stand_ins(bootstrap: Callable[[], object] | None) -> Callable[[], object] | None:
     """Returns the set-up for processes that are spawned now."""
-    return SetUp(stand_ins, bootstrap) if stand_ins else bootstrap
+    return SetUp(bootstrap) if stand_ins or tensor_engines else bootstrap

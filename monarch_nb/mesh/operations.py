@@ -124,6 +124,9 @@ class Operations(Protocol):
     def put(self, value: object) -> Any:
         """What names a value that is laid by for many: a `monarch.rdma.Put`."""
 
+    def simulated_mesh(self, procs: Handle[ProcState]) -> Any:
+        """A mesh of simulated ranks, with the dimensions of these processes: a `monarch.distributed.Mesh`."""
+
     def tensor_mesh(self, procs: Handle[ProcState]) -> Any:
         """What tensors of these processes' own values are on: a `monarch.distributed.Mesh`. The first use blocks."""
 

@@ -119,6 +119,13 @@ class Take:
 
 
 @dataclass(frozen=True)
+class GiveBack:
+    """Says that what was lent under a tag is not used any more."""
+
+    tag: int
+
+
+@dataclass(frozen=True)
 class Revive:
     """Allocates a tensor whose contents are lost, before all of it is overwritten."""
 
@@ -224,6 +231,7 @@ Command = (
     | MakeParts
     | Send
     | Take
+    | GiveBack
     | Revive
     | RunFunction[object]
     | CallRemote

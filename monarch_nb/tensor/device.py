@@ -222,17 +222,20 @@ def new_device() -> torch.device:
     return torch.device(NAME, index)
 
 
-def occupy(stream: Stream, procs: ProcMesh, mesh: "Callable[[Stream], Mesh]") -> None:
+def occupy(stream: Stream, procs: ProcMesh | None, mesh: "Callable[[Stream], Mesh]") -> None:
     """Binds a device to its stream, and makes the stream current unless another one is entered.
 
-    `mesh` returns the `Mesh` of the stream, without a strong reference.
+    `mesh` returns the `Mesh` of the stream, without a strong reference. A simulated one has no processes, and does not
+    become the current one.
     """
     global _latest
     _meshes[stream] = mesh
-    _open[stream] = procs
-    stream.reseed(_first_seed())
     if stream.device.type == NAME:
         _streams[stream.device.index] = stream
+    if procs is None:
+        return
+    stream.reseed(_first_seed())
+    _open[stream] = procs
     _latest = weakref.ref(stream)
 
 

@@ -387,16 +387,16 @@ def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: Se
         tensor.meta, tensor.reference = meta, reference
         made.append(tensor)
         results.append(reference.number)
+    if plan.views:
+        viewed(plan, [tensor.reference for tensor in given], [tensor.reference for tensor in made])
+        if not _replays_views():
+            _replay_views(True)
     if plan.program.seeded is None:
         stream.issue((plan.number, *numbers, *floats, *results), where, targets)
     else:
         stream.issue((plan.number, stream.draw(), *numbers, *floats, *results), where, targets)
     if plan.collectives:
         stream.table.moved(where, plan)
-    if plan.views:
-        viewed(plan, [tensor.reference for tensor in given], [tensor.reference for tensor in made])
-        if not _replays_views():
-            _replay_views(True)
     if plan.writes:
         written(plan, [tensor.reference for tensor in given], where)
     if plan.rebinds:

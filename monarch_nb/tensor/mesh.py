@@ -106,6 +106,11 @@ class Mesh(MeshTrait, Destination):
     def _region(self) -> Region:
         return region_of(self._procs)
 
+    @property
+    def region(self) -> Region:
+        """Which of the processes it is on, and how they are arranged."""
+        return self._region
+
     def _new_with_region(self, region: Region) -> Self:
         if self._is_shared:
             return self.for_ranks(part_of(self._procs, region))
@@ -146,10 +151,7 @@ class Mesh(MeshTrait, Destination):
         return self._stream
 
     def _opened(self) -> Stream:
-        # Autograd creates a thread for each mesh at the first backward pass, and none for later meshes.
-        torch.autograd.set_multithreading_enabled(False)
-        register_kernels()
-        conversions.register()
+        prepare()
         layout, region = self.layout, region_of(self._procs)
         propagator = Propagator(layout, leaf=MeshTensor)
         processes, opening = self._processes, Open(layout, self._processes.members_of(region))
@@ -542,6 +544,14 @@ _WHOLE = (
 _FUSED = (aten.silu_backward.default, aten.mish_backward.default)
 
 _libraries: list[Any] = []  # registrations last as long as these
+
+
+def prepare() -> None:
+    """Prepares this process for its first mesh."""
+    # Autograd creates a thread for each mesh at the first backward pass, and none for later meshes.
+    torch.autograd.set_multithreading_enabled(False)
+    register_kernels()
+    conversions.register()
 
 
 def register_kernels() -> None:

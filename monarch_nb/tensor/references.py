@@ -12,12 +12,13 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from monarch_nb.tensor.commands import FREE
-from monarch_nb.tensor.errors import RESTORE, ContentsLostError, RankTensorError
+from monarch_nb.tensor.errors import RESTORE, ContentsLostError, RankTensorError, TensorError
 from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import Meta, OperationPlan
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.lanes import TensorLoan
+    from monarch_nb.tensor.processes import Observer
     from monarch_nb.tensor.stream import Stream
 
 NEVER = -1  # the number of the last write to a tensor that no operation has written to
@@ -28,6 +29,25 @@ class WriteRecord(Protocol):
     """What keeps the number of the last operation that writes to a tensor."""
 
     written: int
+
+
+class StreamGroup(Protocol):
+    """What a stream needs of the processes of its mesh: `MeshProcesses` describes it."""
+
+    observer: "Observer | None"
+
+    @property
+    def over(self) -> int:
+        """The current generation of process groups if it was ended, else -1."""
+
+    def failure(self, stream: int, number: int) -> TensorError | None:
+        """The error of an operation of a stream, if it is known to have failed."""
+
+    def regroup(self, over: int) -> None:
+        """Makes the generation after `over`. Blocks."""
+
+    def revive(self, stream: "Stream") -> None:
+        """Resumes a lost stream after a heal. Blocks."""
 
 
 class CallSites(tuple[CallSite | None, ...]):

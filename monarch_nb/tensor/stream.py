@@ -57,6 +57,7 @@ from monarch_nb.tensor.references import (
     Item,
     LogicalMemory,
     Reference,
+    StreamGroup,
     WriteRecord,
 )
 from monarch_nb.tensor.replicas import StreamContents, contents_of
@@ -67,7 +68,6 @@ from monarch_nb.transport import held_back, uninterrupted
 if TYPE_CHECKING:
     from monarch_nb.tensor.compiled.capture import Recording
     from monarch_nb.tensor.handle import MeshTensor
-    from monarch_nb.tensor.processes import MeshProcesses
     from monarch_nb.tensor.ranks.streams import Stream as Lane
 
 BATCH_SIZE = 256  # commands that are sent without delay
@@ -117,7 +117,7 @@ class Stream:
         propagator: "Propagator[MeshTensor]",
         device: torch.device,
         send: Callable[..., Future[ValueMesh[Receipt]]],
-        group: "MeshProcesses",
+        group: StreamGroup,
     ) -> None:
         self.number = next(_numbers)
         self.title, self.propagator, self.device = title, propagator, device
@@ -183,6 +183,9 @@ class Stream:
     def issue_object(self, command: object) -> None:
         """Appends a command that is sent as an object, such as `Put` or `RunFunction`."""
         self.issue((OBJECT, command), call_site())
+
+    def handed_out(self, reference: Reference, operation: str) -> None:
+        """Notes another handle of a tensor, by `detach` or `alias`, which workers do not need."""
 
     def begin_cell(self) -> None:
         """Starts the records of another cell; sent with the next command."""

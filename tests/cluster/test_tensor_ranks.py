@@ -472,6 +472,11 @@ def test_actors_activate_meshes_and_their_answers_stay_local(procs: ProcMesh) ->
             assert (answer + 1).tolist() == [1, 2, 3]
 
 
+def test_a_reduction_is_the_first_thing_that_a_stream_does(procs: ProcMesh) -> None:
+    with procs.activate() as mesh, monarch_nb.Stream("first").activate():
+        assert mesh.rank_tensor("gpus").reduce("gpus").tolist() == 1
+
+
 def test_gradients_pass_through_exchanges_by_functions(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
     def summed(x: torch.Tensor) -> tuple[torch.Tensor, Callable[..., torch.Tensor]]:
         return x.reduce("gpus"), lambda gradient: gradient.reduce("gpus")

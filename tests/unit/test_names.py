@@ -122,7 +122,7 @@ def test_every_submodule_of_an_alias_can_be_imported_from_it() -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=50)
 
 
-@pytest.mark.parametrize("name", sorted({*compat.NAMES, "tensor_engine", "simulator"}))
+@pytest.mark.parametrize("name", sorted({*compat.NAMES, "tensor_engine"}))
 def test_missing_names_can_be_tested_for(name: str) -> None:
     assert not hasattr(monarch, name)
     assert getattr(monarch, name, None) is None
@@ -241,7 +241,7 @@ def test_unknown_private_modules_are_not_there() -> None:
 
 
 def test_a_missing_module_says_what_to_do_without_it() -> None:
-    for name in ("monarch.coalescing", "monarch.simulator", "monarch.tools.cli"):
+    for name in ("monarch.coalescing", "monarch.tensor_engine", "monarch.tools.cli"):
         assert re.search(r"compatibility\.md\. [A-Zm]", compat.missing_part(name) or "")
 
 

@@ -4,12 +4,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from IPython.display import display
+
 from monarch_nb.logs import Logs
 from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, ValueMesh
 from monarch_nb.runtime import Future
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.telemetry import Metrics
+from monarch_nb.tensor import simulated
 from monarch_nb.tensor.placement import Placement
 
 from ..guide import Guide
@@ -33,6 +36,7 @@ from .meshes import host_mesh_html, mesh_html, mesh_text, overview_html
 from .placement import placement_html
 from .profile import ProfileForms
 from .show import LiveValue, shown
+from .simulation import simulation_html
 from .tensors import tensors_html
 from .transfers import transfers_html
 from .values import future_html, value_mesh_html
@@ -40,6 +44,7 @@ from .values import future_html, value_mesh_html
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+_TEXT = simulated.show
 # What is named here and not imported is loaded when it is used.
 _FORMS: dict[type | str, Callable[[Any], str]] = {
     ProcMesh: mesh_html,
@@ -60,6 +65,7 @@ _FORMS: dict[type | str, Callable[[Any], str]] = {
     "monarch_nb.diagnosis.nonfinite.ValueWatch": values_html,
     "monarch_nb.diagnosis.memory.MemoryWatch": memory_html,
     "monarch_nb.diagnosis.slow.StragglerWatch": slow_html,
+    "monarch_nb.tensor.simulated.simulator.Simulator": simulation_html,
     Placement: placement_html,
     MeshFailure: lambda failure: failure_bundle(record(failure, time.time()))["text/html"],
 }
@@ -72,6 +78,7 @@ def install(shell: "InteractiveShell") -> None:
         by_type["text/html"].for_type(kind, form)
     for kind in (ProcMesh, ActorMesh):
         by_type["text/plain"].for_type(kind, mesh_text)
+    simulated.show = display
     HandleForms(shell).install()
     ProfileForms(shell).install()
 
@@ -83,6 +90,7 @@ def uninstall(shell: "InteractiveShell") -> None:
         by_type["text/html"].pop(kind, None)
     for kind in (ProcMesh, ActorMesh):
         by_type["text/plain"].pop(kind, None)
+    simulated.show = _TEXT
     HandleForms(shell).uninstall()
     ProfileForms(shell).uninstall()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.distributed.tensor import Partial
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .draft import Draft, Writer, joined
 from .errors import DataDependentShapeError, PropagationError, user_line
@@ -130,7 +131,7 @@ class Planner:
 
     def _imagine(self) -> None:
         if not self._worlds:
-            with torch._C.DisableTorchFunction():
+            with _disable_current_modes(), torch._C.DisableTorchFunction():  # a mesh may be active
                 self._worlds = [World(self._layout, rank) for rank in dict.fromkeys((0, self._layout.size - 1))]
         for world in self._worlds:
             world.register()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch.utils._pytree import tree_map
 
-from monarch_nb.mesh import ProcMesh, region_of
+from monarch_nb.mesh import ProcMesh
 from monarch_nb.shape import Region, Selector
 from monarch_nb.tensor.commands import Locals, Send, Take
 from monarch_nb.tensor.errors import RankTensorError
@@ -121,7 +121,7 @@ class ValueSlice:
 
 def sliced(tensor: "RankTensor", coordinates: dict[str, Selector]) -> ValueSlice:
     """See `Tensor.slice_mesh`."""
-    return ValueSlice(tensor, region_of(tensor.mesh.procs).sliced(**coordinates))
+    return ValueSlice(tensor, tensor.mesh.region.sliced(**coordinates))
 
 
 def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "Stream") -> "RankTensor":
@@ -147,7 +147,7 @@ def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "
     points = [dict(zip(sizes, point, strict=True)) for point in product(*map(range, sizes.values()))]
     bases = [part.ndslice.nditem([point[name] for name in part.sizes]) for point in points]
     meta = Meta.of(to.layout, tensor.meta.shape, tensor.meta.dtype, own_values(to.layout), stride=tensor.meta.stride)
-    whole = region_of(tensor.mesh.procs)
+    whole = tensor.mesh.region
     ranks = {base: rank for rank, base in enumerate(whole.ranks())}
     if not mesh.shares_processes(tensor.mesh):
         shards = tensor.local_shards().values()

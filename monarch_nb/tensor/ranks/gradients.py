@@ -1,13 +1,21 @@
 """Gradients of values of ranks' own by functions of a program: `grad_function` and `grad_generator`."""
 
 import functools
+import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from itertools import compress, count
+from typing import Any, TypeAlias
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.ranks.streams import Stream, on_lane
 
 Continuation = Callable[..., Any]
+_Node: TypeAlias = Any  # of autograd
+_Input: TypeAlias = tuple[_Node, int]  # a node, and which of the gradients that it takes
 
 
 class _Step(torch.autograd.function.FunctionCtx):
@@ -46,11 +54,189 @@ def grad_generator(
 ) -> Iterator[torch.Tensor | None]:
     """Yields the gradients of `roots` with respect to each tensor, in their order; None where there is none.
 
-    `grad_roots` are the gradients of the roots, ones by default. They are issued when the first is asked for.
+    `grad_roots` are the gradients of the roots, ones by default. What a gradient needs is issued when it is asked for,
+    so that a program can exchange one while the next is computed.
     """
-    given: Any = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+    given = [roots] if isinstance(roots, torch.Tensor) else list(roots)
     beginning = [*grad_roots, *[None] * (len(given) - len(grad_roots))]
-    asked: Any = list(with_respect_to)
-    with torch.autograd.set_multithreading_enabled(False):
-        found = torch.autograd.grad(given, asked, beginning, allow_unused=True)
-    yield from found
+    pass_ = _BackwardPass([_input_of(each) for each in with_respect_to])
+    pass_.begin([_input_of(root) for root in given], [_first(*pair) for pair in zip(given, beginning, strict=True)])
+    for index in range(len(with_respect_to)):
+        yield pass_.gradient(index)
+
+
+def _input_of(given: torch.Tensor | GradientEdge) -> _Input:
+    edge = given if isinstance(given, GradientEdge) else get_gradient_edge(given)
+    return edge.node, edge.output_nr
+
+
+def _first(root: torch.Tensor | GradientEdge, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    if gradient is not None or isinstance(root, GradientEdge):
+        return gradient
+    with torch.no_grad():
+        return torch.ones_like(root)
+
+
+class _BackwardPass:
+    """A backward pass in stages: stage `i` computes what the gradient of the `i`-th target needs beyond those before.
+
+    A node takes part in each stage that needs one of its results, and computes those alone. Where a result goes to a
+    node that others use too, autograd would go on to these, so that all results are computed at once and kept.
+    """
+
+    def __init__(self, targets: list[_Input]) -> None:
+        self._targets = targets
+        self._until = {target: index for index, target in enumerate(targets)}
+        self._stages: dict[_Input, int] = {}  # of the gradients that are needed
+        self._gradients: dict[_Input, torch.Tensor | None] = {}  # None: there is none, or autograd begins with ones
+        self._taken: defaultdict[_Node, list[_Input]] = defaultdict(list)  # by node: those of the gradients
+        self._pending: dict[_Node, int] = {}  # by node: how many gradients it waits for
+        self._last: dict[_Node, int] = {}  # by node that is ready: its last stage
+        self._ready: list[tuple[int, int, int, _Node]] = []  # a heap: the stage, and the latest nodes first
+        self._ones: set[_Input] = set()
+        self._users: defaultdict[_Node, set[_Node]] = defaultdict(set)  # by node
+        self._computed: dict[_Node, Sequence[torch.Tensor | None]] = {}  # by node: what later stages need
+        self._tie = count().__next__
+
+    def begin(self, roots: list[_Input], gradients: "list[torch.Tensor | None]") -> None:
+        """Finds out what is needed in which stage."""
+        users: defaultdict[_Input, list[_Node]] = defaultdict(list)
+        seen: set[_Node] = set()
+        to_visit = [node for node, _ in roots]
+        while to_visit:
+            node = to_visit.pop()
+            if node not in seen:
+                seen.add(node)
+                for target in node.next_functions:
+                    if target[0] is not None:
+                        users[target].append(node)
+                        self._users[target[0]].add(node)
+                        to_visit.append(target[0])
+        every: defaultdict[_Node, set[_Input]] = defaultdict(set)
+        for each in (*users, *roots):
+            every[each[0]].add(each)
+        for stage, target in enumerate(self._targets):
+            to_mark = [target] if target[0] in seen else []
+            while to_mark:
+                each = to_mark.pop()
+                if each not in self._stages:
+                    self._stages[each] = stage
+                    to_mark += (needed for user in users[each] for needed in every[user])
+        for each in self._stages:
+            self._taken[each[0]].append(each)
+            self._pending[each[0]] = self._pending.get(each[0], 0) + len(users[each])
+        for root, gradient in zip(roots, gradients, strict=True):
+            if root in self._stages:
+                self._add(root, gradient)
+                if gradient is None:
+                    self._ones.add(root)
+        for node, waits in tuple(self._pending.items()):
+            if not waits:
+                self._begin(node)
+
+    def gradient(self, index: int) -> torch.Tensor | None:
+        """Computes the gradient of a target, unless that is done."""
+        while self._ready and self._ready[0][0] <= index:
+            stage, *_, node = heapq.heappop(self._ready)
+            self._run(node, stage)
+        target = self._targets[index]
+        found = self._gradients.get(target)
+        if self._until[target] == index and target[0] not in self._last:
+            self._gradients.pop(target, None)
+        return found
+
+    def _add(self, each: _Input, gradient: torch.Tensor | None) -> None:
+        before = self._gradients.get(each)
+        if before is not None and gradient is not None:
+            with torch.no_grad(), on_lane(_lane_of(gradient)):
+                gradient = before + gradient
+        self._gradients[each] = before if gradient is None else gradient
+
+    def _begin(self, node: _Node) -> None:
+        """Notes that all gradients that a node takes are there."""
+        stages = {self._stages[each] for each in node.next_functions if each in self._stages}
+        if stages:
+            self._last[node] = max(stages)
+        for stage in stages:
+            heapq.heappush(self._ready, (stage, -node._sequence_nr(), self._tie(), node))
+
+    def _run(self, node: _Node, stage: int) -> None:
+        is_last = self._last[node] == stage
+        taken = self._taken[node]
+        needed = [(at, each) for at, each in enumerate(node.next_functions) if self._stages.get(each) == stage]
+        made = self._results(node, [each for _, each in needed], is_last=is_last)
+        if made is None:
+            every = self._every_result(node)
+            made = {}
+            for at, each in needed:
+                self._add(each, _fitting(every[at], each))
+        for each, gradient in made.items():
+            self._add(each, gradient)
+        if is_last:
+            del self._last[node]
+            self._computed.pop(node, None)
+            for each in taken:
+                if each not in self._until:
+                    self._gradients.pop(each, None)
+        for _, (following, _) in needed:
+            self._pending[following] -= 1
+            if not self._pending[following]:
+                self._begin(following)
+
+    def _results(
+        self, node: _Node, needed: Sequence[_Input], *, is_last: bool
+    ) -> "dict[_Input, torch.Tensor | None] | None":
+        """Some of a node's results alone, or None where autograd would compute more than these."""
+        known = [each for each in self._taken[node] if each in self._ones or self._gradients.get(each) is not None]
+        if not known:
+            return dict.fromkeys(needed)
+        if node in self._computed or any(self._users[following] != {node} for following, _ in needed):
+            return None
+        values, inputs = [self._gradients[each] for each in known], list(dict.fromkeys(needed))
+        with torch.autograd.set_multithreading_enabled(False), on_lane(_lane_of(values[0])):
+            made = torch.autograd.grad(
+                [GradientEdge(*each) for each in known],
+                [GradientEdge(*each) for each in inputs],
+                values,
+                retain_graph=not is_last,
+                allow_unused=True,
+            )
+        return dict(zip(inputs, made, strict=True))
+
+    def _every_result(self, node: _Node) -> "Sequence[torch.Tensor | None]":
+        """A node's results, as many as it has next functions."""
+        if node not in self._computed:
+            if not self._ones.isdisjoint(self._taken[node]):
+                raise ValueError("grad_generator: give the gradient of this GradientEdge, in grad_roots")
+            given = [self._gradients.get((node, at)) for at in range(len(node._input_metadata))]
+            is_program = isinstance(node, torch.autograd.function.BackwardCFunction)
+            example = next(each for each in given if each is not None)
+            with torch.no_grad(), on_lane(_lane_of(example)):
+                if is_program:
+                    shapes = [tuple(about.shape) for about in node._input_metadata]
+                    whole = [
+                        example.new_zeros(shape) if each is None else each
+                        for each, shape in zip(given, shapes, strict=True)
+                    ]
+                    made = node.apply(*whole)
+                else:
+                    made = node(*given)
+            found = made if isinstance(made, tuple) else (made,)
+            if is_program:  # one for each argument
+                wanted = compress(found, node.needs_input_grad)
+                found = tuple(None if following is None else next(wanted) for following, _ in node.next_functions)
+            self._computed[node] = found
+        return self._computed[node]
+
+
+def _fitting(gradient: torch.Tensor | None, target: _Input) -> torch.Tensor | None:
+    """A gradient in the shape and type of what it is the gradient of."""
+    if gradient is None:
+        return None
+    about = target[0]._input_metadata[target[1]]
+    with torch.no_grad(), on_lane(_lane_of(gradient)):
+        return gradient.sum_to_size(tuple(about.shape)).to(about.dtype)
+
+
+def _lane_of(gradient: torch.Tensor | None) -> Stream | None:
+    return gradient.reference.stream.lane if isinstance(gradient, MeshTensor) else None

@@ -7,7 +7,7 @@ from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
-from monarch_nb.tensor.commands import Send, Take
+from monarch_nb.tensor.commands import GiveBack, Send, Take
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.lanes import ACTIVE, ENDED, READ, WRITTEN, TensorLoan, check_lane
@@ -33,7 +33,7 @@ class Stream:
     @contextlib.contextmanager
     def activate(self) -> Iterator[Self]:
         """Makes it the active stream of this thread in a `with` block."""
-        with _on(_lane(self)):
+        with on_lane(_lane(self)):
             yield self
 
     def borrow(self, t: "RankTensor", mutable: bool = False) -> "tuple[RankTensor, Borrow]":
@@ -47,7 +47,7 @@ class Stream:
         if mine is source:
             raise RankTensorError("WRONG_STREAM", f"borrow: the tensor is on stream {self.name!r} already")
         reference, where = t.reference, call_site()
-        with _on(source.lane):
+        with on_lane(source.lane):
             check_lane(source, "borrow", (reference,), (0,) if mutable else ())
         if reference.memory is None:
             reference.memory = LogicalMemory()
@@ -66,7 +66,7 @@ class Stream:
         source.held.loans[memory] = TensorLoan(kind, where, is_lender=True)
         mine.held.loans[made.memory] = TensorLoan(kind, where, is_lender=False)
         tensor = cast("RankTensor", MeshTensor(meta, made))
-        return tensor, Borrow(tensor, t, memory, where, known)
+        return tensor, Borrow(tensor, t, memory, where, known, tag)
 
     def __repr__(self) -> str:
         return f"<stream {self.name!r}>"
@@ -80,7 +80,8 @@ def _lane(stream: Stream) -> Stream | None:
 
 
 @contextlib.contextmanager
-def _on(lane: Stream | None) -> Iterator[None]:
+def on_lane(lane: Stream | None) -> Iterator[None]:
+    """Makes a stream the active one of this thread in a `with` block; None for the main one."""
     before, ACTIVE.stream = ACTIVE.stream, lane
     try:
         yield
@@ -103,10 +104,11 @@ class Borrow:
         memory: LogicalMemory,
         where: CallSite | None,
         before: TensorLoan | None,
+        tag: int,
     ) -> None:
         self._tensor, self._memory, self._own = tensor, memory, tensor.reference.memory
         self._mine, self._theirs = tensor.reference.stream, source.reference.stream
-        self._where, self._before = where, before
+        self._where, self._before, self._tag = where, before, tag
         self._dropped = False
 
     def drop(self) -> None:
@@ -116,6 +118,8 @@ class Borrow:
         self._dropped = True
         if self._own is not None:
             self._mine.held.loans[self._own] = TensorLoan(ENDED, call_site(), is_lender=False)
+        if self._mine.lost is None:
+            self._mine.issue_object(GiveBack(self._tag))
         self._mine.flush()  # before what the other stream does with it
         if self._before is None:
             self._theirs.held.loans.pop(self._memory, None)

@@ -1,0 +1,161 @@
+"""What each stream of each simulated rank does, one task after the other, in microseconds, and what memory it holds."""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monarch_nb.tensor.origin import CallSite
+
+OPERATION, EXCHANGE, SENDING, COPYING, WAITING = 10.0, 100.0, 100.0, 1.0, 0.5  # how long each takes
+_WITHOUT_KERNEL = frozenset({"aten.view"})  # what takes no time of a device
+
+Lane = Hashable  # a stream of the program
+labels: list[str] = []  # added to the names of tasks: see `monarch.set_meta`
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTask:
+    """What a stream of a rank does from `start` to `end`. `kind` is "operation", "exchange" or "wait"."""
+
+    name: str
+    kind: str
+    start: float
+    end: float
+    command: int
+    where: "CallSite | None" = None
+
+
+class SimulatedMemory:
+    """Memory of a tensor and its views on some ranks; `holders` are the tensors and the borrows that keep it."""
+
+    __slots__ = ("holders", "lane", "nbytes", "ranks")
+
+    def __init__(self, nbytes: int, ranks: Sequence[int], lane: Lane) -> None:
+        self.nbytes, self.ranks, self.lane, self.holders = nbytes, ranks, lane, 1
+
+
+class Timeline:
+    """The tasks of all ranks. Each begins when its stream has done the one before; time is that of its end."""
+
+    def __init__(self) -> None:
+        self.tasks: defaultdict[int, dict[Lane, list[SimulatedTask]]] = defaultdict(dict)  # by rank and stream
+        self.memory: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)  # by rank: when, and bytes more
+        self.now = 0.0  # before which nothing begins that is issued from now on
+        self.commands = 0
+        self.issued: list[tuple[str, float, int, CallSite | None]] = []  # commands and when, where the clock counts
+        self._clocks: dict[tuple[int, Lane], float] = {}
+
+    @property
+    def elapsed(self) -> float:
+        """When all is done."""
+        return max(self._clocks.values(), default=0.0)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that a rank holds at once."""
+        return max((max(held, default=0) for held in map(self._held, self.memory)), default=0)
+
+    def _held(self, rank: int) -> list[int]:
+        return [held for _, held in self.memory_of(rank)]
+
+    def memory_of(self, rank: int) -> list[tuple[float, int]]:
+        """How many bytes a rank holds, and from when on."""
+        held, found = 0, []
+        for when, more in sorted(self.memory[rank], key=lambda change: change[0]):
+            held += more
+            found.append((when, held))
+        return found
+
+    def clock(self, rank: int, lane: Lane) -> float:
+        """When a stream of a rank has done all that was issued."""
+        return self._clocks.get((rank, lane), 0.0)
+
+    def operate(self, ranks: Sequence[int], lane: Lane, name: str, where: "CallSite | None") -> None:
+        """Each of these ranks runs an operation."""
+        duration = 0.0 if name in _WITHOUT_KERNEL else OPERATION
+        for rank in ranks:
+            start = self._start(rank, lane)
+            self._add(rank, lane, name, "operation", start, start + duration, where)
+
+    def exchange(self, groups: Iterable[Sequence[int]], lane: Lane, name: str, where: "CallSite | None") -> None:
+        """The ranks of each group exchange values, once all of them are there."""
+        for group in groups:
+            starts = {rank: self._start(rank, lane) for rank in group}
+            end = max(starts.values()) + EXCHANGE
+            for rank, start in starts.items():
+                self._add(rank, lane, name, "exchange", start, end, where)
+
+    def send(self, routes: Iterable[tuple[int, int]], lane: Lane, target_lane: Lane, where: "CallSite | None") -> None:
+        """Values go from ranks to others; a rank that sends to itself copies."""
+        pairs = list(routes)
+        starts = {source: self._start(source, lane) for source, _ in pairs}
+        ends = dict(starts)
+        for source, target in pairs:
+            if source != target:
+                start = self._start(target, target_lane)
+                end = max(starts[source], start) + SENDING
+                self._add(target, target_lane, "receive", "exchange", start, end, where)
+                ends[source] = max(ends[source], end)
+        for source, target in pairs:
+            if source == target:
+                ends[source] = max(ends[source], starts[source] + COPYING)
+        for source, start in starts.items():
+            self._add(source, lane, "send", "exchange", start, ends[source], where)
+
+    def recorded(self, ranks: Sequence[int], lane: Lane) -> dict[int, float]:
+        """When a stream has done what was issued so far, by rank: for `wait`."""
+        return {rank: self.clock(rank, lane) for rank in ranks}
+
+    def wait(self, lane: Lane, recorded: Mapping[int, float], name: str, where: "CallSite | None") -> None:
+        """A stream waits for what another one had recorded."""
+        for rank, when in recorded.items():
+            start = self._start(rank, lane)
+            self._add(rank, lane, name, "wait", start, max(start + WAITING, when), where)
+
+    def allocate(self, nbytes: int, ranks: Sequence[int], lane: Lane) -> SimulatedMemory:
+        """Memory for what the last task of a stream makes."""
+        for rank in ranks:
+            done = self.tasks[rank].get(lane)
+            self.memory[rank].append((done[-1].start if done else 0.0, nbytes))
+        return SimulatedMemory(nbytes, ranks, lane)
+
+    def release(self, memory: SimulatedMemory) -> None:
+        """A holder of memory is no more; the last one frees it once the stream has done what was issued."""
+        memory.holders -= 1
+        if not memory.holders:
+            for rank in memory.ranks:
+                self.memory[rank].append((self.clock(rank, memory.lane), -memory.nbytes))
+
+    def _start(self, rank: int, lane: Lane) -> float:
+        return max(self.now, self.clock(rank, lane))
+
+    def _add(
+        self, rank: int, lane: Lane, name: str, kind: str, start: float, end: float, where: "CallSite | None"
+    ) -> None:
+        self._clocks[rank, lane] = end
+        shown = " ".join((name, *labels))
+        self.tasks[rank].setdefault(lane, []).append(SimulatedTask(shown, kind, start, end, self.commands, where))
+
+
+def lane_name(lane: Lane) -> str:
+    """The name of a stream."""
+    return "main" if lane is None else str(getattr(lane, "name", lane))
+
+
+def groups(timeline: Timeline) -> list[list[int]]:
+    """The ranks, with those together that do the same at the same times."""
+    found: dict[object, list[int]] = {}
+    for rank in sorted(timeline.tasks):
+        tasks = tuple((lane_name(lane), tuple(tasks)) for lane, tasks in timeline.tasks[rank].items())
+        found.setdefault((tasks, tuple(timeline.memory[rank])), []).append(rank)
+    return list(found.values())
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """ "rank 3", "ranks 0-3" or "ranks 0, 2"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    is_run = list(ranks) == list(range(ranks[0], ranks[-1] + 1))
+    return f"ranks {ranks[0]}-{ranks[-1]}" if is_run else f"ranks {', '.join(map(str, ranks))}"

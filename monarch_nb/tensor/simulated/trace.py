@@ -1,0 +1,68 @@
+"""A timeline as a trace that Perfetto and chrome://tracing open."""
+
+from typing import TypeAlias
+
+from monarch_nb.tensor.origin import CallSite, origin_of
+from monarch_nb.tensor.simulated.timeline import Timeline, groups, lane_name, ranks_named
+
+Event: TypeAlias = dict[str, object]
+_CONTROLLER = 1  # its number as a process
+
+
+def events(timeline: Timeline, shown: str, *, grouped: bool) -> list[Event]:
+    """The events of a trace. `shown` is a trace mode: "stream_only", "controller_trace_only" or "everything"."""
+    found: list[Event] = []
+    if shown != "stream_only":
+        found += _named("process", _CONTROLLER, 0, "Controller")
+        found += _named("thread", _CONTROLLER, _CONTROLLER, "Controller")
+        for name, when, command, where in timeline.issued:
+            found.append(_event(name, "issued", when, 0, _CONTROLLER, _CONTROLLER, command, where))
+    if shown == "controller_trace_only":
+        return found
+    number = _CONTROLLER
+    for ranks in groups(timeline) if grouped else [[rank] for rank in sorted(timeline.tasks)]:
+        number += 1
+        process, first = number, ranks[0]
+        found += _named("process", process, 0, ranks_named(ranks))
+        for lane, tasks in timeline.tasks[first].items():
+            number += 1
+            found += _named("thread", process, number, lane_name(lane))
+            for task in tasks:
+                if task.end > task.start:
+                    found.append(
+                        _event(
+                            task.name,
+                            task.kind,
+                            task.start,
+                            task.end - task.start,
+                            process,
+                            number,
+                            task.command,
+                            task.where,
+                        )
+                    )
+        for when, held in timeline.memory_of(first):
+            found.append(
+                {"name": "memory", "cat": "memory", "ph": "C", "ts": when, "pid": process, "args": {"bytes": held}}
+            )
+    return found
+
+
+def _named(what: str, process: int, thread: int, name: str) -> list[Event]:
+    return [{"name": f"{what}_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}]
+
+
+def _event(
+    name: str, kind: str, start: float, duration: float, process: int, thread: int, command: int, where: CallSite | None
+) -> Event:
+    about = {"command": command, "line": str(origin_of(where)) if where else ""}
+    return {
+        "name": name,
+        "cat": kind,
+        "ph": "X",
+        "ts": start,
+        "dur": duration,
+        "pid": process,
+        "tid": thread,
+        "args": about,
+    }
