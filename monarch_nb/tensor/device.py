@@ -6,6 +6,7 @@ they are on the CPU: everything works but what goes by the device, such as `torc
 
 import contextlib
 import ctypes
+import gc
 import sys
 import threading
 import types
@@ -216,10 +217,17 @@ def new_device() -> torch.device:
     """A device with a free index. Raises RuntimeError if all indices are used."""
     if not claim():
         return torch.device("cpu")
-    index = next((index for index in range(_MOST) if index not in _streams), None)
+    index = _free_index()
+    if index is None:
+        gc.collect()  # streams of a program and their meshes refer to each other
+        index = _free_index()
     if index is None:
         raise RuntimeError(f"there are {_MOST} tensor meshes already: drop some of them, with all their tensors")
     return torch.device(NAME, index)
+
+
+def _free_index() -> int | None:
+    return next((index for index in range(_MOST) if index not in _streams), None)
 
 
 def occupy(stream: Stream, procs: ProcMesh | None, mesh: "Callable[[Stream], Mesh]") -> None:

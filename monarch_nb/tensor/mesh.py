@@ -40,7 +40,7 @@ from monarch_nb.tensor.workers.actor import TensorWorker
 
 aten = torch.ops.aten
 R = TypeVar("R")
-_for_ranks: "dict[tuple[str, Region, Lane | None], Mesh]" = {}
+_for_ranks: "dict[tuple[str, Region], Mesh]" = {}  # on the main stream; those of others last as long as these
 _LARGE = 1 << 16  # bytes of local tensors that are sent without waiting for the next batch
 _MAX_CHOICES = 4096  # slices without lost processes that are compared; else all are left out along one dimension
 _STRIDES = 8  # every second, …, every eighth
@@ -302,15 +302,15 @@ class Mesh(MeshTrait, Destination):
 
         On a stream of the program, `lane`; None is the main one.
         """
-        key = (state_of(procs).uid, region_of(procs), lane)
-        mesh = _for_ranks.get(key)
+        key, known = (state_of(procs).uid, region_of(procs)), _for_ranks if lane is None else lane.meshes
+        mesh = known.get(key)
         if mesh is not None and mesh.stream.lost is not None:
             try:
                 mesh.stream.resume_if_healed()
             except DeviceMeshError:  # its processes are not there, or others are
                 mesh = None
         if mesh is None:
-            mesh = _for_ranks[key] = cls.of(procs, device="cuda" if torch.cuda.is_available() else "cpu")
+            mesh = known[key] = cls.of(procs, device="cuda" if torch.cuda.is_available() else "cpu")
             mesh._is_shared, mesh.stream.lane = True, lane
         assert isinstance(mesh, cls)
         return mesh

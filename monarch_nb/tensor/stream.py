@@ -513,8 +513,8 @@ class Stream:
             batch = held_back(self._send_batch)
         if batch is None:
             raise ContentsLostError(self.lost or f"{self.title} was lost")
-        count, origin = len(commands), origin_of(where)
-        future: Future[list[ValueMesh[Any]]] = pending_future(describe=lambda: f"{what} at {origin}")
+        count = len(commands)
+        future: Future[list[ValueMesh[Any]]] = pending_future(describe=lambda: f"{what} at {origin_of(where)}")
 
         def values() -> list[ValueMesh[Any]]:
             replies = self._settle_up_to(batch)

@@ -45,6 +45,11 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
         *("debug: unattached", "debug: frames kept"),
         *("faces: reducer", "faces: nobody looks"),
         *(f"data: {what}" for what in ("memcpy 256 MB", "read 256 MB", "write 256 MB", "read 64 B", "batch")),
+        *(
+            f"ranks: {what}, {size}"
+            for what in ("activated", "adds", "add", "fetch", "call", "step issued", "step", "compiled", "worker")
+            for size in (1, 4)
+        ),
         *("tensors: add", "tensors: add in place", "tensors: add with gradient", "tensors: item"),
         *("tensors: item, of a call", "tensors: 1 GB, memory here"),
         *("tensors: step, torchrun", "tensors: step", "tensors: step, of torchrun's"),

@@ -41,6 +41,24 @@ class Value:
         return Value(tensor, ranks, self.lost.union(*(other.lost for other in others)))
 
 
+@dataclass
+class Loan:
+    """A value that a stream has borrowed, what it makes of it, and whether it has written to it."""
+
+    value: Value
+    borrow: monarch_nb.distributed.Borrow
+    made: monarch_nb.Tensor
+    ranks: list[np.ndarray]
+    mutable: bool
+
+
+@monarch_nb.remote(propagate=lambda x, rank, bad: x.clone())
+def halved(x: torch.Tensor, rank: torch.Tensor, bad: int) -> torch.Tensor:
+    if rank == bad:
+        raise ValueError(f"not on rank {bad}")
+    return x / 2
+
+
 class Program:
     """A program of random steps, and its model."""
 
@@ -53,13 +71,18 @@ class Program:
         local = np.arange(4, dtype=np.float32).reshape(2, 2)
         self.values = [Value(start + rank, [local + at for at in range(4)])]
         self.rank = rank
+        self.streams = [monarch_nb.Stream(f"stream {at}") for at in range(2)]
+        self.loans: list[Loan] = []
         self.steps: list[str] = []
 
     def run(self, steps: int) -> None:
         """Runs so many steps."""
         for _ in range(steps):
             step = self.draw.choice(
-                [self.unary, self.binary, self.write, self.reduce, self.reduce, self.move, self.fail]
+                [
+                    *(self.unary, self.binary, self.write, self.reduce, self.reduce, self.move, self.fail),
+                    *(self.call, self.lend, self.lend, self.give_back),
+                ]
             )
             self.steps.append(step.__name__)
             step()
@@ -150,13 +173,52 @@ class Program:
         result = one.tensor.index_select(0, torch.stack([index, index]))
         self.values.append(Value(result, [np.stack([each[0], each[0]]) for each in one.ranks], one.lost | {bad}))
 
+    def call(self) -> None:
+        """A function that runs on each rank, and that may fail on one."""
+        one = self.any()
+        bad = self.draw.randrange(4) if self.draw.random() < 0.2 else -1
+        lost = one.lost | ({bad} if bad >= 0 else set())
+        self.values.append(Value(halved(one.tensor, self.rank, bad), [each / 2 for each in one.ranks], lost))
+
+    def lend(self) -> None:
+        """What another stream does with a tensor, which it may write to; a loan that lasts for some steps."""
+        one, stream, mutable = self.any(), self.draw.choice(self.streams), self.draw.random() < 0.5
+        ranks = [each.copy() for each in one.ranks]
+        lent = one.made(one.tensor.clone() if mutable else one.tensor, ranks)
+        borrowed, borrow = stream.borrow(lent.tensor, mutable=mutable)
+        with stream.activate():
+            if mutable and self.draw.random() < 0.5:
+                borrowed.reduce_("gpus", "max")
+                found = [np.maximum(*(ranks[2 * host + at] for at in range(2))) for host, _ in POINTS]
+                lent.ranks = ranks = found
+                lent.lost = frozenset(range(4)) if lent.lost else lent.lost
+            elif mutable:
+                borrowed.mul_(0.5)
+                lent.ranks = ranks = [each / 2 for each in ranks]
+            made = borrowed.t() + 1
+        self.loans.append(Loan(lent, borrow, made, [each.T + 1 for each in ranks], mutable))
+
+    def give_back(self) -> None:
+        """The end of a loan, after which the first stream has what the other one made."""
+        if not self.loans:
+            return
+        loan = self.loans.pop(self.draw.randrange(len(self.loans)))
+        loan.borrow.drop()
+        made, borrow = monarch_nb.get_active_stream().borrow(loan.made)
+        with borrow:
+            self.values.append(loan.value.made(made * 1, loan.ranks))
+        if loan.mutable:
+            self.values.append(loan.value)
+
     def judge(self) -> None:
         """Compares all values on all ranks."""
+        while self.loans:
+            self.give_back()
         for value in self.values:
             futures = [monarch_nb.fetch_shard(value.tensor, hosts=host, gpus=gpu) for host, gpu in POINTS]
             for future, wanted in zip(futures, value.ranks, strict=True):
                 if value.lost:
-                    with pytest.raises(TensorError, match=r"index_select\.default failed on rank"):
+                    with pytest.raises(TensorError, match=r"(index_select\.default|halved) failed on rank"):
                         future.get(60)
                 else:
                     np.testing.assert_allclose(future.get(60).numpy(), wanted, rtol=1e-4, atol=1e-5)

@@ -5,8 +5,10 @@ import io
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -470,6 +472,30 @@ def test_actors_activate_meshes_and_their_answers_stay_local(procs: ProcMesh) ->
             answer = owner.plain.call_one().get(60)
             assert type(answer) is torch.Tensor
             assert (answer + 1).tolist() == [1, 2, 3]
+
+
+def test_streams_that_are_no_more_leave_room_for_others(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    for _ in range(140):  # more than there can be at once
+        monarch_nb.Stream("one of many").borrow(rank)[1].drop()
+    assert both(rank) == [0, 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_streams_exchange_values_by_the_same_groups(procs: ProcMesh) -> None:
+    threads = monarch_nb.remote(lambda: len(os.listdir("/proc/self/task")))
+    with procs.slice(gpus=slice(0, 1)).activate():
+        given: Any = torch.ones(2)
+
+    def reduced() -> int:
+        borrowed, borrow = monarch_nb.Stream("another").borrow(given)
+        with borrow, borrowed.stream.activate():
+            assert borrowed.reduce("gpus").tolist() == [1, 1]
+        with procs.slice(gpus=slice(0, 1)).activate():
+            found: int = threads.call_one().get()
+        return found
+
+    before = reduced()
+    assert [reduced() - before < 2 for _ in range(4)] == [True] * 4  # each group has threads of its own
 
 
 def test_a_reduction_is_the_first_thing_that_a_stream_does(procs: ProcMesh) -> None:

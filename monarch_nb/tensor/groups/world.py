@@ -63,6 +63,7 @@ class TorchGroups:
         self._on_loopback = False  # this class has set the interface
         self._ours = False  # the default group of this process was made here
         self._meshes: dict[str, DeviceMesh] = {}
+        self._lines: dict[tuple[int, ...], c10d.GroupName] = {}  # groups of this generation, by their members
         self._staging: Staging | None = None  # where ranks share a device
 
     def keep_store(self, one_host: bool) -> StoreAddress:
@@ -155,6 +156,7 @@ class TorchGroups:
         if self._ours and dist.is_initialized():
             dist.destroy_process_group()
         self._ours = False
+        self._lines.clear()
         if self._staging is not None:
             self._staging.end()
             self._staging = None
@@ -162,12 +164,15 @@ class TorchGroups:
     def _connect(self, name: str, mesh: DeviceMesh) -> None:
         """Makes the groups along the dimensions of a mesh, with names that agree on all ranks and in all generations.
 
+        Meshes share the groups of equal members, since each process does what is sent to all of them in one order.
         PyTorch's own names count the groups of a process, which differ between ranks that share no mesh.
         """
         names = []
         for dim in range(mesh.ndim):
-            members = [int(rank) for rank in _along(mesh, dim, self.rank)]
-            names.append(self._group(f"{name}/{dim}", members))
+            members = tuple(int(rank) for rank in _along(mesh, dim, self.rank))
+            if members not in self._lines:
+                self._lines[members] = self._group(f"{name}/{dim}", list(members))
+            names.append(self._lines[members])
         mesh._dim_group_names = names
         mesh._pg_registry = {each: _resolve_process_group(each) for each in names}
 

@@ -16,6 +16,8 @@ from monarch_nb.tensor.propagation import Meta, own_values
 from monarch_nb.tensor.references import DroppedReference, LogicalMemory
 
 if TYPE_CHECKING:
+    from monarch_nb.shape import Region
+    from monarch_nb.tensor.mesh import Mesh
     from monarch_nb.tensor.ranks.tensor import RankTensor
 
 _tags = count(-1, -1)  # those of tensors that move count up
@@ -29,6 +31,7 @@ class Stream:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.meshes: dict[tuple[str, Region], Mesh] = {}  # by proc mesh and part of it
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[Self]:
