@@ -35,6 +35,7 @@ PROGRAMS = (
 )
 TENSORS = (
     (f"{OURS}, tensors", "program_tensors.py"),
+    (f"{OURS}, own values of ranks", "program_ranks.py"),
     (f"{OURS}, steps of training", "program_tensors_steps.py"),
     (f"{OURS}, killed ranks of tensors", "program_tensors_faults.py"),
 )
@@ -116,11 +117,11 @@ def main(argv: list[str]) -> int:
         measured[OURS] |= measure(title, program, sys.executable)
     for name in asked:
         peer, measured[name] = PEERS[name], {}
-        data, tensors = (f"{name}, data", peer.data), (f"{name}, tensors", peer.tensors)
-        programs = ((name, peer.program), (f"{name}, scale", peer.scale), data, tensors)
+        data, tensors = (f"{name}, data", peer.data), [(f"{name}, tensors", program) for program in peer.tensors]
+        programs = ((name, peer.program), (f"{name}, scale", peer.scale), data, *tensors)
         try:
             python = interpreter(name)
-            for title, program in [data] if only is DATA else [tensors] if only is TENSORS else programs:
+            for title, program in [data] if only is DATA else tensors if only is TENSORS else programs:
                 if program:
                     measured[name] |= measure(title, program, python)
         except subprocess.CalledProcessError as error:

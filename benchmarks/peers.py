@@ -11,7 +11,7 @@ FOLDER = ROOT / "build" / "peers"
 
 
 REQUIREMENTS = {
-    "torchmonarch": ("torchmonarch==0.7.0", "torch", "numpy"),
+    "torchmonarch": ("torchmonarch==0.7.0", "torch==2.14.1", "numpy"),  # its tensors need the torch it was built with
     "ray": ("ray>=2.40,<3", "numpy"),
     "dask": ("dask", "distributed>=2026.8", "numpy"),
     "ipyparallel": ("ipyparallel>=9,<10", "numpy"),
@@ -26,7 +26,7 @@ class Peer:
     program: str
     scale: str = ""  # its program for many processes
     data: str = ""  # and that for memory of other processes
-    tensors: str = ""  # and that for tensors on a mesh
+    tensors: tuple[str, ...] = ()  # and those for tensors on a mesh
 
 
 PEERS = {
@@ -34,7 +34,7 @@ PEERS = {
         "program_actors.py",
         "program_scale.py",
         "program_data.py",
-        "program_tensors_peer.py",
+        ("program_tensors_peer.py", "program_ranks.py"),
     ),
     "ray": Peer("program_ray.py"),
 }
@@ -51,7 +51,8 @@ def interpreter(name: str) -> str:
         return str(python)
     print(f"making {folder} with {', '.join(requirements)}", file=sys.stderr, flush=True)
     venv.create(folder, with_pip=True, clear=True)
-    constraints = ("--constraint", str(ROOT / "constraints.txt"))
+    own = any(wanted.startswith("torch==") for wanted in requirements)  # the version of ours would rule it out
+    constraints = () if own else ("--constraint", str(ROOT / "constraints.txt"))
     pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     subprocess.run([*pip, *constraints, *requirements], check=True)
     stamp.write_text(wanted)

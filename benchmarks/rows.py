@@ -77,6 +77,33 @@ ROWS = (
     Row("the same with a gradient recorded: controller", "µs", "tensors: add with gradient", "us"),
     Row("item() of a tensor that each proc has p50", "ms", "tensors: item", "p50"),
     Row("item(), of a call to one proc", "×", "tensors: item, of a call", "ratio", 3),
+    *(
+        row
+        for size, done, fetched, called, ended, compiled in ((1, 20, 0.4, 0.4, 5, 1), (4, 60, 0.6, 0.8, 12, 2))
+        for row in (
+            Row(f"own values, {size} procs: 2,000 dependent adds, one", "µs", f"ranks: adds, {size}", "us", done, 50),
+            Row(f"own values, {size} procs: an add, controller", "µs", f"ranks: add, {size}", "us", 10),
+            Row(f"own values, {size} procs: fetch of a scalar p50", "ms", f"ranks: fetch, {size}", "p50", fetched),
+            Row(f"own values, {size} procs: remote(f).call().get() p50", "ms", f"ranks: call, {size}", "p50", called),
+            Row(
+                f"own values, {size} procs: step of two linears, issued p50",
+                "ms",
+                f"ranks: step issued, {size}",
+                "p50",
+                1.5,
+            ),
+            Row(f"own values, {size} procs: the same, with its loss p50", "ms", f"ranks: step, {size}", "p50", ended),
+            Row(
+                f"own values, {size} procs: compiled step of 50 adds p50",
+                "ms",
+                f"ranks: compiled, {size}",
+                "p50",
+                compiled,
+            ),
+            Row(f"own values, {size} procs: first activate", "s", f"ranks: activated, {size}", "s", 0.3),
+            Row(f"own values, {size} procs: memory of a worker", "MB", f"ranks: worker, {size}", "mb", 25),
+        )
+    ),
     Row("1 GB on 2 procs: memory of the controller", "MB", "tensors: 1 GB, memory here", "mb", 1),
     Row("step of a transformer on 2 procs, tensor-parallel p50", "ms", "tensors: step", "p50"),
     Row("the same, of torchrun's with the same step", "×", "tensors: step, of torchrun's", "ratio", 1.05),
