@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         to_mesh,
     )
     from monarch_nb.lifecycle import heal_mesh
-    from monarch_nb.profiling import profile
+    from monarch_nb.profiling import profile, timeline
     from monarch_nb.shape import Extent, NDSlice, Shape
 
 __all__ = [
@@ -89,6 +89,7 @@ __all__ = [
     "set_meta",
     "show",
     "slice_mesh",
+    "timeline",
     "to_mesh",
     "watch",
 ]
@@ -131,6 +132,7 @@ _HOMES = {
     "heal_mesh": "monarch_nb.lifecycle",
     "module_to_mesh": "monarch_nb.distributed",
     "profile": "monarch_nb.profiling",
+    "timeline": "monarch_nb.profiling",
     "results": "monarch_nb.connect.stored_results",
     "watch": "monarch_nb.diagnosis",
 }

@@ -8,7 +8,7 @@ from monarch_nb.runtime import Actor, Future
 from monarch_nb.telemetry.exports import TARGETS
 
 from .actors import is_actor_class
-from .arguments import LOG_OPTIONS, USUAL_DIMS
+from .arguments import LOG_OPTIONS, TIMELINE_OPTIONS, USUAL_DIMS
 from .session import Session
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "%why": ("--abort", "--slow", "--replicas"),
     "%%why": ("--slow",),
     "%%watch": ("--stop",),
+    "%timeline": TIMELINE_OPTIONS,
+    "%%timeline": ("--save",),
 }
 
 
@@ -104,6 +106,7 @@ class Completion(LineCompletion):
         *("%kill", "%notify"),
         *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
         *("%monarch", "%detach", "%attach", "%results", "%why", "%%why", "%%watch", "%%spmd"),
+        *("%timeline", "%%timeline"),
     )
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:

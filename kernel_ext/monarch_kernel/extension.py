@@ -34,7 +34,7 @@ from .notify import NotifyMagics
 from .output import CellOutput, Cells
 from .output.log_magics import LogMagics
 from .packages import PackageMagics
-from .profiling import ProfileMagics
+from .profiling import ProfileMagics, TimelineMagics
 from .programs import ProgramMagics
 from .progress import CallProgress
 from .reruns import Reruns
@@ -79,6 +79,7 @@ class Extension:
         self._shell.register_magics(LeavingMagics(self._shell, self._session))
         self._shell.register_magics(self._debugging)
         self._shell.register_magics(ProfileMagics(self._shell, self._session))
+        self._shell.register_magics(TimelineMagics(self._shell, self._session))
         self._shell.register_magics(DiagnosisMagics(self._shell, self._session))
         self._shell.register_magics(self._notify)
         self._shell.register_magics(ProgramMagics(self._shell, self._session))

@@ -1,15 +1,21 @@
-"""%%prof: a cell, and where the ranks of a mesh spend their time while it runs."""
+"""%%prof and %timeline: where the ranks of a mesh spend their time, and what they do when."""
 
+import sys
 from typing import TYPE_CHECKING
 
-from IPython.core.magic import cell_magic, magics_class, no_var_expand
+from IPython.core.error import UsageError
+from IPython.core.magic import cell_magic, line_cell_magic, magics_class, no_var_expand
 
-from .arguments import read_profile
+from monarch_nb import profiling
+from monarch_nb.mesh import region_of, state_of
+
+from .arguments import read_profile, read_timeline
 from .session import SessionMagics
+from .views.timelines import TIMELINES
 from .watched_cells import run_within
 
 if TYPE_CHECKING:
-    from monarch_nb.profiling import Profile
+    from monarch_nb.profiling import Profile, Timeline
 
 
 @magics_class
@@ -34,9 +40,76 @@ class ProfileMagics(SessionMagics):
         is in `_`. A cell that fails or is interrupted shows what was sampled until then. The cell cannot `await`: use
         the Python form for that. From Python: with monarch.profile(trainers) as found: ...
         """
-        from monarch_nb.profiling import profile
-
         given = read_profile(line)
         part = given.place.of(self._session.find(given.place.name))
-        context = profile(part, hz=given.hz, torch=given.torch)
+        context = profiling.profile(part, hz=given.hz, torch=given.torch)
         return run_within(self.shell, cell, context, "with monarch.profile(NAME) as found: …, then found")
+
+
+@magics_class
+class TimelineMagics(SessionMagics):
+    """%timeline and %%timeline."""
+
+    @no_var_expand
+    @line_cell_magic
+    def timeline(self, line: str, cell: str | None = None) -> "Timeline":
+        """Record what every rank of a mesh does and when: calls, spans, collectives, transfers, breakpoints, heals.
+
+        %timeline [NAME] [dim=0] [dim=0-2,5] ... [--stop] [--save FILE.json]
+        %%timeline NAME [dim=0] [dim=0-2,5] ... [--save FILE.json]
+
+            %timeline trainers            # records from now on, and shows it while it grows
+            %timeline                     # shows the newest again, as it is now
+            %timeline --stop              # ends the recording
+            %timeline --save step.json    # a file for https://ui.perfetto.dev
+
+            %%timeline trainers           # while this cell runs
+            trainers.step.call().get()
+
+        Ranks that do the same at the same time are one row. Recording takes less than 1 % of each process; without it
+        nothing is recorded and nothing is paid. The timeline is in `_`. From Python:
+        with monarch.timeline(trainers) as seen: ...
+        """
+        given = read_timeline("%timeline" if cell is None else "%%timeline", line)
+        if cell is not None:
+            if given.place is None or given.stop:
+                raise UsageError("%%timeline takes the name of a mesh: %%timeline trainers")
+            seen = run_within(self.shell, cell, self._begun(line), "with monarch.timeline(NAME) as seen: …, then seen")
+        elif given.place is None or given.stop:
+            seen = self._newest(None if given.place is None else given.place.name)
+        else:
+            seen = self._of(line)
+        if given.stop:
+            seen.stop()
+        if given.save:
+            sys.stdout.write(f"wrote {self._saved(seen, given.save)}: open it at https://ui.perfetto.dev\n")
+        return seen
+
+    def _begun(self, line: str) -> "Timeline":
+        place = read_timeline("%timeline", line).place
+        assert place is not None, "it was checked"
+        return TIMELINES.add(profiling.timeline(place.of(self._session.find(place.name))))
+
+    def _of(self, line: str) -> "Timeline":
+        """The timeline of these ranks that is being recorded, or else a new one."""
+        place = read_timeline("%timeline", line).place
+        assert place is not None, "it was checked"
+        part = place.of(self._session.find(place.name))
+        for known in TIMELINES.all:
+            if not known.ended and (known.name, known.region) == (state_of(part).name, region_of(part)):
+                return known
+        return self._begun(line).wait()
+
+    @staticmethod
+    def _newest(name: str | None) -> "Timeline":
+        found = [known for known in TIMELINES.all if name in (None, known.name)]
+        if not found:
+            raise UsageError(f"nothing was recorded{f' of {name}' if name else ''} yet: write %timeline trainers")
+        return found[0]
+
+    @staticmethod
+    def _saved(timeline: "Timeline", path: str) -> str:
+        try:
+            return str(timeline.save(path))
+        except (ValueError, OSError) as error:
+            raise UsageError(f"%timeline --save: {error}") from None

@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from monarch_nb.profiling.groups import Difference
     from monarch_nb.profiling.measuring import profile
     from monarch_nb.profiling.result import Profile
+    from monarch_nb.profiling.timelines import Timeline, timeline
 
-__all__ = ["Difference", "Profile", "profile"]
+__all__ = ["Difference", "Profile", "Timeline", "profile", "timeline"]
 
-__getattr__ = lazy_names(__name__, {"groups": ("Difference",), "measuring": ("profile",), "result": ("Profile",)})
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "groups": ("Difference",),
+        "measuring": ("profile",),
+        "result": ("Profile",),
+        "timelines": ("Timeline", "timeline"),
+    },
+)

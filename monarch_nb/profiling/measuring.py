@@ -38,7 +38,7 @@ class RankTrace:
     ahead: float = 0.0
 
 
-def timeline(traces: Iterable[RankTrace]) -> Trace:
+def joined(traces: Iterable[RankTrace]) -> Trace:
     """One document: the processes of each rank under its label, in the order of ranks, at the same zero of time.
 
     PyTorch writes microseconds since `baseTimeNanoseconds` of the host's clock.
@@ -123,7 +123,7 @@ class Traces:
                 document = json.loads(gzip.decompress(packed))
                 traces.append(RankTrace(rank, self._named([rank]), document, ahead.get(rank, 0.0)))
         if traces:
-            self._profile.trace = _written(Path(folder), self._profile.name, timeline(traces))
+            self._profile.trace = _written(Path(folder), self._profile.name, joined(traces))
 
     def _run(self, call: str) -> "dict[int, Future[ValueMesh[bytes]]]":
         return run_on_each(self._mesh, _CALL.format(call=call), filename="<torch.profiler>")
@@ -176,7 +176,7 @@ def profile(mesh: AnyMesh | MeshTrait, *, hz: float = HZ, torch: bool = False, f
     Blocks a moment at both ends. `notes` names ranks that die or do not answer; samples taken before are kept. Raises
     RuntimeError for a stopped mesh, TypeError for a value that is not a mesh, ValueError for `hz` out of range.
     """
-    part = _part(mesh)
+    part = part_of_mesh(mesh, "profiled")
     if not 0 < hz <= MOST_HZ:
         raise ValueError(f"hz={hz} is not between 0 and {MOST_HZ:g} looks a second")
     state = state_of(part)
@@ -197,13 +197,14 @@ def profile(mesh: AnyMesh | MeshTrait, *, hz: float = HZ, torch: bool = False, f
             traces.end(folder, sampling.ahead)
 
 
-def _part(mesh: object) -> AnyMesh:
+def part_of_mesh(mesh: object, verb: str) -> AnyMesh:
+    """The actors or processes that a value means. Raises TypeError for one that cannot be `verb`."""
     if isinstance(mesh, (ActorMesh, ProcMesh)):
         return mesh
     procs = getattr(mesh, "procs", None) if isinstance(mesh, MeshTrait) else None
     if isinstance(procs, ProcMesh):
         return procs
-    raise TypeError(f"a mesh of actors, processes or tensors can be profiled, not {kind_of(mesh)}")
+    raise TypeError(f"a mesh of actors, processes or tensors can be {verb}, not {kind_of(mesh)}")
 
 
 class _Sampling:
@@ -231,7 +232,7 @@ class _Sampling:
         for rank, future in asked.items():
             when_done(future, self._compare(rank, time.time()))
         try:
-            _answers(asked)
+            sort_answers(asked)
         except BaseException:
             self.end()
             raise
@@ -253,7 +254,7 @@ class _Sampling:
             for rank, address in self._addresses.items()
         }
         try:
-            answers, silent = _answers(asked)
+            answers, silent = sort_answers(asked)
             for samples in answers.values():
                 self.profile.add(samples)
             self.profile.notes += self._notes(silent)
@@ -274,7 +275,7 @@ class _Sampling:
         return notes
 
 
-def _answers(asked: Mapping[int, Future[T]]) -> tuple[dict[int, T], dict[int, str]]:
+def sort_answers(asked: Mapping[int, Future[T]]) -> tuple[dict[int, T], dict[int, str]]:
     """The answers within the common time limit, and why other ranks did not answer."""
     until = time.monotonic() + ANSWER_S
     answers: dict[int, T] = {}

@@ -1,4 +1,4 @@
-"""Messages of the profiler: the ranks to sample, and the samples since the last message."""
+"""Messages of the profiler: the ranks to sample or to record, and what was seen since the last message."""
 
 import msgspec
 
@@ -58,6 +58,58 @@ class SamplesReply(msgspec.Struct, array_like=True, frozen=True):
 
 class StopSampling(msgspec.Struct, array_like=True, frozen=True):
     """Stops sampling; the answer has the remaining samples."""
+
+    number: int
+    mesh: str
+    rank: int
+
+
+class BeginRecording(msgspec.Struct, array_like=True, frozen=True):
+    """Records the calls of an actor, or with `mesh` "" of the whole process, until `StopRecording`."""
+
+    number: int  # of the timeline, counted by the requester
+    mesh: str
+    rank: int  # base rank
+
+
+class RecordedSpan(msgspec.Struct, array_like=True, frozen=True):
+    """A stretch of a rank's time; `ended` is 0 while it lasts. Times are wall clock."""
+
+    kind: str  # "call", "span", "collective", "transfer", "pause"
+    name: str
+    began: float
+    ended: float
+    call: str = ""
+    failed: bool = False
+    count: int = 1  # of short calls that follow each other
+
+
+class RecordedCall(msgspec.Struct, array_like=True, frozen=True):
+    """A call that a process has sent; `ended` is 0 while it waits for answers. Times are wall clock."""
+
+    call: str
+    title: str
+    mesh: str
+    size: int
+    began: float
+    ended: float
+    file: str
+    line: int
+
+
+class Recorded(msgspec.Struct, array_like=True, frozen=True):
+    """What was recorded since the last message of the same process. `running` replaces that of the last message."""
+
+    number: int
+    rank: int
+    spans: tuple[RecordedSpan, ...]
+    running: tuple[RecordedSpan, ...] = ()
+    sent: tuple[RecordedCall, ...] = ()  # those that end later come again
+    cost: float = 0.0  # processor seconds
+
+
+class StopRecording(msgspec.Struct, array_like=True, frozen=True):
+    """Records no longer; the answer has the rest."""
 
     number: int
     mesh: str

@@ -3,16 +3,30 @@
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+import msgspec
 
 from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
-from monarch_nb.profiling.messages import Began, Begin, Samples, SamplesReply, StopSampling
+from monarch_nb.profiling.messages import (
+    Began,
+    Begin,
+    BeginRecording,
+    Recorded,
+    Samples,
+    SamplesReply,
+    StopRecording,
+    StopSampling,
+)
+from monarch_nb.profiling.recording import ProcessRecording
 from monarch_nb.profiling.sampler import Sampler
 from monarch_nb.profiling.seen import ProfileSamples
 from monarch_nb.profiling.stacks import Stack, Stacks
 from monarch_nb.runtime import Feature, Future, Runtime
-from monarch_nb.wire import Asker
+from monarch_nb.wire import Asker, Verb
 
+M = TypeVar("M", bound=msgspec.Struct)
 PATIENCE_S = 30.0  # for the requester to take samples
 Key = tuple[str, int, str, int]  # requester, its number of the profile, sampled mesh and rank
 
@@ -29,11 +43,17 @@ class ProfilingService:
         runtime.verbs.handle(verbs.BEGIN, self._begin)
         runtime.verbs.handle(verbs.END, self._end)
         runtime.verbs.handle(verbs.SAMPLES, self._samples)
+        self._recording = ProcessRecording(runtime)
+        self._timelines: dict[int, Callable[[Recorded], bool]] = {}
+        runtime.verbs.handle(verbs.RECORD, self._record)
+        runtime.verbs.handle(verbs.END_RECORD, self._end_record)
+        runtime.verbs.handle(verbs.RECORDED, self._recorded)
 
     def close(self) -> None:
         """Stops all samplers."""
         for sampler in tuple(self._samplers.values()):
             sampler.stop()
+        self._recording.close()
 
     # -- sampling for others -------------------------------------------------------------------------------------------
 
@@ -49,7 +69,7 @@ class ProfilingService:
                 rank=wanted.rank,
                 hz=wanted.hz,
                 named=not wanted.mesh,
-                send=_SampleSender(self._runtime, asker.src, lambda: self._samplers.pop(key, None)),
+                send=_Sender(self._runtime, asker.src, verbs.SAMPLES, lambda: self._samplers.pop(key, None)),
             )
             self._samplers[key] = sampler
             sampler.start()
@@ -73,6 +93,19 @@ class ProfilingService:
             return None
         return samples
 
+    def _record(self, wanted: BeginRecording, asker: Asker[Began]) -> Began:
+        key = (asker.src, wanted.number, wanted.mesh, wanted.rank)
+        self._recording.begin(
+            key, _Sender(self._runtime, asker.src, verbs.RECORDED, lambda: self._recording.forget(key))
+        )
+        return Began(time.time())
+
+    def _end_record(self, wanted: StopRecording, asker: Asker[Recorded]) -> Recorded | None:
+        rest = self._recording.end((asker.src, wanted.number, wanted.mesh, wanted.rank))
+        if rest is None:
+            asker.refuse("it is not recorded")
+        return rest
+
     # -- profiles of this process --------------------------------------------------------------------------------------
 
     def expect(self) -> tuple[int, ProfileSamples]:
@@ -93,20 +126,45 @@ class ProfilingService:
         wanted.add(samples)
         return SamplesReply(True)
 
+    # -- timelines of this process -------------------------------------------------------------------------------------
 
-class _SampleSender:
-    """Sends samples to the requester; stops when it no longer takes them, so that no sampler is left over."""
+    def expect_timeline(self, add: Callable[[Recorded], bool]) -> int:
+        """Starts a timeline, and records the calls of this process too: its number. `add` returns whether to go on."""
+        with self._lock:
+            self._count += 1
+            self._timelines[self._count] = add
+        self._recording.begin(("", self._count, "", -1), add)
+        return self._count
 
-    def __init__(self, runtime: Runtime, home: str, forget: Callable[[], object]) -> None:
-        self._runtime, self._home = runtime, home
+    def refresh_timeline(self, number: int) -> None:
+        """Adds what this process has recorded until now."""
+        self._recording.send_now(("", number, "", -1))
+
+    def end_timeline(self, number: int) -> None:
+        """Adds the rest of this process, and takes no more for a timeline."""
+        rest = self._recording.end(("", number, "", -1))
+        add = self._timelines.pop(number, None)
+        if rest is not None and add is not None:
+            add(rest)
+
+    def _recorded(self, recorded: Recorded, asker: Asker[SamplesReply]) -> SamplesReply:
+        add = self._timelines.get(recorded.number)
+        return SamplesReply(add is not None and add(recorded))
+
+
+class _Sender(Generic[M]):
+    """Sends what was seen to the requester; stops when it no longer takes it, so that nothing runs for nobody."""
+
+    def __init__(self, runtime: Runtime, home: str, verb: Verb[M, SamplesReply], forget: Callable[[], object]) -> None:
+        self._runtime, self._home, self._verb = runtime, home, verb
         self._forget = forget
         self._asked: Future[SamplesReply] | None = None
         self._since = 0.0
 
-    def __call__(self, samples: Samples) -> bool:
+    def __call__(self, seen: M) -> bool:
         goes_on = self._wanted()
         if goes_on:
-            asked = request(self._runtime, self._home, verbs.SAMPLES, samples)
+            asked = request(self._runtime, self._home, self._verb, seen)
             if self._asked is None:
                 self._asked, self._since = asked, time.monotonic()
         else:

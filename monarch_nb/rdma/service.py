@@ -29,7 +29,7 @@ from monarch_nb.rdma.verbs import Flow, Offered, TrafficReport, TransferOutcome
 from monarch_nb.runtime import Feature, Instance, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError
-from monarch_nb.wire import Asker, Verb
+from monarch_nb.wire import Asker, Verb, size_text
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 _WORKERS = 4  # threads that execute requests, started on demand
@@ -107,6 +107,9 @@ class TrafficReporter:
             flow.transfers += 1
             flow.seconds += seconds
             self._changed.add(key)
+        if (recorder := self._runtime.recorder) is not None:
+            name = f"{size_text(size)} {'to' if write else 'from'} {process} by {mover}"
+            recorder.stretch("transfer", name, time.monotonic() - seconds)
         self.schedule()
 
     def schedule(self) -> None:

@@ -40,6 +40,7 @@ from monarch_nb.runtime.losses import FILL_AGAIN_S
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState, proc_state_of, ranks_of
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
 from monarch_nb.runtime.process import Loader, Parts, Runtime, current_runtime, install, started
+from monarch_nb.runtime.recorder import CallRecorder, CollectionWatch
 from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.supervising import Supervising, fault_hook, set_hook_lookup
 from monarch_nb.runtime.tables import ProcessTables
@@ -64,9 +65,11 @@ __all__ = [
     "ActorId",
     "ActorState",
     "AnyEndpoint",
+    "CallRecorder",
     "Cause",
     "CauseKind",
     "Channel",
+    "CollectionWatch",
     "Context",
     "Coro",
     "CreatorInstance",

@@ -69,6 +69,8 @@ class PendingCall(Generic[R]):
         self._future: Future[R] | None = self._new_future()
         self._handed: Callable[[], Future[R] | None] = _nobody
         process.calls[self.call] = self
+        if process.recorder is not None:
+            process.recorder.sent(self)
 
     def _new_future(self) -> Future[R]:
         future: Future[R] = Future._make(describe=self.describe)
@@ -354,6 +356,8 @@ class PendingCall(Generic[R]):
         """Later replies are dropped."""
         self._process.calls.pop(self.call, None)
         self._process.ports.close(self.number)
+        if self._process.recorder is not None:
+            self._process.recorder.answered(self.call)
 
     def describe(self) -> str:
         """The progress of the call, in a few words."""

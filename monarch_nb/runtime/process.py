@@ -23,6 +23,7 @@ from monarch_nb.runtime.losses import Losses
 from monarch_nb.runtime.meshes import ActorState
 from monarch_nb.runtime.output import log_prefix
 from monarch_nb.runtime.output.own_log import OwnLog
+from monarch_nb.runtime.recorder import CallRecorder
 from monarch_nb.runtime.sender import MessageSender
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.tables import LogPositions, PortTable, ProcessTables
@@ -96,6 +97,7 @@ class Runtime:
         self.root_context = Context(self.root)
         self.cancelled = CancelledCalls()
         self._call_numbers = itertools.count()
+        self.recorder: CallRecorder | None = None  # while somebody asks for a timeline
         self._setup = threading.Event()
         self._setup.set()
 

@@ -6,6 +6,7 @@ The library never imports OpenTelemetry by itself for this: a process in which n
 import functools
 import inspect
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -34,20 +35,27 @@ def tracer() -> Any:
 
 
 class Span:
-    """A named stretch of time, from `with` to the end of its block. An exception that leaves the block is recorded."""
+    """A named stretch of time, from `with` to the end of its block. An exception that leaves the block is recorded.
 
-    __slots__ = ("_attributes", "_entered", "_name", "_span")
+    It is also part of a timeline that is being recorded, unless it is the span of an endpoint: `own` is False.
+    """
 
-    def __init__(self, name: str, attributes: Mapping[str, object] | None = None) -> None:
+    __slots__ = ("_attributes", "_began", "_entered", "_name", "_own", "_span")
+
+    def __init__(self, name: str, attributes: Mapping[str, object] | None = None, *, own: bool = True) -> None:
         self._name = name
+        self._own = own
+        self._began = 0.0
         self._attributes = attributes
         self._entered: Any = None
         self._span: Any = None
 
     def __enter__(self) -> Self:
+        running = current.get()
+        if self._own and running is not None and running.actor_instance.process.recorder is not None:
+            self._began = time.monotonic()
         found = tracer()
         if found is not None:
-            running = current.get()
             who = {} if running is None else {"monarch.actor": str(running.actor_instance)}
             self._entered = found.start_as_current_span(self._name, attributes={**who, **(self._attributes or {})})
             self._span = self._entered.__enter__()
@@ -56,6 +64,11 @@ class Span:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        began, self._began = self._began, 0.0
+        if began and (running := current.get()) is not None:
+            recorder = running.actor_instance.process.recorder
+            if recorder is not None:
+                recorder.stretch("span", self._name, began)
         entered, self._entered, self._span = self._entered, None, None
         if entered is not None:
             entered.__exit__(kind, error, trace)
@@ -90,9 +103,9 @@ def within(function: Callable[P, R], context: Callable[[], AbstractContextManage
     return run
 
 
-def in_span(function: Callable[P, R], name: str) -> Callable[P, R]:
+def in_span(function: Callable[P, R], name: str, *, own: bool = True) -> Callable[P, R]:
     """The function, each call of it in a span."""
-    return within(function, lambda: Span(name))
+    return within(function, lambda: Span(name, own=own))
 
 
 def traceparent() -> str:
@@ -134,4 +147,4 @@ def instrumented(method: Callable[..., object], name: str) -> Callable[..., obje
     """The method of an endpoint as it is to be run: in a span where any are recorded."""
     if _TRACE not in sys.modules or tracer() is None:
         return method
-    return in_span(method, name)
+    return in_span(method, name, own=False)

@@ -36,6 +36,7 @@ class Store:
         self._events: deque[Event] = deque()
         self._lock = threading.Lock()  # of the cluster, its number, and who watches
         self._watchers: list[Listener] = []
+        self._followers: tuple[Callable[[Event], object], ...] = ()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -46,12 +47,28 @@ class Store:
     def put(self, event: Event) -> None:
         """Queues an event. Does not block."""
         self._events.append(event)
+        for follower in self._followers:
+            follower(event)
         if self._thread is not None:
             if not self._wake.is_set():
                 self._wake.set()
         elif len(self._events) >= WAITING:
             with self._lock:
                 self._fold()
+
+    def follow(self, follower: Callable[[Event], object]) -> Callable[[], None]:
+        """Calls `follower` with each event from now on, on the thread that puts it; call the result to end that.
+
+        It must not block. Workers report no more than without it.
+        """
+        with self._lock:
+            self._followers = (*self._followers, follower)
+
+        def end() -> None:
+            with self._lock:
+                self._followers = tuple(each for each in self._followers if each is not follower)
+
+        return end
 
     def document(self) -> Document:
         """A copy of the current state."""

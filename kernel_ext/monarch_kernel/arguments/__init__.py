@@ -2,19 +2,31 @@
 
 from .actor_arguments import ActorArguments, read_actor
 from .mesh_arguments import USUAL_DIMS, MeshArguments, read_mesh
-from .options import LOG_OPTIONS, PROFILE_OPTIONS, LogArguments, ProfileArguments, read_logs, read_profile
+from .options import (
+    LOG_OPTIONS,
+    PROFILE_OPTIONS,
+    TIMELINE_OPTIONS,
+    LogArguments,
+    ProfileArguments,
+    TimelineArguments,
+    read_logs,
+    read_profile,
+    read_timeline,
+)
 from .place import MeshSelection, read_place
 from .words import check_name, check_options, read_names
 
 __all__ = [
     "LOG_OPTIONS",
     "PROFILE_OPTIONS",
+    "TIMELINE_OPTIONS",
     "USUAL_DIMS",
     "ActorArguments",
     "LogArguments",
     "MeshArguments",
     "MeshSelection",
     "ProfileArguments",
+    "TimelineArguments",
     "check_name",
     "check_options",
     "read_actor",
@@ -23,4 +35,5 @@ __all__ = [
     "read_names",
     "read_place",
     "read_profile",
+    "read_timeline",
 ]

@@ -1,4 +1,4 @@
-"""The lines of %logs and %%prof, whose options have values, read by IPython's own parser of options."""
+"""The lines of %logs, %%prof and %timeline, whose options have values, read by IPython's own parser of options."""
 
 import argparse
 import shlex
@@ -84,3 +84,29 @@ def read_profile(line: str) -> ProfileArguments:
     if not 0 < arguments.hz <= 1000:
         raise UsageError("%%prof: --hz is the number of samples a second of each rank: up to 1000, 100 by default")
     return arguments
+
+
+TIMELINE_OPTIONS = ("--stop", "--save")
+
+
+class TimelineArguments(Struct, frozen=True):
+    """`%timeline NAME gpus=0-2 --save step.json`; without a name it is about the newest."""
+
+    place: MeshSelection | None = None
+    stop: bool = False
+    save: str = ""
+
+
+def read_timeline(magic: str, line: str) -> TimelineArguments:
+    """Reads the arguments of %timeline, or %%timeline. Raises UsageError."""
+    options = _Options(magic)
+    options.add("--stop", action="store_true")
+    options.add("--save")
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"{magic}: {error} in {line!r}") from None
+    after_save = words.index("--save") + 1 if "--save" in words else -1
+    named = any(not word.startswith("-") and at != after_save for at, word in enumerate(words))
+    place, given = options.read(line if named else f"newest {line}", TIMELINE_OPTIONS)
+    return TimelineArguments(place if named else None, **given)

@@ -38,6 +38,7 @@ from .profile import ProfileForms
 from .show import LiveValue, shown
 from .simulation import simulation_html
 from .tensors import tensors_html
+from .timeline import TimelineForms
 from .transfers import transfers_html
 from .values import future_html, value_mesh_html
 
@@ -81,6 +82,7 @@ def install(shell: "InteractiveShell") -> None:
     simulated.show = display
     HandleForms(shell).install()
     ProfileForms(shell).install()
+    TimelineForms(shell).install()
 
 
 def uninstall(shell: "InteractiveShell") -> None:
@@ -91,6 +93,7 @@ def uninstall(shell: "InteractiveShell") -> None:
     for kind in (ProcMesh, ActorMesh):
         by_type["text/plain"].pop(kind, None)
     simulated.show = _TEXT
+    TimelineForms(shell).uninstall()
     HandleForms(shell).uninstall()
     ProfileForms(shell).uninstall()
 

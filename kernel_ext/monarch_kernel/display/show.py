@@ -7,6 +7,7 @@ from typing import Any
 
 from ..views.marimo import element_of
 from .profile import PROFILE, profile_html
+from .timeline import TIMELINE, timeline_html
 
 Forms = Mapping["type | str", Callable[[Any], str]]
 
@@ -33,7 +34,11 @@ def shown(value: Any, forms: Forms) -> LiveValue:
     """A mesh, value mesh, future, failure, profile and the like: as a table or picture, or where marimo has a page and
     there is a live view of such values, live; others as text.
     """
-    named: Forms = {**forms, PROFILE: lambda profile: profile_html(profile, os.path.basename)}
+    named: Forms = {
+        **forms,
+        PROFILE: lambda profile: profile_html(profile, os.path.basename),
+        TIMELINE: lambda timeline: timeline_html(timeline, os.path.basename),
+    }
     for kind in type(value).__mro__:
         form = named.get(kind) or named.get(f"{kind.__module__}.{kind.__qualname__}")
         if form is not None:

@@ -294,10 +294,12 @@ class ActorCell:
         self.process.log.begin(chain[0])
         return current.set(Context(self.instance, point, header.call, chain, header.trace)), self.running
 
-    def _leave(self, header: Header, token: "Token[Context | None]") -> None:
+    def _leave(self, header: Header, entered: "_Entered") -> None:
+        if (recorder := self.process.recorder) is not None:
+            recorder.ran(self, header, entered[1][2])
         origin = header.chain[0] if header.chain else header.call
         self.process.log.end(origin, answered=header.port != 0 and not self.is_explicit(header.method))
-        current.reset(token)
+        current.reset(entered[0])
 
     def run_sync(self, header: Header, parcel: "Parcel") -> None:
         """Runs one message to its end and answers it."""
@@ -307,7 +309,6 @@ class ActorCell:
         entered = self._begin(header, parcel)
         if entered is None:
             return
-        token, _ = entered
         left = continued(header.trace) if header.trace else None
         self._unanswered = header
         try:
@@ -326,7 +327,7 @@ class ActorCell:
             if left is not None:
                 left()
             self.running = None
-            self._leave(header, token)
+            self._leave(header, entered)
 
     def cut_off(self) -> None:
         """Answers a message whose end was itself broken off by an interrupt."""
@@ -344,7 +345,6 @@ class ActorCell:
         entered = self._begin(header, parcel)
         if entered is None:
             return
-        token, mine = entered
         left = continued(header.trace) if header.trace else None
         self._calls[header.call] = asyncio.current_task()
         try:
@@ -357,9 +357,9 @@ class ActorCell:
             if left is not None:
                 left()
             self._calls.pop(header.call, None)
-            if self.running is mine:
+            if self.running is entered[1]:
                 self.running = None
-            self._leave(header, token)
+            self._leave(header, entered)
 
     # -- answers: the executor's thread -----------------------------------------------------------------------------
 

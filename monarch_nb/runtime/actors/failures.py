@@ -77,6 +77,9 @@ class FailureStore:
 
         What is kept is to be handed to `ease` once the error has been sent to the caller.
         """
+        recorder = instance.process.recorder
+        if recorder is not None and instance.cell is not None:
+            recorder.raised(instance.cell, header.call)
         self._gpu_lost = self._gpu_lost or gpu_lost(error)
         if not isinstance(error, (Exception, SystemExit)):
             return None

@@ -1,0 +1,210 @@
+"""What a process records for timelines: taken once in a while from its recorder, and sent to those who asked."""
+
+import gc
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec.structs import replace
+
+from monarch_nb.collectives.groups import PROCESS_GROUPS
+from monarch_nb.profiling.messages import Recorded, RecordedCall, RecordedSpan
+from monarch_nb.runtime import EXEC, HOOK, RELOAD, CallRecorder, CollectionWatch, Runtime
+
+SEND_S = 0.5
+MOST_SPANS = 400  # of a process in one message: of more, short calls that follow each other are one span
+RUNNING_S = 0.2  # how long a call runs before it is reported as running
+COLLECTIVES_COST = 0.004  # of the time: PyTorch's record of thousands takes a tenth of a second to read
+NAMES = {EXEC: "cell", HOOK: "healed", RELOAD: "reload"}
+Key = tuple[str, int, str, int]  # requester, its number of the timeline, recorded mesh ("": all) and rank
+logger = logging.getLogger(__name__)
+
+
+class _Unsent:
+    """What one requester is yet to be sent."""
+
+    def __init__(self, send: Callable[[Recorded], bool]) -> None:
+        self.send = send
+        self.spans: list[RecordedSpan] = []
+        self.sent: list[RecordedCall] = []
+
+
+class ProcessRecording:
+    """Records while somebody asks. Without that the process has no recorder, and no thread of this runs."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._parts: dict[Key, _Unsent] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._recorder: CallRecorder | None = None
+        self._collections: CollectionWatch | None = None
+        self._calls: dict[str, RecordedCall] = {}  # of this process, that wait for answers
+        self._ahead = 0.0  # wall clock minus monotonic clock
+        self._since_ns = self._collectives_due = 0.0
+        self._cost = 0.0
+
+    def begin(self, key: Key, send: Callable[[Recorded], bool]) -> None:
+        """Begins to record for a requester; `send` returns whether it wants more."""
+        with self._lock:
+            self._parts.setdefault(key, _Unsent(send))
+            if self._recorder is not None:
+                return
+            self._recorder = self._runtime.recorder = CallRecorder()
+            self._ahead = time.time() - time.monotonic()
+            self._since_ns = time.time_ns()
+            self._collections = CollectionWatch(self._recorder)
+            gc.callbacks.append(self._collections)
+            self._wake = threading.Event()
+            threading.Thread(target=self._run, args=(self._wake,), name="monarch-timeline", daemon=True).start()
+
+    def end(self, key: Key) -> Recorded | None:
+        """Ends that; returns what was not sent yet, None if nothing was recorded for it."""
+        with self._lock:
+            if key not in self._parts:
+                return None
+            self._take()
+            message = self._message(key, self._parts.pop(key))
+            self._rest()
+            return message
+
+    def send_now(self, key: Key) -> None:
+        """Sends what was recorded until now."""
+        with self._lock:
+            part = self._parts.get(key)
+            if part is None:
+                return
+            self._take()
+            message = self._message(key, part)
+        part.send(message)
+
+    def forget(self, key: Key) -> None:
+        """Ends that for a requester that has gone."""
+        with self._lock:
+            self._parts.pop(key, None)
+            self._rest()
+
+    def close(self) -> None:
+        """Ends all."""
+        with self._lock:
+            self._parts.clear()
+            self._rest()
+
+    def _rest(self) -> None:
+        """Records no more if nobody is left who asks."""
+        if self._parts or self._recorder is None:
+            return
+        self._runtime.recorder = self._recorder = None
+        if self._collections is not None:
+            gc.callbacks.remove(self._collections)
+        self._calls.clear()
+        self._wake.set()
+
+    def _run(self, over: threading.Event) -> None:
+        while not over.wait(SEND_S):
+            began = time.thread_time()
+            with self._lock:
+                if over.is_set():
+                    return
+                self._take()
+                messages = [(key, part, self._message(key, part)) for key, part in self._parts.items()]
+            for key, part, message in messages:
+                try:
+                    if not part.send(message):
+                        self.forget(key)
+                except Exception:
+                    logger.debug("a timeline could not be sent", exc_info=True)
+                    self.forget(key)
+            self._cost = time.thread_time() - began
+
+    # -- what was recorded: under the lock -----------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        recorder = self._recorder
+        if recorder is None:
+            return
+        runs, sent, answered, stretches = recorder.take()
+        ahead = self._ahead
+        for each in sent:
+            self._calls[each.call] = RecordedCall(
+                each.call, each.title, each.mesh, each.size, each.began + ahead, 0.0, each.file, each.line
+            )
+        new = {each.call for each in sent}
+        ended: list[RecordedCall] = []
+        for call, at in answered:
+            known = self._calls.pop(call, None)
+            if known is not None:
+                new.discard(call)
+                ended.append(replace(known, ended=at + ahead))
+        ended += [self._calls[call] for call in new]
+        collectives = tuple(self._collectives())
+        for key, part in self._parts.items():
+            mesh, rank = key[2], key[3]
+            if rank >= 0:
+                part.spans += (
+                    RecordedSpan("call", name_of(endpoint), began + ahead, at + ahead, call, failed)
+                    for of, base, endpoint, call, began, at, failed in runs
+                    if not mesh or (of, base) == (mesh, rank)
+                )
+                part.spans += (
+                    RecordedSpan(kind, name, began + ahead, at + ahead)
+                    for kind, name, of, base, began, at in stretches
+                    if not mesh or not of or (of, base) == (mesh, rank)
+                )
+                part.spans += collectives
+            part.sent += ended
+
+    def _collectives(self) -> Iterator[RecordedSpan]:
+        """The collectives that were begun since the last time; when they end, PyTorch knows for those of GPUs alone."""
+        if time.monotonic() < self._collectives_due or "torch.distributed" not in sys.modules:
+            return
+        began = time.thread_time()
+        newest = self._since_ns
+        for _, records in PROCESS_GROUPS.history(int(self._since_ns) + 1):
+            for record in records:
+                newest = max(newest, record.time_created_ns)
+                at = record.time_created_ns / 1e9
+                yield RecordedSpan(
+                    "collective", record.profiling_name.partition(":")[2] or record.profiling_name, at, at
+                )
+        self._since_ns = newest
+        self._collectives_due = time.monotonic() + (time.thread_time() - began) / COLLECTIVES_COST
+
+    def _message(self, key: Key, part: _Unsent) -> Recorded:
+        spans, part.spans = part.spans, []
+        sent, part.sent = part.sent, []
+        if len(spans) > MOST_SPANS:
+            spans = list(drawn_together(spans, SEND_S / MOST_SPANS))
+        cost, self._cost = self._cost, 0.0
+        running = tuple(self._running(key[2], key[3])) if key[3] >= 0 else ()
+        return Recorded(key[1], key[3], tuple(spans), running, tuple(sent), cost)
+
+    def _running(self, mesh: str, rank: int) -> Iterator[RecordedSpan]:
+        now = time.monotonic()
+        for (of, base), cell in tuple(self._runtime.cells.items()):
+            running = cell.running
+            if running is not None and now - running[2] > RUNNING_S and (not mesh or (of, base) == (mesh, rank)):
+                yield RecordedSpan("call", name_of(running[1]), running[2] + self._ahead, 0.0, running[0])
+
+
+def name_of(endpoint: str) -> str:
+    """Display name of an endpoint."""
+    return NAMES.get(endpoint, endpoint.lstrip("@!"))
+
+
+def drawn_together(spans: Iterable[RecordedSpan], gap: float) -> Iterator[RecordedSpan]:
+    """Spans of one kind and name that follow each other within `gap` seconds become one, which counts them."""
+    last: dict[tuple[str, str], RecordedSpan] = {}
+    for span in sorted(spans, key=lambda each: each.began):
+        key = (span.kind, span.name)
+        before = last.get(key)
+        if before is not None and span.began - before.ended <= gap and before.failed == span.failed:
+            count, ended = before.count + span.count, max(before.ended, span.ended)
+            last[key] = RecordedSpan(span.kind, span.name, before.began, ended, "", span.failed, count)
+            continue
+        if before is not None:
+            yield before
+        last[key] = span
+    yield from last.values()

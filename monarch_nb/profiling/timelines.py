@@ -1,0 +1,316 @@
+"""`timeline(mesh)`: what each rank of a mesh does and when, recorded while a block runs, or until `stop`."""
+
+import gzip
+import itertools
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any, Self
+
+from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, region_of, state_of
+from monarch_nb.mesh.requests import request
+from monarch_nb.profiling import verbs
+from monarch_nb.profiling.measuring import CLOCKS_S, part_of_mesh, sort_answers
+from monarch_nb.profiling.messages import Began, BeginRecording, Recorded, RecordedCall, RecordedSpan, StopRecording
+from monarch_nb.profiling.result import line_text
+from monarch_nb.profiling.rows import MOST_GROUPS, ODD, CallEnds, GroupRow, TimelineRows
+from monarch_nb.profiling.service import PROFILING
+from monarch_nb.profiling.trace_events import chrome_trace
+from monarch_nb.runtime import Future, MeshState, Runtime, current_runtime, when_done
+from monarch_nb.shape import MeshTrait, places_of
+from monarch_nb.store import store_of
+from monarch_nb.store.events import Event, MeshFailed, SessionClosed, SessionOpened, Turned
+from monarch_nb.transport import TransportError
+from monarch_nb.wire import counted
+
+_TURNS = {"failed": "lost", "healing": "healing", "alive": "", "stopped": ""}
+_MARKS = 12  # breakpoints, deaths and heals that the text lists
+_CALLS = 12  # endpoints that the text lists
+_numbers = itertools.count(1)
+
+
+class Timeline:
+    """What the ranks of a mesh do and when; `repr` and displays show it, also while it is still being recorded.
+
+    Recording begins with the object, or with the block if it is used in `with`, and ends with `stop`, or the block.
+    `notes` says what is missing and why.
+    """
+
+    def __init__(self, mesh: AnyMesh, runtime: Runtime) -> None:
+        state: MeshState = state_of(mesh)
+        procs = state_of(mesh) if isinstance(mesh, ProcMesh) else state_of(mesh).procs
+        self.name = state.name
+        self.region = region_of(mesh)
+        self.key = str(next(_numbers))
+        self.notes: list[str] = []
+        self.changes = 0  # counts what was added
+        self.began = time.time()
+        self.ended = 0.0  # 0 while it is recorded
+        self._runtime, self._procs = runtime, procs
+        self._uid = state.uid if isinstance(mesh, ActorMesh) else ""
+        self._rows = TimelineRows(tuple(self.region.ranks()))
+        self._ahead: dict[int, float] = {}  # seconds by which clocks of other hosts are ahead of this one
+        self._sessions: dict[str, int] = {}  # ranks that are stopped in the debugger
+        self._lock = threading.RLock()
+        self._service = runtime.feature(PROFILING)
+        add = weakref.WeakMethod(self._add)
+        self._number = self._service.expect_timeline(lambda recorded: (found := add()) is not None and found(recorded))
+        follow = weakref.WeakMethod(self._on_event)
+        self._unfollow = store_of(runtime).follow(lambda event: (found := follow()) and found(event))
+        weakref.finalize(self, self._unfollow)
+        self._begin(self.region.ranks())
+
+    def _begin(self, ranks: Sequence[int]) -> None:
+        """Asks ranks to record. Those that do not answer in time begin when they can."""
+        asked = {}
+        for rank in ranks:
+            begin = BeginRecording(self._number, self._uid, rank)
+            asked[rank] = request(self._runtime, self._procs.address(rank), verbs.RECORD, begin)
+            when_done(asked[rank], self._compare(rank, time.time()))
+        self._asked = asked
+
+    def wait(self) -> Self:
+        """Waits until all ranks record, for a short time at most."""
+        _, silent = sort_answers(self._asked)
+        self._note(silent, "nothing was recorded of it until it answered")
+        return self
+
+    def _compare(self, rank: int, sent: float) -> "Callable[[Future[Began]], None]":
+        known = self._ahead  # nothing that is waited for holds a timeline that nobody else holds
+
+        def compare(answered: "Future[Began]") -> None:
+            middle = (sent + time.time()) / 2
+            if answered.exception(0) is None and abs(ahead := answered.get(0).at - middle) > CLOCKS_S:
+                known[rank] = ahead
+
+        return compare
+
+    def stop(self) -> Self:
+        """Ends the recording, and takes what ranks have not sent yet. Blocks a moment. Again, it does nothing."""
+        with self._lock:
+            if self.ended:
+                return self
+            self.ended = time.time()
+        self._unfollow()
+        asked = {}
+        for rank in self.region.ranks():
+            stop = StopRecording(self._number, self._uid, rank)
+            with suppress(TransportError):
+                asked[rank] = request(self._runtime, self._procs.address(rank), verbs.END_RECORD, stop)
+        try:
+            answers, silent = sort_answers(asked)
+            for recorded in answers.values():
+                self._add(recorded)
+            if not self._procs.stopped:
+                self._note(silent, "what it sent before is here")
+        finally:
+            self._service.end_timeline(self._number)
+        return self
+
+    def _note(self, silent: dict[int, str], remark: str) -> None:
+        reasons: dict[str, list[int]] = {}
+        for rank, why in silent.items():
+            reasons.setdefault(why.partition("\n")[0], []).append(rank)
+        self.notes += [f"{self.name} {self.where(ranks)}: {why}; {remark}" for why, ranks in reasons.items()]
+
+    def __enter__(self) -> Self:
+        return self.wait()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # -- what comes in: any thread -------------------------------------------------------------------------------------
+
+    def _add(self, recorded: Recorded) -> bool:
+        ours = {self._procs.uid, *self._procs.actors} if not self._uid else {self._uid}
+        with self._lock:
+            self._rows.add(recorded, self._ahead.get(recorded.rank, 0.0))
+            if recorded.rank < 0:  # of this process
+                self._rows.add_calls(call for call in recorded.sent if call.mesh in ours)
+            self.changes += 1
+        return True
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case Turned(uid, rank, condition) if condition in _TURNS and self._is_ours(uid):
+                with self._lock:
+                    self._rows.turn(rank, _TURNS[condition], event.detail, event.at)
+                    self.changes += 1
+                if condition == "alive" and rank in self._rows.spans and not self.ended:
+                    self._runtime.later(0.0, lambda: self._begin((rank,)))
+            case MeshFailed(_, uid, ranks, record) if self._is_ours(uid):
+                with self._lock:
+                    for rank in ranks:
+                        self._rows.turn(
+                            rank, "lost", str(record.get("ended_by") or record.get("title", "")), record["at"]
+                        )
+                    self.changes += 1
+            case SessionOpened(session, uid, rank) if self._is_ours(uid):
+                place = line_text(str(event.record.get("file", "")), int(str(event.record.get("line") or 0)))
+                with self._lock:
+                    self._sessions[session] = rank
+                    self._rows.turn(rank, "paused", f"breakpoint {place}".rstrip(), event.since)
+                    self.changes += 1
+            case SessionClosed(session, at):
+                with self._lock:
+                    if (of := self._sessions.pop(session, None)) is not None:
+                        self._rows.turn(of, "", "", at)
+                        self.changes += 1
+            case _:
+                return
+
+    def _is_ours(self, uid: str) -> bool:
+        return uid == self._procs.uid or (uid == self._uid if self._uid else uid in self._procs.actors)
+
+    # -- what is there -------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """The time until which it is known: when it was ended, or now."""
+        return self.ended or time.time()
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.now - self.began
+
+    @property
+    def calls(self) -> list[RecordedCall]:
+        """The calls that were sent from here to the mesh, by their beginning."""
+        if not self.ended:
+            self._service.refresh_timeline(self._number)
+        with self._lock:
+            return sorted(self._rows.calls.values(), key=lambda call: call.began)
+
+    def spans(self, rank: int) -> list[RecordedSpan]:
+        """What a rank (row-major in the whole mesh, also of a slice) has done, by its beginning."""
+        with self._lock:
+            return self._rows.of(rank, self.now)
+
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """Ranks that did the same at the same time, the largest group first."""
+        return [row.ranks for row in self.folded(self.began, self.now)]
+
+    def folded(self, begin: float, end: float, *, groups: int = MOST_GROUPS, most: int = 200) -> list[GroupRow]:
+        """The rows of a picture of some time (wall clock): groups of ranks, each with the spans of one of them."""
+        with self._lock:
+            return self._rows.folded(begin, end, groups=groups, most=most)
+
+    def ends(self, calls: Iterable[str]) -> dict[str, CallEnds]:
+        """How ranks have run some calls, by the call's id."""
+        with self._lock:
+            return self._rows.ends(calls, self.now)
+
+    @property
+    def cost(self) -> float:
+        """The part of a processor's time that recording took in each process: 0.01 is one percent. The worst of all."""
+        return max(self._rows.cost.values(), default=0.0) / max(self.seconds, 1.0)
+
+    def where(self, ranks: Sequence[int]) -> str:
+        """Ranks by their coordinates, as in `gpus=0-6`."""
+        return places_of(self.region, ranks) or "it"
+
+    def save(self, path: "str | os.PathLike[str]") -> Path:
+        """Writes it to a file: `.json` or `.json.gz`, a Chrome trace that https://ui.perfetto.dev opens.
+
+        Raises ValueError for another ending, OSError where it cannot be written.
+        """
+        target = Path(path)
+        if not target.name.endswith((".json", ".json.gz")):
+            raise ValueError(f"{target.name}: timelines are written as .json or .json.gz, for https://ui.perfetto.dev")
+        with self._lock:
+            document = chrome_trace(self._rows, lambda rank: f"{self.name} {self.where([rank])}", self.now)
+        text = json.dumps(document, separators=(",", ":")).encode()
+        target.write_bytes(gzip.compress(text) if target.suffix == ".gz" else text)
+        return target
+
+    # -- as text -------------------------------------------------------------------------------------------------------
+
+    def heading(self) -> list[str]:
+        """A few facts, as words."""
+        groups = len(self.groups)
+        facts = [f"{self.seconds:.1f} s", counted(len(self._rows.spans), "rank"), counted(len(self.calls), "call")]
+        if groups > 1:
+            facts.append(f"{groups} groups")
+        return [*facts, *([] if self.ended else ["recording"])]
+
+    def warnings(self) -> list[str]:
+        """What a reader must know: missing ranks, and spans that were left out."""
+        dropped = self._rows.dropped
+        return [*self.notes, *([f"the oldest {counted(dropped, 'span')} are left out"] if dropped else [])]
+
+    def marks(self) -> list[tuple[float, int, RecordedSpan]]:
+        """Breakpoints, losses and heals, by time: seconds since the beginning, the rank, and the span."""
+        with self._lock:
+            found = [
+                (span.began - self.began, rank, span)
+                for rank in self._rows.spans
+                for span in self._rows.of(rank, self.now)
+                if span.kind in ODD
+            ]
+        return sorted(found, key=lambda mark: mark[:2])
+
+    def text(self, name: Callable[[str], str] = os.path.basename) -> str:
+        """The timeline as text, with display names of files from `name`."""
+        lines = [f"timeline of {self.name}: {', '.join(self.heading())}", *(f"! {note}" for note in self.warnings())]
+        by_title: dict[tuple[str, str], list[float]] = {}
+        for call in self.calls:
+            key = (call.title, line_text(call.file, call.line, name))
+            by_title.setdefault(key, []).append((call.ended or self.now) - call.began)
+        for (title, place), seconds in list(by_title.items())[:_CALLS]:
+            usual = f"{_duration(median(seconds))}" + (
+                f", at most {_duration(max(seconds))}" if len(seconds) > 1 else ""
+            )
+            lines.append(f"  {title}{f' ×{len(seconds)}' if len(seconds) > 1 else ''}  {place}  {usual}")
+        rows = self.folded(self.began, self.now)
+        lines += [f"{self.where(row.ranks)}  {self._shares(row)}".rstrip() for row in rows]
+        for at, rank, span in self.marks()[:_MARKS]:
+            lasted = "" if not span.ended else f", for {_duration(span.ended - span.began)}"
+            lines.append(f"  {at:.1f} s  {self.where([rank])} {span.kind}: {span.name}{lasted}")
+        return "\n".join(lines)
+
+    def _shares(self, row: GroupRow) -> str:
+        spent: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for span in row.spans:
+            if span.kind == "call":
+                spent[span.name] = spent.get(span.name, 0.0) + span.ended - span.began
+                counts[span.name] = counts.get(span.name, 0) + span.count
+        most = sorted(spent.items(), key=lambda each: -each[1])[:4]
+        return "  ".join(
+            f"{seconds / max(self.seconds, 1e-6):.0%} {name}{f' ×{counts[name]}' if counts[name] > 1 else ''}"
+            for name, seconds in most
+        )
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"
+
+
+def timeline(mesh: AnyMesh | MeshTrait) -> Timeline:
+    """Records what every rank of a mesh, or slice, does from now on: calls, spans, collectives, transfers, pauses.
+
+    Use it in `with`, or end it with `stop()`. Breakpoints, losses and heals are part of it, and ranks that are healed
+    are recorded again. Recording takes less than 1 % of a process; memory has a limit, beyond which the oldest is left
+    out. A mesh of actors has rows for these; a mesh of processes for all actors on them.
+
+    Raises RuntimeError for a stopped mesh, TypeError for a value that is not a mesh.
+    """
+    part = part_of_mesh(mesh, "recorded")
+    state: Any = state_of(part)
+    if state.stopped is not None:
+        raise RuntimeError(f"{state.name} was stopped ({state.stopped}): there is nothing to record; spawn it again")
+    return Timeline(part, current_runtime())

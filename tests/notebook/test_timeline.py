@@ -1,0 +1,48 @@
+"""%timeline and %%timeline in a real kernel."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.notebook import Notebook
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_the_cell_runs_here_and_its_timeline_is_shown(nb: Notebook) -> None:
+    shown = nb.run("%%timeline a\nseen = a.work.call(0.3).get()\nlen(seen)").ok()
+    assert [each["text/plain"] for each in shown.displays if each["text/plain"] == "4"] == ["4"]
+    assert shown.text.startswith("timeline of a: ")
+    assert "a.work  Cell In[" in shown.text
+    assert 'class="mnb-tl"' in shown.html
+    assert "sent at " in shown.html
+    assert "<script" not in shown.html
+    assert nb.run("(len(seen), type(_).__name__, bool(_.ended))").ok().text == "(4, 'Timeline', True)"
+
+
+def test_a_recording_goes_on_over_cells_until_it_is_stopped(nb: Notebook, tmp_path: Path) -> None:
+    assert "recording" in nb.run("%timeline a gpus=0-1").ok().text
+    nb.run("a.work.call(0.05).get()").ok()
+    nb.run("again = %timeline a gpus=0-1").ok()
+    assert nb.run("(again.ended, len(again.calls), len(again.region))").ok().text == "(0.0, 1, 2)"
+    file = tmp_path / "of a.json"
+    shown = nb.run(f"%timeline --stop --save '{file}'").ok()
+    assert "recording" not in shown.text
+    assert f"wrote {file}" in shown.stdout
+    assert any(event["name"] == "work" for event in json.loads(file.read_text())["traceEvents"])
+
+
+def test_a_failing_cell_shows_its_timeline_and_its_own_error(nb: Notebook) -> None:
+    shown = nb.run("%%timeline a\na.work.call(0.05).get()\n1 / 0")
+    assert shown.error is not None
+    assert shown.error["ename"] == "ZeroDivisionError"
+    assert any("timeline of a: " in each["text/plain"] for each in shown.displays)
+
+
+def test_mistakes_say_what_to_write(nb: Notebook) -> None:
+    assert "nothing was recorded of nosuch yet" in nb.run("%timeline nosuch --stop").stderr
+    assert "there is no mesh 'nosuch'" in nb.run("%timeline nosuch").stderr
+    assert "%%timeline takes the name of a mesh" in nb.run("%%timeline\n1").stderr
+    nb.run("%timeline a").ok()
+    assert "written as .json" in nb.run("%timeline --stop --save x.png").stderr
