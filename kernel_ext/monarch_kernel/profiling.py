@@ -7,7 +7,6 @@ from IPython.core.error import UsageError
 from IPython.core.magic import cell_magic, line_cell_magic, magics_class, no_var_expand
 
 from monarch_nb import profiling
-from monarch_nb.mesh import region_of, state_of
 
 from .arguments import read_profile, read_timeline
 from .session import SessionMagics
@@ -74,31 +73,17 @@ class TimelineMagics(SessionMagics):
         if cell is not None:
             if given.place is None or given.stop:
                 raise UsageError("%%timeline takes the name of a mesh: %%timeline trainers")
-            seen = run_within(self.shell, cell, self._begun(line), "with monarch.timeline(NAME) as seen: …, then seen")
+            context = TIMELINES.add(profiling.timeline(given.place.of(self._session.find(given.place.name))))
+            seen = run_within(self.shell, cell, context, "with monarch.timeline(NAME) as seen: …, then seen")
         elif given.place is None or given.stop:
             seen = self._newest(None if given.place is None else given.place.name)
         else:
-            seen = self._of(line)
+            seen = TIMELINES.of(given.place.of(self._session.find(given.place.name))).wait()
         if given.stop:
             seen.stop()
         if given.save:
             sys.stdout.write(f"wrote {self._saved(seen, given.save)}: open it at https://ui.perfetto.dev\n")
         return seen
-
-    def _begun(self, line: str) -> "Timeline":
-        place = read_timeline("%timeline", line).place
-        assert place is not None, "it was checked"
-        return TIMELINES.add(profiling.timeline(place.of(self._session.find(place.name))))
-
-    def _of(self, line: str) -> "Timeline":
-        """The timeline of these ranks that is being recorded, or else a new one."""
-        place = read_timeline("%timeline", line).place
-        assert place is not None, "it was checked"
-        part = place.of(self._session.find(place.name))
-        for known in TIMELINES.all:
-            if not known.ended and (known.name, known.region) == (state_of(part).name, region_of(part)):
-                return known
-        return self._begun(line).wait()
 
     @staticmethod
     def _newest(name: str | None) -> "Timeline":

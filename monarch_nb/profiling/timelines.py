@@ -48,6 +48,7 @@ class Timeline:
         procs = state_of(mesh) if isinstance(mesh, ProcMesh) else state_of(mesh).procs
         self.name = state.name
         self.region = region_of(mesh)
+        self._whole = state.region
         self.key = str(next(_numbers))
         self.notes: list[str] = []
         self.changes = 0  # counts what was added
@@ -217,8 +218,8 @@ class Timeline:
         return max(self._rows.cost.values(), default=0.0) / max(self.seconds, 1.0)
 
     def where(self, ranks: Sequence[int]) -> str:
-        """Ranks by their coordinates, as in `gpus=0-6`."""
-        return places_of(self.region, ranks) or "it"
+        """Ranks by their coordinates in the whole mesh, as in `gpus=0-6`."""
+        return places_of(self._whole, ranks) or "it"
 
     def save(self, path: "str | os.PathLike[str]") -> Path:
         """Writes it to a file: `.json` or `.json.gz`, a Chrome trace that https://ui.perfetto.dev opens.

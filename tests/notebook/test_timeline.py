@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook.notebook import Notebook
+from tests.notebook.view_client import ViewClient
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,3 +47,28 @@ def test_mistakes_say_what_to_write(nb: Notebook) -> None:
     assert "%%timeline takes the name of a mesh" in nb.run("%%timeline\n1").stderr
     nb.run("%timeline a").ok()
     assert "written as .json" in nb.run("%timeline --stop --save x.png").stderr
+
+
+def test_a_front_end_watches_zooms_stops_and_saves(nb: Notebook) -> None:
+    view = ViewClient(nb)
+    try:
+        view.send(type="watch", topic="timeline", id="t0", key="nosuch")
+        view.until(lambda view: bool(view.of("timeline")))
+        assert view.of("timeline")[-1]["svg"] == ""
+        uid = nb.run("from monarch_nb.mesh import state_of; state_of(a).uid").ok().text.strip("'")
+        key, again = (view.ask("timeline", do="begin", mesh=uid, ranks=[0, 1])["result"]["key"] for _ in range(2))
+        assert again == key
+        nb.run("a.work.call(0.2).get()").ok()
+        view.send(type="watch", topic="timeline", id="t1", key=key, width=300)
+        view.until(lambda view: 'data-n="work"' in view.of("timeline")[-1]["svg"])
+        seen = view.of("timeline")[-1]
+        assert seen["recording"]
+        assert 'width="300"' in seen["svg"]
+        view.send(type="watch", topic="timeline", id="t2", key=key, begin=0.0, end=0.001)
+        view.until(lambda view: view.of("timeline")[-1]["end"] == 0.001)
+        assert 'data-n="work"' not in view.of("timeline")[-1]["svg"]
+        assert "is complete" in view.ask("timeline", do="stop", key=key)["result"]["text"]
+        assert "ui.perfetto.dev" in view.ask("timeline", do="save", key=key)["result"]["text"]
+        assert "not kept any more" in view.ask("timeline", do="stop", key="nosuch")["error"]
+    finally:
+        view.close()

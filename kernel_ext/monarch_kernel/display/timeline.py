@@ -1,4 +1,4 @@
-"""A timeline as a picture: time from left to right, a row for the calls of the controller and one for each group."""
+"""A timeline as a picture: time from left to right, a row for the calls of the sender and one for each group."""
 
 import math
 import os
@@ -69,18 +69,25 @@ class _Box:
 
 
 def timeline_svg(
-    timeline: "Timeline", name: FileName, begin: float, end: float, *, groups: int = 40, most: int = 200
+    timeline: "Timeline",
+    name: FileName,
+    begin: float,
+    end: float,
+    *,
+    groups: int = 40,
+    most: int = 200,
+    width: int = WIDTH,
 ) -> str:
-    """The picture of some seconds of it, since its beginning."""
+    """The picture of some seconds of it, since its beginning. `width` is in px."""
     zero, end = timeline.began, max(end, begin + 1e-6)
     rows = timeline.folded(zero + begin, zero + end, groups=groups, most=most)
     calls = [
         call for call in timeline.calls if call.began - zero <= end and (call.ended or timeline.now) - zero >= begin
     ]
     ends = timeline.ends(call.call for call in calls[-most:])
-    picture = _Picture(begin, end)
+    picture = _Picture(begin, end, width)
     caller = [_call_bar(timeline, call, ends.get(call.call), name) for call in calls]
-    picture.row("controller", "calls as they were sent and answered", _thinned(caller, (end - begin) / most / 2))
+    picture.row("calls", "calls as they were sent and answered", _thinned(caller, (end - begin) / most / 2))
     for row in rows:
         label = timeline.where(row.ranks)
         count = len(row.ranks)
@@ -161,15 +168,17 @@ def _thinned(bars: Sequence[_Box], gap: float) -> list[_Box]:
 class _Picture:
     """Rows of bars on a common axis of time, as SVG."""
 
-    def __init__(self, begin: float, end: float) -> None:
-        self._begin, self._scale = begin, (WIDTH - LABELS - 8) / (end - begin)
+    def __init__(self, begin: float, end: float, width: int) -> None:
+        self._width = width
+        self._labels = min(LABELS, width // 4)
+        self._begin, self._scale = begin, (width - self._labels - 8) / (end - begin)
         self._end = end
         self._y = float(_AXIS)
         self._parts: list[str] = []
         self._colours: dict[str, str] = {}
 
     def _x(self, seconds: float) -> float:
-        return LABELS + (min(max(seconds, self._begin), self._end) - self._begin) * self._scale
+        return self._labels + (min(max(seconds, self._begin), self._end) - self._begin) * self._scale
 
     def row(self, label: str, about: str, bars: Sequence[_Box], count: int = 1) -> None:
         """Adds a row with its name."""
@@ -193,14 +202,15 @@ class _Picture:
             elif bar.kind in _STATES:
                 drawn.append(self._box(bar, top, height - 2, _STATES[bar.kind][0], sign=_STATES[bar.kind][1]))
         height += _STRIP + 2 if strips else 0
-        shown, number = _cut(label or "one rank", LABELS - 44), f"{count}×" if count > 1 else ""
+        number = f"{count}×" if count > 1 else ""
+        shown = _cut(label or "one rank", self._labels - (14 + _LETTER * len(number)))
         self._parts.append(
             f'<g class="r"><text x="0" y="{_n(top + _BAR / 2)}">{escape(shown)}</text>'
-            f'<text class="dim" x="{LABELS - 8}" y="{_n(top + _BAR / 2)}" text-anchor="end">{number}</text>'
+            f'<text class="dim" x="{self._labels - 8}" y="{_n(top + _BAR / 2)}" text-anchor="end">{number}</text>'
             f"<title>{escape(about)}</title>{''.join(drawn)}</g>"
         )
         self._y = top + height + _GAP / 2
-        self._parts.append(f'<path class="ln" d="M0 {_n(self._y)}H{WIDTH}"/>')
+        self._parts.append(f'<path class="ln" d="M0 {_n(self._y)}H{self._width}"/>')
 
     def note(self, text: str) -> None:
         """Adds a line of text."""
@@ -239,18 +249,18 @@ class _Picture:
         axis = "".join(
             f'<path class="ax" d="M{_n(self._x(at))} {_AXIS - 4}V{height}"/>'
             f'<text class="dim" x="{_n(self._x(at))}" y="8" text-anchor="middle">{text}</text>'
-            for at, text in ticks(self._begin, self._end)
+            for at, text in ticks(self._begin, self._end, (self._width - self._labels) / 90)
         )
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="mnb-tl" width="{WIDTH}" height="{height}" '
-            f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}"><style>{STYLE}</style>'
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="mnb-tl" width="{self._width}" height="{height}" '
+            f'viewBox="0 0 {self._width} {height}" role="img" aria-label="{escape(label)}"><style>{STYLE}</style>'
             f"{axis}{''.join(self._parts)}</svg>"
         )
 
 
-def ticks(begin: float, end: float) -> Iterator[tuple[float, str]]:
-    """Round times for an axis, and how they are written."""
-    rough = (end - begin) / 8
+def ticks(begin: float, end: float, most: float = 8) -> Iterator[tuple[float, str]]:
+    """At most about so many round times for an axis, and how they are written."""
+    rough = (end - begin) / max(most, 2)
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))

@@ -7,7 +7,8 @@ from .lines import LOGS
 from .live import LiveViews
 from .meshes import MESH
 from .tensors import TENSORS
+from .timelines import VIEW as TIMELINE
 from .transfers import TRANSFERS
 
-VIEWS = LiveViews((MESH, FAILURES, LOGS, METRICS, DEBUG, TENSORS, TRANSFERS))
+VIEWS = LiveViews((MESH, FAILURES, LOGS, METRICS, DEBUG, TENSORS, TIMELINE, TRANSFERS))
 register, unregister = VIEWS.register, VIEWS.unregister

@@ -28,6 +28,7 @@ from .channel import Message
 from .debugger import DebugRequests, part_meant
 from .live import LiveViews
 from .tensors import placement, values
+from .timelines import order
 
 STACKS = 16  # of one request
 STACK_S = 1.5  # a process that has not answered within this time is inspected from outside
@@ -244,6 +245,9 @@ class Requests:
 
     def _do_variables(self, runtime: Runtime, message: Message) -> Message:
         return {"variables": self._session.variables()}
+
+    def _do_timeline(self, runtime: Runtime, message: Message) -> Message:
+        return order(message, lambda: self._part(self._state(runtime, message), message))
 
     def _do_placement(self, runtime: Runtime, message: Message) -> Message:
         return placement(str(message.get("tensors")), int(message.get("number") or 0))

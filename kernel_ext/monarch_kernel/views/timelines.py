@@ -1,20 +1,37 @@
-"""The timelines of this kernel, the newest first."""
+"""Timelines of this kernel: live in cells, and in a section of the panel."""
 
 import threading
+import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
+
+from monarch_nb import profiling
+from monarch_nb.debug.render import FileName
+from monarch_nb.mesh import AnyMesh, region_of, state_of
+
+from ..display.timeline import TIMELINE, WIDTH, timeline_svg
+from .bundle import bundled
+from .channel import Message
+from .live import LiveView, Shown, Watch
 
 if TYPE_CHECKING:
     from monarch_nb.profiling import Timeline
 
 KEPT = 4
+FOLLOWED_S = 30.0  # what is shown of a long one while it is recorded
+AGAIN_S = 1.0  # between two pictures of one that grows
+COST = 0.03  # of the time: pictures that take longer come less often
+LEAST_WIDTH, MOST_WIDTH = 240, 4000
+_SAVED_GROUPS, _SAVED_SPANS = 12, 60
 
 
 class Timelines:
-    """Those that magics have begun. The oldest are stopped and left out."""
+    """Those that magics and the panel have begun. The oldest are stopped and left out."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: list[Timeline] = []
+        self._added = threading.Event()  # replaced with each new one
 
     @property
     def all(self) -> "list[Timeline]":
@@ -22,15 +39,107 @@ class Timelines:
         with self._lock:
             return list(self._known)
 
+    def get(self, key: str) -> "Timeline | None":
+        """The one with that key; the newest for ""."""
+        return next((each for each in self.all if key in ("", each.key)), None)
+
+    def of(self, part: AnyMesh) -> "Timeline":
+        """The one of these ranks that is being recorded, or else a new one."""
+        name, region = state_of(part).name, region_of(part)
+        for known in self.all:
+            if not known.ended and (known.name, known.region) == (name, region):
+                return known
+        return self.add(profiling.timeline(part))
+
     def add(self, timeline: "Timeline") -> "Timeline":
         """Adds one, and returns it."""
         with self._lock:
-            self._known.insert(0, timeline)
+            if timeline not in self._known:
+                self._known.insert(0, timeline)
             old = self._known[KEPT:]
             del self._known[KEPT:]
+            added, self._added = self._added, threading.Event()
+        added.set()
         for each in old:
             threading.Thread(target=each.stop, name="monarch-timeline-end", daemon=True).start()
         return timeline
 
+    def feed(self, watch: Watch) -> Callable[[], None]:
+        """Publishes pictures of one to a front end until the result is called."""
+        over = threading.Event()
+        threading.Thread(target=self._publish, args=(watch, over), name="monarch-timeline-view", daemon=True).start()
+        return over.set
+
+    def _publish(self, watch: Watch, over: threading.Event) -> None:
+        last: tuple[object, ...] = ()
+        while not over.is_set():
+            pause, shown = AGAIN_S, self.get(str(watch.message.get("key") or ""))
+            if shown is not None:
+                now = (shown.key, shown.changes, shown.ended, shown.ended or round(shown.seconds))
+                if now != last:
+                    began = time.thread_time()
+                    watch.publish(**picture(shown, watch.message, watch.file_name))
+                    last = now
+                    pause = max(AGAIN_S, (time.thread_time() - began) / COST)
+            elif not last:
+                last = (None,)
+                watch.publish(svg="")
+            over.wait(pause)
+
 
 TIMELINES = Timelines()
+
+
+def picture(timeline: "Timeline", message: Message, name: FileName) -> Message:
+    """What a front end shows: all of it, or, while a long one is recorded, the last seconds, or those it asks for."""
+    seconds = timeline.seconds
+    begin, end = _number(message.get("begin")), _number(message.get("end"))
+    if begin is None and end is None and not timeline.ended:
+        begin = max(0.0, seconds - FOLLOWED_S)
+    begin, end = max(0.0, begin or 0.0), min(seconds, end if end is not None else seconds)
+    width = min(MOST_WIDTH, max(LEAST_WIDTH, int(_number(message.get("width")) or WIDTH)))
+    return {
+        "key": timeline.key,
+        "name": timeline.name,
+        "facts": timeline.heading(),
+        "notes": timeline.warnings(),
+        "recording": not timeline.ended,
+        "began": timeline.began,
+        "seconds": seconds,
+        "begin": begin,
+        "end": max(end, begin),
+        "svg": timeline_svg(timeline, name, begin, end, most=max(40, width // 4), width=width),
+    }
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def order(message: Message, part: Callable[[], AnyMesh]) -> Message:
+    """Carries out a request of a front end: to begin one of `part()`, to stop one, or to save it as a file."""
+    if message.get("do") == "begin":
+        return {"key": TIMELINES.of(part()).key}
+    found = TIMELINES.get(str(message.get("key") or ""))
+    if found is None:
+        raise LookupError("that timeline is not kept any more: only the last few are")
+    if message.get("do") == "stop":
+        found.stop()
+        return {"key": found.key, "text": f"the timeline of {found.name} is complete"}
+    target = found.save(f"{_plain(found.name)}-{time.strftime('%Y%m%d-%H%M%S')}.json")
+    return {"key": found.key, "text": f"wrote {target}: open it at https://ui.perfetto.dev"}
+
+
+def _plain(name: Iterable[str]) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+
+
+def _shown(timeline: "Timeline") -> Shown:
+    TIMELINES.add(timeline)  # those of `with monarch.timeline(…)` too
+    svg = timeline_svg(timeline, str, 0.0, timeline.seconds, groups=_SAVED_GROUPS, most=_SAVED_SPANS)
+    facts = [fact for fact in timeline.heading() if fact != "recording"]
+    options = {"key": timeline.key, "name": timeline.name, "facts": facts, "seconds": timeline.seconds, "svg": svg}
+    return Shown(options, timeline.key)
+
+
+VIEW = LiveView(name="timeline", **bundled("timeline"), feed=TIMELINES.feed, shows={TIMELINE: _shown})

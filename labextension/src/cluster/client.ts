@@ -245,6 +245,7 @@ export class Cluster {
       case "tensors":
       case "transfers":
       case "profiles":
+      case "timeline":
       case "debug": {
         const subscription = this._subscriptions.get(message.id);
         if (!subscription) return;

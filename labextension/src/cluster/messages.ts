@@ -140,7 +140,25 @@ export interface ProfileMessage {
   profiles: { key: string; title: string; html: string }[];
 }
 
+/** A picture of some seconds of a timeline; `svg` is "" while there is none. Times in seconds since it began. */
+export interface TimelineMessage {
+  type: "timeline";
+  id: string;
+  key: string;
+  name: string;
+  facts: string[];
+  notes: string[];
+  recording: boolean;
+  /** In the kernel's time. */
+  began: number;
+  seconds: number;
+  begin: number;
+  end: number;
+  svg: string;
+}
+
 export interface Topics {
+  timeline: TimelineMessage;
   profiles: ProfileMessage;
   tensors: TensorMessage;
   transfers: TransferMessage;
@@ -159,6 +177,10 @@ export interface Watch<T extends Topic> {
   text?: string | undefined;
   level?: string | undefined;
   lines?: number | undefined;
+  key?: string | undefined;
+  width?: number | undefined;
+  begin?: number | null;
+  end?: number | null;
 }
 
 /** A view that the page does not bring itself: the kernel has its module. */
@@ -186,6 +208,7 @@ export interface Requests {
   post_mortem: { takes: Ranks & { call?: string | undefined }; gives: { sessions: string[] } };
   view: { takes: { name: string }; gives: { script: string; style: string } };
   variables: { takes: object; gives: { variables: Record<string, string> } };
+  timeline: { takes: Partial<Ranks> & { do: "begin" | "stop" | "save"; key?: string }; gives: Said & { key: string } };
   placement: { takes: { tensors: string; number: number }; gives: { placement: PlacementData; mesh: string; ranks: number[] } };
   values: { takes: { tensors: string; number: number }; gives: TensorValues };
   debug: { takes: DebugCommand; gives: Said & Partial<Values> & { locals?: (Values & { name: string })[] } };

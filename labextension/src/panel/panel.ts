@@ -9,7 +9,7 @@ import { h, setText } from "../page/dom";
 import type { Front } from "./front";
 import { icon } from "./icon";
 import { NOTHING, phaseOf, wordsFor } from "./link";
-import { DebugSection, FailureSection, FindingSection, KernelSection, LeftSection, LogSection, MeshSection, Section, SelectedSection, TensorSection, TransferSection } from "./sections";
+import { DebugSection, FailureSection, FindingSection, KernelSection, LeftSection, LogSection, MeshSection, Section, SelectedSection, TensorSection, TimelineSection, TransferSection } from "./sections";
 import { summaryOf } from "./summary";
 import type { Part, Target } from "./table";
 
@@ -47,6 +47,7 @@ export class MonarchPanel extends SidePanel {
   readonly logs = new LogSection();
   readonly failures = new FailureSection();
   readonly findings = new FindingSection();
+  readonly timeline = new TimelineSection();
 
   constructor(
     private _front: Front,
@@ -70,7 +71,7 @@ export class MonarchPanel extends SidePanel {
     const selected = (this.selected = new SelectedSection(_actions, menu));
     this.meshes = new MeshSection((row) => (selected.row = row), menu);
     this._sessions = new DebugSection(() => _front.notebook?.node ?? null);
-    this._sections = [this.meshes, selected, this.failures, this.findings, this._sessions, this.logs, new TensorSection(), new TransferSection(), new LeftSection(_actions)];
+    this._sections = [this.meshes, selected, this.failures, this.findings, this._sessions, this.timeline, this.logs, new TensorSection(), new TransferSection(), new LeftSection(_actions)];
     for (const section of this._sections) this.addWidget(section);
     const open = openSections();
     this._sections.forEach(({ id }, at) => !open.has(id) && this._accordion.collapse(at));
@@ -95,10 +96,11 @@ export class MonarchPanel extends SidePanel {
 
   /** Shows something about what an action is applied to. */
   showPart(what: Part, { uid, ranks }: Pick<Target, "uid" | "ranks">): void {
-    const sections: Record<Part, Section> = { logs: this.logs, stacks: this.selected, findings: this.findings, debugger: this._sessions };
+    const sections: Record<Part, Section> = { logs: this.logs, timeline: this.timeline, stacks: this.selected, findings: this.findings, debugger: this._sessions };
     this._accordion.expand(this._sections.indexOf(sections[what]));
     if (what === "logs") this.logs.follow(uid, ranks);
     else if (what === "stacks") void this.selected.showStacks(uid, ranks);
+    else if (what === "timeline") void this.timeline.record(uid, ranks);
     else if (what === "findings") this.findings.ask(uid);
   }
 

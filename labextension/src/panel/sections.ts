@@ -16,6 +16,7 @@ import { failureView } from "../views/failures";
 import { findingsView } from "../views/findings";
 import { logView } from "../views/logs";
 import { tensorView } from "../views/tensors";
+import { type TimelineOptions, timelineView } from "../views/timeline";
 import { transferView } from "../views/transfers";
 import { drawKernelView } from "./kernelview";
 import { ACTIONS, Action, Target } from "./table";
@@ -478,6 +479,33 @@ export class LeftSection extends Section {
       root.remove();
     };
   }
+}
+
+/** What ranks do and when: the newest timeline, or one that begins here. */
+export class TimelineSection extends Section {
+  constructor() {
+    super("timeline", "Timeline");
+  }
+
+  /** Records ranks from now on. Rejects with the reason where that cannot be. */
+  async record(mesh: string, ranks: number[] | null): Promise<void> {
+    if (!this.cluster) return;
+    const { key } = await this.cluster.request("timeline", { do: "begin", mesh, ...(ranks && { ranks }) });
+    this._options = { key };
+    this.again();
+  }
+
+  protected mount(cluster: Cluster): () => void {
+    const root = h("div");
+    this.body.append(root);
+    const end = timelineView(cluster, root, this._options);
+    return () => {
+      end();
+      root.remove();
+    };
+  }
+
+  private _options: TimelineOptions = {};
 }
 
 /** A view that the kernel has brought. */

@@ -24,7 +24,7 @@ export interface Target {
 export type Verb = "heal" | "stop" | "interrupt" | "kill" | "resize" | "post_mortem" | "debug";
 
 /** The parts of the panel that actions open. */
-export type Part = "logs" | "stacks" | "findings" | "debugger";
+export type Part = "logs" | "timeline" | "stacks" | "findings" | "debugger";
 
 /** How an action is done: by a request to the kernel, by opening a part of the panel, or by running a cell. */
 export type Deed =
@@ -80,6 +80,8 @@ export const ACTIONS: readonly Action[] = [
     applies: present, code: (on) => `%why ${on.name}`, does: { shows: "findings" } },
   { name: "logs", label: "Logs", key: "L", button: true, hint: "shows the lines that it wrote",
     applies: () => true, code: magic("%logs"), does: { shows: "logs" } },
+  { name: "timeline", label: "Timeline", key: "O", hint: "records what these ranks do and when, and shows it",
+    applies: living, code: magic("%timeline"), does: { shows: "timeline" } },
   { name: "run", label: "Run Cell Here", key: "E", hint: "runs the active cell on these ranks, in a cell below",
     applies: living, code: (on, cell) => `%%on ${on.place}\n${cell || "rank"}`, does: { runs: "code" } },
   { name: "break", label: "Break…", key: "B", hint: "sets a breakpoint on these ranks",

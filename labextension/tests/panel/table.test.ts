@@ -22,7 +22,7 @@ describe("the table of actions", () => {
 
   it("offers what can be done now", () => {
     const state = four();
-    expect(Object.keys(codes(at(state, "w", null)))).toEqual(["stack", "why", "logs", "run", "restart", "stop", "kill"]);
+    expect(Object.keys(codes(at(state, "w", null)))).toEqual(["stack", "why", "logs", "timeline", "run", "restart", "stop", "kill"]);
     turn(state, "w", 2, "failed");
     turn(state, "t", 1, "busy");
     expect(codes(at(state, "w", [2]))).toMatchObject({ heal: "%heal workers gpus=2" });

@@ -1,0 +1,295 @@
+// The timeline as the kernel draws it: zoom, search, and both ends of the call that is chosen.
+
+import type { Cluster } from "../cluster/client";
+import type { TimelineMessage } from "../cluster/messages";
+import { askButton, messageLine } from "../page/buttons";
+import { h, setText } from "../page/dom";
+import { plural } from "../page/words";
+import type { View } from "./view";
+
+import "./timeline.css";
+
+const NOTHING = "no timeline yet: %timeline trainers records one";
+const LABELS = 150; // px of the column of names, at most
+const DRAG = 4; // px: less is a click
+const LEAST_S = 1e-5;
+const RESIZED_MS = 200;
+
+/** The timeline with this key, or the newest. The rest is how it was saved, for a page without a kernel. */
+export interface TimelineOptions {
+  key?: string;
+  name?: string;
+  facts?: string[];
+  seconds?: number;
+  svg?: string;
+  /** The moment to show, in the kernel's time. */
+  at?: number | undefined;
+}
+
+export const timelineView: View<TimelineOptions> = (cluster, root, options) => {
+  const view = new TimelineView(cluster, root, options);
+  return () => view.end();
+};
+
+class TimelineView {
+  constructor(
+    private _cluster: Cluster,
+    private _root: HTMLElement,
+    private _options: TimelineOptions,
+  ) {
+    _root.classList.add("mnb-tl-view");
+    const tool = (text: string, title: string, act: () => void): HTMLButtonElement => h("button", { class: "mnb-b", type: "button", text, title, "aria-label": title, onclick: act });
+    const { message, report } = messageLine();
+    this._details = message;
+    const ask = (what: "stop" | "save") => () => _cluster.request("timeline", { do: what, key: this._shown?.key ?? "" });
+    this._stop = askButton("Stop", ask("stop"), report, { title: "ends the recording" });
+    this._save = askButton("Save", ask("save"), report, { title: "writes a file for ui.perfetto.dev" });
+    this._tools.append(
+      this._query,
+      tool("◀", "earlier", () => this._pan(-0.5)),
+      tool("▶", "later", () => this._pan(0.5)),
+      tool("−", "zoom out", () => this._zoom(2)),
+      tool("+", "zoom in", () => this._zoom(0.5)),
+      tool("All", "show all of it", () => this._look(0, null)),
+      this._stop,
+      this._save,
+    );
+    _root.append(h("div", { class: "mnb-top mnb-wrap" }, h("span", {}, this._title, " ", this._facts), this._tools), this._notes, this._picture, message);
+    this._query.addEventListener("input", () => this._mark());
+    this._query.addEventListener("keydown", (event) => event.key === "Enter" && this._next());
+    this._picture.addEventListener("pointerdown", (event) => this._drag(event));
+    this._picture.addEventListener("dblclick", () => this._look(0, null));
+    this._picture.addEventListener("keydown", (event) => this._key(event));
+    this._unwatch = _cluster.watch((patch) => patch === null && this._connected());
+    this._resized.observe(this._picture);
+    if (_options.svg !== undefined) this._draw({ type: "timeline", id: "", notes: [], key: "", name: "", facts: [], began: 0, recording: false, begin: 0, end: _options.seconds ?? 0, seconds: 0, ..._options, svg: _options.svg });
+    else setText(this._details, NOTHING);
+    this._connected();
+  }
+
+  end(): void {
+    this._unwatch();
+    this._unsubscribe?.();
+    this._resized.disconnect();
+    clearTimeout(this._resizing);
+    this._root.replaceChildren();
+  }
+
+  private _connected(): void {
+    const live = this._cluster.live;
+    for (const each of this._tools.children) (each as HTMLElement).hidden = !live && each !== this._query;
+    this._stop.hidden = !live || !this._shown?.recording;
+    if (live && !this._unsubscribe) this._look(null, null);
+  }
+
+  /** Shows some seconds of it: from one time to another; `end` null follows it. */
+  private _look(begin: number | null, end: number | null): void {
+    if (!this._cluster.live) return;
+    this._unsubscribe?.();
+    this._width = Math.round(this._picture.clientWidth) || this._width;
+    const watch = { topic: "timeline", key: this._options.key, width: this._width || undefined, begin, end } as const;
+    this._window = [begin, end];
+    this._unsubscribe = this._cluster.subscribe(watch, (message) => this._draw(message));
+  }
+
+  private _draw(message: TimelineMessage): void {
+    const first = !this._shown?.began;
+    if (!message.svg) return setText(this._details, this._shown ? "" : NOTHING);
+    if (this._dragging) return;
+    if (message.svg !== this._shown?.svg) this._picture.innerHTML = message.svg;
+    if (!this._shown && this._details.textContent === NOTHING) setText(this._details, "");
+    this._shown = message;
+    setText(this._title, `Timeline of ${message.name}`);
+    const part = message.end - message.begin < message.seconds - 0.01 ? [`shown ${message.begin.toFixed(2)} to ${message.end.toFixed(2)} s`] : [];
+    setText(this._facts, [...message.facts, ...part].map((fact) => `· ${fact}`).join(" "));
+    setText(this._notes, message.notes.map((note) => `! ${note}`).join("\n"));
+    this._notes.hidden = !message.notes.length;
+    this._stop.hidden = !message.recording || !this._cluster.live;
+    this._mark();
+    const { at } = this._options;
+    if (first && at !== undefined && message.began) this._look(Math.max(0, at - message.began - 5), at - message.began + 5);
+  }
+
+  // -- where ------------------------------------------------------------------------------------------------------
+
+  private _zoom(factor: number): void {
+    if (!this._shown) return;
+    const { begin, end } = this._shown;
+    const middle = this._chosen()?.middle ?? (begin + end) / 2;
+    this._clamped(middle - (middle - begin) * factor, middle + (end - middle) * factor);
+  }
+
+  private _pan(part: number): void {
+    if (!this._shown) return;
+    const { begin, end, seconds } = this._shown;
+    const by = Math.max(-begin, Math.min(seconds - end, part * (end - begin)));
+    this._clamped(begin + by, end + by);
+  }
+
+  private _clamped(begin: number, end: number): void {
+    const seconds = this._shown?.seconds ?? 0;
+    if (end - begin < LEAST_S) return;
+    if (begin <= 0 && end >= seconds) this._look(0, null);
+    else this._look(Math.max(0, begin), Math.min(seconds, end));
+  }
+
+  /** The time at a distance from the left edge. */
+  private _time(x: number): number {
+    const { begin = 0, end = 0 } = this._shown ?? {};
+    const svg = this._picture.querySelector("svg");
+    const drawn = Number(svg?.getAttribute("width")) || 1;
+    const scale = (svg?.getBoundingClientRect().width || drawn) / drawn;
+    const labels = Math.min(LABELS, Math.floor(drawn / 4));
+    const part = (x / scale - labels) / (drawn - labels - 8);
+    return begin + Math.max(0, Math.min(1, part)) * (end - begin);
+  }
+
+  private _drag(event: PointerEvent): void {
+    if (event.button !== 0 || !this._shown) return;
+    const { left } = this._picture.getBoundingClientRect();
+    const from = event.clientX - left;
+    const bar = (event.target as Element).closest<SVGElement>(".b");
+    const range = h("div", { class: "mnb-tl-range", hidden: true });
+    this._picture.append(range);
+    this._dragging = true;
+    const move = ({ clientX }: PointerEvent): void => {
+      const to = clientX - left;
+      range.hidden = Math.abs(to - from) < DRAG;
+      range.style.left = `${Math.min(from, to)}px`;
+      range.style.width = `${Math.abs(to - from)}px`;
+    };
+    const up = ({ clientX }: PointerEvent): void => {
+      window.removeEventListener("pointermove", move);
+      window.removeEventListener("pointerup", up);
+      range.remove();
+      this._dragging = false;
+      const to = clientX - left;
+      if (Math.abs(to - from) < DRAG) this._choose(bar);
+      else if (this._cluster.live) this._clamped(this._time(Math.min(from, to)), this._time(Math.max(from, to)));
+    };
+    window.addEventListener("pointermove", move);
+    window.addEventListener("pointerup", up);
+  }
+
+  // -- what -------------------------------------------------------------------------------------------------------
+
+  private get _bars(): SVGElement[] {
+    return [...this._picture.querySelectorAll<SVGElement>(".b")];
+  }
+
+  /** The chosen bar as it is drawn now, and the time at its middle. */
+  private _chosen(): { bar: SVGElement; middle: number } | null {
+    const bar = this._picture.querySelector<SVGElement>(".b.mnb-at");
+    if (!bar) return null;
+    const { left, width } = bar.getBoundingClientRect();
+    return { bar, middle: this._time(left + width / 2 - this._picture.getBoundingClientRect().left) };
+  }
+
+  /** Chooses a bar: the call that it belongs to stands out, at both ends. */
+  private _choose(bar: SVGElement | null): void {
+    this._picked = bar && { about: aboutOf(bar), call: bar.dataset.c ?? "" };
+    this._mark();
+    if (!bar) return setText(this._details, "");
+    const sent = this._picked?.call ? this._bars.find((each) => each.dataset.c === this._picked?.call) : undefined;
+    const ends = sent && sent !== bar ? ` — ${aboutOf(sent)}` : "";
+    this._details.classList.remove("mnb-wrong");
+    setText(this._details, aboutOf(bar) + ends);
+  }
+
+  /** Marks what is chosen and what is searched for. */
+  private _mark(): void {
+    const wanted = this._query.value.trim().toLowerCase();
+    const { about = "", call = "" } = this._picked ?? {};
+    let found = 0;
+    let chosen = false;
+    for (const bar of this._bars) {
+      const at = Boolean(about) && aboutOf(bar) === about;
+      const on = at || (Boolean(call) && bar.dataset.c === call);
+      const other = Boolean(wanted) && !aboutOf(bar).toLowerCase().includes(wanted);
+      chosen ||= on;
+      found += Number(!other);
+      bar.classList.toggle("mnb-at", at);
+      bar.classList.toggle("mnb-on", on);
+      bar.classList.toggle("mnb-other", other);
+    }
+    this._picture.querySelector("svg")?.classList.toggle("mnb-chosen", chosen);
+    if (wanted) setText(this._details, found ? `${plural(found, "match").replace("matchs", "matches")} in what is shown: Enter goes to the next` : "no match in what is shown");
+  }
+
+  /** Chooses the next of what is searched for. */
+  private _next(): void {
+    const bars = this._bars.filter((bar) => !bar.classList.contains("mnb-other"));
+    const at = bars.findIndex((bar) => bar.classList.contains("mnb-at"));
+    this._choose(bars[(at + 1) % bars.length] ?? null);
+  }
+
+  private _key(event: KeyboardEvent): void {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const moves: Record<string, () => void> = {
+      ArrowLeft: () => this._step(-1),
+      ArrowRight: () => this._step(1),
+      ArrowUp: () => this._row(-1),
+      ArrowDown: () => this._row(1),
+      "+": () => this._zoom(0.5),
+      "=": () => this._zoom(0.5),
+      "-": () => this._zoom(2),
+      "0": () => this._look(0, null),
+      PageUp: () => this._pan(-0.5),
+      PageDown: () => this._pan(0.5),
+      Escape: () => this._choose(null),
+    };
+    const move = moves[event.key];
+    if (!move || (event.key === "Escape" && !this._picked)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    move();
+  }
+
+  /** To the bar before or after the chosen one in its row. */
+  private _step(by: number): void {
+    const bar = this._chosen()?.bar;
+    const row = bar?.closest(".r") ?? this._picture.querySelector(".r");
+    const bars = sorted([...(row?.querySelectorAll<SVGElement>(".b") ?? [])]);
+    this._choose((bar ? bars[bars.indexOf(bar) + by] : bars[0]) ?? bar ?? null);
+  }
+
+  /** To the bar of the row above or below that is next to the chosen one. */
+  private _row(by: number): void {
+    const bar = this._chosen()?.bar;
+    const rows = [...this._picture.querySelectorAll(".r")].filter((row) => row.querySelector(".b"));
+    if (!bar) return this._choose(rows[0]?.querySelector<SVGElement>(".b") ?? null);
+    const row = rows[rows.indexOf(bar.closest(".r") as Element) + by];
+    const { left } = bar.getBoundingClientRect();
+    const distance = (each: SVGElement): number => Math.abs(each.getBoundingClientRect().left - left);
+    const near = [...(row?.querySelectorAll<SVGElement>(".b") ?? [])].sort((one, other) => distance(one) - distance(other))[0];
+    if (near) this._choose(near);
+  }
+
+  private _details: HTMLElement;
+  private _dragging = false;
+  private _facts = h("span", { class: "mnb-dim" });
+  private _notes = h("div", { class: "mnb-dim", style: "white-space:pre-line", hidden: true });
+  private _picked: { about: string; call: string } | null = null;
+  private _picture = h("div", { class: "mnb-tl-picture", tabindex: "0", role: "group", "aria-label": "timeline: arrow keys choose a call, + and − zoom, 0 shows all", title: "" });
+  private _query = h("input", { class: "mnb-query", type: "search", placeholder: "Search", "aria-label": "search calls and spans" });
+  private _resizing: ReturnType<typeof setTimeout> | undefined;
+  private _resized = new ResizeObserver(() => {
+    clearTimeout(this._resizing);
+    this._resizing = setTimeout(() => Math.abs(this._picture.clientWidth - this._width) > 8 && this._picture.clientWidth && this._unsubscribe && this._look(...this._window), RESIZED_MS);
+  });
+  private _save: HTMLButtonElement;
+  private _shown: TimelineMessage | null = null;
+  private _stop: HTMLButtonElement;
+  private _title = h("b");
+  private _tools = h("span", { class: "mnb-tools" });
+  private _unsubscribe: (() => void) | null = null;
+  private _unwatch: () => void;
+  private _width = 0;
+  private _window: [number | null, number | null] = [null, null];
+}
+
+const aboutOf = (bar: Element): string => bar.querySelector("title")?.textContent ?? "";
+
+function sorted(bars: SVGElement[]): SVGElement[] {
+  return bars.sort((one, other) => one.getBoundingClientRect().left - other.getBoundingClientRect().left);
+}
