@@ -103,10 +103,9 @@ class Completion(LineCompletion):
     """On the lines of the magics of meshes, actors and logs."""
 
     magics = (
-        *("%kill", "%notify"),
+        *("%kill", "%notify", "%timeline", "%%timeline"),
         *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
         *("%monarch", "%detach", "%attach", "%results", "%why", "%%why", "%%watch", "%%spmd"),
-        *("%timeline", "%%timeline"),
     )
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
