@@ -103,7 +103,7 @@ class Completion(LineCompletion):
     """On the lines of the magics of meshes, actors and logs."""
 
     magics = (
-        *("%kill", "%notify", "%timeline", "%%timeline"),
+        *("%kill", "%notify", "%timeline", "%%timeline", "%history"),
         *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
         *("%monarch", "%detach", "%attach", "%results", "%why", "%%why", "%%watch", "%%spmd"),
     )

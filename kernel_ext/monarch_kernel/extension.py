@@ -43,6 +43,7 @@ from .stopping import Stopping
 from .tensors import TENSOR_REPORTER
 from .unheld import UnheldMeshes
 from .views import Views
+from .views.histories import with_usage
 from .views.magics import ViewMagics
 from .views.registry import VIEWS
 from .views.widgets import Widgets
@@ -86,6 +87,7 @@ class Extension:
         self._shell.register_magics(PackageMagics(self._shell, self._session))
         self._shell.register_magics(GuideMagics(self._shell, self._session))
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
+        self._shell.register_magic_function(with_usage(self._shell, self._session), "line", "history")
         Completion(self._shell, self._session).install()
         self._view_magics.install(VIEWS)
         self._notify.install()

@@ -175,6 +175,11 @@ class Timeline:
     # -- what is there -------------------------------------------------------------------------------------------------
 
     @property
+    def procs(self) -> str:
+        """The uid of the processes that are recorded."""
+        return self._procs.uid
+
+    @property
     def now(self) -> float:
         """The time until which it is known: when it was ended, or now."""
         return self.ended or time.time()

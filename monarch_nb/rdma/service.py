@@ -96,7 +96,11 @@ class TrafficReporter:
 
     def moved(self, process: str, mover: str, size: int, seconds: float, *, write: bool) -> None:
         """Counts a finished transfer between this process and another."""
-        here = self._runtime.address
+        here, traffic = self._runtime.address, self._runtime.local.traffic
+        if write:
+            traffic.sent += size
+        else:
+            traffic.received += size
         source, target = (here, process) if write else (process, here)
         key = (source, target, mover)
         with self._lock:

@@ -43,7 +43,7 @@ from monarch_nb.runtime.process import Loader, Parts, Runtime, current_runtime, 
 from monarch_nb.runtime.recorder import CallRecorder, CollectionWatch
 from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.supervising import Supervising, fault_hook, set_hook_lookup
-from monarch_nb.runtime.tables import ProcessTables
+from monarch_nb.runtime.tables import ByteCounts, ProcessTables
 from monarch_nb.runtime.verbs import DOING, INTERRUPT, Interrupt, RunningEndpoint, RunsOn, SpawnActor, WhatRuns
 from monarch_nb.runtime.waiting import WaitObserver
 
@@ -65,6 +65,7 @@ __all__ = [
     "ActorId",
     "ActorState",
     "AnyEndpoint",
+    "ByteCounts",
     "CallRecorder",
     "Cause",
     "CauseKind",

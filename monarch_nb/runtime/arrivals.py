@@ -34,6 +34,7 @@ class Arrivals:
     def take(self, header: Header, parcel: Parcel) -> None:
         """Takes one message to where it belongs."""
         kind = header.kind
+        self._local.traffic.received += parcel.nbytes
         if kind == Kind.CALL:
             if header.unread:
                 self._local.stored_answers.discard_read(caller_of(header.call), header.unread)

@@ -75,6 +75,7 @@ class MessageSender:
                 self._take_inside(header, parcel)
             else:
                 self._node.send(header, parcel, lane=lane)
+                self._local.traffic.sent += parcel.nbytes
         except UnreachableError as error:
             if header.kind in (Kind.CONTROL, Kind.REPLY):
                 raise

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 _making = threading.Lock()
 
 
+class ByteCounts:
+    """Bytes of messages and transfers that have left and reached this process. Threads count without a lock."""
+
+    __slots__ = ("received", "sent")
+
+    def __init__(self) -> None:
+        self.received = self.sent = 0
+
+
 class ProcessTables:
     """The tables that the parts of a runtime, supervision and meshes share."""
 
@@ -28,6 +37,7 @@ class ProcessTables:
         self.away: set[str] = set()  # processes that have detached from meshes which live here
         self.orphans: set[str] = set()  # calls that such a process had made before it left, and came back
         self._stored_answers: StoredAnswers | None = None
+        self.traffic = ByteCounts()
         self.closed = False  # this process has left the cluster
 
     @property

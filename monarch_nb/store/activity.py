@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from types import FrameType
 
 from monarch_nb.host.linux import memory_resident, memory_used
-from monarch_nb.runtime import EXEC, HOOK, RELOAD, ActorCell, Runtime
+from monarch_nb.runtime import EXEC, HOOK, RELOAD, ActorCell, ByteCounts, Runtime
 from monarch_nb.store.verbs import (
     ACTIVITY,
     STACK,
@@ -28,6 +29,7 @@ from monarch_nb.wire import Asker
 
 SAMPLE_S = 0.1
 USAGE_S = 2.0
+LIGHT_S = 5.0  # where nobody watches, and the resources used are kept
 FIRST_USAGE_S = 0.5  # the first reading comes sooner: somebody has just begun to look
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _FEW_PAGES = (1 << 20) // _PAGE
@@ -98,7 +100,9 @@ class UsageMeter:
     went, for at most a thousandth of the processor's time, or after a minute, since processes that share pages end too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, traffic: ByteCounts) -> None:
+        self._traffic = traffic
+        self._counted = traffic.received, traffic.sent
         self._last = time.monotonic(), time.process_time()  # when, and the processor time spent until then
         self._memory = (0, "")
         self._memory_due = self._memory_old = 0.0
@@ -108,9 +112,14 @@ class UsageMeter:
         """Current resource use."""
         now, spent = time.monotonic(), time.process_time()
         (then, before), self._last = self._last, (now, spent)
-        cpu = (spent - before) / max(now - then, 1e-3)
+        seconds = max(now - then, 1e-3)
+        cpu = (spent - before) / seconds
         memory, kind = self._memory_used(now)
-        return ResourcesUsed(round(cpu, 2), memory >> 20 << 20, *_gpu(), kind)  # less than a megabyte is of no interest
+        before_in, before_out = self._counted
+        self._counted = arrived, left = self._traffic.received, self._traffic.sent
+        rates = round((arrived - before_in) / seconds), round((left - before_out) / seconds)
+        # Less than a megabyte is of no interest.
+        return ResourcesUsed(round(cpu, 2), memory >> 20 << 20, *_gpu(), kind, *rates)
 
     def _memory_used(self, now: float) -> tuple[int, str]:
         if now < self._memory_due:
@@ -148,25 +157,28 @@ class Reporter:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._lock = threading.Lock()
-        self._watchers: set[str] = set()
+        self._watchers: dict[str, bool] = {}  # and whether they want no more than the resources used
+        self._wake = threading.Event()
         self._pace = 1.0
         self._samples: dict[tuple[str, int], ActorSample] = {}
         self._thread: threading.Thread | None = None
-        self._meter = UsageMeter()
+        self._meter = UsageMeter(runtime.local.traffic)
         runtime.verbs.handle(WATCH, self._watch)
         runtime.verbs.handle(STACK, self._stack)
 
     def _watch(self, watch: WatchActivity, asker: Asker[None]) -> None:
         with self._lock:
             if not watch.on:
-                self._watchers.discard(asker.src)
+                self._watchers.pop(asker.src, None)
                 return
-            self._watchers.add(asker.src)
+            self._watchers[asker.src] = watch.used
             self._pace = max(1.0, watch.pace)
-            self._samples, self._meter = {}, UsageMeter()  # a new watcher receives all actors
+            self._samples = {}  # a new watcher receives all actors
+            self._meter = UsageMeter(self._runtime.local.traffic)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="monarch-activity", daemon=True)
                 self._thread.start()
+        self._wake.set()
 
     def _stack(self, which: WhichStack, asker: Asker[StackText]) -> StackText:
         key = (which.mesh, which.rank)
@@ -178,7 +190,8 @@ class Reporter:
         due = 0.0
         while True:
             with self._lock:
-                watchers = tuple(self._watchers)
+                watchers = dict(self._watchers)
+                closely = [src for src, used in watchers.items() if not used]
                 if not watchers or self._runtime.closed:
                     self._thread = None
                     return
@@ -188,22 +201,25 @@ class Reporter:
             if meter is not metered:
                 metered, due = meter, now + pace * FIRST_USAGE_S
             elif now >= due:
-                used, due = meter.read(), now + pace * USAGE_S
+                used, due = meter.read(), now + pace * (USAGE_S if closely else LIGHT_S)
             try:
-                activity = Activity(tuple(self._changes(samples, now, pace * COUNTS_S)), used)
-                if activity.doings or used is not None:
-                    self._send(watchers, activity)
+                doings = tuple(self._changes(samples, now, pace * COUNTS_S)) if closely else ()
+                if doings or used is not None:
+                    self._send(closely, Activity(doings, used))
+                if used is not None:
+                    self._send([src for src, only in watchers.items() if only], Activity((), used))
             except Exception:
                 logger.debug("activity could not be reported", exc_info=True)
-            time.sleep(pace * SAMPLE_S)
+            self._wake.wait(pace * SAMPLE_S if closely else max(0.0, min(due - now, pace * LIGHT_S)))
+            self._wake.clear()
 
-    def _send(self, watchers: tuple[str, ...], activity: Activity) -> None:
+    def _send(self, watchers: Sequence[str], activity: Activity) -> None:
         for address in watchers:
             try:
                 self._runtime.post(address, ACTIVITY, activity)
             except TransportError:
                 with self._lock:
-                    self._watchers.discard(address)
+                    self._watchers.pop(address, None)
 
     def _changes(self, samples: dict[tuple[str, int], ActorSample], now: float, counts_s: float) -> list[ActorActivity]:
         changes = []

@@ -26,8 +26,9 @@ from monarch_nb.runtime import MeshState, PendingCall, ProcState, Runtime, when_
 from monarch_nb.store import events as e
 from monarch_nb.store.facts import is_ready, now, rank_of, spawned, turned
 from monarch_nb.store.failures import record
+from monarch_nb.store.history import UsageHistory, UsageSample
 from monarch_nb.store.records import FailureState
-from monarch_nb.store.verbs import ACTIVITY, WATCH, Activity, WatchActivity
+from monarch_nb.store.verbs import ACTIVITY, WATCH, Activity, ResourcesUsed, WatchActivity
 from monarch_nb.supervision import Action, Driver, MeshFailure, RankStatus
 from monarch_nb.supervision.actions import OwnerSaid, RootFault, ShowFailure, Supervise
 from monarch_nb.transport import TransportError
@@ -86,9 +87,10 @@ PROMPT = 1000  # processes that report ten times a second; with more, each repor
 class Collector:
     """Listens to meshes, supervision and the workers of one runtime; calls `put` on their threads."""
 
-    def __init__(self, runtime: Runtime, put: Callable[[e.Event], None]) -> None:
+    def __init__(self, runtime: Runtime, put: Callable[[e.Event], None], history: UsageHistory) -> None:
         self._runtime = runtime
         self._put = put
+        self._history, self._measured = history, False  # whether it is kept also while nobody watches
         self.readable: Callable[[str], str] = str  # replaces file names in tracebacks by display names
         self._driver, self._watcher = runtime.part(Driver), runtime.part(ProcessWatcher)
         self._events = runtime.part(MeshEvents)
@@ -120,6 +122,7 @@ class Collector:
         if self._on_supervision in self._driver.listeners:
             self._driver.listeners.remove(self._on_supervision)
         self._runtime.verbs.release(ACTIVITY)
+        self._measured = False
         self.watch(on=False)
 
     def refresh(self) -> None:
@@ -145,17 +148,29 @@ class Collector:
     def watch(self, *, on: bool) -> None:
         """Asks the workers to start or stop reporting their activity."""
         self._watched = on
+        self._ask_all()
+
+    def measure(self) -> None:
+        """Asks the workers to report the resources that they use, also while nobody watches their activity."""
+        if not self._measured:
+            self._measured = True
+            if not self._watched:
+                self._ask_all()
+
+    def _ask_all(self) -> None:
         if self._runtime.closed:
             return
         for state in tuple(self._runtime.meshes.values()):
             if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None:
                 for rank in state.ranks:
-                    self._ask(state.address(rank), on=on)
+                    self._ask(state.address(rank))
 
-    def _ask(self, address: str, *, on: bool) -> None:
+    def _ask(self, address: str) -> None:
         if self._watcher.pids.get(address):  # others are asked once they run
             try:
-                self._runtime.post(address, WATCH, WatchActivity(on, max(1.0, len(self._watcher.pids) / PROMPT)))
+                pace = max(1.0, len(self._watcher.pids) / PROMPT)
+                on = self._watched or self._measured
+                self._runtime.post(address, WATCH, WatchActivity(on, pace, not self._watched))
             except TransportError:
                 return  # the process has ended
 
@@ -163,7 +178,11 @@ class Collector:
         for doing in activity.doings:
             self._put(e.Doings(*msgspec.structs.astuple(doing)))
         if activity.used is not None:
-            self._put(e.Usage(*rank_of(asker.src), *msgspec.structs.astuple(activity.used)))
+            (uid, rank), used = rank_of(asker.src), activity.used
+            sample = UsageSample(now(), used.cpu, used.memory, used.gpu, used.gpu_memory, used.received, used.sent)
+            self._history.add(uid, rank, sample)
+            if self._watched:
+                self._put(e.Usage(uid, rank, *_shown(used)))
 
     # -- meshes -----------------------------------------------------------------------------------------------------
 
@@ -226,8 +245,8 @@ class Collector:
 
     def _started(self, address: str, pid: int) -> None:
         self._put(e.ProcessStarted(*rank_of(address), pid, now()))
-        if self._watched:
-            self._ask(address, on=True)
+        if self._watched or self._measured:
+            self._ask(address)
 
     def _forget(self, state: MeshState) -> None:
         if state.stopped is None:  # this process has attached to it again
@@ -304,3 +323,8 @@ class Collector:
         if not left:
             del self._hit[failure_id]
             self._put(e.Settled(str(failure_id), how, at))
+
+
+def _shown(used: ResourcesUsed) -> tuple[float, int, float, int, int, str]:
+    """The part that the state has."""
+    return used.cpu, used.memory, used.gpu, used.gpu_memory, used.gpu_total, used.memory_kind

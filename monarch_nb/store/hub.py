@@ -15,6 +15,7 @@ from monarch_nb.store.cluster import ClusterState
 from monarch_nb.store.collector import Collector, Pending
 from monarch_nb.store.events import Event, Quiet
 from monarch_nb.store.facts import facts_of, now
+from monarch_nb.store.history import UsageHistory
 from monarch_nb.store.mesh_view import MeshView
 from monarch_nb.store.records import Document, FailureFields
 
@@ -29,7 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 class Store:
-    """State of the cluster; methods from any thread. Without watchers no thread runs and workers report nothing."""
+    """State of the cluster; methods from any thread.
+
+    Without watchers no thread runs, and workers report at most what they use, for `history`.
+    """
 
     def __init__(self, runtime: Runtime | None = None) -> None:
         self._cluster = ClusterState()
@@ -42,7 +46,8 @@ class Store:
         self._closed = False
         self._sent = 0  # records of ranks in the last delta
         self.seq = 0
-        self.collector = None if runtime is None else Collector(runtime, self.put)
+        self.history = UsageHistory()
+        self.collector = None if runtime is None else Collector(runtime, self.put, self.history)
 
     def put(self, event: Event) -> None:
         """Queues an event. Does not block."""
@@ -69,6 +74,11 @@ class Store:
                 self._followers = tuple(each for each in self._followers if each is not follower)
 
         return end
+
+    def keep_history(self) -> None:
+        """Has processes report what they use from now on, once in a few seconds, also while nobody watches."""
+        if self.collector is not None:
+            self.collector.measure()
 
     def document(self) -> Document:
         """A copy of the current state."""

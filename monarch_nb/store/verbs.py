@@ -29,6 +29,8 @@ class ResourcesUsed(msgspec.Struct, array_like=True, frozen=True):
     gpu_memory: int
     gpu_total: int
     memory_kind: str  # see `host.linux.memory_used`
+    received: float = 0.0  # bytes a second of messages and transfers
+    sent: float = 0.0
 
 
 class Activity(msgspec.Struct, array_like=True, frozen=True):
@@ -39,10 +41,11 @@ class Activity(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WatchActivity(msgspec.Struct, array_like=True, frozen=True):
-    """Starts or stops reports to the sender; `pace` divides their usual frequency."""
+    """Starts or stops reports to the sender; `pace` divides their usual frequency. `used`: of resources alone."""
 
     on: bool
     pace: float = 1.0
+    used: bool = False
 
 
 class WhichStack(msgspec.Struct, array_like=True, frozen=True):

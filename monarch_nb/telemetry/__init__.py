@@ -7,9 +7,10 @@ from monarch_nb.telemetry.meters import Meter, get_meter
 from monarch_nb.telemetry.traced import span, traced
 
 if TYPE_CHECKING:
+    from monarch_nb.telemetry.histories import History, history
     from monarch_nb.telemetry.metrics import Metrics
     from monarch_nb.telemetry.points import log
 
-__all__ = ["Meter", "Metrics", "get_meter", "log", "span", "traced"]
+__all__ = ["History", "Meter", "Metrics", "get_meter", "history", "log", "span", "traced"]
 
-__getattr__ = lazy_names(__name__, {"metrics": ("Metrics",), "points": ("log",)})
+__getattr__ = lazy_names(__name__, {"histories": ("History", "history"), "metrics": ("Metrics",), "points": ("log",)})

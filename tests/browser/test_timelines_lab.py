@@ -7,7 +7,7 @@ import pytest
 
 from tests.browser.lab import SCREENSHOTS, Desk, Lab, panel_built, theme, whole, write_notebook
 from tests.browser.test_panel import ACTORS, Panel
-from tests.browser.test_panel_actions import AXE, CHECK, MESH, RULES, WIDEST
+from tests.browser.test_panel_actions import AXE, CHECK, MESH, RULES, UNFOLD, WIDEST
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -86,6 +86,19 @@ def test_the_panel_records_what_is_selected(panel: Panel) -> None:
     section.get_by_role("button", name="Stop").click()
 
 
+def test_a_peak_of_the_history_opens_the_timeline_there(panel: Panel) -> None:
+    panel.lab.run("recorded = %timeline workers\nsum(range(30_000_000))\ntime.sleep(3)")
+    view = panel.lab.run("%history workers").locator(".mnb-history")
+    view.locator(".mnb-figure", has_text="memory, MB").locator("canvas").wait_for(timeout=20_000)
+    panel.shown.evaluate(UNFOLD)
+    section = panel.node.locator("#mnb-section-history")
+    section.locator(".mnb-figure", has_text="CPU, cores").wait_for(timeout=20_000)
+    view.locator(".mnb-peak").first.click()
+    view.get_by_text(re.compile("Timeline of workers|no timeline was recorded at")).first.wait_for(timeout=10_000)
+    whole(panel.shown, SCREENSHOTS / "history-cell.png")
+    assert panel.lab.errors == []
+
+
 @pytest.mark.parametrize("name", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])
 def test_axe_finds_no_violations_in_timelines(panel: Panel, name: str) -> None:
     if not AXE.exists():
@@ -95,7 +108,7 @@ def test_axe_finds_no_violations_in_timelines(panel: Panel, name: str) -> None:
     panel.node.locator("#mnb-section-timeline svg").wait_for(timeout=20_000)
     panel.shown.screenshot(path=SCREENSHOTS / f"timeline-{name.replace(' ', '-').lower()}.png")
     panel.shown.evaluate(AXE.read_text())
-    assert panel.shown.evaluate(CHECK, [[".mnb-tl-view", "#mnb-section-timeline"], RULES]) == []
+    assert panel.shown.evaluate(CHECK, [[".mnb-tl-view", ".mnb-history", "#mnb-section-timeline"], RULES]) == []
     theme(panel.shown, "JupyterLab Light")
 
 

@@ -11,7 +11,7 @@ from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, ValueMesh
 from monarch_nb.runtime import Future
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import MeshFailure
-from monarch_nb.telemetry import Metrics
+from monarch_nb.telemetry import History, Metrics
 from monarch_nb.tensor import simulated
 from monarch_nb.tensor.placement import Placement
 
@@ -29,6 +29,7 @@ from ..views.displays import (
     slow_html,
     values_html,
 )
+from ..views.histories import history_html
 from .failures import failure_bundle
 from .guide import checkup_html, guide_html
 from .handles import HandleForms
@@ -60,6 +61,7 @@ _FORMS: dict[type | str, Callable[[Any], str]] = {
     Failures: Failures.html,
     LogView: lambda view: logs_html(view.logs),
     Metrics: metrics_html,
+    History: history_html,
     TensorListing: tensors_html,
     "monarch_nb.rdma.table.TransferTable": transfers_html,
     "monarch_nb.diagnosis.findings.Diagnosis": diagnosis_html,

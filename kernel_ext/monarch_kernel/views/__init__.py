@@ -73,6 +73,7 @@ class Views:
             collector = store_of(runtime).collector
             if collector is not None:
                 collector.readable = lambda text: with_cells(self._shell, text)
+            store_of(runtime).keep_history()
             self._serve(runtime)
         else:
             stop()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypedDict
 
 STATIC = Path(__file__).parents[1] / "static"
-VIEWS = ("debug", "failures", "logs", "mesh", "metrics", "profiles", "tensors", "timeline", "transfers")
+VIEWS = ("debug", "failures", "history", "logs", "mesh", "metrics", "profiles", "tensors", "timeline", "transfers")
 LARGEST = 80_000  # bytes of one view: it travels through the kernel with each widget
 
 

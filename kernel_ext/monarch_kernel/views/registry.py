@@ -3,6 +3,7 @@
 from .curves import METRICS
 from .debugger import DEBUG
 from .displays import FAILURES
+from .histories import HISTORY
 from .lines import LOGS
 from .live import LiveViews
 from .meshes import MESH
@@ -10,5 +11,5 @@ from .tensors import TENSORS
 from .timelines import VIEW as TIMELINE
 from .transfers import TRANSFERS
 
-VIEWS = LiveViews((MESH, FAILURES, LOGS, METRICS, DEBUG, TENSORS, TIMELINE, TRANSFERS))
+VIEWS = LiveViews((MESH, FAILURES, LOGS, HISTORY, METRICS, DEBUG, TENSORS, TIMELINE, TRANSFERS))
 register, unregister = VIEWS.register, VIEWS.unregister

@@ -246,6 +246,7 @@ export class Cluster {
       case "transfers":
       case "profiles":
       case "timeline":
+      case "history":
       case "debug": {
         const subscription = this._subscriptions.get(message.id);
         if (!subscription) return;

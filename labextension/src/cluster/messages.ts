@@ -157,7 +157,21 @@ export interface TimelineMessage {
   svg: string;
 }
 
+/** What the processes of a mesh have used. Points are minutes before now, below 0, and values. */
+export interface HistoryCurves {
+  name: string;
+  ranks: number;
+  /** `timeline`: the key of the one that was recorded at the peak, "" for none. */
+  measures: { name: string; lines: { label: string; points: [number, number][] }[]; peak: string; at: number; timeline: string }[];
+}
+
+export interface HistoryMessage extends HistoryCurves {
+  type: "history";
+  id: string;
+}
+
 export interface Topics {
+  history: HistoryMessage;
   timeline: TimelineMessage;
   profiles: ProfileMessage;
   tensors: TensorMessage;

@@ -9,7 +9,7 @@ import { h, setText } from "../page/dom";
 import type { Front } from "./front";
 import { icon } from "./icon";
 import { NOTHING, phaseOf, wordsFor } from "./link";
-import { DebugSection, FailureSection, FindingSection, KernelSection, LeftSection, LogSection, MeshSection, Section, SelectedSection, TensorSection, TimelineSection, TransferSection } from "./sections";
+import { DebugSection, FailureSection, FindingSection, HistorySection, KernelSection, LeftSection, LogSection, MeshSection, Section, SelectedSection, TensorSection, TimelineSection, TransferSection } from "./sections";
 import { summaryOf } from "./summary";
 import type { Part, Target } from "./table";
 
@@ -71,7 +71,7 @@ export class MonarchPanel extends SidePanel {
     const selected = (this.selected = new SelectedSection(_actions, menu));
     this.meshes = new MeshSection((row) => (selected.row = row), menu);
     this._sessions = new DebugSection(() => _front.notebook?.node ?? null);
-    this._sections = [this.meshes, selected, this.failures, this.findings, this._sessions, this.timeline, this.logs, new TensorSection(), new TransferSection(), new LeftSection(_actions)];
+    this._sections = [this.meshes, selected, this.failures, this.findings, this._sessions, this.timeline, new HistorySection(), this.logs, new TensorSection(), new TransferSection(), new LeftSection(_actions)];
     for (const section of this._sections) this.addWidget(section);
     const open = openSections();
     this._sections.forEach(({ id }, at) => !open.has(id) && this._accordion.collapse(at));

@@ -14,6 +14,7 @@ import { placeOf } from "../page/words";
 import { debugView } from "../views/debugger";
 import { failureView } from "../views/failures";
 import { findingsView } from "../views/findings";
+import { historyView } from "../views/history";
 import { logView } from "../views/logs";
 import { tensorView } from "../views/tensors";
 import { type TimelineOptions, timelineView } from "../views/timeline";
@@ -341,18 +342,21 @@ export class FindingSection extends Section {
   private _asked: { mesh: string | undefined; ask: boolean } = { mesh: undefined, ask: false };
 }
 
-export class LogSection extends Section {
-  constructor() {
-    super("logs", "Logs");
+/** A section about one mesh, which a person picks. */
+abstract class PickSection extends Section {
+  constructor(id: string, label: string) {
+    super(id, label);
     this._pick.addEventListener("change", () => this.follow(this._pick.value, null));
   }
 
-  /** Shows the lines of a mesh, or of some of its ranks. */
+  /** Shows a mesh, or some of its ranks. */
   follow(uid: string, ranks: number[] | null): void {
     this._uid = uid;
     this._ranks = ranks;
     this.again();
   }
+
+  protected abstract draw(cluster: Cluster, root: HTMLElement, mesh: string, ranks: number[] | undefined): () => void;
 
   protected mount(cluster: Cluster): () => void {
     const root = h("div", { class: "mnb-fill" });
@@ -372,7 +376,7 @@ export class LogSection extends Section {
       shown = this._uid;
       end?.();
       root.replaceChildren();
-      end = shown ? logView(cluster, root, { mesh: shown, ranks: this._ranks ?? undefined }) : null;
+      end = shown ? this.draw(cluster, root, shown, this._ranks ?? undefined) : null;
     };
     const stop = drawing(cluster, (structure) => structure && draw());
     return () => {
@@ -386,6 +390,27 @@ export class LogSection extends Section {
   private _pick = h("select", { class: "mnb-pick", "aria-label": "mesh" });
   private _ranks: number[] | null = null;
   private _uid = "";
+}
+
+export class LogSection extends PickSection {
+  constructor() {
+    super("logs", "Logs");
+  }
+
+  protected draw(cluster: Cluster, root: HTMLElement, mesh: string, ranks: number[] | undefined): () => void {
+    return logView(cluster, root, { mesh, ranks });
+  }
+}
+
+/** What processes have used over the last hour. */
+export class HistorySection extends PickSection {
+  constructor() {
+    super("history", "History");
+  }
+
+  protected draw(cluster: Cluster, root: HTMLElement, mesh: string): () => void {
+    return historyView(cluster, root, { mesh });
+  }
 }
 
 export class DebugSection extends Section {

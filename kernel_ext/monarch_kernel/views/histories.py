@@ -1,0 +1,137 @@
+"""What processes have used over the last hour, as curves: `%history NAME`, and a section of the panel."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, state_of
+from monarch_nb.runtime import ActorState, current_runtime
+from monarch_nb.store.history import UsageSample
+from monarch_nb.telemetry import History
+from monarch_nb.telemetry.histories import HEAD, Measure
+
+from ..display.html import framed, heading, table
+from ..jupyter import line_magic_of
+from ..session import Session
+from .bundle import bundled
+from .channel import Message
+from .live import LiveView, Shown, Watch
+from .timelines import TIMELINES
+
+AGAIN_S = 5.0  # between two messages: processes report about as often
+SINGLE = 8  # ranks with a curve each; of more, the highest, the mean and the lowest are drawn
+PARTS = 120  # of the time, of such curves
+COST = 0.03  # of the time: where gathering takes longer, it is done less often
+Point = tuple[float, float]  # minutes before now, below 0, and a value
+
+
+def with_usage(shell: Any, session: Session) -> Any:
+    """IPython's %history, which shows what a mesh has used where its line is the name of one."""
+    before = line_magic_of(shell, "history")
+
+    def run(line: str = "") -> object:
+        name = line.strip()
+        return History(session.find(name)) if name in session.names() else before(line)
+
+    run.__doc__ = f"""{before.__doc__}
+
+With the name of a mesh, show what its processes have used over the last hour: CPU, memory, GPU, bytes in and out.
+
+    %history trainers
+
+A click on a peak shows the timeline at that moment, where one was recorded. From Python:
+monarch.telemetry.history(trainers).
+"""
+    return run
+
+
+def history_html(history: History) -> str:
+    """The static form."""
+    rows = history.rows()
+    if not rows:
+        return framed(heading(f"History of {history.name}"), '<div class="mnb-s">no samples yet</div>')
+    return framed(heading(f"History of {history.name}"), table(HEAD, rows, mono=(5,)))
+
+
+def curves(history: History) -> Message:
+    """What a front end draws."""
+    now = time.time()
+    samples = history.samples
+    measures = []
+    for measure in history.measured(samples):
+        peak = history.peak(measure.field)
+        seen = next((each for each in TIMELINES.all if _covers(each, history, peak.at)), None)
+        when = time.strftime("%H:%M:%S", time.localtime(peak.at))
+        measures.append(
+            {
+                "name": measure.title,
+                "lines": _lines(history, measure, samples, now),
+                "peak": f"{measure.text(peak.value)} · {history.where(peak.rank)} · {when}",
+                "at": peak.at,
+                "timeline": "" if seen is None else seen.key,
+            }
+        )
+    return {"name": history.name, "ranks": len(samples), "measures": measures}
+
+
+def _covers(timeline: Any, history: History, at: float) -> bool:
+    return bool(timeline.procs == history.procs and timeline.began <= at <= timeline.now)
+
+
+def _lines(
+    history: History, measure: Measure, samples: dict[int, list[UsageSample]], now: float
+) -> list[dict[str, object]]:
+    by_rank = {
+        rank: [(round((each.at - now) / 60, 3), getattr(each, measure.field) / measure.unit) for each in ranks]
+        for rank, ranks in samples.items()
+    }
+    if len(by_rank) <= SINGLE:
+        return [{"label": history.where(rank), "points": points} for rank, points in by_rank.items()]
+    return common(list(by_rank.values()))
+
+
+def common(ranks: Sequence[Sequence[Point]]) -> list[dict[str, object]]:
+    """The highest, the mean and the lowest of many ranks, on common points of time."""
+    begin = min(points[0][0] for points in ranks)
+    width = max(-begin, 1e-3) / PARTS
+    parts: list[list[float]] = [[] for _ in range(PARTS)]
+    for points in ranks:
+        for at, value in points:
+            parts[min(PARTS - 1, max(0, int((at - begin) / width)))].append(value)
+    times = [round(begin + (at + 0.5) * width, 3) for at in range(PARTS)]
+    kinds: dict[str, Callable[[list[float]], float]] = {
+        "highest": max,
+        "mean": lambda values: sum(values) / len(values),
+        "lowest": min,
+    }
+    return [
+        {"label": label, "points": [(at, kind(part)) for at, part in zip(times, parts, strict=True) if part]}
+        for label, kind in kinds.items()
+    ]
+
+
+def _feed(watch: Watch) -> Callable[[], None]:
+    state = watch.runtime.meshes.get(str(watch.message.get("mesh")))
+    if state is None:
+        raise LookupError(f"there is no mesh {watch.message.get('mesh')!r}")
+    kind: Any = ActorMesh if isinstance(state, ActorState) else ProcMesh
+    mesh: AnyMesh = kind(state, state.region)
+    history, over = History(mesh), threading.Event()
+
+    def publish() -> None:
+        while not over.is_set() and current_runtime() is watch.runtime:
+            began = time.thread_time()
+            watch.publish(**curves(history))
+            over.wait(max(AGAIN_S, (time.thread_time() - began) / COST))
+
+    threading.Thread(target=publish, name="monarch-history-view", daemon=True).start()
+    return over.set
+
+
+def _shown(history: History) -> Shown:
+    state = state_of(history.mesh)
+    return Shown({"mesh": state.uid, "shown": curves(history)}, state.uid)
+
+
+HISTORY = LiveView(name="history", **bundled("history"), feed=_feed, shows={History: _shown})

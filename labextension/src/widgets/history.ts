@@ -1,0 +1,4 @@
+import { widget } from "./widget";
+import { historyView } from "../views/history";
+
+export default widget(historyView);

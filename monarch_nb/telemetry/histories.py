@@ -1,0 +1,150 @@
+"""What the processes of a mesh have used over the last hour, for people."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, region_of, state_of
+from monarch_nb.runtime import current_runtime
+from monarch_nb.shape import MeshTrait, places_of
+from monarch_nb.store import store_of
+from monarch_nb.store.history import UsageSample
+from monarch_nb.wire import kind_of, size_text, text_table
+
+_SPARK = "▁▂▃▄▅▆▇█"
+_SPARKS = 24  # characters
+HEAD = ("", "now (mean)", "peak", "of", "at", "over time")
+NOTHING = "no samples yet: processes report what they use every few seconds from when the history is first asked for"
+
+
+def _cores(value: float) -> str:
+    return f"{value:.2f} cores"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}"
+
+
+def _rate(value: float) -> str:
+    return f"{size_text(value)}/s"
+
+
+class Measure(NamedTuple):
+    """Something that is measured, how its numbers are written, and by what they are divided in curves."""
+
+    field: str
+    name: str
+    text: Callable[[float], str]
+    unit: float = 1.0
+    title: str = ""
+
+
+MEASURES = (
+    Measure("cpu", "CPU", _cores, title="CPU, cores"),
+    Measure("memory", "memory", size_text, 1 << 20, "memory, MB"),
+    Measure("gpu", "GPU", _share, 0.01, "GPU, %"),
+    Measure("gpu_memory", "GPU memory", size_text, 1 << 20, "GPU memory, MB"),
+    Measure("received", "bytes in", _rate, 1 << 10, "bytes in, kB/s"),
+    Measure("sent", "bytes out", _rate, 1 << 10, "bytes out, kB/s"),
+)
+
+
+class Peak(NamedTuple):
+    """The most that a rank has used: which, how much, and when (wall clock)."""
+
+    rank: int
+    value: float
+    at: float
+
+
+class History:
+    """CPU, memory, GPU, and bytes in and out, of the processes of a mesh: at most an hour, older samples less densely.
+
+    It is a view: each look reads what is known by then. Messages between actors and transfers of memory are counted
+    as bytes; what a program sends by itself, as NCCL does, is not.
+    """
+
+    def __init__(self, mesh: AnyMesh) -> None:
+        self.mesh = mesh
+        self.name = state_of(mesh).name
+        self._procs = state_of(mesh) if isinstance(mesh, ProcMesh) else state_of(mesh).procs
+        store_of(current_runtime()).keep_history()
+
+    @property
+    def procs(self) -> str:
+        """The uid of the processes."""
+        return self._procs.uid
+
+    @property
+    def samples(self) -> dict[int, list[UsageSample]]:
+        """By rank (row-major in the whole mesh, also of a slice), the oldest first."""
+        known = store_of(current_runtime()).history.of(self._procs.uid)
+        return {rank: known[rank] for rank in region_of(self.mesh).ranks() if rank in known}
+
+    def measured(self, samples: dict[int, list[UsageSample]]) -> Iterator[Measure]:
+        """The measures of which something is known: those of GPUs only where there are any."""
+        for measure in MEASURES:
+            least = 0.0 if measure.field.startswith("gpu") else -1.0
+            if any(getattr(each, measure.field) > least for ranks in samples.values() for each in ranks):
+                yield measure
+
+    def peak(self, field: str) -> Peak:
+        """The most of `cpu`, `memory`, `gpu`, `gpu_memory`, `received` or `sent`. Raises ValueError without samples."""
+        found = [Peak(rank, getattr(each, field), each.at) for rank, ranks in self.samples.items() for each in ranks]
+        if not found:
+            raise ValueError(NOTHING)
+        return max(found, key=lambda peak: peak.value)
+
+    def where(self, rank: int) -> str:
+        """A rank by its coordinates."""
+        return places_of(state_of(self.mesh).region, [rank]) or "it"
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A row for each measure, as texts: its name, the mean now, the peak, where and when, and a small curve."""
+        samples = self.samples
+        rows: list[tuple[str, ...]] = []
+        for measure in self.measured(samples):
+            latest = [getattr(ranks[-1], measure.field) for ranks in samples.values() if ranks]
+            peak = self.peak(measure.field)
+            now = measure.text(sum(latest) / len(latest))
+            when = time.strftime("%H:%M:%S", time.localtime(peak.at))
+            rows.append(
+                (
+                    measure.name,
+                    now,
+                    measure.text(peak.value),
+                    self.where(peak.rank),
+                    when,
+                    _spark(samples, measure.field),
+                )
+            )
+        return rows
+
+    def __repr__(self) -> str:
+        rows = self.rows()
+        if not rows:
+            return f"<history of {self.name}: {NOTHING}>"
+        return text_table([HEAD, *rows])
+
+
+def _spark(samples: dict[int, list[UsageSample]], field: str) -> str:
+    """The most of all ranks over time, a character for each part of it."""
+    points = [(each.at, getattr(each, field)) for ranks in samples.values() for each in ranks]
+    begin, end = min(at for at, _ in points), max(at for at, _ in points)
+    most = [0.0] * min(_SPARKS, max(map(len, samples.values())))
+    for at, value in points:
+        part = min(len(most) - 1, int((at - begin) / max(end - begin, 1e-6) * len(most)))
+        most[part] = max(most[part], value)
+    top = max(most) or 1.0
+    return "".join(_SPARK[min(7, int(7.99 * max(0.0, value) / top))] for value in most)
+
+
+def history(mesh: AnyMesh | MeshTrait) -> History:
+    """CPU, memory, GPU, and bytes in and out of the processes of a mesh over the last hour.
+
+    Processes report once in a few seconds from the first call on, in a notebook with the extension from the beginning.
+    Does not block. Raises TypeError for a value that is not a mesh of processes or actors.
+    """
+    if not isinstance(mesh, (ActorMesh, ProcMesh)):
+        raise TypeError(f"a mesh of actors or processes has a history, not {kind_of(mesh)}")
+    return History(mesh)
