@@ -68,7 +68,9 @@ def test_a_front_end_watches_zooms_stops_and_saves(nb: Notebook) -> None:
         view.until(lambda view: view.of("timeline")[-1]["end"] == 0.001)
         assert 'data-n="work"' not in view.of("timeline")[-1]["svg"]
         assert "is complete" in view.ask("timeline", do="stop", key=key)["result"]["text"]
-        assert "ui.perfetto.dev" in view.ask("timeline", do="save", key=key)["result"]["text"]
+        said = view.ask("timeline", do="save", key=key)["result"]["text"]
+        assert "ui.perfetto.dev" in said
+        Path(said.removeprefix("wrote ").partition(":")[0]).unlink()  # it is beside the notebook
         assert "not kept any more" in view.ask("timeline", do="stop", key="nosuch")["error"]
     finally:
         view.close()
