@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb import code, connect, lifecycle, logs
@@ -16,6 +17,7 @@ from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.options import LogOption, set_level
+from monarch_nb.mesh.arguments import LentFrames
 from monarch_nb.mesh.console import console_of
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
@@ -27,6 +29,7 @@ from monarch_nb.runtime import ActorState, Future, Instance, MeshState, ProcStat
 from monarch_nb.runtime.context import running_actor
 from monarch_nb.settings import parse_duration
 from monarch_nb.shape import NDSlice, Region
+from monarch_nb.wire import OutFrame
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.resized import Resized
@@ -211,6 +214,38 @@ class ProcessOperations:
         if region not in made:
             made[region] = engine(mesh)
         return made[region]
+
+    @staticmethod
+    def _tensors() -> ModuleType:
+        from monarch_nb.tensor.ranks import arguments
+
+        return arguments
+
+    def lent_frames(
+        self, actors: Handle[ActorState], title: str, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> LentFrames:
+        """The body of a call with tensors of the ranks' own values among its arguments."""
+        frames: LentFrames = self._tensors().lent_frames(actors, title, args, kwargs)
+        return frames
+
+    def frames_by_rank(
+        self, procs: Handle[ProcState], title: str, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> list[OutFrame]:
+        """The body of arguments with such tensors among them, for actors that are spawned: each gets a copy."""
+        frames: list[OutFrame] = self._tensors().frames_by_rank(procs, title, args, kwargs)
+        return frames
+
+    def tensors_of(
+        self,
+        actors: Handle[ActorState],
+        title: str,
+        propagate: object,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        post: Callable[[Sequence[OutFrame]], str],
+    ) -> Any:
+        """Calls an endpoint by `post`, which sends a body and returns the call's id; see `Endpoint.rref`."""
+        return self._tensors().tensors_of(actors, title, propagate, args, kwargs, post)
 
     def metrics(self, mesh: Handle[MeshState]) -> Any:
         """Values that actors have logged with `monarch.telemetry.log`."""

@@ -8,7 +8,7 @@ import msgspec
 
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.actor import ActorMesh, check_class, init_of
-from monarch_nb.mesh.arguments import check_arguments, encode_arguments
+from monarch_nb.mesh.arguments import HeldByRanksError, check_arguments, encode_arguments
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
 from monarch_nb.mesh.operations import operations
@@ -115,7 +115,11 @@ def spawn_actors(
     runtime = current_runtime()
     instance = runtime.context().actor_instance
     region = region_of(procs)
-    arguments = EncodedObject(encode_arguments(f"{cls.__name__}()", args, kwargs, init, 1))
+    try:
+        encoded = encode_arguments(f"{cls.__name__}()", args, kwargs, init, 1)
+    except HeldByRanksError:
+        encoded = operations().frames_by_rank(procs, f"{cls.__name__}()", args, kwargs)
+    arguments = EncodedObject(encoded)
     spec = SpawnActor(
         name=name,
         class_name=class_name(cls),

@@ -6,6 +6,7 @@ from monarch_nb.mesh.active import (
     unregister_proc_mesh_spawn_callback,
 )
 from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.arguments import HeldByRanksError, LentFrames
 from monarch_nb.mesh.cells import AnyMesh, RankWatch, reason_of, run_on, run_on_each, values_or_errors
 from monarch_nb.mesh.endpoint import Accumulator, Endpoint, as_endpoint, send
 from monarch_nb.mesh.handle import Handle, as_it_is, part_of, region_of, state_of
@@ -19,7 +20,9 @@ __all__ = [
     "AnyMesh",
     "Endpoint",
     "Handle",
+    "HeldByRanksError",
     "HostMesh",
+    "LentFrames",
     "ProcMesh",
     "RankWatch",
     "ValueMesh",

@@ -2,10 +2,27 @@
 
 import functools
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
-from monarch_nb.runtime import AnyEndpoint, current_runtime
+from monarch_nb.runtime import AnyEndpoint, PendingCall, current_runtime
 from monarch_nb.wire import OutFrame, encode, pickle_failure, text_of
+
+
+class HeldByRanksError(TypeError):
+    """An argument is a tensor whose values are in other processes, so that it cannot be pickled."""
+
+
+class LentFrames(list[OutFrame]):
+    """The body of a call with arguments that are in the processes of its actors already; see `LentArguments`."""
+
+    @abstractmethod
+    def sending(self, call: str, pending: PendingCall[object] | None = None) -> AbstractContextManager[None]:
+        """Surrounds the sending of a call, by id, after which the arguments are given, in order with their operations.
+
+        `pending` waits for its answers.
+        """
 
 
 def hidden_from_callers(declared: AnyEndpoint) -> int:
@@ -61,6 +78,8 @@ def encode_arguments(
     try:
         runtime = current_runtime()
         return encode((args, kwargs), runtime, gpu=runtime.is_worker)
+    except HeldByRanksError:
+        raise
     except Exception as error:
         failure = error
     culprit = None if method is None else _unsendable(method, hidden, args, kwargs)

@@ -5,9 +5,12 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
 from monarch_nb.mesh.arguments import (
+    HeldByRanksError,
+    LentFrames,
     arguments_that_fit,
     callers_signature,
     check_arguments,
@@ -15,6 +18,7 @@ from monarch_nb.mesh.arguments import (
     hidden_from_callers,
 )
 from monarch_nb.mesh.handle import Handle
+from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import (
@@ -39,6 +43,7 @@ P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
 _NO_ARGUMENTS = encode(((), {}))[0]
+_ALONE = nullcontext()  # the message needs nothing beside it
 F = TypeVar("F", bound=Callable[..., object])
 _GIVES = {
     "call": "Future[ValueMesh[{}]]",
@@ -181,7 +186,7 @@ class Endpoint(Generic[P, R]):
             self._fits = range(0)
         return self._declared
 
-    def _frames(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[OutFrame]:
+    def _frames(self, args: tuple[object, ...], kwargs: dict[str, object], region: Region) -> list[OutFrame]:
         declared = self._current()
         hidden = hidden_from_callers(declared)
         if kwargs or len(args) not in self._fits:
@@ -189,7 +194,10 @@ class Endpoint(Generic[P, R]):
             self._fits = arguments_that_fit(declared)
         elif not args:
             return [_NO_ARGUMENTS]
-        return encode_arguments(self._title, args, kwargs, declared.method, hidden)
+        try:
+            return encode_arguments(self._title, args, kwargs, declared.method, hidden)
+        except HeldByRanksError:
+            return operations().lent_frames(self._mesh._new_with_region(region), self._title, args, kwargs)
 
     def _begin(self, call: PendingCall[object], region: Region, frames: Sequence[OutFrame]) -> None:
         runtime = current_runtime()
@@ -204,8 +212,10 @@ class Endpoint(Generic[P, R]):
         unread = state.procs.unread
         if unread is not None and not state.inner and state.uid in state.procs.actors:  # what `results` can list
             unread.add(call)
+        lending = frames.sending(call.call, call) if isinstance(frames, LentFrames) else _ALONE
         try:
-            send_region(runtime, context, state, region, self._name, frames, port=call.number, call=call.call)
+            with lending:
+                send_region(runtime, context, state, region, self._name, frames, port=call.number, call=call.call)
         except BaseException:
             call.close()
             raise
@@ -224,8 +234,8 @@ class Endpoint(Generic[P, R]):
 
         Once one has raised, the others are waited for `call_error_window` (3 s) and no longer.
         """
-        frames = self._frames(args, kwargs)
         region = self._mesh._region
+        frames = self._frames(args, kwargs, region)
         base = self._mesh._state.region
         call = self._pending(region, lambda replies: ValueMesh._of_thunks(region, replies, base))
         self._begin(call, region, frames)
@@ -250,7 +260,7 @@ class Endpoint(Generic[P, R]):
         return self._one(Region((), NDSlice(rank, (), ())), args, kwargs)
 
     def _one(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Future[R]:
-        frames = self._frames(args, kwargs)
+        frames = self._frames(args, kwargs, region)
         call = self._pending(region, lambda replies: replies[0]())
         self._begin(call, region, frames)
         return call.hand_out()
@@ -258,8 +268,8 @@ class Endpoint(Generic[P, R]):
     @_adverb
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
         """Runs it on every member; gives one future each, which resolve in the order the answers arrive."""
-        frames = self._frames(args, kwargs)
         region = self._mesh._region
+        frames = self._frames(args, kwargs, region)
         call: StreamCall[R] = StreamCall(
             current_runtime(), self._title, self._mesh._state.uid, region.ranks, len(region)
         )
@@ -277,9 +287,19 @@ class Endpoint(Generic[P, R]):
         send(self, args, kwargs)
 
     @_adverb
-    def rref(self, *args: P.args, **kwargs: P.kwargs) -> NoReturn:
-        """Belongs to the tensor engine, which is not there yet."""
-        raise NotImplementedError(f"{self._title}.rref: distributed tensors are not part of this version yet")
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Runs it on every member; what each returns is the value of its rank in tensors that are returned at once.
+
+        `propagate` of the endpoint says what these look like: a function, "inspect" where it returns nothing, or
+        "cached" to wait for the members. Raises NotImplementedError without. An error in it is that of an operation.
+        """
+        declared, region = self._current(), self._mesh._region
+        check_arguments(declared.method, hidden_from_callers(declared), self._title, args, kwargs)
+
+        def post(frames: Sequence[OutFrame]) -> str:
+            return _post(self, region, frames, 0)
+
+        return operations().tensors_of(self._mesh, self._title, declared.propagator, args, kwargs, post)
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """An endpoint is called with an adverb: .call(...) for all members, .call_one(...) for one, and more.
@@ -308,20 +328,27 @@ def send(
     """The lowest level: sends a call whose answers, if any are wanted, go to `port`, tagged with their rank."""
     if selection not in ("all", "choose"):
         raise ValueError(f"send: selection={selection!r} is neither 'all' nor 'choose'")
-    frames = endpoint._frames(args, kwargs)
     mesh = endpoint._mesh
     region = mesh._region
-    runtime = current_runtime()
-    context = runtime.context()
-    for listener in runtime.on_call:
-        listener(mesh._state)
     if selection == "choose":
         region = Region((), NDSlice(region.ndslice.get(random.randrange(len(region))), (), ()))
-    broken = runtime.supervisor.check(mesh._state, region, None)
+    frames = endpoint._frames(args, kwargs, region)
+    _post(endpoint, region, frames, number_for(port, len(region)))
+
+
+def _post(endpoint: Endpoint[..., object], region: Region, frames: Sequence[OutFrame], port: int) -> str:
+    """Sends a call that nothing here waits for; returns its id."""
+    runtime, state = current_runtime(), endpoint._mesh._state
+    context = runtime.context()
+    for listener in runtime.on_call:
+        listener(state)
+    broken = runtime.supervisor.check(state, region, None)
     if broken is not None:
         raise broken
-    number = number_for(port, len(region))
-    send_region(runtime, context, mesh._state, region, endpoint._name, frames, port=number, call=runtime.new_call())
+    call = runtime.new_call()
+    with frames.sending(call) if isinstance(frames, LentFrames) else _ALONE:
+        send_region(runtime, context, state, region, endpoint._name, frames, port=port, call=call)
+    return call
 
 
 class NotAnEndpoint:

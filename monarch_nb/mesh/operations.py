@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from monarch_nb.host.protocol import Launch
+from monarch_nb.mesh.arguments import LentFrames
 from monarch_nb.mesh.handle import Handle
 from monarch_nb.mesh.host_record import HostRecord, HostSource
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, current_runtime
 from monarch_nb.shape import Extent, Region
+from monarch_nb.wire import OutFrame
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.host import HostMesh
@@ -129,6 +131,30 @@ class Operations(Protocol):
 
     def tensor_mesh(self, procs: Handle[ProcState]) -> Any:
         """What tensors of these processes' own values are on: a `monarch.distributed.Mesh`. The first use blocks."""
+
+    def lent_frames(
+        self, actors: Handle[ActorState], title: str, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> LentFrames:
+        """The body of a call with tensors of the ranks' own values among its arguments.
+
+        Raises ValueError for tensors that are not on the processes of these actors.
+        """
+
+    def frames_by_rank(
+        self, procs: Handle[ProcState], title: str, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> list[OutFrame]:
+        """The body of arguments with such tensors among them, for actors that are spawned: each gets a copy."""
+
+    def tensors_of(
+        self,
+        actors: Handle[ActorState],
+        title: str,
+        propagate: object,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        post: Callable[[Sequence[OutFrame]], str],
+    ) -> Any:
+        """Calls an endpoint by `post`, which sends a body and returns the call's id; see `Endpoint.rref`."""
 
     def metrics(self, mesh: Handle[MeshState]) -> Any:
         """Returns what actors have logged by `monarch.telemetry.log`."""

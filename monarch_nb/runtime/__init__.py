@@ -19,7 +19,7 @@ from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
 from monarch_nb.runtime.calls import DeadlockError, PendingCall, Thunk
 from monarch_nb.runtime.cause import ActorEnd, Cause, CauseKind, stop_cause
 from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
-from monarch_nb.runtime.encoded_arguments import EncodedObject
+from monarch_nb.runtime.encoded_arguments import EncodedObject, LentArguments
 from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Feature
 from monarch_nb.runtime.future import (
     Future,
@@ -81,6 +81,7 @@ __all__ = [
     "Future",
     "Instance",
     "Interrupt",
+    "LentArguments",
     "Loader",
     "MeshState",
     "Parts",

@@ -24,6 +24,10 @@ def answered() -> None:
     """In the place of an answer that was handed on."""
 
 
+def _as_it_is(error: ActorError) -> BaseException:
+    return error
+
+
 def _nobody() -> None:
     """In the place of a future that was handed out."""
 
@@ -62,6 +66,7 @@ class PendingCall(Generic[R]):
         self._releasing = False  # who waits for those that have raised is being freed
         self.unread: tuple[int, ...] = ()  # `Header.unread`, where its ranks store their answers
         self.on_read: Callable[[], object] = answered  # called when its result is read
+        self.restated: Callable[[ActorError], BaseException] = _as_it_is  # the error that is raised for that of ranks
         self.kind = ""  # of the actors, where that is known: "sync" or "async"
         self.missing = size
         self._finding = ""
@@ -225,7 +230,7 @@ class PendingCall(Generic[R]):
         if self._raised:  # the first cause is raised, with notes of the others
             raised = in_order(self._raised.copy())
             missing = [place for place, reply in enumerate(self._replies) if reply is None and place not in raised]
-            raise self._explained(self._actor_error(raised, self.size, missing))
+            raise self._explained(self.restated(self._actor_error(raised, self.size, missing)))
         replies = [reply for reply in self._replies if reply is not None]
         value = self._build(replies)
         self._replies = [answered] * self.size  # they know this call: neither is to wait for a garbage collection

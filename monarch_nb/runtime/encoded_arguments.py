@@ -1,7 +1,8 @@
-"""An encoded object that is kept, and sent again without being opened: the arguments an actor was spawned with."""
+"""Arguments in another form: encoded, to be sent again without being opened, or held by another actor."""
 
 import pickle
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb.wire import OutFrame, decode, in_memory
@@ -27,3 +28,15 @@ class EncodedObject:
 
     def __reduce__(self) -> tuple[object, ...]:
         return EncodedObject, ((self._frames[0], *(pickle.PickleBuffer(frame) for frame in self._frames[1:])),)
+
+
+class LentArguments(ABC):
+    """In the place of a message's arguments: the holder gives them when it comes to the call, and waits for its end."""
+
+    @abstractmethod
+    def bound(self, method: Callable[..., object], *, replies: bool, is_async: bool) -> "Callable[[], object]":
+        """Returns the method as a function without arguments: a coroutine function for an actor with an event loop.
+
+        It waits until the arguments are there, and notifies their holder at the end. Where they will never be, it
+        raises if the sender wants a reply, else it returns without calling the method.
+        """

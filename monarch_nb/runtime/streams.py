@@ -65,7 +65,7 @@ class StreamCall(PendingCall[None], Generic[R]):
     def _look(self, index: int) -> NoReturn:
         """Raises the error of one rank; others that are left are not reported any more."""
         self._looked = True
-        raise self._actor_error({index: self._raised[index]}, 1)
+        raise self.restated(self._actor_error({index: self._raised[index]}, 1))
 
     def __del__(self) -> None:
         if self._raised and not self._looked:

@@ -52,3 +52,6 @@ class LostInputError(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.line)
         self.failure = failure
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return LostInputError, (self.failure,)

@@ -220,6 +220,6 @@ def test_an_actor_logs_under_the_name_of_its_class() -> None:
     assert (logger.name, logger.level) == ("Counter", logging.DEBUG)
 
 
-def test_rref_needs_the_tensor_engine(quad: ProcMesh) -> None:
-    with pytest.raises(NotImplementedError):
+def test_rref_needs_an_endpoint_that_says_what_it_returns(quad: ProcMesh) -> None:
+    with pytest.raises(NotImplementedError, match="propagate"):
         quad.spawn("counters", Counter).value_of.rref()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextvars import Token
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -20,7 +21,7 @@ from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.runtime.actors.interrupts import InterruptWindow
 from monarch_nb.runtime.cancellation import not_run
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current, point_of
-from monarch_nb.runtime.encoded_arguments import EncodedObject
+from monarch_nb.runtime.encoded_arguments import EncodedObject, LentArguments
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.spans import continued, instrumented
 from monarch_nb.runtime.verbs import RunsOn, SpawnActor
@@ -229,10 +230,8 @@ class ActorCell:
             self.process.node.consumed(parcel)
         if header.method == EXEC:
             return self.process.run_in_actor, (self.obj, self.cell_namespace, *args), kwargs
-        if header.method == RELOAD:
-            return self._reload, args, kwargs
-        if header.method == ANEW:
-            return self._make_anew, args, kwargs
+        if header.method in (RELOAD, ANEW):
+            return self._reload if header.method == RELOAD else self._make_anew, args, kwargs
         if header.method == HOOK:
             return self.obj.__healed__, args, kwargs
         endpoint = self.endpoints.get(header.method)
@@ -247,7 +246,9 @@ class ActorCell:
         if self.watch is not None:
             method = self.watch(method)
         if endpoint._explicit_response_port:
-            args = (ReplyPort(header), *args)
+            method = partial(method, ReplyPort(header))
+        if isinstance(args, LentArguments):
+            return args.bound(method, replies=header.port != 0, is_async=self.spec.kind == "async"), (), {}
         return method, args, kwargs
 
     def _reload(self, cls: type) -> object:

@@ -31,7 +31,7 @@ class EndpointProperty(Generic[P, R]):
         self.method = self._method = method  # programs of torchmonarch look at `_method`
         with contextlib.suppress(AttributeError):  # what is no function may have no room for it
             method._method = method  # type: ignore[attr-defined]  # tests of actors write `actor.step._method(actor)`
-        self._propagator = propagator
+        self.propagator = self._propagator = propagator
         self.explicit_response_port = self._explicit_response_port = explicit_response_port
         self._instrument = instrument
         self._concurrent = concurrent

@@ -45,10 +45,12 @@ class RemoteProcessGroup:
         return self.mesh.size(self.dims)
 
 
-class _Given:
-    """The arguments of a call: its tensors, and what is sent in their place."""
+class RemoteArguments:
+    """The arguments of a call: its tensors, and what is sent in their place. Without any it is on `mesh`."""
 
-    def __init__(self, args: tuple[object, ...], kwargs: dict[str, object], what: str) -> None:
+    def __init__(
+        self, args: tuple[object, ...], kwargs: dict[str, object], what: str, mesh: "Mesh | None" = None
+    ) -> None:
         self.tensors: list[RankTensor] = []
         self.joined = False
         self._what = what
@@ -57,7 +59,7 @@ class _Given:
         streams = dict.fromkeys(tensor.reference.stream for tensor in self.tensors)
         if len(streams) > 1:
             raise RankTensorError("WRONG_MESH", f"{what}: tensors of {len(streams)} meshes are its arguments")
-        mesh = self.tensors[0].device_mesh if self.tensors else active_mesh()
+        mesh = self.tensors[0].device_mesh if self.tensors else mesh or active_mesh()
         if mesh is None:
             raise ValueError(f"{what}: Remote functions require an active device mesh, use `with mesh.activate():`")
         self.mesh = mesh if self.tensors else mesh.on(ACTIVE.stream)
@@ -130,77 +132,89 @@ class Remote:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls it on each rank of the arguments' mesh, or of the active one; see `Remote`."""
+        given = RemoteArguments(args, kwargs, self._name)
+        return self.issued(given, args, kwargs, key=given.key())()
+
+    rref = __call__
+
+    def issued(
+        self, given: RemoteArguments, args: tuple[object, ...], kwargs: dict[str, object], key: object = None
+    ) -> Callable[[], Any]:
+        """Issues a call with `given`; returns what returns its results, and waits where their shapes are not known.
+
+        `args` and `kwargs` are what `propagate` gets; `key` what shapes depend on, None where that is not known.
+        """
         if self._propagate == "mocked":
             raise NotImplementedError("propagate='mocked': give a function that computes on tensors without values")
-        given = _Given(args, kwargs, self._name)
         command = CallRemote(self._function, given.args, given.kwargs, joined=given.joined)
         if self._propagate == "inspect":
             _issue(given, command, range(len(given.tensors)))
-            return None
-        key: object = None
+            return _nothing
         if callable(self._propagate):
             shown = _imagined(self._propagate, given, args, kwargs)
         else:
-            key = given.key()
             known = self._known.get(key) if key is not None else None
             if known is None:
                 return self._first(given, command, key)
             shown = known
         references = [_held(given, each) for each in shown.tensors]
         numbers = tuple(reference.number for reference in references)
-        command = _with(command, results=numbers, writes=[given.tensors[at] for at in shown.written])
+        command = with_writes(command, [given.tensors[at] for at in shown.written], results=numbers)
         _issue(given, command, shown.written)
-        return _result(given, shown, references)
+        return functools.partial(_result, given, shown, references)
 
-    rref = __call__
-
-    def _first(self, given: _Given, command: CallRemote, key: object) -> Any:
-        """Calls it, waits for what it returns, and names that."""
+    def _first(self, given: RemoteArguments, command: CallRemote, key: object) -> Callable[[], Any]:
+        """Calls it; the results are named once it is known what they are."""
         stream = given.mesh.stream
         bundle = stream.hold_object()
-        command = _with(command, bundle=bundle.number, writes=given.tensors)
+        command = with_writes(command, given.tensors, bundle=bundle.number)
         with rewriting(tensor.reference for tensor in given.tensors):
-            [replies] = stream.requested([(OBJECT, command)], f"remote({self._name})").get()
-        shown = cast(Returned, next(iter(replies.values())))
-        if key is not None:
-            self._known[key] = shown
-        references = [_held(given, each) for each in shown.tensors]
-        stream.issue_object(Name(bundle.number, tuple(reference.number for reference in references)))
-        return _result(given, shown, references)
+            described = stream.requested([(OBJECT, command)], f"remote({self._name})")
+
+        def named() -> Any:
+            [replies] = described.get()
+            shown = cast(Returned, next(iter(replies.values())))
+            if key is not None:
+                self._known[key] = shown
+            references = [_held(given, each) for each in shown.tensors]
+            stream.issue_object(Name(bundle.number, tuple(reference.number for reference in references)))
+            return _result(given, shown, references)
+
+        return named
 
     def call(self, *args: object, **kwargs: object) -> _Answers:
         """Calls it on each rank; the future has what each returns, with tensors as local ones on the CPU."""
-        return self.ask(_Given(args, kwargs, self._name))
+        return self.ask(RemoteArguments(args, kwargs, self._name))
 
     def call_one(self, *args: object, **kwargs: object) -> Future[Any]:
         """As `call`, on a mesh of one rank: the future has what it returns. Raises ValueError for a larger mesh."""
-        given = _Given(args, kwargs, self._name)
+        given = RemoteArguments(args, kwargs, self._name)
         if len(given.mesh) != 1:
             raise ValueError(f"call_one: {given.mesh!r} has {len(given.mesh)} ranks, not exactly one")
         return _of_rank(self.ask(given), 0)
 
     def choose(self, *args: object, **kwargs: object) -> Future[Any]:
         """As `call`, on one rank, whichever; the future has what it returns."""
-        given = _Given(args, kwargs, self._name)
+        given = RemoteArguments(args, kwargs, self._name)
         rank = random.randrange(len(given.mesh))
         return _of_rank(self.ask(given, rank), rank)
 
     def stream(self, *args: object, **kwargs: object) -> Iterator[Future[Any]]:
         """As `call`; yields a future for each rank."""
-        given = _Given(args, kwargs, self._name)
+        given = RemoteArguments(args, kwargs, self._name)
         values = self.ask(given)
         return iter([_of_rank(values, rank) for rank in range(len(given.mesh))])
 
     def broadcast(self, *args: object, **kwargs: object) -> None:
         """Calls it on each rank, and asks for nothing; an error is reported."""
-        given = _Given(args, kwargs, self._name)
+        given = RemoteArguments(args, kwargs, self._name)
         command = CallRemote(self._function, given.args, given.kwargs, joined=given.joined)
         _issue(given, command, range(len(given.tensors)))
 
-    def ask(self, given: _Given, only: int | None = None) -> _Answers:
+    def ask(self, given: RemoteArguments, only: int | None = None) -> _Answers:
         """As `call`, with arguments that are read already, on all ranks or on one alone."""
         command = CallRemote(self._function, given.args, given.kwargs, replies=True, only=only, joined=given.joined)
-        command = _with(command, writes=given.tensors)
+        command = with_writes(command, given.tensors)
         with rewriting(tensor.reference for tensor in given.tensors):
             values = given.mesh.stream.requested([(OBJECT, command)], f"remote({self._name})")
         result: _Answers = pending_future(describe=values.progress_text)
@@ -230,7 +244,7 @@ def call_on_shard_and_fetch(
         raise TypeError(
             f"call_on_shard_and_fetch: {remote!r} is no remote function: monarch.remote(function) makes one"
         )
-    given = _Given(args, kwargs, "call_on_shard_and_fetch")
+    given = RemoteArguments(args, kwargs, "call_on_shard_and_fetch")
     rank = rank_at(given.mesh, shard, {}, "call_on_shard_and_fetch")
     return _of_rank(remote.ask(given, rank), rank)
 
@@ -241,12 +255,17 @@ def _of_rank(values: _Answers, rank: int) -> Future[Any]:
     return result
 
 
-def _with(command: CallRemote, writes: Sequence[RankTensor] = (), **changed: Any) -> CallRemote:
+def with_writes(command: CallRemote, writes: Sequence[RankTensor], **changed: Any) -> CallRemote:
+    """The same command, which changes these tensors."""
     numbers = tuple(tensor.reference.number for tensor in writes)
     return replace(command, writes=numbers, **changed)
 
 
-def _issue(given: _Given, command: CallRemote, written: Sequence[int]) -> None:
+def _nothing() -> None:
+    """The result of a function that returns nothing."""
+
+
+def _issue(given: RemoteArguments, command: CallRemote, written: Sequence[int]) -> None:
     targets = [given.tensors[at].reference for at in written]
     stream = given.mesh.stream
     stream.resume_if_healed()
@@ -254,7 +273,7 @@ def _issue(given: _Given, command: CallRemote, written: Sequence[int]) -> None:
         stream.issue((OBJECT, command), call_site(), [target.writes for target in targets])
 
 
-def _held(given: _Given, shown: ReturnedTensor) -> Reference:
+def _held(given: RemoteArguments, shown: ReturnedTensor) -> Reference:
     """A reference to a tensor that a call returns, and that may show memory of an argument."""
     reference = given.mesh.stream.hold(shown.meta, call_site())
     if shown.source >= 0:
@@ -262,21 +281,26 @@ def _held(given: _Given, shown: ReturnedTensor) -> Reference:
     return reference
 
 
-def _result(given: _Given, shown: Returned, references: Sequence[Reference]) -> Any:
+def _result(given: RemoteArguments, shown: Returned, references: Sequence[Reference]) -> Any:
     made = iter(references)
     return tree_map_only(ReturnedTensor, lambda leaf: MeshTensor(leaf.meta, next(made)), shown.tree)
 
 
-def _imagined(function: Callable[..., object], given: _Given, args: object, kwargs: object) -> Returned:
+def _imagined(function: Callable[..., object], given: RemoteArguments, args: object, kwargs: object) -> Returned:
     """What a propagating function returns for tensors without values, which it may change in place."""
     layout = given.mesh.stream.layout
     fakes: dict[int, torch.Tensor] = {}
     leaves, tree = tree_flatten((args, kwargs))
-    with disabled(), FakeTensorMode(), torch.no_grad():
-        for leaf in leaves:
-            if isinstance(leaf, RankTensor) and leaf.reference.number not in fakes:
-                fakes[leaf.reference.number] = _fake(leaf.meta, layout.device)
-        filled = [fakes[leaf.reference.number] if isinstance(leaf, RankTensor) else leaf for leaf in leaves]
+    with disabled(), FakeTensorMode() as mode, torch.no_grad():
+        for tensor in given.tensors:
+            fakes[tensor.reference.number] = _fake(tensor.meta, layout.device)
+
+        def filled_in(leaf: object) -> object:
+            if isinstance(leaf, RankTensor):
+                return fakes[leaf.reference.number]
+            return mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+        filled = [filled_in(leaf) for leaf in leaves]
         found = [fakes[tensor.reference.number] for tensor in given.tensors]
         before = [fake._version for fake in found]
         fake_args, fake_kwargs = tree_unflatten(filled, tree)

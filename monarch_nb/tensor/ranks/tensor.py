@@ -1,11 +1,12 @@
 """The handle of a tensor of which each rank has a value of its own."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from monarch_nb.mesh import ValueMesh
+from monarch_nb.mesh import HeldByRanksError, ValueMesh
 from monarch_nb.shape import Selector
 from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.errors import RankTensorError
@@ -15,11 +16,30 @@ from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.ranks import exchanging
 from monarch_nb.tensor.ranks.streams import MAIN, Stream
 from monarch_nb.tensor.references import DroppedReference
+from monarch_nb.tensor.workers.handover import given_tensor
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.mesh import Mesh
 
 _ABSENT = object()  # default of arguments for which None is valid
+
+
+class _Collected(threading.local):
+    """The tensors among what this thread pickles as arguments of actors on their processes; None where it does not."""
+
+    tensors: "list[RankTensor] | None" = None
+
+    def place_of(self, tensor: "RankTensor") -> int:
+        """The number of a tensor among them."""
+        assert self.tensors is not None
+        for place, known in enumerate(self.tensors):
+            if known.reference.number == tensor.reference.number and known.reference.stream is tensor.reference.stream:
+                return place
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+
+COLLECTED = _Collected()
 
 
 class RankTensor(MeshTensor):
@@ -139,8 +159,10 @@ class RankTensor(MeshTensor):
 
     cuda = cpu
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError(
+    def __reduce_ex__(self, protocol: object) -> Any:
+        if COLLECTED.tensors is not None:
+            return given_tensor, (COLLECTED.place_of(self),)
+        raise HeldByRanksError(
             "a tensor of the ranks' own values cannot be pickled or saved: its values are in other processes. Save "
             "monarch.inspect(t), or write files on the ranks"
         )

@@ -48,6 +48,7 @@ from monarch_nb.tensor.seeds import BORROWED
 from monarch_nb.tensor.verbs import MemoryUsed
 from monarch_nb.tensor.workers.agreement import DifferentShapesError
 from monarch_nb.tensor.workers.calls import function_at, off_device, returned
+from monarch_nb.tensor.workers.handover import withdraw
 from monarch_nb.tensor.workers.journal import REQUESTS, BatchJournal
 from monarch_nb.tensor.workers.plans import (
     Env,
@@ -278,14 +279,13 @@ class WorkerSession:
             if code == OBJECT:
                 position += 1
                 command = pending.popleft()
-                if isinstance(command, Define | Making):
+                if isinstance(command, Define | Making | Trace):
                     self._object(command, values)
                 elif isinstance(command, PutTensor | Locals | MakeParts | Take):
                     self.env[command.result] = lost
-                elif isinstance(command, Trace):
-                    self._object(command, values)
                 elif isinstance(command, CallRemote | Name):
                     self.env.update(dict.fromkeys(command.results, lost))
+                    withdraw(command, halted)
                     if isinstance(command, CallRemote) and command.has_reply:
                         values.append(halted)
                 elif isinstance(command, RunFunction):
@@ -364,6 +364,7 @@ class WorkerSession:
             else:
                 value = failure = self._failure(type(command).__name__.lower(), error)
             if isinstance(command, CallRemote):
+                withdraw(command, failure)
                 written = self._changed if command.has_reply else command.writes
                 lost = (*command.results, *self._sharing_memory(written), *filter(None, [command.bundle]))
                 self.env.update(dict.fromkeys(lost, LostTensor(failure)))

@@ -1,0 +1,283 @@
+"""Values of tensors in one process, from the worker that holds them to an actor that gets them as arguments.
+
+The actor's message and the command of the tensors travel apart. Whichever comes first waits for the other one; then the
+actor runs its endpoint, while the worker waits for its end.
+"""
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from monarch_nb.runtime import EncodedObject, LentArguments, calls_of, current_runtime
+from monarch_nb.settings import settings
+from monarch_nb.tensor.commands import CallRemote
+from monarch_nb.tensor.failure import Failure, LostInputError
+from monarch_nb.tensor.groups.service import GROUPS
+
+_POLL_S = 0.05  # how often a side that waits looks whether the other one can still come
+_REGROUP_S = 5.0  # after the end of a group of processes, commands of before come within that time or not at all
+Tag = tuple[str, int]  # the process that has issued it, and a number
+
+
+class _Given(threading.local):
+    """The values for the placeholders that this thread unpickles."""
+
+    values: Sequence[torch.Tensor] = ()
+
+
+_given = _Given()
+
+
+def given_tensor(place: int) -> torch.Tensor:
+    """What the placeholder of a tensor is unpickled as: the value of this process."""
+    return _given.values[place]
+
+
+class NotGivenError(RuntimeError):
+    """The values of tensors among the arguments of a call have not come."""
+
+
+class TensorHandover:
+    """One call as its two sides see it."""
+
+    def __init__(self) -> None:
+        self.values: Sequence[torch.Tensor] = ()
+        self.lost: Failure | None = None  # what the sender could not make
+        self.withdrawn = ""  # why nothing will be given
+        self.begun = False  # the actor has come to it
+        self.result: object = None
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+        self._given = threading.Event()
+        self._then: Callable[[], object] | None = None
+        self._lock = threading.Lock()
+
+    def give(self, values: Sequence[torch.Tensor] = (), lost: Failure | None = None, withdrawn: str = "") -> None:
+        """Ends the actor's wait. Called by the worker."""
+        with self._lock:
+            self.values, self.lost, self.withdrawn = values, lost, withdrawn
+            self._given.set()
+            then = self._then
+        if then is not None:
+            then()
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the actor need not wait."""
+        return self._given.is_set()
+
+    def when_given(self, then: Callable[[], object]) -> None:
+        """Calls back once, on the worker's thread; not where it is given by now."""
+        with self._lock:
+            self._then = then
+
+    def wait(self, seconds: float) -> bool:
+        """Blocks until it is given, or for that long."""
+        return self._given.wait(seconds)
+
+
+class _Handovers:
+    """Those of this process, until both sides have come."""
+
+    def __init__(self) -> None:
+        self._open: dict[Tag, TensorHandover] = {}
+        self._lock = threading.Lock()
+
+    def of(self, tag: Tag) -> TensorHandover:
+        """The one with this tag, made by the side that comes first."""
+        with self._lock:
+            return self._open.setdefault(tag, TensorHandover())
+
+    def close(self, tag: Tag) -> None:
+        """Both sides have it, or one will not come."""
+        with self._lock:
+            self._open.pop(tag, None)
+
+
+HANDOVERS = _Handovers()
+
+
+class GivenArguments(LentArguments):
+    """The arguments of a call, of which the worker of this process gives the tensors.
+
+    `returns`: it takes the result.
+    """
+
+    def __init__(self, tag: Tag, encoded: EncodedObject, *, returns: bool) -> None:
+        self._tag, self._encoded, self._returns = tag, encoded, returns
+
+    def bound(self, method: Callable[..., object], *, replies: bool, is_async: bool) -> Callable[[], object]:
+        """See `LentArguments`."""
+        handover = HANDOVERS.of(self._tag)
+        handover.begun = True
+
+        def run() -> object:
+            try:
+                patience = _Patience()
+                while not handover.wait(_POLL_S):
+                    patience.check()
+                return self._finished(handover, self._called(handover, method))
+            except BaseException as error:
+                self._failed(handover, error, replies=replies)
+                return None
+            finally:
+                HANDOVERS.close(self._tag)
+                handover.done.set()
+
+        async def run_on_loop() -> object:
+            try:
+                loop, there, patience = asyncio.get_running_loop(), asyncio.Event(), _Patience()
+                handover.when_given(lambda: loop.call_soon_threadsafe(there.set))
+                while not handover.is_given:
+                    try:
+                        await asyncio.wait_for(there.wait(), _POLL_S)
+                    except TimeoutError:
+                        patience.check()
+                value = self._called(handover, method)
+                if inspect.isawaitable(value):
+                    value = await value
+                return self._finished(handover, value)
+            except BaseException as error:
+                self._failed(handover, error, replies=replies)
+                return None
+            finally:
+                HANDOVERS.close(self._tag)
+                handover.done.set()
+
+        return run_on_loop if is_async else run
+
+    def _called(self, handover: TensorHandover, method: Callable[..., object]) -> object:
+        """Calls the method with what was given; not where that is lost."""
+        if handover.lost is not None:
+            raise LostInputError(handover.lost)
+        if handover.withdrawn:
+            raise NotGivenError(handover.withdrawn)
+        args, kwargs = _loaded(self._encoded, handover.values)
+        return method(*args, **kwargs)
+
+    def _finished(self, handover: TensorHandover, value: object) -> object:
+        if self._returns:
+            handover.result = value
+            return None
+        mine = {tensor.untyped_storage()._cdata for tensor in handover.values}
+
+        def apart(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone() if tensor.untyped_storage()._cdata in mine else tensor
+
+        return tree_map_only(torch.Tensor, apart, value)  # operations go on while the answer is sent
+
+    def _failed(self, handover: TensorHandover, error: BaseException, *, replies: bool) -> None:
+        handover.error = error
+        by_operation = self._returns or isinstance(error, LostInputError | NotGivenError)  # its failure is reported
+        if replies or not by_operation or not isinstance(error, Exception):
+            raise error
+
+
+class ArgumentsByRank:
+    """Arguments with tensors of which each rank gets a value of its own, by rank in the whole mesh.
+
+    Unpickled in an actor they are the arguments of its rank.
+    """
+
+    def __init__(self, encoded: EncodedObject, values: Mapping[int, Sequence[torch.Tensor]]) -> None:
+        self._encoded, self._values = encoded, values
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _of_this_rank, (self._encoded, dict(self._values))
+
+
+def _of_this_rank(encoded: EncodedObject, values: Mapping[int, Sequence[torch.Tensor]]) -> object:
+    return _loaded(encoded, values[current_runtime().context().actor_instance.base_rank])
+
+
+def _loaded(encoded: EncodedObject, values: Sequence[torch.Tensor]) -> tuple[Sequence[object], dict[str, object]]:
+    """Arguments with these tensors in the places of placeholders."""
+    _given.values = values
+    try:
+        args, kwargs = encoded.load(current_runtime())
+        return args, kwargs
+    finally:
+        _given.values = ()
+
+
+class _Patience:
+    """How long an actor waits for a worker whose group is over."""
+
+    def __init__(self) -> None:
+        self._over_since: float | None = None
+
+    def check(self) -> None:
+        """Raises NotGivenError once nothing can come any more."""
+        membership = current_runtime().feature(GROUPS).membership
+        over = None if membership is None else membership.over
+        if over is None and self._over_since is None:
+            return
+        self._over_since = self._over_since or time.monotonic()
+        if time.monotonic() > self._over_since + _REGROUP_S:
+            reason = "the mesh was grouped anew" if over is None else over.reason
+            raise NotGivenError(f"the tensors among the arguments have not come: {reason}")
+
+
+class CallActor:
+    """Calls an actor of the same process, as a function of tensors: gives them, and waits until it has done the call.
+
+    With `returns` the actor's result is that of the function, and its error is raised.
+    """
+
+    def __init__(self, tag: Tag, actors: str, call: str, name: str, *, returns: bool) -> None:
+        self._tag, self._actors, self._call, self._returns = tag, actors, call, returns
+        self.__name__ = name
+        self._is_given = False
+
+    def __call__(self, *tensors: torch.Tensor) -> object:
+        """Runs it; blocks."""
+        handover, since = HANDOVERS.of(self._tag), time.monotonic()
+        self._is_given = True
+        handover.give(tensors)
+        while not handover.done.wait(_POLL_S):
+            if not handover.begun and self._is_dropped(since):
+                HANDOVERS.close(self._tag)
+                if self._returns:
+                    raise NotGivenError(f"{self.__name__} did not run: the actor has ended, or it was cancelled")
+                return None
+        if self._returns and handover.error is not None:
+            raise handover.error
+        return handover.result
+
+    def withdraw(self, failure: Failure) -> None:
+        """Has the actor not run it, since a tensor is lost; not where the actor has run it."""
+        if not self._is_given:
+            HANDOVERS.of(self._tag).give(lost=failure)
+
+    def _is_dropped(self, since: float) -> bool:
+        """Whether the actor will not come to it. Its message, and the actor itself, may be on their way."""
+        runtime = current_runtime()
+        ends = [cause for _, cause in runtime.latest_actors({self._actors}).values()]
+        if self._call in runtime.cancelled or (ends and None not in ends):
+            return True
+        if time.monotonic() < since + settings.message_delivery_timeout + _REGROUP_S:
+            return False
+        cells = [cell for (mesh, _), cell in tuple(runtime.cells.items()) if mesh == self._actors]
+        return not any(self._call in calls_of(cell) for cell in cells)
+
+
+def withdraw(command: object, failure: Failure) -> None:
+    """Has the actor that a command was to call not wait for it."""
+    if isinstance(command, CallRemote) and isinstance(command.function, CallActor):
+        command.function.withdraw(failure)
+
+
+class Withdraw:
+    """Has the actor not run a call whose message has not reached all."""
+
+    def __init__(self, tag: Tag, why: str) -> None:
+        self._tag, self._why = tag, why
+
+    def __call__(self) -> None:
+        """Ends its wait."""
+        HANDOVERS.of(self._tag).give(withdrawn=self._why)
