@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from monarch_nb.connect.stored_results import results
     from monarch_nb.diagnosis import diagnose, watch
     from monarch_nb.distributed import (
+        OpaqueRef,
         RemoteProcessGroup,
         Simulator,
         Stream,
         Tensor,
         call_on_shard_and_fetch,
         checkpoint,
+        coalescing,
         compile,  # noqa: A004 - as torch.compile
         distribute,
         fetch_shard,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Extent",
     "NDSlice",
+    "OpaqueRef",
     "RemoteProcessGroup",
     "Shape",
     "Simulator",
@@ -64,6 +67,7 @@ __all__ = [
     "call_on_shard_and_fetch",
     "checkpoint",
     "clear_runtime_config",
+    "coalescing",
     "compile",
     "configure",
     "configured",
@@ -106,6 +110,7 @@ _HOMES = {
     "get_runtime_config": "monarch_nb.config",
     "attach": "monarch_nb.connect.mesh_attach",
     "checkpoint": "monarch_nb.distributed",
+    "coalescing": "monarch_nb.distributed",
     "compile": "monarch_nb.distributed",
     "diagnose": "monarch_nb.diagnosis",
     "distribute": "monarch_nb.distributed",
@@ -121,6 +126,7 @@ _HOMES = {
     "reduce": "monarch_nb.distributed",
     "reduce_": "monarch_nb.distributed",
     "remote": "monarch_nb.distributed",
+    "OpaqueRef": "monarch_nb.distributed",
     "RemoteProcessGroup": "monarch_nb.distributed",
     "call_on_shard_and_fetch": "monarch_nb.distributed",
     "set_meta": "monarch_nb.distributed",
@@ -141,6 +147,7 @@ _HOMES = {
 _MODULES = frozenset(
     {
         "actor",
+        "builtins",
         "config",
         "data",
         "debug",

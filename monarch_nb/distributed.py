@@ -33,15 +33,20 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.modules.summing import no_sync
     from monarch_nb.tensor.modules.to_mesh import module_to_mesh
     from monarch_nb.tensor.ranks.active import get_active_mesh, no_mesh
+    from monarch_nb.tensor.ranks.autograd_functions import remote_autograd_function
+    from monarch_nb.tensor.ranks.coalesced import coalescing
+    from monarch_nb.tensor.ranks.engine import spawn_tensor_engine
     from monarch_nb.tensor.ranks.exchanging import reduce, reduce_, slice_mesh, to_mesh
     from monarch_nb.tensor.ranks.fetching import fetch_shard, inspect, show
     from monarch_nb.tensor.ranks.gradients import grad_function, grad_generator
+    from monarch_nb.tensor.ranks.opaque import OpaqueModule, OpaqueObject, opaque_method
     from monarch_nb.tensor.ranks.remote import RemoteProcessGroup, call_on_shard_and_fetch, remote
     from monarch_nb.tensor.ranks.streams import Borrow, Stream, get_active_stream
     from monarch_nb.tensor.ranks.tensor import Tensor
     from monarch_nb.tensor.safetensors import load_safetensors
     from monarch_nb.tensor.simulated.simulator import Simulator, SimulatorBackendMode, SimulatorTraceMode, set_meta
     from monarch_nb.tensor.verify import Verification, verify
+    from monarch_nb.tensor.workers.opaque import OpaqueRef
 
 __all__ = [
     "Borrow",
@@ -52,6 +57,9 @@ __all__ = [
     "GatherWarning",
     "Mesh",
     "MeshTensor",
+    "OpaqueModule",
+    "OpaqueObject",
+    "OpaqueRef",
     "Plan",
     "RankTensorError",
     "RemoteProcessGroup",
@@ -64,6 +72,7 @@ __all__ = [
     "Verification",
     "call_on_shard_and_fetch",
     "checkpoint",
+    "coalescing",
     "compile",
     "distribute",
     "fetch_shard",
@@ -78,13 +87,16 @@ __all__ = [
     "module_to_mesh",
     "no_mesh",
     "no_sync",
+    "opaque_method",
     "reduce",
     "reduce_",
     "remote",
+    "remote_autograd_function",
     "save",
     "set_meta",
     "show",
     "slice_mesh",
+    "spawn_tensor_engine",
     "to_mesh",
     "verify",
 ]
@@ -101,6 +113,11 @@ _HOMES = {
     ),
     "handle": ("MeshTensor",),
     "ranks.active": ("get_active_mesh", "no_mesh"),
+    "ranks.autograd_functions": ("remote_autograd_function",),
+    "ranks.coalesced": ("coalescing",),
+    "ranks.engine": ("spawn_tensor_engine",),
+    "ranks.opaque": ("OpaqueModule", "OpaqueObject", "opaque_method"),
+    "workers.opaque": ("OpaqueRef",),
     "ranks.exchanging": ("reduce", "reduce_", "slice_mesh", "to_mesh"),
     "ranks.gradients": ("grad_function", "grad_generator"),
     "ranks.remote": ("RemoteProcessGroup", "call_on_shard_and_fetch", "remote"),

@@ -8,6 +8,8 @@ _TASKS = ("monarch_nb.compat.tasks",)
 _REFS = ("monarch_nb.compat.refs",)
 _SHAPE = ("monarch_nb.shape", "monarch_nb.compat.internals")
 _JOB = ("monarch_nb.job", "monarch_nb.job.ssh", "monarch_nb.job.tools.stores", "monarch_nb.job.later")
+_RANKS = ("monarch_nb.distributed", "monarch_nb.tensor.ranks.engine")
+_RANDOM = ("monarch_nb.tensor.ranks.generators",)
 _PROCS = (*_ACTOR, *_INTERNALS, "monarch_nb.mesh.active")
 _TENSORS = "the tensor engine"
 _DISTRIBUTED = ("monarch_nb.distributed",)
@@ -103,6 +105,29 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._rust_bindings.monarch_hyperactor.value_mesh": _ACTOR,
     "monarch.actor.concurrent": _ACTOR,
     "monarch.actor_mesh": _ACTOR,
+    "monarch.builtins": _RANKS,
+    "monarch.builtins.log": _RANKS,
+    "monarch.builtins.random": _RANDOM,
+    "monarch.cached_remote_function": _RANKS,
+    "monarch.common": (),
+    "monarch.common._coalescing": _RANKS,
+    "monarch.common.client": _RANKS,
+    "monarch.common.device_mesh": _RANKS,
+    "monarch.common.fake": _RANKS,
+    "monarch.common.future": _ACTOR,
+    "monarch.common.invocation": _RANKS,
+    "monarch.common.opaque_ref": _RANKS,
+    "monarch.common.remote": (*_RANKS, "monarch_nb.tensor.ranks.remote"),
+    "monarch.common.stream": _RANKS,
+    "monarch.common.tensor": _RANKS,
+    "monarch.common.tree": _RANKS,
+    "monarch.fetch": _RANKS,
+    "monarch.gradient_generator": _RANKS,
+    "monarch.mesh_controller": _RANKS,
+    "monarch.opaque_module": _RANKS,
+    "monarch.opaque_object": _RANKS,
+    "monarch.random": _RANDOM,
+    "monarch.tensor_engine": _RANKS,
     "monarch.gather_mount": ("monarch_nb._mounts",),
     "monarch.remotemount": ("monarch_nb._mounts",),
     "monarch.bootstrap_main": ("monarch_nb.compat.bootstrap_main",),
@@ -128,27 +153,18 @@ ALIASES: dict[str, tuple[str, ...]] = {
 # Parts that are not there yet: modules, with all that is in them.
 MODULES: dict[str, str] = {
     "monarch._src.actor.proc_launcher": _LAUNCHERS,
-    "monarch.builtins": _TENSORS,
-    "monarch.cached_remote_function": _TENSORS,
-    "monarch.common": _TENSORS,
     "monarch.controller": _TENSORS,
     "monarch.distributed_telemetry": _SQL,
     "monarch.experimental": "what torchmonarch calls experimental",
     "monarch.gradient": _TENSORS,
-    "monarch.gradient_generator": _TENSORS,
     "monarch.job.meta": "the schedulers of one company",
-    "monarch.mesh_controller": _TENSORS,
     "monarch.monarch_dashboard": _DASHBOARD,
     "monarch.notebook": "the schedulers of one company; in a notebook use %load_ext monarch",
-    "monarch.opaque_module": _TENSORS,
-    "monarch.opaque_object": _TENSORS,
     "monarch.parallel": _TENSORS,
     "monarch.profiler": _TENSORS,
     "monarch.python_local_mesh": _TENSORS,
-    "monarch.random": _TENSORS,
     "monarch.remote_class": _TENSORS,
     "monarch.rust_backend_mesh": _TENSORS,
-    "monarch.tensor_engine": _TENSORS,
     "monarch.tensorboard": _TENSORS,
     "monarch.timer": _TENSORS,
     "monarch.tools.cli": _COMMANDS,
@@ -164,10 +180,7 @@ NAMES: dict[str, str] = {
     **dict.fromkeys(
         (
             "Future",
-            "OpaqueRef",
             "Selection",
-            "builtins",
-            "coalescing",
             "function_resolvers",
             "timer",
             "world_mesh",

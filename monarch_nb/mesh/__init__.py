@@ -8,7 +8,7 @@ from monarch_nb.mesh.active import (
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.arguments import HeldByRanksError, LentFrames
 from monarch_nb.mesh.cells import AnyMesh, RankWatch, reason_of, run_on, run_on_each, values_or_errors
-from monarch_nb.mesh.endpoint import Accumulator, Endpoint, as_endpoint, send
+from monarch_nb.mesh.endpoint import Accumulator, Endpoint, SendsToPorts, as_endpoint, send
 from monarch_nb.mesh.handle import Handle, as_it_is, part_of, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, give_up, this_host, this_proc
 from monarch_nb.mesh.proc import ProcMesh
@@ -25,6 +25,7 @@ __all__ = [
     "LentFrames",
     "ProcMesh",
     "RankWatch",
+    "SendsToPorts",
     "ValueMesh",
     "as_endpoint",
     "as_it_is",

@@ -4,6 +4,7 @@ import functools
 import inspect
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
@@ -318,8 +319,18 @@ class Endpoint(Generic[P, R]):
 Endpoint.__doc__ = PerObject(_declared_doc, Endpoint.__doc__)  # type: ignore[assignment]
 
 
+class SendsToPorts(ABC):
+    """What is called like an endpoint and is none, such as a function on the ranks of a mesh."""
+
+    @abstractmethod
+    def send_to(
+        self, port: Port[Any] | None, args: tuple[object, ...], kwargs: dict[str, object], *, one: bool
+    ) -> None:
+        """Calls it on all, or on one alone; answers go to the port."""
+
+
 def send(
-    endpoint: Endpoint[..., object],
+    endpoint: Endpoint[..., object] | SendsToPorts,
     args: tuple[object, ...],
     kwargs: dict[str, object],
     port: Port[Any] | None = None,
@@ -328,6 +339,9 @@ def send(
     """The lowest level: sends a call whose answers, if any are wanted, go to `port`, tagged with their rank."""
     if selection not in ("all", "choose"):
         raise ValueError(f"send: selection={selection!r} is neither 'all' nor 'choose'")
+    if isinstance(endpoint, SendsToPorts):
+        endpoint.send_to(port, args, kwargs, one=selection == "choose")
+        return
     mesh = endpoint._mesh
     region = mesh._region
     if selection == "choose":

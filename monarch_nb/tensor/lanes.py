@@ -16,9 +16,13 @@ READ, WRITTEN, ENDED = "read", "written", "ended"  # by the borrower; or the bor
 
 
 class _Active(threading.local):
-    """The stream that this thread has activated; None for the main one."""
+    """The stream that this thread has activated; None for the main one.
+
+    `coalesced` are the command streams to which a block of this thread has issued what is sent at its end.
+    """
 
     stream: "Stream | None" = None
+    coalesced: "set[CommandStream] | None" = None
 
 
 ACTIVE = _Active()
@@ -63,6 +67,14 @@ def check_lane(
         code = "" if loan is None else loan.refused(writes=at in writes)
         if code and loan is not None:
             raise RankTensorError(code, f"{operation}: {_WHY[code]}. It was borrowed at {origin_of(loan.where)}")
+
+
+def check_fetching() -> None:
+    """Raises NotImplementedError inside of `coalescing`, where what a value depends on is not sent yet."""
+    if ACTIVE.coalesced is not None:
+        raise NotImplementedError(
+            "values cannot be fetched inside `with monarch.coalescing():`, which sends all at its end"
+        )
 
 
 def lane_name(stream: "Stream | None") -> str:

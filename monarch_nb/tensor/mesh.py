@@ -439,6 +439,19 @@ class Mesh(MeshTrait, Destination):
         assert mesh._processes is processes
         return mesh
 
+    @property
+    def draws_apart(self) -> bool:
+        """Whether ranks draw from their own generators, which the program has set, and not by the seed."""
+        return self._processes.draws_apart
+
+    @draws_apart.setter
+    def draws_apart(self, value: bool) -> None:
+        self._processes.draws_apart = value
+
+    def exit(self) -> None:
+        """Waits for all that was issued. Raises TensorError for an operation that failed, fetched or not."""
+        self.stream.raise_unseen()
+
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Ends the processes, and with them all tensors."""
         self.stream.lose(stopped_text(reason))

@@ -39,9 +39,13 @@ class Borrowed:
 
     def __init__(self) -> None:
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
+        self.is_apart = False  # operations of a mesh draw from them as they are
 
     def seed(self, value: int, *, cuda: bool) -> None:
         """Seeds the generators for one operation, after saving their states on the first."""
+        if self.is_apart:
+            self.give_back()
+            return
         generators = [torch.default_generator]
         if cuda:
             device = torch.cuda.current_device()  # initializes CUDA, which makes the generators
@@ -75,3 +79,8 @@ def seeder(mesh: DeviceMesh, dims: Sequence[int]) -> Callable[[int], None]:
         BORROWED.seed(mixed(number, shard), cuda=cuda)
 
     return seed
+
+
+def draw_together() -> None:
+    """Has operations of a mesh draw by its seed again, in this process."""
+    BORROWED.is_apart = False

@@ -36,6 +36,7 @@ from monarch_nb.tensor.commands import (
     OWN,
     SHARDS,
     WHOLE,
+    CallRemote,
     Cell,
     Define,
     Making,
@@ -48,6 +49,7 @@ from monarch_nb.tensor.commands import (
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken_mesh, by_operation, lost_text
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.flusher import FLUSHER
+from monarch_nb.tensor.lanes import ACTIVE, check_fetching
 from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import Meta, Propagator
 from monarch_nb.tensor.references import (
@@ -61,7 +63,7 @@ from monarch_nb.tensor.references import (
     WriteRecord,
 )
 from monarch_nb.tensor.replicas import StreamContents, contents_of
-from monarch_nb.tensor.seeds import seed_number
+from monarch_nb.tensor.seeds import draw_together, seed_number
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
 
@@ -133,6 +135,7 @@ class Stream:
         self.seed = 0  # of the following random operations, 63 bits
         self.drawn = 0  # random operations since the seed was set
         self.quiet = True  # no flush is scheduled
+        self.coalesces = False  # what is queued is sent at the end of a block of the program
         self.lost: str | None = None  # why the tensors are lost, if they are
         self.has_failed = False  # an operation has failed, so that contents may be lost
         self.heals = 0  # how many heals the stream has survived
@@ -169,7 +172,10 @@ class Stream:
             self.watcher.issued(command, where)
         if self._group.observer is not None:
             where = self._group.observer.issued(where)
-        if len(self.queue) >= BATCH_SIZE:
+        if ACTIVE.coalesced is not None:
+            self.coalesces = True
+            ACTIVE.coalesced.add(self)
+        elif len(self.queue) >= BATCH_SIZE:
             self.flush()  # before: a command whose issue raises is not sent
         self.queue.append((command, where, written))
         if self.quiet:
@@ -206,6 +212,9 @@ class Stream:
 
     def reseed(self, seed: int) -> None:
         """Sets the seed of the following random operations."""
+        if self._group.draws_apart:
+            self._group.draws_apart = False
+            self.issue_object(CallRemote(draw_together, (), {}))
         self.seed, self.drawn = seed % (1 << 63), 0
 
     def hold(self, meta: Meta, where: CallSite | None) -> Reference:
@@ -244,7 +253,7 @@ class Stream:
     def flush_nowait(self) -> None:
         """As `flush`, without blocking: reschedules what cannot be sent now."""
         self.quiet = True
-        if self.lost is not None or self._is_over():
+        if self.lost is not None or self.coalesces or self._is_over():
             return
         if self._exceeds_window() or not self._lock.acquire(blocking=False):
             self.quiet = False
@@ -470,6 +479,7 @@ class Stream:
         `what` names the request in records. Raises TensorError for an operation that failed, DeviceMeshError if the
         mesh is broken.
         """
+        check_fetching()
         where = call_site()
         self.table.synchronised(where, what)
         if self.watcher is not None:
@@ -503,6 +513,7 @@ class Stream:
         Blocks only while the window is exceeded. The future raises as `ask`, but no failure of operations on which the
         requested values do not depend.
         """
+        check_fetching()
         where = call_site()
         if self.watcher is not None:
             self.watcher.asked(what, where)
@@ -569,6 +580,12 @@ class Stream:
         while self._batches:
             self._settle_up_to(self._batches[0])
         self.raise_failures()
+
+    def raise_unseen(self) -> None:
+        """Waits for all that was issued, and raises the first failure that nobody has fetched."""
+        self.synchronise()
+        for number in tuple(self._unseen):
+            raise self._unseen.pop(number)
 
     def raise_failures(self) -> None:
         """Raises the first failure that was not raised yet, with notes about further ones."""

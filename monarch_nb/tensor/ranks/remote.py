@@ -4,14 +4,15 @@ import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from monarch_nb.mesh import ValueMesh
-from monarch_nb.runtime import Future, pending_future, resolve_later, when_done
+from monarch_nb.mesh import SendsToPorts, ValueMesh
+from monarch_nb.runtime import Future, Port, pending_future, resolve_later, when_done
 from monarch_nb.tensor.commands import OBJECT, CallRemote, GroupOf, Name, TensorOf
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.handle import MeshTensor, current
@@ -24,6 +25,7 @@ from monarch_nb.tensor.ranks.tensor import RankTensor
 from monarch_nb.tensor.references import Reference
 from monarch_nb.tensor.views import rewriting, share
 from monarch_nb.tensor.workers.calls import Returned, ReturnedTensor, returned
+from monarch_nb.tensor.workers.opaque import OpaqueRef
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.mesh import Mesh
@@ -81,6 +83,8 @@ class RemoteArguments:
                 f"{self._what}: a local tensor of shape {tuple(value.shape)} is an argument: make it on the ranks, "
                 "inside `with mesh.activate():`",
             )
+        if isinstance(value, OpaqueRef):
+            return OpaqueRef.of_key(self._sent(value.key))
         if isinstance(value, RemoteProcessGroup):
             self.joined = True
             return GroupOf(value.numbers)
@@ -94,19 +98,7 @@ class RemoteArguments:
         """What the shapes of results may depend on; None where that cannot be compared."""
         memories: dict[object, int] = {}
         tensors = {tensor.reference.number: tensor for tensor in self.tensors}
-
-        def facts(value: object) -> object:
-            if isinstance(value, TensorOf):
-                tensor = tensors[value.number]
-                memory = tensor.reference.memory or tensor.reference
-                return tensor.meta, memories.setdefault(memory, len(memories)), tensor.requires_grad
-            if isinstance(value, list | tuple):
-                return type(value), tuple(map(facts, value))
-            if isinstance(value, dict):
-                return tuple((name, facts(item)) for name, item in value.items())
-            return type(value), value
-
-        key = (self.mesh.stream, facts(self.args), facts(self.kwargs))
+        key = (self.mesh.stream, _facts(self.args, tensors, memories), _facts(self.kwargs, tensors, memories))
         try:
             hash(key)
         except TypeError:
@@ -114,7 +106,22 @@ class RemoteArguments:
         return key
 
 
-class Remote:
+def _facts(value: object, tensors: Mapping[int, RankTensor], memories: dict[object, int]) -> object:
+    """What the shapes of results may depend on in one argument. `memories` are numbered as they come."""
+    if isinstance(value, TensorOf):
+        tensor = tensors[value.number]
+        memory = tensor.reference.memory or tensor.reference
+        return tensor.meta, memories.setdefault(memory, len(memories)), tensor.requires_grad
+    if isinstance(value, OpaqueRef):
+        return OpaqueRef, _facts(value.key, tensors, memories)
+    if isinstance(value, list | tuple):
+        return type(value), tuple(_facts(item, tensors, memories) for item in value)
+    if isinstance(value, dict):
+        return tuple((name, _facts(item, tensors, memories)) for name, item in value.items())
+    return type(value), value
+
+
+class Remote(SendsToPorts):
     """A function that runs on each rank. Calling it returns tensors of the ranks' own, and does not wait for them.
 
     What it returns is a tree of tensors; their shapes come from the first call with such arguments, which waits for it,
@@ -210,6 +217,26 @@ class Remote:
         given = RemoteArguments(args, kwargs, self._name)
         command = CallRemote(self._function, given.args, given.kwargs, joined=given.joined)
         _issue(given, command, range(len(given.tensors)))
+
+    def send_to(
+        self, port: Port[Any] | None, args: tuple[object, ...], kwargs: dict[str, object], *, one: bool
+    ) -> None:
+        """Calls it on each rank, or on some one; what they return goes to a port, if there is one."""
+        if port is None:
+            self.broadcast(*args, **kwargs)
+            return
+        values: Future[Any] = self.choose(*args, **kwargs) if one else self.call(*args, **kwargs)
+
+        def deliver() -> None:
+            try:
+                found = values.get()
+            except Exception as error:
+                port.exception(error)
+            else:
+                for value in [found] if one else found.values():
+                    port.send(value)
+
+        when_done(values, lambda _: Thread(target=deliver, name="monarch-remote-answers", daemon=True).start())
 
     def ask(self, given: RemoteArguments, only: int | None = None) -> _Answers:
         """As `call`, with arguments that are read already, on all ranks or on one alone."""

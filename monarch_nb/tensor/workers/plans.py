@@ -27,6 +27,7 @@ from monarch_nb.tensor.propagation import (
 )
 from monarch_nb.tensor.seeds import seeder
 from monarch_nb.tensor.workers.agreement import Agreement
+from monarch_nb.tensor.workers.opaque import on_device
 from monarch_nb.tensor.workers.usage import Stopwatch
 from monarch_nb.wire import kind_of
 
@@ -99,7 +100,7 @@ def own(local: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     """Wraps a value of this rank's own, in its memory if that is on the device."""
     layout = layout_of(mesh)
     meta = Meta.of(layout, tuple(local.shape), local.dtype, own_values(layout), stride=local.stride())
-    return dtensor(local.to(mesh.device_type), spec_of(meta, mesh), requires_grad=False)
+    return dtensor(on_device(local, mesh.device_type), spec_of(meta, mesh), requires_grad=False)
 
 
 def _of_local(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:

@@ -50,6 +50,7 @@ from monarch_nb.tensor.workers.agreement import DifferentShapesError
 from monarch_nb.tensor.workers.calls import function_at, off_device, returned
 from monarch_nb.tensor.workers.handover import withdraw
 from monarch_nb.tensor.workers.journal import REQUESTS, BatchJournal
+from monarch_nb.tensor.workers.opaque import OpaqueRef, kept
 from monarch_nb.tensor.workers.plans import (
     Env,
     Executable,
@@ -395,9 +396,8 @@ class WorkerSession:
             case Send():
                 value = self.env[command.number]
                 local = value if isinstance(value, LostTensor) else value.to_local()
-                self._transit.send(
-                    local, command.targets[self._rank], self._ranks[self._rank], command.tag, command.lends
-                )
+                targets, mine = command.targets[self._rank], self._ranks[self._rank]
+                self._transit.send(local, targets, mine, command.tag, command.lends)
             case Take():
                 taken = self._transit.take(command.sources[self._rank], self._ranks[self._rank], command.tag)
                 if isinstance(taken, torch.Tensor):
@@ -427,9 +427,8 @@ class WorkerSession:
         BORROWED.give_back()
         self._changed: Sequence[Number] = ()  # by the call so far
         given: dict[Number, torch.Tensor] = {}
-        args, kwargs = (self._local(value, given) for value in (command.args, command.kwargs))
-        assert isinstance(args, tuple)
-        assert isinstance(kwargs, dict)
+        args = [self._local(value, given) for value in command.args]
+        kwargs = {name: self._local(value, given) for name, value in command.kwargs.items()}
         function = function_at(command.function) if isinstance(command.function, str) else command.function
         before = [tensor._version for tensor in given.values()]
         try:
@@ -440,7 +439,7 @@ class WorkerSession:
             self._changed = [number for (number, tensor), version in now if tensor._version != version]
         if command.replies:
             return off_device(value)
-        tensors = [leaf.detach() for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        tensors = [kept(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         if command.bundle is None:
             self._keep(command.results, tensors)
             return None
@@ -464,6 +463,8 @@ class WorkerSession:
                 given[value.number] = tensor._local_tensor
                 return tensor._local_tensor
             return tensor if value.sharded else tensor.to_local()
+        if isinstance(value, OpaqueRef):
+            return OpaqueRef.of_key(self._local(value.key, given))
         if isinstance(value, GroupOf):
             return self._mesh.get_group(value.dims[0])
         if isinstance(value, (list, tuple)):

@@ -1,0 +1,88 @@
+"""Names under which torchmonarch's programs find the mesh of tensors, its end and its errors, and log on the ranks."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from monarch_nb.mesh import ProcMesh
+from monarch_nb.tensor.errors import TensorError
+from monarch_nb.tensor.mesh import Mesh
+from monarch_nb.tensor.ranks.remote import Remote
+
+DeviceMesh = Mesh
+RemoteException = TensorError
+_logger = "monarch.builtins.log"
+
+
+def spawn_tensor_engine(proc_mesh: ProcMesh) -> Mesh:
+    """The mesh of a proc mesh's tensors of the ranks' own values, as `activate()` uses it. The first call blocks."""
+    return Mesh.for_ranks(proc_mesh)
+
+
+class Client:
+    """The controller of a mesh of tensors, as programs reach it: `mesh.client`."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    def shutdown(self, destroy_pg: bool = True, error_reason: object = None) -> None:
+        """Waits for all that was issued. Raises TensorError for what failed."""
+        self._mesh.exit()
+
+
+MeshClient = Client
+
+
+def _log(text: object, *args: object, level: int = logging.WARNING, **kwargs: Any) -> None:
+    logging.getLogger(_logger).log(level, text, *args, **kwargs)
+
+
+def _set_level(level: int) -> None:
+    logging.getLogger(_logger).setLevel(level)
+
+
+log_remote = Remote(_log, propagate="inspect")
+set_logging_level_remote = Remote(_set_level, propagate="inspect")
+
+
+def fake_call(function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    """Calls a function whose tensors have no values."""
+    with FakeTensorMode():
+        return function(*args, **kwargs)
+
+
+def flatten(tree: object, wanted: Callable[[object], bool]) -> tuple[list[Any], Callable[[Sequence[object]], Any]]:
+    """The wanted leaves of a tree, and what makes the tree again of others."""
+    leaves, shape = tree_flatten(tree)
+    places = [at for at, leaf in enumerate(leaves) if wanted(leaf)]
+
+    def unflatten(others: Sequence[object]) -> Any:
+        filled = list(leaves)
+        for at, other in zip(places, others, strict=True):
+            filled[at] = other
+        return tree_unflatten(filled, shape)
+
+    return [leaves[at] for at in places], unflatten
+
+
+def flattener(tree: object) -> Callable[[object], list[Any]]:
+    """What returns the leaves of trees of this form."""
+    return tree_leaves
+
+
+__all__ = [
+    "Client",
+    "DeviceMesh",
+    "MeshClient",
+    "RemoteException",
+    "fake_call",
+    "flatten",
+    "flattener",
+    "log_remote",
+    "set_logging_level_remote",
+    "spawn_tensor_engine",
+    "tree_map",
+]

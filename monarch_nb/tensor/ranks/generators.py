@@ -1,0 +1,116 @@
+"""The generators of random numbers of ranks: `monarch.random`, and `monarch.builtins.random`.
+
+Operations of a mesh draw from the seed of the mesh. Once a program has looked at a rank's own generator or set it, they
+draw from that, until `torch.manual_seed` sets the seed of the mesh again.
+"""
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+
+from monarch_nb.tensor.ranks.active import get_active_mesh
+from monarch_nb.tensor.ranks.remote import Remote, remote
+from monarch_nb.tensor.ranks.tensor import RankTensor
+from monarch_nb.tensor.seeds import BORROWED, mixed
+
+
+class State(NamedTuple):
+    """The states of a rank's generators: that of the CPU, and that of its GPU, which is empty without one."""
+
+    cpu: RankTensor
+    cuda: RankTensor
+
+
+def _draw_apart(number: int | None) -> None:
+    BORROWED.is_apart = True
+    if number is not None:
+        torch.manual_seed(mixed(number, torch.distributed.get_rank()))
+
+
+_begin = Remote(_draw_apart, propagate="inspect")
+
+
+def _apart(*, seeded: bool) -> None:
+    """Has the ranks of the active mesh draw from their own generators, seeded by that of the mesh, or seeded next."""
+    mesh = get_active_mesh()
+    if not mesh.draws_apart:
+        _begin(mesh.stream.draw() if seeded else None)
+        mesh.draws_apart = True
+
+
+def _states() -> tuple[torch.Tensor, torch.Tensor]:
+    has_gpu = torch.cuda.is_available()
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if has_gpu else torch.empty(0, dtype=torch.uint8)
+
+
+def _restore(cpu: torch.Tensor, cuda: torch.Tensor) -> None:
+    torch.set_rng_state(cpu.cpu())
+    if cuda.numel():
+        torch.cuda.set_rng_state(cuda.cpu())
+
+
+def _seed(seed: Any, index: Any = 0) -> None:
+    torch.manual_seed(int(seed) ^ int(index))
+
+
+def _deterministic() -> None:
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+
+
+_get, _set = Remote(_states), Remote(_restore, propagate="inspect")
+_set_seed = Remote(_seed, propagate="inspect")
+make_deterministic = Remote(_deterministic, propagate="inspect")
+
+
+def get_state() -> State:
+    """The state of each rank's generators, as tensors. The first call waits for the ranks."""
+    _apart(seeded=True)
+    return State(*_get())
+
+
+def set_state(state: tuple[RankTensor, RankTensor]) -> None:
+    """Sets the state of each rank's generators. Does not block."""
+    _apart(seeded=False)
+    _set(*state)
+
+
+def new_state(seed: RankTensor) -> State:
+    """The state of generators that each rank seeds with its value of `seed`; those of the ranks stay as they are."""
+    before = get_state()
+    _set_seed(seed)
+    made = get_state()
+    set_state(before)
+    return made
+
+
+def set_manual_seed_remote(seed: int, process_idx: "RankTensor | int" = 0) -> None:
+    """Has each rank call `torch.manual_seed(seed ^ process_idx)`, so that all draw equal numbers, or each its own."""
+    _apart(seeded=False)
+    _set_seed(seed, process_idx)
+
+
+def get_rng_state_remote() -> Any:
+    """The state of each rank's generator of the CPU, as a tensor."""
+    return get_state().cpu
+
+
+def set_rng_state_remote(new_state: RankTensor) -> None:
+    """Sets it."""
+    _apart(seeded=False)
+    Remote(torch.set_rng_state, propagate="inspect")(new_state)
+
+
+def seed_remote() -> None:
+    """Has each rank seed its generators by chance."""
+    _apart(seeded=False)
+    remote("torch.seed", propagate="inspect")()
+
+
+random_seed_remote = seed_remote
+manual_seed_cuda_remote = Remote("torch.cuda.manual_seed", propagate="inspect")
+manual_seed_all_cuda_remote = Remote("torch.cuda.manual_seed_all", propagate="inspect")
+get_rng_state_all_cuda_remote = Remote("torch.cuda.get_rng_state_all")
+set_rng_state_all_cuda_remote = Remote("torch.cuda.set_rng_state_all", propagate="inspect")

@@ -1,0 +1,181 @@
+"""Objects and modules that ranks have of their own, as a program uses them: `OpaqueObject` and `OpaqueModule`."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from monarch_nb.runtime import Future
+from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.ranks.remote import call_on_shard_and_fetch, remote
+from monarch_nb.tensor.ranks.tensor import RankTensor
+from monarch_nb.tensor.workers.calls import function_at
+from monarch_nb.tensor.workers.opaque import OpaqueRef, register_opaque
+
+Constructor = Callable[..., object] | str
+
+
+def _constructed(constructor: Constructor, *args: object, **kwargs: object) -> OpaqueRef:
+    function = function_at(constructor) if isinstance(constructor, str) else constructor
+    return OpaqueRef(function(*args, **kwargs))
+
+
+def _invoked(reference: OpaqueRef, name: str, *args: object, **kwargs: object) -> object:
+    return getattr(reference.value, name)(*args, **kwargs)
+
+
+def opaque_method(method: Callable[..., object]) -> Callable[..., Any]:
+    """Makes a method of a subclass of `OpaqueObject` call that of the ranks' objects; its body says the shapes."""
+
+    @functools.wraps(method)
+    def call(self: "OpaqueObject", *args: object, **kwargs: object) -> Any:
+        return self.call_method(method.__name__, method, *args, **kwargs)
+
+    return call
+
+
+class OpaqueObject(OpaqueRef):
+    """An object on each rank, made there by a class, or by what a path such as "torch.nn.Linear" names.
+
+    A subclass declares its methods with `@opaque_method`.
+    """
+
+    def __init_subclass__(cls) -> None:
+        register_opaque(cls)
+
+    def __init__(self, constructor: "Constructor | OpaqueRef", *args: object, **kwargs: object) -> None:
+        if isinstance(constructor, OpaqueRef):
+            self._key = constructor.key
+        else:
+            make = remote(_constructed, propagate=lambda *args, **kwargs: OpaqueRef())
+            self._key = make(constructor, *args, **kwargs).key
+
+    def call_method(self, name: str, propagate: Callable[..., object], *args: object, **kwargs: object) -> Any:
+        """Calls a method on each rank; `propagate(self, *args)` says what it returns. Does not block."""
+
+        def shown(reference: object, name: str, *args: object, **kwargs: object) -> object:
+            return propagate(reference, *args, **kwargs)
+
+        return remote(_invoked, propagate=shown)(self, name, *args, **kwargs)
+
+    def call_method_on_shard_and_fetch(
+        self, name: str, *args: object, shard: Mapping[str, int] | None = None, **kwargs: object
+    ) -> Future[Any]:
+        """Calls a method on one rank; the future has what it returns."""
+        return call_on_shard_and_fetch(remote(_invoked), self, name, *args, shard=shard, **kwargs)
+
+
+register_opaque(OpaqueObject)
+
+
+def _parameters(module: OpaqueRef) -> list[torch.Tensor]:
+    return list(module.value.parameters())
+
+
+def _forward(module: OpaqueRef, needed: Sequence[bool], args: object, kwargs: object) -> tuple[OpaqueRef, object]:
+    """Calls a module on a rank; returns what computes gradients of the inputs and parameters, and the result."""
+    leaves, tree = tree_flatten((args, kwargs))
+    inputs: list[torch.Tensor] = []
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            if needed[len(inputs)]:
+                leaves[at] = leaf.detach().requires_grad_()
+            inputs.append(leaves[at])
+    inputs += module.value.parameters()
+    given, options = tree_unflatten(leaves, tree)
+    result = module.value(*given, **options)
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    wanted = [each for each, need in zip(inputs, needed, strict=True) if need]
+
+    def backward(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        given = zip(outputs, gradients, strict=True)
+        pairs = [(out, grad) for out, grad in given if out.requires_grad and grad is not None]
+        found = torch.autograd.grad(
+            [out for out, _ in pairs], wanted, [grad for _, grad in pairs], allow_unused=True, materialize_grads=True
+        )
+        return list(found)
+
+    return OpaqueRef(backward), tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+
+
+def _backward(backward: OpaqueRef, gradients: Sequence[torch.Tensor]) -> object:
+    return backward.value(gradients)
+
+
+class _ModuleCall(torch.autograd.function.FunctionCtx):
+    backward: OpaqueRef
+    inputs: list[tuple[torch.Size, torch.dtype] | None]
+
+
+class ModuleStep(torch.autograd.Function):
+    """A call of a module that ranks have; the gradients of inputs and parameters are computed there."""
+
+    @staticmethod
+    def forward(
+        ctx: _ModuleCall,
+        module: OpaqueRef,
+        propagate: Callable[..., object],
+        tree: Any,
+        needed: list[bool],
+        *leaves: object,
+    ) -> Any:
+        """Calls it."""
+        args, kwargs, _ = tree_unflatten(leaves, tree)
+        ctx.set_materialize_grads(False)
+
+        def shown(reference: object, needed: object, args: Any, kwargs: Any) -> object:
+            return OpaqueRef(), propagate(reference, *args, **kwargs)
+
+        ctx.backward, result = remote(_forward, propagate=shown)(module, needed, args, kwargs)
+        flags = iter(needed)
+        ctx.inputs = [
+            (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) and next(flags) else None for leaf in leaves
+        ]
+        outputs, shape = tree_flatten(result)
+        return shape, *outputs
+
+    @staticmethod
+    def backward(ctx: _ModuleCall, _: None, *gradients: torch.Tensor) -> tuple[object, ...]:
+        """Has the ranks compute the gradients."""
+        wanted = [each for each in ctx.inputs if each is not None]
+
+        def shown(reference: object, gradients: object) -> object:
+            return [torch.empty(size, dtype=dtype) for size, dtype in wanted]
+
+        found = iter(remote(_backward, propagate=shown)(ctx.backward, list(gradients)))
+        return (None, None, None, None, *(None if each is None else next(found) for each in ctx.inputs))
+
+
+_apply: Callable[..., Any] = ModuleStep.apply
+
+
+class OpaqueModule:
+    """A module on each rank, such as `OpaqueModule("torch.nn.Linear", 3, 3)`, with gradients as of any module.
+
+    `parameters()` are tensors in the memory of the ranks' parameters.
+    """
+
+    def __init__(self, constructor: Constructor, *args: object, **kwargs: object) -> None:
+        self._object = OpaqueObject(constructor, *args, **kwargs)
+        self._parameters: list[RankTensor] | None = None
+
+    def parameters(self) -> list[RankTensor]:
+        """The parameters. The first call waits for the ranks."""
+        if self._parameters is None:
+            self._parameters = [each.requires_grad_() for each in remote(_parameters)(self._object)]
+        return self._parameters
+
+    def call_method(self, name: str, propagate: Callable[..., object], *args: object, **kwargs: object) -> Any:
+        """See `OpaqueObject.call_method`. No gradients pass through it."""
+        return self._object.call_method(name, propagate, *args, **kwargs)
+
+    def __call__(self, *args: object, propagator: Callable[..., object], **kwargs: object) -> Any:
+        """Calls it on each rank; `propagator(self, *args)` says what it returns. Differentiable."""
+        leaves, tree = tree_flatten((args, kwargs, self.parameters()))
+        needed = [leaf.requires_grad for leaf in leaves if isinstance(leaf, MeshTensor)]
+        if not any(needed) or not torch.is_grad_enabled():
+            return self.call_method("__call__", propagator, *args, **kwargs)
+        shape, *outputs = _apply(self._object, propagator, tree, needed, *leaves)
+        return tree_unflatten(outputs, shape)

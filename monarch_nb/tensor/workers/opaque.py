@@ -1,0 +1,83 @@
+"""Objects of ranks that are no tensors: a program's functions return and take references to them."""
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import register_pytree_node
+
+from monarch_nb.runtime import current_runtime
+
+_VALUE = "_monarch_opaque_value"
+
+
+class OpaqueRef:
+    """A reference to an object that each rank has of its own: what a function on the ranks returns in its place.
+
+    `value` is the object, on the ranks alone. There it lives as long as the reference here. A propagating function
+    returns `OpaqueRef(None)`.
+    """
+
+    def __init__(self, value: object = None) -> None:
+        self._key: Any = torch.zeros((), dtype=torch.int64)  # held and freed like any tensor of the ranks
+        self._check("create")
+        setattr(self._key, _VALUE, value)
+
+    @classmethod
+    def of_key(cls, key: object) -> "OpaqueRef":
+        """The reference with this tensor, or what stands for it."""
+        made = OpaqueRef.__new__(OpaqueRef)
+        made._key = key
+        return made
+
+    @property
+    def key(self) -> Any:
+        """The tensor by which ranks find the object."""
+        return self._key
+
+    @property
+    def value(self) -> Any:
+        """The object. Raises RuntimeError where this is not a rank."""
+        self._check("access")
+        return getattr(self._key, _VALUE)
+
+    @value.setter
+    def value(self, value: object) -> None:
+        self._check("set")
+        setattr(self._key, _VALUE, value)
+
+    def _check(self, what: str) -> None:
+        if isinstance(self._key, FakeTensor) or (type(self._key) is torch.Tensor and current_runtime().is_worker):
+            return
+        raise RuntimeError(
+            f"OpaqueRef: the program attempts to {what} an object that ranks have: only remote functions can, and "
+            "propagating functions, which create it of None"
+        )
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        return OpaqueRef.of_key, (self._key,)
+
+    def __repr__(self) -> str:
+        return f"OpaqueRef({self._key!r})"
+
+
+def kept(tensor: torch.Tensor) -> torch.Tensor:
+    """What is kept of a tensor that a function has returned: for one that stands for an object, itself."""
+    return tensor if hasattr(tensor, _VALUE) else tensor.detach()
+
+
+def on_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """A tensor on a device; one that stands for an object stays where it is."""
+    return tensor if hasattr(tensor, _VALUE) else tensor.to(device)
+
+
+def _unflattened(leaves: Any, context: object) -> OpaqueRef:
+    return OpaqueRef.of_key(next(iter(leaves)))
+
+
+def register_opaque(kind: type[OpaqueRef]) -> None:
+    """Has trees of tensors contain the references of a class, which come back as `OpaqueRef`."""
+    register_pytree_node(kind, lambda reference: ([reference.key], None), _unflattened)
+
+
+register_opaque(OpaqueRef)

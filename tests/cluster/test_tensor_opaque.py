@@ -1,0 +1,329 @@
+"""Objects, autograd functions and generators of ranks, and operations that are sent together, on two real processes."""
+
+import importlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import monarch_nb
+from monarch_nb.actor import Channel, ProcMesh, send
+from monarch_nb.distributed import (
+    OpaqueModule,
+    OpaqueObject,
+    TensorError,
+    coalescing,
+    opaque_method,
+    remote_autograd_function,
+    spawn_tensor_engine,
+)
+from tests.cluster.actor_tools import spawned
+from tests.polling import until
+
+builtins: Any = importlib.import_module("monarch.builtins")
+generators: Any = importlib.import_module("monarch.random")
+builtins_random: Any = importlib.import_module("monarch.builtins.random")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    yield from spawned(2, "opaque")
+
+
+@pytest.fixture
+def rank(procs: ProcMesh) -> Any:
+    """0 on rank 0, 1 on rank 1."""
+    return procs.rank_tensor("gpus")
+
+
+def both(tensor: object) -> list[object]:
+    """What each rank has, as lists."""
+    return [monarch_nb.inspect(tensor, gpus=at).tolist() for at in range(2)]
+
+
+class Cell:
+    """Counts those that live."""
+
+    alive = 0
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        Cell.alive += 1
+
+    def __del__(self) -> None:
+        Cell.alive -= 1
+
+    def plus(self, x: torch.Tensor, times: int = 1) -> Any:
+        self.value = self.value + x * times
+        return self.value
+
+
+class CellHandle(OpaqueObject):
+    """What a program has of it."""
+
+    @opaque_method
+    def plus(self, x: torch.Tensor, times: int = 1) -> torch.Tensor:
+        return x.clone()
+
+
+def _made(x: torch.Tensor) -> object:
+    return monarch_nb.OpaqueRef(Cell(x.clone())), [x + 1]
+
+
+def _held(reference: monarch_nb.OpaqueRef) -> object:
+    return reference.value.value
+
+
+made = monarch_nb.remote(_made, propagate=lambda x: (monarch_nb.OpaqueRef(None), [x.clone()]))
+held = monarch_nb.remote(_held, propagate=lambda reference: torch.empty((), dtype=torch.int64))
+
+
+def count() -> list[int]:
+    return [Cell.alive]
+
+
+def test_objects_live_on_the_ranks_as_long_as_their_references(procs: ProcMesh, rank: Any) -> None:
+    reference, [more] = made(rank)
+    assert both(more) == [1, 2]
+    assert both(held(reference)) == [0, 1]
+    with procs.activate():
+        alive = monarch_nb.remote(count)
+        assert alive.call().get(30).values() == [[1], [1]]
+        again = monarch_nb.remote(lambda reference: reference)(reference)  # shapes are those of the first call
+        del reference
+        assert both(held(again)) == [0, 1]
+        del again
+        until(lambda: alive.call().get(30).values() == [[0], [0]])  # freed with the next operation
+    with pytest.raises(RuntimeError, match="only remote functions can"):
+        monarch_nb.OpaqueRef(1)
+    with pytest.raises(RuntimeError, match="attempts to access"):
+        made(rank)[0].value  # noqa: B018 - it raises
+
+
+def test_methods_of_objects_run_on_each_rank(procs: ProcMesh, rank: Any) -> None:
+    with procs.activate():
+        cell: Any = CellHandle("tests.cluster.test_tensor_opaque.Cell", 10)
+    assert both(cell.plus(rank, times=5)) == [10, 15]
+    assert both(cell.call_method("plus", lambda self, x: x.clone(), rank)) == [10, 16]
+    assert cell.call_method_on_shard_and_fetch("plus", rank, shard={"gpus": 1}).get(30) == torch.tensor(17)
+    cell.note = "of the program"
+    assert cell.note == "of the program"
+    assert both(CellHandle(cell).plus(rank)) == [10, 18]
+    failed = cell.call_method("nothing", lambda self: torch.empty(1))
+    with pytest.raises(TensorError, match="nothing"):
+        monarch_nb.inspect(failed)
+
+
+class Twice(torch.nn.Module):
+    """Returns a tree, and does not use all that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+        torch.nn.init.constant_(self.linear.weight, 0.5)
+
+    def forward(self, x: torch.Tensor, unused: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.linear(x)
+        return {"y": y, "twice": 2 * y}
+
+
+def test_modules_of_ranks_have_parameters_and_gradients(procs: ProcMesh, rank: Any) -> None:
+    with procs.activate():
+        module = OpaqueModule(Twice)
+        x = (torch.ones(2, 3) + rank).requires_grad_()
+        unused = torch.ones(1, requires_grad=True)
+    weight, bias = module.parameters()
+    with torch.no_grad():
+        bias.zero_()
+
+    def shapes(self: object, x: torch.Tensor, unused: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": x[:, :2].clone(), "twice": x[:, :2].clone()}
+
+    result = module(x, unused, propagator=shapes)
+    loss: Any = result["y"].sum() + result["twice"].sum()
+    loss.backward()
+    for at in range(2):
+        w: Any = torch.full((2, 3), 0.5, requires_grad=True)
+        own: Any = (torch.ones(2, 3) + at).requires_grad_()
+        local: Any = (3 * (own @ w.T)).sum()
+        local.backward()
+        assert monarch_nb.inspect(result["y"], gpus=at).tolist() == (own @ w.T).tolist()
+        assert monarch_nb.inspect(x.grad, gpus=at).tolist() == own.grad.tolist()
+        assert monarch_nb.inspect(weight.grad, gpus=at).tolist() == w.grad.tolist()
+        assert monarch_nb.inspect(bias.grad, gpus=at).tolist() == [6, 6]
+        assert monarch_nb.inspect(unused.grad, gpus=at).tolist() == [0]
+    with torch.no_grad():
+        assert not module(x, unused, propagator=shapes)["y"].requires_grad
+        weight.zero_()
+    assert both(module.call_method("forward", shapes, x, unused)["y"])[1] == [[0, 0]] * 2
+
+
+class Scaled(torch.autograd.Function):
+    """Keeps things on the ranks between its passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor, options: dict[str, Any]) -> object:
+        ctx.save_for_backward(x)
+        ctx.times = options["times"]
+        return x * y * ctx.times if x.requires_grad else x + y, y, torch.ones(4), 4
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> object:
+        assert ctx.needs_input_grad == (True, True, False)
+        return gradients[0] * ctx.times, gradients[1] + ctx.saved_tensors[0], None
+
+
+class Squared(torch.autograd.Function):
+    """With its context apart."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return 2 * ctx.saved_tensors[0] * gradient
+
+
+def test_both_passes_of_an_autograd_function_run_on_the_ranks(procs: ProcMesh, rank: Any) -> None:
+    function = remote_autograd_function(Scaled)
+    for _ in range(2):
+        x, y = (rank + 2.0).requires_grad_(), (rank + 1.0).requires_grad_()
+        out, same, ones, number = function.apply(x, y, {"times": 10})
+        assert number == 4
+        assert both(out) == [20, 60]
+        (out + same).sum().backward()
+        assert both(x.grad) == [10, 10]
+        assert both(y.grad) == [3, 4]
+        assert both(ones) == [[1] * 4] * 2
+    assert both(function.apply(x.detach(), y.detach(), {"times": 10})[0]) == [3, 5]
+    z = (rank + 1.0).requires_grad_()
+    remote_autograd_function(Squared).apply(z).backward()
+    assert both(z.grad) == [2, 4]
+
+
+def test_coalesced_operations_are_sent_at_the_end(procs: ProcMesh, rank: Any) -> None:
+    sent: list[int] = []
+    rank.mesh.observe(lambda site: site, lambda stream, first, sites: sent.append(len(sites)))
+    try:
+        assert both(rank) == [0, 1]
+        sent.clear()
+        t = rank
+        with coalescing():
+            for _ in range(600):
+                t = t + 1
+            with coalescing():
+                t = t * 2
+            with pytest.raises(NotImplementedError, match="sends all at its end"):
+                monarch_nb.inspect(t)
+            assert sent == []
+        assert len(sent) == 1
+        assert sent[0] >= 601
+    finally:
+        rank.mesh.observe(None, lambda stream, first, sites: None)
+    assert both(t) == [1200, 1202]
+
+
+def test_answers_of_remote_functions_go_to_a_port(procs: ProcMesh, rank: Any) -> None:
+    port, receiver = Channel[Any].open()
+    remote = monarch_nb.remote(lambda x, y: int(x) + y)
+    send(remote, (rank, 5), {}, port)
+    assert sorted(receiver.recv().get(30) for _ in range(2)) == [5, 6]
+    send(remote, (rank,), {"y": 7}, port, "choose")
+    assert receiver.recv().get(30) in (7, 8)
+    send(remote, (rank, "no number"), {}, port)
+    with pytest.raises(TensorError, match="unsupported operand"):
+        receiver.recv().get(30)
+    send(remote, (rank, 1), {})
+
+
+def test_generators_of_ranks_are_set_and_restored(procs: ProcMesh) -> None:
+    with procs.activate() as mesh:
+        torch.manual_seed(1)
+        by_seed = both(torch.rand(2))
+        torch.manual_seed(1)
+        before = generators.get_state()
+        first = torch.rand(2)
+        generators.set_state(before)
+        assert both(torch.rand(2)) == both(first)
+        assert both(first)[0] != both(first)[1]
+        states = [generators.new_state(mesh.rank_tensor("gpus") + 4) for _ in range(2)]
+        drawn = []
+        for state in states:
+            generators.set_state(state)
+            drawn.append(both(torch.rand(2)))
+        assert drawn[0] == drawn[1]
+        with monarch_nb.no_mesh.activate():
+            wanted = [torch.rand(2, generator=torch.Generator().manual_seed(4 + at)).tolist() for at in range(2)]
+        assert drawn[0] == wanted
+        builtins_random.set_manual_seed_remote(12345)
+        equal = both(torch.randn(3))
+        assert equal[0] == equal[1]
+        builtins_random.set_manual_seed_remote(12345, mesh.rank_tensor("gpus"))
+        different = both(torch.randn(3))
+        assert different[0] == equal[0]
+        assert different[1] != equal[1]
+        torch.manual_seed(1)  # the seed of the mesh, as before
+        assert both(torch.rand(2)) == by_seed
+
+
+def test_the_tensor_engine_of_processes_is_their_mesh(procs: ProcMesh, rank: Any, caplog: Any) -> None:
+    mesh = spawn_tensor_engine(procs)
+    with mesh.activate(), procs.activate() as active:
+        assert mesh is active
+        builtins.log_remote("hello %s", rank, level=logging.INFO)
+        builtins.set_logging_level_remote(logging.DEBUG)
+    everything = mesh.flatten("all")
+    with everything.activate():
+        assert monarch_nb.inspect(2 * torch.ones(2), all=1).tolist() == [2, 2]
+    mesh.exit()
+    torch.stack([rank, rank]).index_select(0, rank * 9)
+    with pytest.raises(TensorError, match="index_select"):
+        mesh.exit()
+
+
+PATHS = {
+    "monarch.builtins": "log_remote",
+    "monarch.cached_remote_function": "remote_autograd_function",
+    "monarch.common._coalescing": "coalescing compile",
+    "monarch.common.client": "Client",
+    "monarch.common.device_mesh": "DeviceMesh RemoteProcessGroup get_active_mesh no_mesh slice_mesh to_mesh",
+    "monarch.common.fake": "fake_call",
+    "monarch.common.future": "Future",
+    "monarch.common.invocation": "RemoteException",
+    "monarch.common.opaque_ref": "OpaqueRef",
+    "monarch.common.remote": "Remote call_on_shard_and_fetch remote",
+    "monarch.common.stream": "Stream get_active_stream",
+    "monarch.common.tensor": "Tensor reduce reduce_",
+    "monarch.common.tree": "flatten flattener tree_map",
+    "monarch.fetch": "call_on_shard_and_fetch fetch_shard inspect show",
+    "monarch.gradient_generator": "grad_function grad_generator",
+    "monarch.mesh_controller": "RemoteException spawn_tensor_engine",
+    "monarch.opaque_module": "OpaqueModule",
+    "monarch.opaque_object": "OpaqueObject opaque_method",
+    "monarch.random": "State get_state make_deterministic new_state set_state",
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_programs_find_names_where_torchmonarch_has_them(path: str) -> None:
+    namespace: dict[str, object] = {}
+    exec(f"from {path} import {', '.join(PATHS[path].split())}", namespace)
+    assert all(namespace[name] is not None for name in PATHS[path].split())
+
+
+def test_trees_are_flattened_as_torchmonarch_does() -> None:
+    tree: Any = importlib.import_module("monarch.common.tree")
+    leaves, unflatten = tree.flatten({"a": 1, "b": [2, "x"]}, lambda leaf: isinstance(leaf, int))
+    assert (leaves, unflatten([3, 4])) == ([1, 2], {"a": 3, "b": [4, "x"]})
+    assert tree.flattener((8, {"a": 9}))((0, {"a": 1})) == [0, 1]
+    fake: Any = importlib.import_module("monarch.common.fake")
+    assert fake.fake_call(torch.empty, 3).shape == (3,)
