@@ -134,7 +134,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch.job.kubernetes": _JOB,
     "monarch.job.spmd": ("monarch_nb._torchrun", *_JOB),
     "monarch.proc_mesh": _PROCS,
-    "monarch.fetch": _DISTRIBUTED,
     "monarch.simulator": _DISTRIBUTED,
     "monarch.simulator.config": _DISTRIBUTED,
     "monarch.simulator.interface": _DISTRIBUTED,

@@ -56,7 +56,7 @@ class MeshProcesses:
         self.left_out = frozenset(self._state.ranks) - set(self._members)
         self._spares = 0
         self.observer: Observer | None = None
-        self.draws_apart = False  # see `Stream.draws_apart`
+        self.draws_apart = False  # see `Stream.reseed`
         self._store: tuple[tuple[str, bool], StoreAddress] | None = None  # by process and whether it has one host only
         self._loss = ""  # the last reason why contents were lost
         self._over = ""  # why these workers were stopped_text

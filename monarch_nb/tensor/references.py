@@ -35,6 +35,7 @@ class StreamGroup(Protocol):
     """What a stream needs of the processes of its mesh: `MeshProcesses` describes it."""
 
     observer: "Observer | None"
+    draws_apart: bool  # see `Stream.reseed`
 
     @property
     def over(self) -> int:

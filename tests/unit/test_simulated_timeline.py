@@ -2,18 +2,18 @@
 
 import pytest
 
-from monarch_nb.tensor.simulated.timeline import Timeline, groups, labels, ranks_named
+from monarch_nb.tensor.simulated.timeline import SimulatedTimeline, groups, labels, ranks_named
 from monarch_nb.tensor.simulated.trace import events
 
 pytestmark = pytest.mark.timeout(30)
 
 
-def spans(timeline: Timeline, rank: int, lane: str) -> list[tuple[str, float, float]]:
+def spans(timeline: SimulatedTimeline, rank: int, lane: str) -> list[tuple[str, float, float]]:
     return [(task.name, task.start, task.end) for task in timeline.tasks[rank][lane]]
 
 
 def test_operations_of_a_stream_follow_each_other_and_streams_overlap() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTimeline()
     for lane in ("main", "main", "other"):
         timeline.operate((0,), lane, "aten.mm", None)
     assert spans(timeline, 0, "main") == [("aten.mm", 0, 10), ("aten.mm", 10, 20)]
@@ -22,7 +22,7 @@ def test_operations_of_a_stream_follow_each_other_and_streams_overlap() -> None:
 
 
 def test_an_exchange_ends_after_its_last_rank_has_come() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTimeline()
     timeline.operate((1,), "main", "aten.mm", None)
     timeline.exchange([(0, 1), (2, 3)], "main", "reduce", None)
     assert [spans(timeline, rank, "main")[-1] for rank in range(4)] == [
@@ -34,7 +34,7 @@ def test_an_exchange_ends_after_its_last_rank_has_come() -> None:
 
 
 def test_a_wait_lasts_until_what_was_recorded_or_half_a_microsecond() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTimeline()
     timeline.operate((0,), "main", "aten.mm", None)
     recorded = timeline.recorded((0,), "main")
     timeline.operate((0,), "main", "aten.mm", None)
@@ -44,7 +44,7 @@ def test_a_wait_lasts_until_what_was_recorded_or_half_a_microsecond() -> None:
 
 
 def test_values_arrive_when_both_ranks_are_there_and_copies_are_quick() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTimeline()
     timeline.operate((1,), "main", "aten.mm", None)
     timeline.send([(0, 1), (0, 0)], "main", "main", None)
     assert spans(timeline, 1, "main")[-1] == ("receive", 10, 110)
@@ -54,7 +54,7 @@ def test_values_arrive_when_both_ranks_are_there_and_copies_are_quick() -> None:
 
 
 def test_memory_counts_from_its_task_until_its_last_holder_ends() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTimeline()
     timeline.operate((0,), "main", "aten.mm", None)
     timeline.operate((0,), "main", "aten.mm", None)
     memory = timeline.allocate(400, (0,), "main")
@@ -68,7 +68,7 @@ def test_memory_counts_from_its_task_until_its_last_holder_ends() -> None:
 
 
 def test_views_take_no_time_and_are_not_in_the_trace() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTimeline()
     timeline.operate((0,), "main", "aten.view", None)
     timeline.operate((0,), "main", "aten.ones", None)
     shown = [event["name"] for event in events(timeline, "stream_only", grouped=False) if event["ph"] == "X"]
@@ -76,7 +76,7 @@ def test_views_take_no_time_and_are_not_in_the_trace() -> None:
 
 
 def test_ranks_that_do_the_same_are_shown_together() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTimeline()
     timeline.operate((0, 1, 2), "main", "aten.mm", None)
     timeline.operate((1,), "main", "aten.mm", None)
     assert [ranks_named(ranks) for ranks in groups(timeline)] == ["ranks 0, 2", "rank 1"]
@@ -85,7 +85,7 @@ def test_ranks_that_do_the_same_are_shown_together() -> None:
 
 
 def test_labels_are_part_of_the_names_of_tasks() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTimeline()
     labels.append("forward")
     timeline.operate((0,), "main", "aten.mm", None)
     labels.clear()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from monarch_nb.tensor.simulated.timeline import SimulatedTask, Timeline, groups, lane_name, ranks_named
+from monarch_nb.tensor.simulated.timeline import SimulatedTask, SimulatedTimeline, groups, lane_name, ranks_named
 
 from .html import framed, heading
 
@@ -40,7 +40,7 @@ def simulation_html(simulator: "Simulator") -> str:
     )
 
 
-def _picture(timeline: Timeline, found: Sequence[Sequence[int]]) -> str:
+def _picture(timeline: SimulatedTimeline, found: Sequence[Sequence[int]]) -> str:
     scale = _WIDTH / (timeline.elapsed or 1.0)
     parts, y = [], 4
     for ranks in found:

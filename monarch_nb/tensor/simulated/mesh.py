@@ -28,6 +28,7 @@ class SimulatedProcesses:
     """Stands for the processes of a mesh that has none."""
 
     observer: "Observer | None" = None
+    draws_apart = False
     over = -1
 
     def failure(self, stream: int, number: int) -> TensorError | None:

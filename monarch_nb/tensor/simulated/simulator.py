@@ -16,7 +16,7 @@ from monarch_nb.tensor.mesh import Mesh
 from monarch_nb.tensor.simulated import trace
 from monarch_nb.tensor.simulated.mesh import SimulatedMesh
 from monarch_nb.tensor.simulated.stream import Simulation
-from monarch_nb.tensor.simulated.timeline import Timeline, labels
+from monarch_nb.tensor.simulated.timeline import SimulatedTimeline, labels
 
 E = TypeVar("E", bound=enum.Enum)
 
@@ -81,7 +81,7 @@ class Simulator:
             raise ValueError("upload_trace: traces are not sent anywhere; display() writes one that Perfetto opens")
 
     @property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> SimulatedTimeline:
         """What each stream of each rank does when."""
         return self._simulation.timeline
 

@@ -35,7 +35,7 @@ from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import LocalStep, Meta, Propagator, Redistribute
 from monarch_nb.tensor.ranks.active import disabled
 from monarch_nb.tensor.references import Item, LogicalMemory, Reference, WriteRecord
-from monarch_nb.tensor.simulated.timeline import SimulatedMemory, Timeline
+from monarch_nb.tensor.simulated.timeline import SimulatedMemory, SimulatedTimeline
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.calls import Returned, function_at, returned
 from monarch_nb.tensor.workers.plans import PlanSignature
@@ -60,7 +60,7 @@ class Simulation:
     """
 
     def __init__(self, *, records: bool = False, clock: Callable[[], float] | None = None) -> None:
-        self.timeline = Timeline()
+        self.timeline = SimulatedTimeline()
         self.streams: weakref.WeakValueDictionary[tuple[Region, Lane | None], SimulatedStream] = (
             weakref.WeakValueDictionary()
         )

@@ -36,7 +36,7 @@ class SimulatedMemory:
         self.nbytes, self.ranks, self.lane, self.holders = nbytes, ranks, lane, 1
 
 
-class Timeline:
+class SimulatedTimeline:
     """The tasks of all ranks. Each begins when its stream has done the one before; time is that of its end."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ def lane_name(lane: Lane) -> str:
     return "main" if lane is None else str(getattr(lane, "name", lane))
 
 
-def groups(timeline: Timeline) -> list[list[int]]:
+def groups(timeline: SimulatedTimeline) -> list[list[int]]:
     """The ranks, with those together that do the same at the same times."""
     found: dict[object, list[int]] = {}
     for rank in sorted(timeline.tasks):

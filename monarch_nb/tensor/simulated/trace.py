@@ -3,13 +3,13 @@
 from typing import TypeAlias
 
 from monarch_nb.tensor.origin import CallSite, origin_of
-from monarch_nb.tensor.simulated.timeline import Timeline, groups, lane_name, ranks_named
+from monarch_nb.tensor.simulated.timeline import SimulatedTimeline, groups, lane_name, ranks_named
 
 Event: TypeAlias = dict[str, object]
 _CONTROLLER = 1  # its number as a process
 
 
-def events(timeline: Timeline, shown: str, *, grouped: bool) -> list[Event]:
+def events(timeline: SimulatedTimeline, shown: str, *, grouped: bool) -> list[Event]:
     """The events of a trace. `shown` is a trace mode: "stream_only", "controller_trace_only" or "everything"."""
     found: list[Event] = []
     if shown != "stream_only":
