@@ -1,9 +1,10 @@
 """Actors that stand in for others in tests: `monarch._src.actor.mock`."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from monarch_nb.lifecycle.actor_spawn import class_name, simulated_mesh, stand_ins, tensor_engines
+from monarch_nb.mesh import ProcMesh
 from monarch_nb.runtime.spans import within
 
 R = TypeVar("R")
@@ -11,7 +12,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 K = TypeVar("K")
 V = TypeVar("V")
-Engine = Callable[[Any], Any]  # makes the mesh of a ProcMesh
+Engine = Callable[[ProcMesh], object]  # makes the mesh of a ProcMesh
 
 
 _actor_registry = stand_ins

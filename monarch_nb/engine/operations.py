@@ -41,7 +41,7 @@ class ProcessOperations:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         # Meshes that stand in for those of processes, by the actor that has activated them.
-        self._simulated: weakref.WeakKeyDictionary[Instance, dict[Region, Any]] = weakref.WeakKeyDictionary()
+        self._simulated: weakref.WeakKeyDictionary[Instance, dict[Region, object]] = weakref.WeakKeyDictionary()
 
     def spawn_actors(
         self, procs: Handle[ProcState], name: str, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
@@ -192,7 +192,7 @@ class ProcessOperations:
         return put(value)
 
     @staticmethod
-    def _tensor_meshes() -> Any:
+    def _tensor_meshes() -> ModuleType:
         """The module that makes tensor meshes, real ones too."""
         from monarch_nb.tensor.simulated import simulator
 

@@ -12,6 +12,7 @@ from monarch_nb.mesh.arguments import HeldByRanksError, check_arguments, encode_
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
 from monarch_nb.mesh.operations import operations
+from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError
 from monarch_nb.mesh.sending import send_region
@@ -155,7 +156,7 @@ stand_ins: dict[type, type] = {}
 """By the class that is asked for; of this process, and of processes that it spawns from now on."""
 
 
-tensor_engines: dict[str, Callable[[Any], Any]] = {}
+tensor_engines: dict[str, Callable[[ProcMesh], object]] = {}
 """By the name of an actor's class: makes the mesh that `activate` gives to such actors; of these processes too."""
 
 

@@ -189,6 +189,11 @@ class _Engine(_engine):  # type: ignore[misc]
         _raise(own[-1][1:-1])
 
 
+def after_backward(call: Callable[[], object]) -> None:
+    """Has a function called at the end of the backward pass that runs in this thread."""
+    _variable._execution_engine.queue_callback(call)
+
+
 def keep_errors() -> None:
     """Makes backward passes of this process raise the errors that the device guard has stored."""
     if not isinstance(_variable._execution_engine, _Engine):

@@ -3,11 +3,10 @@
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from itertools import product
 from math import prod
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import torch
 from torch._ops import OpOverload
@@ -17,17 +16,15 @@ from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, as_it_is, part_of, r
 from monarch_nb.runtime import Future, current_runtime
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
 from monarch_nb.supervision import DeviceMeshError, Driver
-from monarch_nb.tensor import conversions, device, factories
-from monarch_nb.tensor.attention import attend
-from monarch_nb.tensor.autocast import register_autocast
+from monarch_nb.tensor import device, factories
 from monarch_nb.tensor.commands import Locals, MakeParts, Open, RunFunction, TensorOf
 from monarch_nb.tensor.errors import stopped_text
-from monarch_nb.tensor.factories import make
-from monarch_nb.tensor.handle import Destination, MeshTensor, current, issue, redistributed, upload
+from monarch_nb.tensor.handle import Destination, MeshTensor, current, redistributed, upload
+from monarch_nb.tensor.kernels import prepare
 from monarch_nb.tensor.lanes import ACTIVE
 from monarch_nb.tensor.origin import CallSite, call_site
 from monarch_nb.tensor.processes import Observer, processes_of, shrunk
-from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, own_values, replicated
+from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, own_values
 from monarch_nb.tensor.ranks.active import activated, disabled
 from monarch_nb.tensor.ranks.remote import RemoteProcessGroup
 from monarch_nb.tensor.ranks.streams import MAIN
@@ -529,79 +526,3 @@ def _longest(size: int, without: Collection[int]) -> range:
         if not without:
             break
     return best
-
-
-# Factories that PyTorch would otherwise decompose into `empty` and a write.
-_WHOLE = (
-    aten.arange.default,
-    aten.arange.start,
-    aten.arange.start_step,
-    aten.eye.default,
-    aten.eye.m,
-    aten.full.default,
-    aten.linspace.default,
-    aten.logspace.default,
-    aten.ones.default,
-    aten.rand.default,
-    aten.randint.default,
-    aten.randint.low,
-    aten.randn.default,
-    aten.randperm.default,
-    aten.scalar_tensor.default,
-    aten.tril_indices.default,
-    aten.triu_indices.default,
-    aten.zeros.default,
-)
-
-# PyTorch decomposes these for devices that have no kernel of their own; CPUs and GPUs have one.
-_FUSED = (aten.silu_backward.default, aten.mish_backward.default)
-
-_libraries: list[Any] = []  # registrations last as long as these
-
-
-def prepare() -> None:
-    """Prepares this process for its first mesh."""
-    # Autograd creates a thread for each mesh at the first backward pass, and none for later meshes.
-    torch.autograd.set_multithreading_enabled(False)
-    register_kernels()
-    conversions.register()
-
-
-def register_kernels() -> None:
-    """Makes these functions return replicated tensors on the mesh of the device."""
-    if _libraries or not device.claim():
-        return
-    library: Any = torch.library.Library
-    every = library("_", "IMPL")
-    every.fallback(_made, "PrivateUse1")
-    ours = library("aten", "IMPL")
-    _libraries.extend((every, ours))
-    operation: Any  # its methods have no types
-    for operation in _WHOLE:
-        ours.impl(operation.name(), _kernel(operation), "PrivateUse1")
-    for operation in _FUSED:
-        ours.impl(operation.name(), partial(issue, operation), "PrivateUse1")
-    ours.impl("aten::copy_", _copy, "PrivateUse1")
-    ours.impl("aten::scaled_dot_product_attention", attend, "AutogradPrivateUse1")
-    ours.impl("aten::tensor_split.tensor_indices_or_sections", conversions.tensor_split, "AutogradPrivateUse1")
-    ours.impl("aten::index_fill.int_Tensor", conversions.index_fill, "AutogradPrivateUse1")
-    ours.impl("aten::index_fill_.int_Tensor", conversions.index_fill_, "AutogradPrivateUse1")
-    register_autocast(every, ours)
-
-
-def _kernel(operation: OpOverload) -> Callable[..., MeshTensor]:
-    return lambda *args, **kwargs: _made(operation, *args, **kwargs)
-
-
-def _made(operation: OpOverload, *args: object, **kwargs: Any) -> MeshTensor:
-    if operation is aten._efficientzerotensor.default:  # has no memory
-        operation = aten.zeros.default
-    wanted = kwargs.get("device")
-    stream = device.stream_at(wanted.index if wanted is not None else None)
-    return make(stream, operation, args, kwargs, replicated(stream.layout))
-
-
-def _copy(target: MeshTensor, source: torch.Tensor, non_blocking: bool = False) -> MeshTensor:
-    """Implements `torch.tensor(..., device="mesh")`, which ends with a copy."""
-    MeshTensor.__torch_dispatch__(aten.copy_.default, (), (target, source), {})
-    return target

@@ -3,10 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, state_of
-from monarch_nb.runtime import ActorState, current_runtime
+from monarch_nb.profiling import Timeline
+from monarch_nb.runtime import ActorState, ProcState, current_runtime
 from monarch_nb.store.history import UsageSample
 from monarch_nb.telemetry import History
 from monarch_nb.telemetry.histories import HEAD, Measure
@@ -19,6 +20,9 @@ from .channel import Message
 from .live import LiveView, Shown, Watch
 from .timelines import TIMELINES
 
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
 AGAIN_S = 5.0  # between two messages: processes report about as often
 SINGLE = 8  # ranks with a curve each; of more, the highest, the mean and the lowest are drawn
 PARTS = 120  # of the time, of such curves
@@ -26,7 +30,7 @@ COST = 0.03  # of the time: where gathering takes longer, it is done less often
 Point = tuple[float, float]  # minutes before now, below 0, and a value
 
 
-def with_usage(shell: Any, session: Session) -> Any:
+def with_usage(shell: "InteractiveShell", session: Session) -> Any:
     """IPython's %history, which shows what a mesh has used where its line is the name of one."""
     before = line_magic_of(shell, "history")
 
@@ -75,7 +79,7 @@ def curves(history: History) -> Message:
     return {"name": history.name, "ranks": len(samples), "measures": measures}
 
 
-def _covers(timeline: Any, history: History, at: float) -> bool:
+def _covers(timeline: Timeline, history: History, at: float) -> bool:
     return bool(timeline.procs == history.procs and timeline.began <= at <= timeline.now)
 
 
@@ -115,8 +119,11 @@ def _feed(watch: Watch) -> Callable[[], None]:
     state = watch.runtime.meshes.get(str(watch.message.get("mesh")))
     if state is None:
         raise LookupError(f"there is no mesh {watch.message.get('mesh')!r}")
-    kind: Any = ActorMesh if isinstance(state, ActorState) else ProcMesh
-    mesh: AnyMesh = kind(state, state.region)
+    mesh: AnyMesh
+    if isinstance(state, ActorState):
+        mesh = ActorMesh(state, state.region)
+    else:
+        mesh = ProcMesh(cast(ProcState, state), state.region)
     history, over = History(mesh), threading.Event()
 
     def publish() -> None:

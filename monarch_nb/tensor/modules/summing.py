@@ -4,17 +4,16 @@ import contextlib
 import weakref
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 
+from monarch_nb.tensor.device import after_backward
 from monarch_nb.tensor.handle import MeshTensor, begin_redistributions, finish_redistributions
 from monarch_nb.tensor.stream import Stream
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes, as in PyTorch's DistributedDataParallel
 _NESTED = 8  # passes that are remembered: those that fail never end, and their gradients stay partial
-_variable: Any = torch.autograd.Variable  # without types
 
 
 class BackwardPass:
@@ -100,7 +99,7 @@ class Summing:
         task = torch._C._current_graph_task_id()
         if not self._passes or self._passes[-1].task != task:
             self._passes = [*self._passes[1 - _NESTED :], BackwardPass(task)]
-            _variable._execution_engine.queue_callback(partial(self._end, task))
+            after_backward(partial(self._end, task))
         self._passes[-1].add(parameter, grad.meta.nbytes)
 
     def _end(self, task: int) -> None:

@@ -63,7 +63,7 @@ class RemoteStep(torch.autograd.Function):
     """One call of such a function."""
 
     @staticmethod
-    def forward(ctx: _FunctionCall, function: "RemoteAutogradFunction", *args: object) -> Any:
+    def forward(ctx: _FunctionCall, function: "RemoteAutogradFunction", *args: object) -> object:
         """Has the ranks run the forward pass."""
         leaves, _ = tree_flatten(args)
         needed = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
@@ -97,12 +97,12 @@ class RemoteAutogradFunction:
         """Calls it on each rank of the arguments' mesh."""
         return _apply(self, *args)
 
-    def on_ranks(self, needed: list[bool], *args: object) -> tuple[OpaqueRef, Any]:
+    def on_ranks(self, needed: list[bool], *args: object) -> tuple[OpaqueRef, object]:
         """The forward pass."""
         context, result = self._forward(self._function, needed, *args)
         return context, result
 
-    def back_on_ranks(self, context: OpaqueRef, *gradients: torch.Tensor) -> Any:
+    def back_on_ranks(self, context: OpaqueRef, *gradients: torch.Tensor) -> object:
         """The backward pass."""
         return self._backward(self._function, context, *gradients)
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -11,6 +11,8 @@ from monarch_nb.mesh import ProcMesh
 from monarch_nb.tensor.errors import TensorError
 from monarch_nb.tensor.mesh import Mesh
 from monarch_nb.tensor.ranks.remote import Remote
+
+R = TypeVar("R")
 
 DeviceMesh = Mesh
 RemoteException = TensorError
@@ -48,18 +50,20 @@ log_remote = Remote(_log, propagate="inspect")
 set_logging_level_remote = Remote(_set_level, propagate="inspect")
 
 
-def fake_call(function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+def fake_call(function: Callable[..., R], *args: object, **kwargs: object) -> R:
     """Calls a function whose tensors have no values."""
     with FakeTensorMode():
         return function(*args, **kwargs)
 
 
-def flatten(tree: object, wanted: Callable[[object], bool]) -> tuple[list[Any], Callable[[Sequence[object]], Any]]:
+def flatten(
+    tree: object, wanted: Callable[[object], bool]
+) -> tuple[list[object], Callable[[Sequence[object]], object]]:
     """The wanted leaves of a tree, and what makes the tree again of others."""
     leaves, shape = tree_flatten(tree)
     places = [at for at, leaf in enumerate(leaves) if wanted(leaf)]
 
-    def unflatten(others: Sequence[object]) -> Any:
+    def unflatten(others: Sequence[object]) -> object:
         filled = list(leaves)
         for at, other in zip(places, others, strict=True):
             filled[at] = other
@@ -68,7 +72,7 @@ def flatten(tree: object, wanted: Callable[[object], bool]) -> tuple[list[Any], 
     return [leaves[at] for at in places], unflatten
 
 
-def flattener(tree: object) -> Callable[[object], list[Any]]:
+def flattener(tree: object) -> Callable[[object], list[object]]:
     """What returns the leaves of trees of this form."""
     return tree_leaves
 

@@ -5,7 +5,7 @@ draw from that, until `torch.manual_seed` sets the seed of the mesh again.
 """
 
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple, SupportsInt
 
 import torch
 
@@ -50,7 +50,7 @@ def _restore(cpu: torch.Tensor, cuda: torch.Tensor) -> None:
         torch.cuda.set_rng_state(cuda.cpu())
 
 
-def _seed(seed: Any, index: Any = 0) -> None:
+def _seed(seed: SupportsInt, index: SupportsInt = 0) -> None:
     torch.manual_seed(int(seed) ^ int(index))
 
 
@@ -92,7 +92,7 @@ def set_manual_seed_remote(seed: int, process_idx: "RankTensor | int" = 0) -> No
     _set_seed(seed, process_idx)
 
 
-def get_rng_state_remote() -> Any:
+def get_rng_state_remote() -> RankTensor:
     """The state of each rank's generator of the CPU, as a tensor."""
     return get_state().cpu
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from monarch_nb.runtime import Future
 from monarch_nb.tensor.handle import MeshTensor
@@ -117,15 +117,15 @@ class ModuleStep(torch.autograd.Function):
         ctx: _ModuleCall,
         module: OpaqueRef,
         propagate: Callable[..., object],
-        tree: Any,
+        tree: TreeSpec,
         needed: list[bool],
         *leaves: object,
-    ) -> Any:
+    ) -> tuple[object, ...]:
         """Calls it."""
         args, kwargs, _ = tree_unflatten(leaves, tree)
         ctx.set_materialize_grads(False)
 
-        def shown(reference: object, needed: object, args: Any, kwargs: Any) -> object:
+        def shown(reference: object, needed: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
             return OpaqueRef(), propagate(reference, *args, **kwargs)
 
         ctx.backward, result = remote(_forward, propagate=shown)(module, needed, args, kwargs)

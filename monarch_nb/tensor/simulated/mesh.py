@@ -10,7 +10,8 @@ from monarch_nb.shape import NDSlice, Region
 from monarch_nb.tensor import device
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, stopped_text
 from monarch_nb.tensor.handle import MeshTensor
-from monarch_nb.tensor.mesh import Mesh, prepare
+from monarch_nb.tensor.kernels import prepare
+from monarch_nb.tensor.mesh import Mesh
 from monarch_nb.tensor.propagation import MeshLayout, Propagator
 from monarch_nb.tensor.ranks.streams import MAIN
 from monarch_nb.tensor.ranks.streams import Stream as Lane

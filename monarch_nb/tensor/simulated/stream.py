@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -148,13 +148,13 @@ class SimulatedStream(Stream):
         self._run(operation, (reference.number,), call_site(2))
 
     def _operation(self, command: tuple[object, ...], where: CallSite | None) -> None:
-        number: Any = command[0]
+        number = command[0]
+        assert isinstance(number, int)
         definition = self.defined[number]
         signature = self._signatures.get(number)
         if signature is None or signature.operation != definition.operation:
             signature = self._signatures[number] = PlanSignature(definition)
-        given: Any = command[signature.tensors]
-        made: Any = command[signature.results]
+        given, made = (cast(Sequence[int], command[part]) for part in (signature.tensors, signature.results))
         name = definition.operation.removesuffix(".default")
         dims = _dims_exchanged(definition) if isinstance(definition, Define) else ()
         self._run(name, given, where, made=made, writes=[given[at] for at in signature.writes], dims=dims)

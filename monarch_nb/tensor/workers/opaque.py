@@ -1,5 +1,6 @@
 """Objects of ranks that are no tensors: a program's functions return and take references to them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def on_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return tensor if hasattr(tensor, _VALUE) else tensor.to(device)
 
 
-def _unflattened(leaves: Any, context: object) -> OpaqueRef:
+def _unflattened(leaves: Iterable[object], context: object) -> OpaqueRef:
     return OpaqueRef.of_key(next(iter(leaves)))
 
 
