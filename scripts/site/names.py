@@ -13,6 +13,7 @@ from tests.notebook.pages import PAGES, Block, blocks
 
 # Public packages that are no modules of `monarch` by that list.
 ALSO = ("profiling", "telemetry")
+ELSEWHERE = {"builtins"}  # a module of torchmonarch's, served under the name `monarch` alone
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Name:
 
 def modules() -> list[str]:
     """The public modules, that of `monarch` itself first."""
-    return ["", *sorted({*monarch_nb._MODULES, *ALSO})]
+    return ["", *sorted({*monarch_nb._MODULES, *ALSO} - ELSEWHERE)]
 
 
 def module_of(module: str) -> ModuleType:
