@@ -21,10 +21,11 @@ from torch.testing._internal.distributed import multi_threaded_pg as threaded
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Future
 from monarch_nb.shape import Extent
-from monarch_nb.tensor import conversions, device, mesh
+from monarch_nb.tensor import device
 from monarch_nb.tensor.commands import WHOLE, PutTensor, decode_numbers
 from monarch_nb.tensor.groups.world import TorchGroups
 from monarch_nb.tensor.handle import MeshTensor, current, upload
+from monarch_nb.tensor.kernels import prepare
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import MeshLayout, Placements, Propagator
 from monarch_nb.tensor.stream import Stream
@@ -90,10 +91,8 @@ class Ranks:
 
     def mesh(self, layout: MeshLayout) -> Stream:
         """A mesh of the first of them. The same as the mesh of processes opens it."""
-        torch.autograd.set_multithreading_enabled(False)
-        mesh.register_kernels()
-        conversions.register()
-        group = SimpleNamespace(over=-1, observer=None)
+        prepare()
+        group = SimpleNamespace(over=-1, observer=None, draws_apart=False)
         send = partial(self._send, layout)
         stream = Stream(str(layout.shape), Propagator(layout, leaf=MeshTensor), device.new_device(), send, group)  # type: ignore[arg-type]
         device.occupy(stream, SimpleNamespace(), lambda _: None)  # type: ignore[arg-type]
