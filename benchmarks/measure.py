@@ -91,8 +91,10 @@ def times(row: str, seconds: list[float]) -> None:
     )
 
 
-def repeat(count: int, what: Callable[[], object], *, warm: int | None = None) -> list[float]:
-    """How long `what` takes, each of `count` times; a few more before are not counted."""
+def repeat(
+    count: int, what: Callable[[], object], *, warm: int | None = None, settle: Callable[[], object] = lambda: None
+) -> list[float]:
+    """How long `what` takes, each of `count` times; a few more before are not counted, nor is `settle` after each."""
     for _ in range(count // 10 + 1 if warm is None else warm):
         what()
     seconds = []
@@ -100,6 +102,7 @@ def repeat(count: int, what: Callable[[], object], *, warm: int | None = None) -
         began = time.perf_counter()
         what()
         seconds.append(time.perf_counter() - began)
+        settle()
     return seconds
 
 

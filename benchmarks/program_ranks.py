@@ -82,13 +82,7 @@ def measure(size: int, calls: int) -> None:
 
         steps = max(5, calls // 60)
         trained()
-        seconds = []
-        for _ in range(steps):
-            began = time.perf_counter()
-            step()
-            seconds.append(time.perf_counter() - began)
-            settle()
-        times(row("step issued"), seconds)
+        times(row("step issued"), repeat(steps, step, warm=0, settle=settle))
         times(row("step"), repeat(steps, trained))
 
         def adds(y: torch.Tensor) -> torch.Tensor:

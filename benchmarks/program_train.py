@@ -18,22 +18,21 @@ from benchmarks.measure import leave, repeat, times, work
 from benchmarks.train_models import module_and_batch, step_of
 
 WARM = 4
-Step = Callable[[], torch.Tensor]
 torch.set_num_threads(1)
 
 
 def measured(means: str, name: str, steps: int, step: Callable[[], float], pids: tuple[int, ...]) -> None:
     """Prints the spread of the steps, and the processor time of each, of these processes and this one."""
+    began = time.monotonic()
     for _ in range(WARM):
         step()
+    warm = time.monotonic() - began
     before = [work(pid)[0] for pid in (os.getpid(), *pids)]
     spent = repeat(steps, step, warm=0)
     used = [(work(pid)[0] - was) / steps * 1e3 for pid, was in zip((os.getpid(), *pids), before, strict=True)]
     times(f"{name} {means}", spent)
-    print(
-        f"{name} {means}: processor " + ", ".join(f"{each:.1f}" for each in used) + f" ms; loss {step():.6f}",
-        file=sys.stderr,
-    )
+    processor = ", ".join(f"{each:.1f}" for each in used)
+    print(f"{name} {means}: processor {processor} ms; {WARM} steps before took {warm:.1f} s", file=sys.stderr)
 
 
 def plain(means: str, name: str, steps: int) -> None:
@@ -77,10 +76,6 @@ def sharded(means: str, name: str, steps: int, ranks: int) -> None:
     step: Any = step_of(model, module, placed)
     if how:
         step = monarch_nb.compile(step, backend="inductor" if how == "inductor" else "python", check_every=0)
-    began = time.monotonic()
-    for _ in range(WARM):
-        step().item()
-    print(f"{name} {means}: {WARM} steps took {time.monotonic() - began:.1f} s", file=sys.stderr)
     pids = tuple(mesh.procs.run(os.getpid).get().values())
     measured(means, name, steps, lambda: step().item(), pids)
     leave()

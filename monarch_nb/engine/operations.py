@@ -191,16 +191,11 @@ class ProcessOperations:
 
         return put(value)
 
-    @staticmethod
-    def _tensor_meshes() -> ModuleType:
-        """The module that makes tensor meshes, real ones too."""
-        from monarch_nb.tensor.simulated import simulator
-
-        return simulator
-
     def simulated_mesh(self, procs: Handle[ProcState]) -> Any:
         """A mesh of simulated ranks, with the dimensions of these processes."""
-        return self._tensor_meshes().simulated_engine(region_of(procs).extent)
+        from monarch_nb.tensor.simulated.simulator import simulated_engine
+
+        return simulated_engine(region_of(procs).extent)
 
     def tensor_mesh(self, procs: Handle[ProcState]) -> Any:
         """What tensors of these processes' own values are on: a `monarch.distributed.Mesh`. The first use blocks."""
@@ -208,7 +203,7 @@ class ProcessOperations:
         actor = running_actor()
         engine = tensor_engines.get(actor.class_name or "") if actor is not None and tensor_engines else None
         if actor is None or engine is None:
-            return self._tensor_meshes().tensor_mesh(mesh)
+            return self._tensors().Mesh.for_ranks(mesh)
         made = self._simulated.setdefault(actor, {})
         region = region_of(procs)
         if region not in made:

@@ -15,12 +15,13 @@ from monarch_nb.mesh import ActorMesh, Endpoint, ProcMesh, ValueMesh, as_it_is, 
 from monarch_nb.runtime import Context, Future, ProcState, current, current_runtime, reported_elsewhere
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
-from monarch_nb.tensor.commands import Open, Receipt
+from monarch_nb.tensor.commands import CallRemote, Open, Receipt
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, lost_text, replaced_text, stopped_text
 from monarch_nb.tensor.groups.coordinator import GroupCoordinator
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
 from monarch_nb.tensor.origin import CallSite
 from monarch_nb.tensor.replicas import StreamContents
+from monarch_nb.tensor.seeds import draw_apart
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.actor import TensorWorker
 from monarch_nb.transport import UnreachableError, held_back
@@ -228,6 +229,8 @@ class MeshProcesses:
             return
         for stream in streams.values():
             stream.reset_after_heal()
+            if self.draws_apart:
+                stream.issue_object(CallRemote(draw_apart, (stream.draw(),), {}))
         self.keep_spares(0)  # on hosts that have replaced others
 
     def _lose(self, reason: str) -> None:

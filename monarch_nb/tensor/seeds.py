@@ -81,6 +81,13 @@ def seeder(mesh: DeviceMesh, dims: Sequence[int]) -> Callable[[int], None]:
     return seed
 
 
+def draw_apart(number: int | None) -> None:
+    """Has operations of a mesh draw from the generators of this process, which are seeded by a number and the rank."""
+    BORROWED.is_apart = True
+    if number is not None:
+        torch.manual_seed(mixed(number, torch.distributed.get_rank()))
+
+
 def draw_together() -> None:
     """Has operations of a mesh draw by its seed again, in this process."""
     BORROWED.is_apart = False

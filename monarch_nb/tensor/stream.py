@@ -212,7 +212,7 @@ class Stream:
 
     def reseed(self, seed: int) -> None:
         """Sets the seed of the following random operations."""
-        if self._group.draws_apart:
+        if self._group.draws_apart and self.lost is None:
             self._group.draws_apart = False
             self.issue_object(CallRemote(draw_together, (), {}))
         self.seed, self.drawn = seed % (1 << 63), 0

@@ -18,7 +18,7 @@ from monarch_nb.tensor.compiled.source import Constant, FunctionSource, source_o
 from monarch_nb.tensor.failure import Failure, LostTensor
 from monarch_nb.tensor.propagation import (
     Measured,
-    Meta,
+    Redistributor,
     dtensor,
     finisher,
     leaves,
@@ -256,11 +256,7 @@ class Replay:
 
 def linked(source: FunctionSource, mesh: DeviceMesh, measured: Measured = unmeasured) -> dict[str, Any]:
     """Values of the names in a source for this process."""
-
-    def moved(shard: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
-        return measured(moving(now.placements, spec.placements), mover(now, meta, spec))(shard)
-
-    names: dict[str, Any] = {"leaves": leaves, "placed": moved, "sharded": _sharded}
+    names: dict[str, Any] = {"leaves": leaves, "sharded": _sharded}
     return names | {name: _link(constant, mesh, measured) for name, constant in source.constants.items()}
 
 
@@ -281,6 +277,8 @@ def _link(constant: Constant, mesh: DeviceMesh, measured: Measured) -> object:
             now, meta = value
             move = mover(spec_of(now, mesh), meta, spec_of(meta, mesh))
             return measured(moving(now.placements, meta.placements), move)
+        case "redistribution":
+            return Redistributor(value, spec_of(value, mesh), measured)
         case "maker":
             make = maker(value, mesh)
             return lambda: make()._local_tensor

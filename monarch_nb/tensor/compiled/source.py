@@ -18,12 +18,13 @@ from monarch_nb.tensor.propagation import (
     Finish,
     LocalStep,
     Meta,
+    Placements,
     Redistribute,
     Scalar,
     Slot,
     Write,
     overload,
-    summed_along,
+    split_sums,
     together,
 )
 
@@ -34,7 +35,7 @@ _VARIABLE = re.compile(r"\b[rtd]\d+\b")
 class Constant(NamedTuple):
     """Meaning of a name in the source; `kind` says how a worker converts the value."""
 
-    kind: str  # operation, spec, sums, finish, move, value, maker, part, seed
+    kind: str  # operation, spec, sums, finish, move, redistribution, value, maker, part, seed
     value: Any
 
 
@@ -79,9 +80,8 @@ class _Writer:
         self._constants: dict[str, Constant] = {}
         self._names: dict[tuple[str, object], str] = {}
         self._metas: dict[str, Meta] = {f"r{at}": meta for at, meta in enumerate(program.metas)}
-        self._begun: dict[
-            str, tuple[int, int]
-        ] = {}  # sums that are under way: along which dimension, of which operation
+        # Sums that are under way: along which mesh dimension, and of which operation.
+        self._begun: dict[str, tuple[int, int]] = {}
         self._own = 0
         self._at = 0
 
@@ -183,24 +183,26 @@ class _Writer:
 
     def _redistribute(self, steps: Sequence[Redistribute], names: dict[int, str]) -> None:
         """Writes redistributions. All sums of a kind are one collective, which runs beside what follows."""
-        sums: dict[tuple[int, str, torch.dtype, bool], list[tuple[str, str]]] = {}
+
+        def placements(step: Redistribute) -> Placements | None:
+            source = names[step.source]
+            return None if source.startswith("d") else self._metas[source].placements
+
+        moves, sums = split_sums(steps, placements)
         for step in steps:
-            source, out = names[step.source], self._named(names, step.out)
-            self._metas[out] = step.meta
+            self._metas[self._named(names, step.out)] = step.meta
+        for step in moves:
+            source, out = names[step.source], names[step.out]
             if source.startswith("d"):
-                to = f"{self._value(step.meta)}, {self._constant('spec', step.meta)}"
-                self._line(f"{out} = placed({source}._local_tensor, {source}._spec, {to})")
-                continue
-            summed = summed_along(self._metas[source].placements, step.meta)
-            if summed is None or step.meta.layout.shape[summed[0]] == 1:
-                self._line(f"{out} = {self._constant('move', (self._metas[source], step.meta))}({source})")
+                self._line(f"{out} = {self._constant('redistribution', step.meta)}({source})._local_tensor")
             else:
-                sums.setdefault((*summed, step.meta.dtype, step.pending), []).append((source, out))
-        for (dim, how, _, is_pending), each in sums.items():
-            sources, into = (", ".join(registers) for registers in zip(*each, strict=True))
-            self._line(f"{into}, = {self._constant('sums', (dim, how))}([{sources}])")
+                self._line(f"{out} = {self._constant('move', (self._metas[source], step.meta))}({source})")
+        for (dim, how, _, is_pending), alike in sums.items():
+            sources = ", ".join(names[step.source] for step in alike)
+            results = [names[step.out] for step in alike]
+            self._line(f"{', '.join(results)}, = {self._constant('sums', (dim, how))}([{sources}])")
             if not is_pending:
-                self._begun |= {out: (dim, self._at) for _, out in each}
+                self._begun |= dict.fromkeys(results, (dim, self._at))
 
     def _as_shard(self, name: str) -> str:
         return f"{name}._local_tensor" if name.startswith("d") else name

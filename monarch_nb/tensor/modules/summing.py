@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -16,6 +16,26 @@ FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes, as in PyTorch's DistributedDa
 _NESTED = 8  # passes that are remembered: those that fail never end, and their gradients stay partial
 
 
+class BegunSums:
+    """Sums of the gradients of parameters on one mesh, which are under way."""
+
+    def __init__(self, pairs: Sequence[tuple[MeshTensor, MeshTensor]]) -> None:
+        self._pairs = pairs
+        self._grads = [grad for _, grad in pairs]
+        self._versions = [grad._version for grad in self._grads]
+        self._pending = begin_redistributions(self._grads, [parameter.placements for parameter, _ in pairs])
+
+    def finish(self) -> None:
+        """Waits for the sums, and gives them to the parameters. A gradient that has changed is summed again."""
+        made = finish_redistributions(self._pending, self._grads)
+        for (parameter, grad), version, summed in zip(self._pairs, self._versions, made, strict=True):
+            now = parameter.grad
+            if now is grad and grad._version == version:
+                parameter.grad = summed
+            elif isinstance(now, MeshTensor):
+                parameter.grad = now.redistribute(parameter.placements)
+
+
 class BackwardPass:
     """The gradients of one backward pass that have to be redistributed.
 
@@ -25,7 +45,7 @@ class BackwardPass:
     def __init__(self, task: int) -> None:
         self.task = task  # of autograd
         self._waiting: list[MeshTensor] = []  # parameters
-        self._begun: list[tuple[MeshTensor, MeshTensor, int, MeshTensor]] = []  # gradient, its version, pending sum
+        self._begun: list[BegunSums] = []  # one for each mesh
         self._bytes, self._limit = 0, FIRST_BUCKET
 
     def add(self, parameter: MeshTensor, nbytes: int) -> None:
@@ -48,28 +68,14 @@ class BackwardPass:
             grad = parameter.grad
             if isinstance(grad, MeshTensor) and grad.placements != parameter.placements:
                 alike.setdefault(grad.reference.stream, []).append((parameter, grad))
-        begun = []
-        for pairs in alike.values():
-            pending = begin_redistributions(
-                [grad for _, grad in pairs], [parameter.placements for parameter, _ in pairs]
-            )
-            begun += [(*pair, pair[1]._version, each) for pair, each in zip(pairs, pending, strict=True)]
+        begun = [BegunSums(pairs) for pairs in alike.values()]
         self._finish()
         self._begun = begun
 
     def _finish(self) -> None:
         begun, self._begun = self._begun, []
-        alike: dict[Stream, list[tuple[MeshTensor, MeshTensor, int, MeshTensor]]] = {}
-        for each in begun:
-            alike.setdefault(each[-1].reference.stream, []).append(each)
-        for sums in alike.values():
-            made = finish_redistributions([pending for *_, pending in sums], [grad for _, grad, *_ in sums])
-            for (parameter, grad, version, _), summed in zip(sums, made, strict=True):
-                now = parameter.grad
-                if now is grad and grad._version == version:
-                    parameter.grad = summed
-                elif isinstance(now, MeshTensor):  # it has changed meanwhile
-                    parameter.grad = now.redistribute(parameter.placements)
+        for sums in begun:
+            sums.finish()
 
 
 class Summing:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from monarch_nb._package import lazy_names
 
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError, user_line
-from .execute import Runner, leaves, overload, together
+from .execute import Redistributor, Runner, leaves, overload, split_sums, together
 from .meta import OWN_VALUE, MeshLayout, Meta, OwnValue, Placements, carrier, dtensor, own_values, replicated, spec_of
 from .placing import (
     Measured,
@@ -20,7 +20,6 @@ from .placing import (
     moving,
     one_piece_each,
     placed_otherwise,
-    summed_along,
     summing,
     unmeasured,
     whole,
@@ -63,6 +62,7 @@ __all__ = [
     "PropagationError",
     "Propagator",
     "Redistribute",
+    "Redistributor",
     "ResultSlot",
     "Runner",
     "Scalar",
@@ -83,7 +83,7 @@ __all__ = [
     "placed_otherwise",
     "replicated",
     "spec_of",
-    "summed_along",
+    "split_sums",
     "summing",
     "together",
     "unmeasured",

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .meta import Meta, dense, dtensor, spec_of
+from .meta import Meta, Placements, dense, dtensor, spec_of
 from .placing import Measured, Mover, finisher, is_in_order, laid_out, mover, moving, summed_along, summing, unmeasured
 from .plan import Call, Finish, LocalStep, Redistribute, Scalar, Slot, Step, StepProgram, Write
 
@@ -18,6 +18,7 @@ from .plan import Call, Finish, LocalStep, Redistribute, Scalar, Slot, Step, Ste
 _REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy", "prims": "torch._prims"}
 
 Run = Callable[[Sequence[DTensor], Sequence[float]], list[DTensor]]
+SumKind = tuple[int, str, torch.dtype, bool]  # mesh dimension, operation, dtype, whether it is pending
 
 
 class DispatchMode(TorchDispatchMode):
@@ -201,17 +202,16 @@ class _FunctionWriter:
             self.in_order(step, registers)
 
     def _redistribute(self, steps: Sequence[Redistribute], registers: Sequence[object]) -> None:
-        by_kind: dict[tuple[int, str, torch.dtype, bool], list[Redistribute]] = {}
-        for step in steps:
+        def placements(step: Redistribute) -> Placements | None:
             given = registers[step.source]
             assert isinstance(given, DTensor)
-            summed = summed_along(given.placements, step.meta) if len(steps) > 1 or step.pending else None
-            if summed is not None and self._mesh.size(summed[0]) > 1:
-                by_kind.setdefault((*summed, step.meta.dtype, step.pending), []).append(step)
-                continue
-            move = self._constant(_Redistribution(step.meta, self._spec(step.meta), self._measured))
+            return given.placements if len(steps) > 1 or step.pending else None
+
+        moves, sums_by_kind = split_sums(steps, placements)
+        for step in moves:
+            move = self._constant(Redistributor(step.meta, self._spec(step.meta), self._measured))
             self._lines.append(f"r{step.out} = {move}(r{step.source})")
-        for (dim, how, _, pending), alike in by_kind.items():
+        for (dim, how, _, pending), alike in sums_by_kind.items():
             sums = summing(self._mesh, dim, how, None if pending else [step.meta.stride for step in alike])
             call = self._constant(self._measured(() if pending else (dim,), sums))
             given = ", ".join(f"r{step.source}._local_tensor" for step in alike)
@@ -310,11 +310,7 @@ def together(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
     alike: list[Step] = []
     made = set[int]()
     for step in steps:
-        if isinstance(step, Redistribute) and step.source not in made:
-            alike.append(step)
-            made.add(step.out)
-            continue
-        if alike:
+        if alike and not (isinstance(step, Redistribute) and step.source not in made):
             yield alike
             alike, made = [], set()
         if isinstance(step, Redistribute):
@@ -326,7 +322,26 @@ def together(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
         yield alike
 
 
-class _Redistribution:
+def split_sums(
+    steps: Sequence[Redistribute], placements: Callable[[Redistribute], Placements | None]
+) -> tuple[list[Redistribute], dict[SumKind, list[Redistribute]]]:
+    """Splits redistributions into those by themselves and the sums over ranks, by what one collective can do.
+
+    `placements` returns those of the source; None for a step that is to be by itself.
+    """
+    moves: list[Redistribute] = []
+    sums: dict[SumKind, list[Redistribute]] = {}
+    for step in steps:
+        now = placements(step)
+        summed = None if now is None else summed_along(now, step.meta)
+        if summed is None or step.meta.layout.shape[summed[0]] == 1:
+            moves.append(step)
+        else:
+            sums.setdefault((*summed, step.meta.dtype, step.pending), []).append(step)
+    return moves, sums
+
+
+class Redistributor:
     """Redistributes tensors to a spec. How is worked out for the placements of the first, and again for others."""
 
     def __init__(self, meta: Meta, spec: DTensorSpec, measured: Measured) -> None:
@@ -335,6 +350,7 @@ class _Redistribution:
         self._move: Mover
 
     def __call__(self, given: DTensor) -> DTensor:
+        """Returns the tensor, with memory of its own."""
         now = given._spec
         if now is not self._now:
             if self._now is None or now != self._now:

@@ -50,11 +50,7 @@ def _simple_mover(now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> Mover | No
             return lambda local: laid_out(local.clone(), stride)
         group = mesh.get_group(dim).group_name
         return lambda local: finish(_collective.all_reduce.default(local, how, group))
-    changed = [
-        dim
-        for dim, (was, wanted) in enumerate(zip(now.placements, meta.placements, strict=True))
-        if was is not wanted and was != wanted
-    ]
+    changed = _changed(now.placements, meta.placements)
     if len(changed) != 1 or carrier(meta.dtype) is not None:
         return None
     dim = changed[0]
@@ -91,11 +87,7 @@ def _simple_mover(now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> Mover | No
 
 def summed_along(now: Sequence[Placement], meta: Meta) -> tuple[int, str] | None:
     """The mesh dimension and operation of the all-reduce that redistributes to a meta; None if it takes more."""
-    changed = [
-        dim
-        for dim, (was, wanted) in enumerate(zip(now, meta.placements, strict=True))
-        if was is not wanted and was != wanted
-    ]
+    changed = _changed(now, meta.placements)
     if len(changed) != 1 or not meta.placements[changed[0]].is_replicate():
         return None
     was = now[changed[0]]
@@ -126,11 +118,13 @@ def summing(mesh: DeviceMesh, dim: int, how: str, strides: Sequence[Sequence[int
 
 def moving(now: Sequence[Placement], wanted: Sequence[Placement]) -> tuple[int, ...]:
     """The mesh dimensions along which ranks communicate, which cutting a replicated tensor does not need."""
-    return tuple(
-        dim
-        for dim, (was, will) in enumerate(zip(now, wanted, strict=True))
-        if was is not will and not was.is_replicate() and was != will
-    )
+    return tuple(dim for dim in _changed(now, wanted) if not now[dim].is_replicate())
+
+
+def _changed(now: Sequence[Placement], wanted: Sequence[Placement]) -> list[int]:
+    """The mesh dimensions along which the placement changes."""
+    pairs = enumerate(zip(now, wanted, strict=True))
+    return [dim for dim, (was, will) in pairs if was is not will and was != will]
 
 
 def finisher(stride: Sequence[int]) -> Mover:

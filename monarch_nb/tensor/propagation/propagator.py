@@ -1,7 +1,7 @@
 """Caches the plans of operations on sharded tensors."""
 
-from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 
@@ -32,6 +32,7 @@ class HasMeta(Protocol):
 
 
 L = TypeVar("L", bound=HasMeta)
+P = ParamSpec("P")
 
 
 class Propagator(Generic[L]):
@@ -77,50 +78,36 @@ class Propagator(Generic[L]):
 
     def redistribution(self, meta: Meta, placements: Placements) -> OperationPlan:
         """Returns the plan of a redistribution."""
-        key = (_PLACED, meta, placements)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = held_back(self._planner.redistribution, meta, placements)
-        return plan
+        return self._plan_of(_PLACED, self._planner.redistribution, meta, placements)
 
     def beginning(self, metas: tuple[Meta, ...], placements: tuple[Placements, ...]) -> OperationPlan:
         """Returns the plan that begins redistributions; see `Planner.beginning`."""
-        key = (_BEGUN, metas, placements)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = held_back(self._planner.beginning, metas, placements)
-        return plan
+        return self._plan_of(_BEGUN, self._planner.beginning, metas, placements)
 
     def finishing(self, metas: tuple[Meta, ...], dims: tuple[tuple[int, ...], ...]) -> OperationPlan:
         """Returns the plan that waits for redistributions; see `Planner.finishing`."""
-        key = (_FINISHED, metas, dims)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = held_back(self._planner.finishing, metas, dims)
-        return plan
+        return self._plan_of(_FINISHED, self._planner.finishing, metas, dims)
 
     def reduction(self, metas: tuple[Meta, ...], asked: Reduction) -> OperationPlan:
         """Returns the plan of a reduction of values of the ranks' own; see `Planner.reduction`."""
-        key = (_REDUCED, metas, asked)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = held_back(self._planner.reduction, metas, asked)
-        return plan
+        return self._plan_of(_REDUCED, self._planner.reduction, metas, asked)
 
     def retagged(self, meta: Meta, placements: Placements, shape: tuple[int, ...]) -> OperationPlan:
         """Returns the plan that has what the ranks hold placed otherwise, in the same memory."""
-        key = (_RETAGGED, meta, placements, shape)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = held_back(self._planner.retagged, meta, placements, shape)
-        return plan
+        return self._plan_of(_RETAGGED, self._planner.retagged, meta, placements, shape)
 
     def putting_back(self, base: Meta, steps: tuple[tuple[int, int], ...], view: Meta) -> OperationPlan:
         """Returns the plan that writes a copied view back to its base; see `Planner.putting_back`."""
-        key = (_BACK, base, steps, view)
+        return self._plan_of(_BACK, self._planner.putting_back, base, steps, view)
+
+    def _plan_of(
+        self, kind: object, make: Callable[P, OperationPlan], *args: P.args, **kwargs: P.kwargs
+    ) -> OperationPlan:
+        """Returns the plan of this kind for these arguments, made where it is not known."""
+        key = (kind, *args)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = held_back(self._planner.putting_back, base, steps, view)
+            plan = self._plans[key] = held_back(make, *args, **kwargs)
         return plan
 
     def _read(

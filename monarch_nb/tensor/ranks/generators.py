@@ -12,7 +12,7 @@ import torch
 from monarch_nb.tensor.ranks.active import get_active_mesh
 from monarch_nb.tensor.ranks.remote import Remote, remote
 from monarch_nb.tensor.ranks.tensor import RankTensor
-from monarch_nb.tensor.seeds import BORROWED, mixed
+from monarch_nb.tensor.seeds import draw_apart
 
 
 class State(NamedTuple):
@@ -22,13 +22,7 @@ class State(NamedTuple):
     cuda: RankTensor
 
 
-def _draw_apart(number: int | None) -> None:
-    BORROWED.is_apart = True
-    if number is not None:
-        torch.manual_seed(mixed(number, torch.distributed.get_rank()))
-
-
-_begin = Remote(_draw_apart, propagate="inspect")
+_begin = Remote(draw_apart, propagate="inspect")
 
 
 def _apart(*, seeded: bool) -> None:

@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from monarch_nb.mesh import ProcMesh
 from monarch_nb.shape import Extent
 from monarch_nb.tensor import simulated
-from monarch_nb.tensor.mesh import Mesh
 from monarch_nb.tensor.simulated import trace
 from monarch_nb.tensor.simulated.mesh import SimulatedMesh
 from monarch_nb.tensor.simulated.stream import Simulation
@@ -147,11 +145,6 @@ def set_meta(new_value: object) -> Iterator[None]:
         yield
     finally:
         labels.pop()
-
-
-def tensor_mesh(procs: ProcMesh) -> Mesh:
-    """The mesh on these processes, which are not simulated."""
-    return Mesh.for_ranks(procs)
 
 
 def simulated_engine(extent: Extent) -> SimulatedMesh:
