@@ -1,6 +1,7 @@
 """Tensors of which each rank has a value of its own, on two real processes."""
 
 import copy
+import importlib
 import io
 import os
 import pickle
@@ -22,6 +23,7 @@ from tests.cluster.actor_tools import spawned
 from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
+generators: Any = importlib.import_module("monarch.random")
 
 
 @pytest.fixture(scope="module")
@@ -631,3 +633,20 @@ def test_a_lost_rank_loses_its_values_and_a_healed_mesh_works(monkeypatch: pytes
         with pytest.raises(ContentsLostError, match="are gone, since the mesh was healed"):
             monarch_nb.inspect(t)
         assert both(procs.rank_tensor("gpus").reduce("gpus")) == [1, 1]
+
+
+def test_generators_of_ranks_survive_heals_and_seeds_of_lost_meshes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
+    for procs in spawned(2, "drawing"):
+        for _ in range(2):
+            with procs.activate():
+                generators.set_manual_seed_remote(7)
+                t = torch.rand(2)
+            drawn = both(t)
+            assert drawn[0] == drawn[1] == torch.rand(2, generator=torch.Generator().manual_seed(7)).tolist()
+            os.kill(procs.run(os.getpid).get(30).values()[1], signal.SIGKILL)
+            until(lambda t=t: t.reference.stream.lost is not None)
+            torch.manual_seed(3)
+            monarch_nb.heal_mesh(procs)
