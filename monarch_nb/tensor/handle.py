@@ -270,20 +270,21 @@ def current(tensor: MeshTensor) -> int:
 
 def redistributed(tensor: MeshTensor, placements: Placements) -> MeshTensor:
     """Issues a redistribution, without gradient."""
-    stream = tensor.reference.stream
     if placements == tensor.meta.placements:
         return MeshTensor(tensor.meta, tensor.reference)
-    plan = stream.propagator.redistribution(tensor.meta, placements)
-    return cast(MeshTensor, run(stream, plan, [tensor], []))
+    return redistributed_together([tensor], [placements])[0]
 
 
-def begin_redistributions(tensors: Sequence[MeshTensor], placements: Sequence[Placements]) -> list[MeshTensor]:
-    """Issues redistributions of tensors of one mesh, without gradient, that share collectives.
+def redistributed_together(
+    tensors: Sequence[MeshTensor], placements: Sequence[Placements], *, pending: bool = False
+) -> list[MeshTensor]:
+    """Issues redistributions of tensors of one mesh to other placements, which share collectives; without gradient.
 
-    The results are pending: they must be passed to `finish_redistributions`, and to nothing else.
+    `pending` results must be passed to `finish_redistributions`, and to nothing else.
     """
     stream = tensors[0].reference.stream
-    plan = stream.propagator.beginning(tuple(tensor.meta for tensor in tensors), tuple(placements))
+    metas = tuple(tensor.meta for tensor in tensors)
+    plan = stream.propagator.redistributions(metas, tuple(placements), pending=pending)
     return cast(list[MeshTensor], run(stream, plan, [*tensors], []))
 
 

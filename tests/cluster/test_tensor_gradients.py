@@ -1,6 +1,7 @@
 """Gradients of modules are summed over the ranks in few collectives, by the end of the backward pass."""
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -63,10 +64,55 @@ def test_gradients_of_a_pass_share_a_collective_for_each_bucket(mesh: Mesh) -> N
     compare(model, local)
 
 
-def test_gradients_that_are_kept_are_added_to(models: tuple[nn.Module, nn.Module]) -> None:
+@pytest.fixture
+def layers(mesh: Mesh) -> tuple[nn.Sequential, nn.Sequential]:
+    """A fully sharded model of two layers and a head, and the same here."""
+    torch.manual_seed(0)
+    local = nn.Sequential(*[nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(2)])
+    local.append(nn.Linear(8, 4))
+    local[1][2].weight = local[0][2].weight
+    local[1][0].weight.requires_grad_(False)
+    return monarch_nb.module_to_mesh(copy.deepcopy(local), mesh, "fully_sharded"), local
+
+
+def test_parameters_of_a_layer_are_gathered_by_one_collective(
+    layers: tuple[nn.Sequential, nn.Sequential], mesh: Mesh
+) -> None:
+    model, local = layers
+    for step in range(2):
+        mesh.stream.table.clear()
+        trained(model)
+        trained(local)
+        counts: Counter[str] = Counter()
+        for each in mesh.stream.table.movements():
+            counts[each.collective] += each.count
+        assert counts["all_gather_into_tensor"] == 2 * 3, "two layers and the head, forward and backward"
+        assert counts["reduce_scatter_tensor"] == (1 if step == 0 else 3), "those of earlier passes are added to"
+    for each in layers:
+        assert each[1][0].weight.grad is None
+        each[1][0].weight.requires_grad_(True)
+        trained(each)
+    compare(*layers)
+
+
+def test_a_part_of_a_layer_can_be_called_by_itself(layers: tuple[nn.Sequential, nn.Sequential], mesh: Mesh) -> None:
+    for model in layers:
+        model[1][0].weight.requires_grad_(True)
+        hidden = monarch_nb.distribute(rows(), mesh, ["data", None]) if model is layers[0] else rows()
+        hidden = model[0](hidden)
+        for part in model[1]:
+            hidden = part(hidden)
+        model[2](hidden).square().mean().backward()
+    compare(*layers)
+
+
+def test_gradients_that_are_kept_are_added_to(models: tuple[nn.Sequential, nn.Sequential]) -> None:
+    for model in models:
+        model[0].weight.requires_grad_(False)
     for _ in range(2):
         for model in models:
             trained(model)
+            model[0].weight.requires_grad_(True)
     compare(*models)
 
 

@@ -174,13 +174,13 @@ def test_a_sum_over_ranks_is_waited_for_where_it_is_needed() -> None:
         issued.append(Issued(action, tensors, (), (result,)))
 
     issue(propagator.plan(aten.sum.default, (shard,))[0], (1,), 10)
-    issue(propagator.redistribution(metas[10], (Replicate(),)), (10,), 11)
+    issue(propagator.redistributions((metas[10],), ((Replicate(),),)), (10,), 11)
     issue(propagator.plan(aten.sum.default, (metas[2],))[0], (2,), 12)
-    issue(propagator.redistribution(metas[12], (Replicate(),)), (12,), 13)
+    issue(propagator.redistributions((metas[12],), ((Replicate(),),)), (12,), 13)
     issue(propagator.plan(aten.add.Tensor, (metas[11], metas[13]))[0], (11, 13), 14)
     source = source_of(renamed(issued, (1, 2), (14,), metas, ())[0])
     kinds = [source.constants[line.partition("= ")[2].partition("(")[0]].kind for line in source.lines]
-    assert kinds == ["operation", "sums", "operation", "sums", "finish", "finish", "operation"]
+    assert kinds == ["operation", "exchange", "operation", "exchange", "finish", "finish", "operation"]
     assert source.operations == (0, 1, 2, 3, 1, 3, 4)  # whose failure it is, if one fails
 
 

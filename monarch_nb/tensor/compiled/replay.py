@@ -20,13 +20,13 @@ from monarch_nb.tensor.propagation import (
     Measured,
     Redistributor,
     dtensor,
+    exchanging,
     finisher,
     leaves,
     mover,
     moving,
     overload,
     spec_of,
-    summing,
     unmeasured,
 )
 from monarch_nb.tensor.seeds import later, seeder
@@ -267,9 +267,9 @@ def _link(constant: Constant, mesh: DeviceMesh, measured: Measured) -> object:
             return overload(value)
         case "spec":
             return spec_of(value, mesh)
-        case "sums":
-            dim, how = value
-            return summing(mesh, dim, how, None)
+        case "exchange":
+            dim, how, axes = value
+            return exchanging(mesh, dim, how, axes, None)
         case "finish":
             dims, stride = value
             return measured(dims, finisher(stride))

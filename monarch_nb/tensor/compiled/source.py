@@ -24,18 +24,18 @@ from monarch_nb.tensor.propagation import (
     Slot,
     Write,
     overload,
-    split_sums,
+    split_exchanges,
     together,
 )
 
-_BY_VALUE = frozenset({"operation", "seed", "sums", "finish", "move"})
+_BY_VALUE = frozenset({"operation", "seed", "exchange", "finish", "move"})
 _VARIABLE = re.compile(r"\b[rtd]\d+\b")
 
 
 class Constant(NamedTuple):
     """Meaning of a name in the source; `kind` says how a worker converts the value."""
 
-    kind: str  # operation, spec, sums, finish, move, redistribution, value, maker, part, seed
+    kind: str  # operation, spec, exchange, finish, move, redistribution, value, maker, part, seed
     value: Any
 
 
@@ -80,7 +80,7 @@ class _Writer:
         self._constants: dict[str, Constant] = {}
         self._names: dict[tuple[str, object], str] = {}
         self._metas: dict[str, Meta] = {f"r{at}": meta for at, meta in enumerate(program.metas)}
-        # Sums that are under way: along which mesh dimension, and of which operation.
+        # Exchanges that are under way: along which mesh dimension, and of which operation.
         self._begun: dict[str, tuple[int, int]] = {}
         self._own = 0
         self._at = 0
@@ -182,13 +182,13 @@ class _Writer:
                 self._line(f"{names[register]} = {value}{'._local_tensor' if sharded else ''}")
 
     def _redistribute(self, steps: Sequence[Redistribute], names: dict[int, str]) -> None:
-        """Writes redistributions. All sums of a kind are one collective, which runs beside what follows."""
+        """Writes redistributions. All exchanges of a kind are one collective, which runs beside what follows."""
 
         def placements(step: Redistribute) -> Placements | None:
             source = names[step.source]
             return None if source.startswith("d") else self._metas[source].placements
 
-        moves, sums = split_sums(steps, placements)
+        moves, exchanges = split_exchanges(steps, placements)
         for step in steps:
             self._metas[self._named(names, step.out)] = step.meta
         for step in moves:
@@ -197,10 +197,11 @@ class _Writer:
                 self._line(f"{out} = {self._constant('redistribution', step.meta)}({source})._local_tensor")
             else:
                 self._line(f"{out} = {self._constant('move', (self._metas[source], step.meta))}({source})")
-        for (dim, how, _, is_pending), alike in sums.items():
-            sources = ", ".join(names[step.source] for step in alike)
-            results = [names[step.out] for step in alike]
-            self._line(f"{', '.join(results)}, = {self._constant('sums', (dim, how))}([{sources}])")
+        for (dim, how, _, is_pending), alike in exchanges.items():
+            sources = ", ".join(names[step.source] for step, _ in alike)
+            results = [names[step.out] for step, _ in alike]
+            exchange = self._constant("exchange", (dim, how, tuple(axis for _, axis in alike)))
+            self._line(f"{', '.join(results)}, = {exchange}([{sources}])")
             if not is_pending:
                 self._begun |= dict.fromkeys(results, (dim, self._at))
 
@@ -246,7 +247,7 @@ class _Writer:
         self._operations.append(self._at)
 
     def _end(self, name: str) -> None:
-        """Waits for a sum over ranks just before its first use, so that it overlaps with other operations."""
+        """Waits for an exchange just before its first use, so that it overlaps with other operations."""
         dim, operation = self._begun.pop(name)
         finish = self._constant("finish", ((dim,), self._metas[name].stride))
         self._lines.append(f"{name} = {finish}({name})")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from monarch_nb.tensor.device import after_backward
-from monarch_nb.tensor.handle import MeshTensor, begin_redistributions, finish_redistributions
+from monarch_nb.tensor.handle import MeshTensor, finish_redistributions, redistributed_together
 from monarch_nb.tensor.stream import Stream
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes, as in PyTorch's DistributedDataParallel
@@ -23,7 +23,8 @@ class BegunSums:
         self._pairs = pairs
         self._grads = [grad for _, grad in pairs]
         self._versions = [grad._version for grad in self._grads]
-        self._pending = begin_redistributions(self._grads, [parameter.placements for parameter, _ in pairs])
+        placements = [parameter.placements for parameter, _ in pairs]
+        self._pending = redistributed_together(self._grads, placements, pending=True)
 
     def finish(self) -> None:
         """Waits for the sums, and gives them to the parameters. A gradient that has changed is summed again."""
@@ -89,9 +90,12 @@ class Summing:
         self._passes: list[BackwardPass] = []  # the innermost last
 
     def watch(self, parameter: torch.Tensor) -> None:
-        """Includes a parameter."""
-        if parameter.requires_grad:
+        """Includes a parameter. One that is frozen may be trained later."""
+        if parameter.dtype.is_floating_point or parameter.dtype.is_complex:
+            is_trained = parameter.requires_grad
+            parameter.requires_grad_(True)  # else PyTorch takes no hook
             parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+            parameter.requires_grad_(is_trained)
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         grad = parameter.grad

@@ -5,18 +5,18 @@ Parameters are sharded and sent, hooks place inputs and outputs, and fully shard
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
-from monarch_nb.tensor.handle import MeshTensor, redistributed
+from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.mesh import Mesh
+from monarch_nb.tensor.modules.gathering import Gathering, layers_of
 from monarch_nb.tensor.modules.plan import Plan, Resolved, Style
 from monarch_nb.tensor.modules.summing import sum_gradients
 from monarch_nb.tensor.propagation import Placements, replicated
@@ -27,84 +27,6 @@ Arguments = tuple[tuple[object, ...], dict[str, object]]
 
 _hooks: "weakref.WeakKeyDictionary[nn.Module, list[RemovableHandle]]" = weakref.WeakKeyDictionary()
 _RESETS = ("reset_parameters", "_reset_parameters")
-
-
-class Gathering:
-    """The hooks of one module, whose parameters of these names are cut along these mesh dimensions.
-
-    While its `forward` runs, the module has the gathered tensors as plain attributes, which hide its parameters. What
-    autograd would keep of them for the backward pass is gathered again there.
-    """
-
-    def __init__(self, names: Sequence[str], dims: Sequence[int]) -> None:
-        self._names, self._dims = tuple(names), frozenset(dims)
-        self._open: list[ExitStack] = []
-
-    def attach(self, module: nn.Module) -> list[RemovableHandle]:
-        """Registers the hooks."""
-        return [
-            module.register_forward_pre_hook(self._before),
-            module.register_forward_hook(self._after, always_call=True),
-        ]
-
-    def _before(self, module: nn.Module, args: object) -> None:
-        kept: list[tuple[MeshTensor, MeshTensor, Placements]] = []
-        for name in self._names:
-            parameter: object = module._parameters[name]
-            if not isinstance(parameter, MeshTensor):
-                continue
-            whole = tuple(Replicate() if dim in self._dims else p for dim, p in enumerate(parameter.placements))
-            module.__dict__[name] = gathered = parameter.redistribute(whole)
-            kept.append((gathered, parameter, whole))
-        stack = ExitStack()
-        if not _hooked():  # else what is kept is somebody else's, as with activation checkpoints, who run this again
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_Packing(kept), _unpacked))
-        self._open.append(stack)
-
-    def _after(self, module: nn.Module, args: object, result: object) -> None:
-        for name in self._names:
-            module.__dict__.pop(name, None)
-        if self._open:
-            self._open.pop().close()
-
-    def __deepcopy__(self, memo: object) -> "Gathering":
-        return Gathering(self._names, tuple(self._dims))
-
-
-class _Again:
-    """Placeholder of a gathered parameter that the backward pass needs."""
-
-    def __init__(self, parameter: MeshTensor, whole: Placements, transposed: bool) -> None:
-        self.parameter, self.whole, self.transposed = parameter, whole, transposed
-
-
-class _Packing:
-    """Recognises gathered parameters and their transposes among the tensors that autograd saves."""
-
-    def __init__(self, kept: Sequence[tuple[MeshTensor, MeshTensor, Placements]]) -> None:
-        self._kept = kept
-
-    def __call__(self, tensor: torch.Tensor) -> object:
-        base = tensor._base
-        for gathered, parameter, whole in self._kept:
-            if tensor is gathered:
-                return _Again(parameter, whole, transposed=False)
-            turned = (gathered.shape[::-1], gathered.stride()[::-1])
-            if base is gathered and tensor.dim() == 2 and (tensor.shape, tensor.stride()) == turned:
-                return _Again(parameter, whole, transposed=True)
-        return tensor
-
-
-def _hooked() -> bool:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def _unpacked(packed: "torch.Tensor | _Again") -> torch.Tensor:
-    if not isinstance(packed, _Again):
-        return packed
-    with torch.no_grad():
-        again = redistributed(packed.parameter, packed.whole)
-        return again.t() if packed.transposed else again
 
 
 def module_to_mesh(module: Module, mesh: Mesh, plan: object = None) -> Module:
@@ -124,19 +46,24 @@ def module_to_mesh(module: Module, mesh: Mesh, plan: object = None) -> Module:
     hooks = _hooks.setdefault(module, [])
     while hooks:  # those of an earlier plan
         hooks.pop().remove()
+    for layer in layers_of(module):
+        hooks += _gather(layer, resolved, recurse=True)
     for path, owner in module.named_modules():
         style = resolved.styles.get(path)
         if style is not None:
             assert resolved.tensor is not None
             hooks += _place_flow(owner, style, resolved.tensor)
-        cut = [
-            name for name, tensor in owner._parameters.items() if tensor is not None and resolved.is_gathered(tensor)
-        ]
-        if cut:
-            hooks += Gathering(cut, resolved.data).attach(owner)
+        hooks += _gather(owner, resolved, recurse=False)
     hooks.append(_take_local(module, mesh, resolved.batch))
     sum_gradients(module)
     return module
+
+
+def _gather(module: nn.Module, plan: Resolved, *, recurse: bool) -> list[RemovableHandle]:
+    """Registers the hooks that gather fully sharded parameters."""
+    named = module.named_parameters(recurse=recurse, remove_duplicate=False)
+    cut = [name for name, parameter in named if plan.is_gathered(parameter)]
+    return Gathering(cut, plan.data).attach(module) if cut else []
 
 
 def _place_flow(module: nn.Module, style: Style, dim: int) -> list[RemovableHandle]:

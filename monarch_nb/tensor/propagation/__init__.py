@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from monarch_nb._package import lazy_names
 
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError, user_line
-from .execute import Redistributor, Runner, leaves, overload, split_sums, together
+from .execute import Redistributor, Runner, leaves, overload, split_exchanges, together
 from .meta import OWN_VALUE, MeshLayout, Meta, OwnValue, Placements, carrier, dtensor, own_values, replicated, spec_of
 from .placing import (
     Measured,
+    exchanging,
     finisher,
     laid_out,
     mover,
     moving,
     one_piece_each,
     placed_otherwise,
-    summing,
     unmeasured,
     whole,
 )
@@ -72,6 +72,7 @@ __all__ = [
     "Write",
     "carrier",
     "dtensor",
+    "exchanging",
     "finisher",
     "laid_out",
     "leaves",
@@ -83,8 +84,7 @@ __all__ = [
     "placed_otherwise",
     "replicated",
     "spec_of",
-    "split_sums",
-    "summing",
+    "split_exchanges",
     "together",
     "unmeasured",
     "user_line",

@@ -11,14 +11,25 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .meta import Meta, Placements, dense, dtensor, spec_of
-from .placing import Measured, Mover, finisher, is_in_order, laid_out, mover, moving, summed_along, summing, unmeasured
+from .placing import (
+    Measured,
+    Mover,
+    exchanged_along,
+    exchanging,
+    finisher,
+    is_in_order,
+    laid_out,
+    mover,
+    moving,
+    unmeasured,
+)
 from .plan import Call, Finish, LocalStep, Redistribute, Scalar, Slot, Step, StepProgram, Write
 
 # PyTorch registers these when they are first used, which may have been in another process.
 _REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy", "prims": "torch._prims"}
 
 Run = Callable[[Sequence[DTensor], Sequence[float]], list[DTensor]]
-SumKind = tuple[int, str, torch.dtype, bool]  # mesh dimension, operation, dtype, whether it is pending
+Kind = tuple[int, str, torch.dtype, bool]  # of an exchange: mesh dimension, how, dtype, whether it is pending
 
 
 class DispatchMode(TorchDispatchMode):
@@ -207,16 +218,17 @@ class _FunctionWriter:
             assert isinstance(given, DTensor)
             return given.placements if len(steps) > 1 or step.pending else None
 
-        moves, sums_by_kind = split_sums(steps, placements)
+        moves, exchanges = split_exchanges(steps, placements)
         for step in moves:
             move = self._constant(Redistributor(step.meta, self._spec(step.meta), self._measured))
             self._lines.append(f"r{step.out} = {move}(r{step.source})")
-        for (dim, how, _, pending), alike in sums_by_kind.items():
-            sums = summing(self._mesh, dim, how, None if pending else [step.meta.stride for step in alike])
-            call = self._constant(self._measured(() if pending else (dim,), sums))
-            given = ", ".join(f"r{step.source}._local_tensor" for step in alike)
+        for (dim, how, _, pending), alike in exchanges.items():
+            strides = None if pending else [step.meta.stride for step, _ in alike]
+            exchange = exchanging(self._mesh, dim, how, [axis for _, axis in alike], strides)
+            call = self._constant(self._measured(() if pending else (dim,), exchange))
+            given = ", ".join(f"r{step.source}._local_tensor" for step, _ in alike)
             self._lines.append(f"o = {call}([{given}])")
-            for at, step in enumerate(alike):
+            for at, (step, _) in enumerate(alike):
                 spec = self._constant(self._spec(step.meta))
                 self._lines.append(f"r{step.out} = tensor(kind, o[{at}], {spec}, requires_grad=False)")
 
@@ -322,23 +334,25 @@ def together(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
         yield alike
 
 
-def split_sums(
+def split_exchanges(
     steps: Sequence[Redistribute], placements: Callable[[Redistribute], Placements | None]
-) -> tuple[list[Redistribute], dict[SumKind, list[Redistribute]]]:
-    """Splits redistributions into those by themselves and the sums over ranks, by what one collective can do.
+) -> tuple[list[Redistribute], dict[Kind, list[tuple[Redistribute, int]]]]:
+    """Splits redistributions into those by themselves and, with their axes, those that one collective can do.
 
     `placements` returns those of the source; None for a step that is to be by itself.
     """
     moves: list[Redistribute] = []
-    sums: dict[SumKind, list[Redistribute]] = {}
+    exchanges: dict[Kind, list[tuple[Redistribute, int]]] = {}
     for step in steps:
         now = placements(step)
-        summed = None if now is None else summed_along(now, step.meta)
-        if summed is None or step.meta.layout.shape[summed[0]] == 1:
+        shared = None if now is None else exchanged_along(now, step.meta)
+        if shared is None or step.meta.layout.shape[shared.dim] == 1:
             moves.append(step)
         else:
-            sums.setdefault((*summed, step.meta.dtype, step.pending), []).append(step)
-    return moves, sums
+            exchanges.setdefault((shared.dim, shared.how, step.meta.dtype, step.pending), []).append(
+                (step, shared.axis)
+            )
+    return moves, exchanges
 
 
 class Redistributor:

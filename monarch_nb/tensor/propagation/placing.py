@@ -1,7 +1,7 @@
 """Redistribution of a shard on its rank."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,7 +16,16 @@ G = TypeVar("G")
 R = TypeVar("R")
 _collective = torch.ops._c10d_functional
 Mover = Callable[[torch.Tensor], torch.Tensor]
-Sums = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+Exchanged = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+GATHER, SCATTER = "gather", "scatter"
+
+
+class Exchange(NamedTuple):
+    """A collective that several tensors can share."""
+
+    dim: int  # of the mesh
+    how: str  # GATHER, SCATTER, or the operation of an all-reduce
+    axis: int  # the tensor dimension along which the pieces are cut
 
 
 class Measured(Protocol):
@@ -42,78 +51,116 @@ def mover(now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> Mover:
 
 def _simple_mover(now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> Mover | None:
     """As `mover`, for tensors whose placement along one mesh dimension alone changes; None for others."""
-    summed = summed_along(now.placements, meta)
-    mesh, stride, finish = spec.mesh, meta.stride, finisher(meta.stride)
-    if summed is not None:
-        dim, how = summed
+    mesh, stride = spec.mesh, meta.stride
+    shared = exchanged_along(now.placements, meta)
+    if shared is not None:
+        dim, how, axis = shared
         if mesh.size(dim) == 1:
             return lambda local: laid_out(local.clone(), stride)
-        group = mesh.get_group(dim).group_name
-        return lambda local: finish(_collective.all_reduce.default(local, how, group))
+        exchange = exchanging(mesh, dim, how, (axis,), (stride,))
+        return lambda local: exchange([local])[0]
     changed = _changed(now.placements, meta.placements)
     if len(changed) != 1 or carrier(meta.dtype) is not None:
         return None
     dim = changed[0]
     was, wanted = now.placements[dim], meta.placements[dim]
     cut = was if was.is_shard() else wanted
-    others = [one for one in (*now.placements[:dim], *now.placements[dim + 1 :]) if not one.is_replicate()]
-    if type(cut) is not Shard or any(type(one) is not Shard or one.dim == cut.dim for one in others):
+    if not _is_cut_once(cut, dim, now.placements):
         return None
-    size, along = mesh.size(dim), cut.dim
+    size, axis = mesh.size(dim), cut.dim
     if was.is_replicate():
-        pieces = -(-meta.shape[along] // size)
-        first = min(pieces * mesh.get_local_rank(dim), meta.shape[along])
-        length = min(pieces, meta.shape[along] - first)
-        return lambda local: laid_out(local.narrow(along, first, length).clone(), stride)
-    if meta.shape[along] % size:
+        pieces = -(-meta.shape[axis] // size)
+        first = min(pieces * mesh.get_local_rank(dim), meta.shape[axis])
+        length = min(pieces, meta.shape[axis] - first)
+        return lambda local: laid_out(local.narrow(axis, first, length).clone(), stride)
+    if meta.shape[axis] % size or not wanted.is_replicate():
         return None
     group = mesh.get_group(dim).group_name
-    if wanted.is_replicate():
 
-        def gathered(local: torch.Tensor) -> torch.Tensor:
-            whole = _wait(_collective.all_gather_into_tensor.default(local.contiguous(), size, group))
-            return laid_out(torch.cat(whole.chunk(size), along) if along else whole, stride)
+    def gathered(local: torch.Tensor) -> torch.Tensor:
+        whole = _wait(_collective.all_gather_into_tensor.default(local.contiguous(), size, group))
+        return laid_out(torch.cat(whole.chunk(size), axis), stride)
 
-        return gathered
-    if not reduced_as_they_are(was, meta.dtype) or not was.is_partial("sum"):
-        return None
-
-    def scattered(local: torch.Tensor) -> torch.Tensor:
-        parts = torch.cat(local.chunk(size, along)) if along else local.contiguous()
-        return finish(_collective.reduce_scatter_tensor.default(parts, "sum", size, group))
-
-    return scattered
+    return gathered
 
 
-def summed_along(now: Sequence[Placement], meta: Meta) -> tuple[int, str] | None:
-    """The mesh dimension and operation of the all-reduce that redistributes to a meta; None if it takes more."""
+def exchanged_along(now: Sequence[Placement], meta: Meta) -> Exchange | None:
+    """The collective that redistributes to a meta and that several tensors can share; None if it takes another."""
     changed = _changed(now, meta.placements)
-    if len(changed) != 1 or not meta.placements[changed[0]].is_replicate():
+    if len(changed) != 1:
         return None
-    was = now[changed[0]]
-    if not isinstance(was, Partial) or not reduced_as_they_are(was, meta.dtype):
+    dim = changed[0]
+    was, wanted = now[dim], meta.placements[dim]
+    if isinstance(was, Partial) and wanted.is_replicate() and reduced_as_they_are(was, meta.dtype):
+        return Exchange(dim, was.reduce_op, 0)
+    cut = was if was.is_shard() else wanted
+    if carrier(meta.dtype) is not None or not _is_cut_once(cut, dim, now):
         return None
-    return changed[0], was.reduce_op
+    if meta.shape[cut.dim] % meta.layout.shape[dim]:
+        return None
+    if wanted.is_replicate():
+        return Exchange(dim, GATHER, 0) if cut.dim == 0 else None
+    if was.is_partial("sum") and reduced_as_they_are(was, meta.dtype):
+        return Exchange(dim, SCATTER, cut.dim)
+    return None
 
 
-def summing(mesh: DeviceMesh, dim: int, how: str, strides: Sequence[Sequence[int]] | None) -> Sums:
-    """Returns a function that reduces tensors of one dtype along a mesh dimension, by one collective.
+def _is_cut_once(cut: Placement, dim: int, placements: Sequence[Placement]) -> TypeGuard[Shard]:
+    """Returns whether plain pieces are cut along a mesh dimension, and none of these along others."""
+    others = [one for at, one in enumerate(placements) if at != dim and not one.is_replicate()]
+    return type(cut) is Shard and all(type(one) is Shard and one.dim != cut.dim for one in others)
 
-    With `strides`, of the wholes, it waits, and lays the results out in their order; without, they are pending.
+
+def exchanging(
+    mesh: DeviceMesh, dim: int, how: str, axes: Sequence[int], strides: Sequence[Sequence[int]] | None
+) -> Exchanged:
+    """Returns a function that redistributes tensors of one dtype along a mesh dimension, by one collective.
+
+    `axes` are the tensor dimensions along which each is cut. With `strides`, of the wholes, it waits, and lays the
+    results out in their order; without, they are pending.
     """
-    group = mesh.get_group(dim).group_name
+    group, size = mesh.get_group(dim).group_name, mesh.size(dim)
 
-    def summed(given: list[torch.Tensor]) -> list[torch.Tensor]:
+    def begun(given: list[torch.Tensor]) -> list[torch.Tensor]:
         made: list[torch.Tensor]
-        if len(given) == 1:
+        if how == SCATTER:
+            made = _scattered(given, axes, size, group)
+        elif how == GATHER:
+            made = _gathered([local.contiguous() for local in given], size, group)
+        elif len(given) == 1:
             made = [_collective.all_reduce.default(given[0], how, group)]
         else:
             made = _collective.all_reduce_coalesced.default(given, how, group)
-        if strides is None:
-            return made
-        return [laid_out(_wait(pending), stride) for pending, stride in zip(made, strides, strict=True)]
+        return made
 
-    return summed
+    if strides is None:
+        return begun
+    finishers = [finisher(stride) for stride in strides]
+    return lambda given: [finish(each) for finish, each in zip(finishers, begun(given), strict=True)]
+
+
+def _gathered(given: list[torch.Tensor], size: int, group: str) -> list[torch.Tensor]:
+    if len(given) == 1:
+        return [_collective.all_gather_into_tensor.default(given[0], size, group)]
+    made: list[torch.Tensor] = _collective.all_gather_into_tensor_coalesced.default(given, size, group)
+    return made
+
+
+def _scattered(given: Sequence[torch.Tensor], axes: Sequence[int], size: int, group: str) -> list[torch.Tensor]:
+    """Begins to sum tensors into pieces, in one buffer: gloo has a collective for each tensor otherwise."""
+    parts = [_cut(local, size, axis) for local, axis in zip(given, axes, strict=True)]
+    rows = [part.view(size, -1) for part in parts]
+    flat = torch.cat(rows, 1) if len(rows) > 1 else rows[0]
+    summed = _collective.reduce_scatter_tensor.default(flat.view(-1), "sum", size, group)
+    pieces = summed.split([row.shape[1] for row in rows])
+    return [piece.view(part.shape[1:]) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def _cut(local: torch.Tensor, size: int, axis: int) -> torch.Tensor:
+    """The pieces along a dimension, one after the other in memory, along a new first dimension."""
+    if axis:
+        return torch.stack(local.chunk(size, axis))
+    return local.contiguous().view(size, local.shape[0] // size, *local.shape[1:])
 
 
 def moving(now: Sequence[Placement], wanted: Sequence[Placement]) -> tuple[int, ...]:
@@ -128,8 +175,16 @@ def _changed(now: Sequence[Placement], wanted: Sequence[Placement]) -> list[int]
 
 
 def finisher(stride: Sequence[int]) -> Mover:
-    """Returns a function that waits for a collective; the result is laid out in the order of the whole's strides."""
-    return lambda pending: laid_out(_wait(pending), stride)
+    """Returns a function that waits for a collective.
+
+    The result is laid out in the order of the whole's strides, in memory of its own.
+    """
+
+    def finish(pending: torch.Tensor) -> torch.Tensor:
+        made = laid_out(_wait(pending), stride)
+        return made.clone() if made.untyped_storage().nbytes() > made.nbytes else made
+
+    return finish
 
 
 def _wait(pending: torch.Tensor) -> torch.Tensor:

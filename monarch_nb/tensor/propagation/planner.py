@@ -42,27 +42,20 @@ class Planner:
                 return self._reshaped(operation)
             return self._propagated(operation)
 
-    def redistribution(self, meta: Meta, placements: Placements) -> OperationPlan:
-        """Makes the plan of a redistribution. Raises PropagationError for partial placements that cannot be reduced."""
-        _refuse_parts(meta, placements)
-        self._imagine()
-        with imagining():
-            draft = Draft(self._worlds[0], (meta,))
-            made = draft.redistribute(0, placements)
-        return self._redistributed(draft, (made,), draft.collectives, ResultSlot(0))
-
-    def beginning(self, metas: Sequence[Meta], placements: Sequence[Placements]) -> OperationPlan:
-        """Makes the plan that begins redistributions, whose results `finishing` waits for.
+    def redistributions(
+        self, metas: Sequence[Meta], placements: Sequence[Placements], *, pending: bool
+    ) -> OperationPlan:
+        """Makes the plan of redistributions that share collectives; what is `pending`, `finishing` waits for.
 
         Raises PropagationError for partial placements that cannot be reduced.
         """
+        for meta, wanted in zip(metas, placements, strict=True):
+            _refuse_parts(meta, wanted)
         self._imagine()
         with imagining():
-            draft, made = Draft(self._worlds[0], metas), list[int]()
-            for register, (meta, wanted) in enumerate(zip(metas, placements, strict=True)):
-                _refuse_parts(meta, wanted)
-                made.append(draft.redistribute(register, wanted, pending=True))
-        return self._redistributed(draft, made, joined(draft.collectives), [*map(ResultSlot, range(len(made)))])
+            draft = Draft(self._worlds[0], metas)
+            made = [draft.redistribute(register, wanted, pending=pending) for register, wanted in enumerate(placements)]
+        return self._redistributed(draft, made, joined(draft.collectives))
 
     def finishing(self, metas: Sequence[Meta], dims: Sequence[tuple[int, ...]]) -> OperationPlan:
         """Makes the plan that waits for redistributions to these metas, along these mesh dimensions."""
@@ -70,18 +63,16 @@ class Planner:
         with imagining():
             draft = Draft(self._worlds[0], metas)
             made = [draft.finish(register, waits) for register, waits in enumerate(dims)]
-        return self._redistributed(draft, made, (), [*map(ResultSlot, range(len(made)))])
+        return self._redistributed(draft, made, ())
 
-    def _redistributed(
-        self, draft: Draft, results: Sequence[int], collectives: Sequence[Collective], tree: object
-    ) -> OperationPlan:
+    def _redistributed(self, draft: Draft, results: Sequence[int], collectives: Sequence[Collective]) -> OperationPlan:
         self._made += 1
         return OperationPlan(
             number=self._made,
             operation="redistribute",
             program=draft.program(results),
             made=tuple(draft.metas[at] for at in results),
-            build=builder(tree),
+            build=builder([*map(ResultSlot, range(len(results)))]),
             collectives=tuple(collectives),
         )
 

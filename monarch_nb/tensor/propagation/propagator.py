@@ -1,6 +1,7 @@
 """Caches the plans of operations on sharded tensors."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import torch
@@ -76,13 +77,12 @@ class Propagator(Generic[L]):
             plan = self._plans[found] = held_back(self._planned, func, args, kwargs or {}, leaves, scalars)
         return plan, leaves, scalars
 
-    def redistribution(self, meta: Meta, placements: Placements) -> OperationPlan:
-        """Returns the plan of a redistribution."""
-        return self._plan_of(_PLACED, self._planner.redistribution, meta, placements)
-
-    def beginning(self, metas: tuple[Meta, ...], placements: tuple[Placements, ...]) -> OperationPlan:
-        """Returns the plan that begins redistributions; see `Planner.beginning`."""
-        return self._plan_of(_BEGUN, self._planner.beginning, metas, placements)
+    def redistributions(
+        self, metas: tuple[Meta, ...], placements: tuple[Placements, ...], *, pending: bool = False
+    ) -> OperationPlan:
+        """Returns the plan of redistributions; see `Planner.redistributions`."""
+        kind = _BEGUN if pending else _PLACED
+        return self._plan_of(kind, partial(self._planner.redistributions, pending=pending), metas, placements)
 
     def finishing(self, metas: tuple[Meta, ...], dims: tuple[tuple[int, ...], ...]) -> OperationPlan:
         """Returns the plan that waits for redistributions; see `Planner.finishing`."""

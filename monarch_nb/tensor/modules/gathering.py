@@ -1,0 +1,205 @@
+"""Gathers fully sharded parameters where modules use them: those of a layer by one collective.
+
+The backward pass gathers again what it needs, a layer at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.utils.hooks import RemovableHandle
+
+from monarch_nb.tensor.device import after_backward
+from monarch_nb.tensor.handle import MeshTensor, redistributed_together
+from monarch_nb.tensor.propagation import Placements
+
+_LISTS = (nn.ModuleList, nn.ModuleDict)
+
+
+def layers_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yields the outermost modules of lists and sequences that have modules of their own."""
+    for child in module.children():
+        if isinstance(module, (*_LISTS, nn.Sequential)) and not isinstance(child, _LISTS) and any(child.children()):
+            yield child
+        else:
+            yield from layers_of(child)
+
+
+class GatheredParameters:
+    """Parameters that one call of a module has gathered, and gathers again for its backward pass."""
+
+    def __init__(self, parameters: Sequence[MeshTensor], dims: frozenset[int]) -> None:
+        self.parameters = parameters
+        self.placements: list[Placements] = [
+            tuple(Replicate() if dim in dims else each for dim, each in enumerate(parameter.placements))
+            for parameter in parameters
+        ]
+        self.needed: set[int] = set()  # indices of those that autograd has kept
+
+    def gathered(self) -> Sequence[MeshTensor]:
+        """Returns the parameters as modules use them; differentiable."""
+        gathered: tuple[MeshTensor, ...] = _gather(self.placements, *self.parameters)
+        return gathered
+
+    def gathered_again(self, index: int) -> MeshTensor:
+        """Returns one of them; in a backward pass, those that it needs are gathered together."""
+        if torch._C._current_graph_task_id() < 0:  # somebody looks at what autograd has kept
+            return redistributed_together([self.parameters[index]], [self.placements[index]])[0]
+        return _AGAIN.of(self)[index]
+
+
+class _GatheredAgain:
+    """Parameters that backward passes have gathered again: of one call at a time, until the pass ends."""
+
+    def __init__(self) -> None:
+        self._last: tuple[GatheredParameters, int, dict[int, MeshTensor]] | None = None  # with the pass, by index
+
+    def of(self, parameters: GatheredParameters) -> dict[int, MeshTensor]:
+        """Returns those of a call by index."""
+        task, last = torch._C._current_graph_task_id(), self._last
+        if last is not None and last[:2] == (parameters, task):
+            return last[2]
+        self._last = last = None  # before others are gathered: its memory is free
+        needed = sorted(parameters.needed)
+        tensors = [parameters.parameters[index] for index in needed]
+        made = redistributed_together(tensors, [parameters.placements[index] for index in needed])
+        gathered = dict(zip(needed, made, strict=True))
+        self._last = parameters, task, gathered
+        after_backward(self._drop)
+        return gathered
+
+    def _drop(self) -> None:
+        self._last = None
+
+
+_AGAIN = _GatheredAgain()
+
+
+class _Gather(torch.autograd.Function):
+    """Gathers parameters. Gradients stay as they are, partial, until all of the backward pass are summed into pieces.
+
+    Those that are added to earlier gradients are summed first, which takes one collective for all of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, placements: Sequence[Placements], *parameters: MeshTensor) -> tuple[MeshTensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.parameters = parameters
+        gathered = redistributed_together(parameters, placements)
+        frozen = [made for made, each in zip(gathered, parameters, strict=True) if not each.requires_grad]
+        ctx.mark_non_differentiable(*frozen)
+        return tuple(gathered)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: MeshTensor | None) -> tuple[MeshTensor | None, ...]:
+        added = {
+            at: grad
+            for at, (grad, parameter) in enumerate(zip(grads, ctx.parameters, strict=True))
+            if grad is not None and not grad.requires_grad and _has_whole_gradient(parameter)
+        }
+        summed: dict[int, MeshTensor] = {}
+        if added:
+            placements = [ctx.parameters[at].placements for at in added]
+            summed = dict(zip(added, redistributed_together([*added.values()], placements), strict=True))
+        return None, *(summed.get(at, grad) for at, grad in enumerate(grads))
+
+
+def _has_whole_gradient(parameter: MeshTensor) -> bool:
+    grad = parameter.grad
+    return isinstance(grad, MeshTensor) and not any(each.is_partial() for each in grad.placements)
+
+
+_gather: Any = _Gather.apply
+
+
+class Gathering:
+    """The hooks of a module, whose parameters of these names are cut along these mesh dimensions.
+
+    While its `forward` runs, the modules in it have the gathered tensors as plain attributes, which hide their
+    parameters. Names are those of `named_parameters()`.
+    """
+
+    def __init__(self, names: Sequence[str], dims: Sequence[int]) -> None:
+        self._names, self._dims = tuple(names), frozenset(dims)
+        self._open: list[tuple[ExitStack, list[tuple[nn.Module, str]]]] = []
+
+    def attach(self, module: nn.Module) -> list[RemovableHandle]:
+        """Registers the hooks."""
+        return [
+            module.register_forward_pre_hook(self._before),
+            module.register_forward_hook(self._after, always_call=True),
+        ]
+
+    def _before(self, module: nn.Module, args: object) -> None:
+        stack, hidden = ExitStack(), list[tuple[nn.Module, str]]()
+        self._open.append((stack, hidden))
+        users: dict[MeshTensor, list[tuple[nn.Module, str]]] = {}
+        for path in self._names:
+            above, _, name = path.rpartition(".")
+            owner = module.get_submodule(above) if above else module
+            parameter: object = owner._parameters.get(name)
+            if isinstance(parameter, MeshTensor) and name not in owner.__dict__:  # not gathered for a layer
+                users.setdefault(parameter, []).append((owner, name))
+        if not users:
+            return
+        parameters = GatheredParameters([*users], self._dims)
+        gathered = parameters.gathered()
+        for tensor, owners in zip(gathered, users.values(), strict=True):
+            for owner, name in owners:
+                owner.__dict__[name] = tensor
+                hidden.append((owner, name))
+        if not _hooked():  # else what is kept is somebody else's, as with activation checkpoints, who run this again
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_Packing(parameters, gathered), _unpacked))
+
+    def _after(self, module: nn.Module, args: object, result: object) -> None:
+        if not self._open:
+            return
+        stack, hidden = self._open.pop()
+        for owner, name in hidden:
+            owner.__dict__.pop(name, None)
+        stack.close()
+
+    def __deepcopy__(self, memo: object) -> "Gathering":
+        return Gathering(self._names, tuple(self._dims))
+
+
+class _Again:
+    """Placeholder of a gathered parameter that the backward pass needs."""
+
+    def __init__(self, parameters: GatheredParameters, index: int, *, transposed: bool) -> None:
+        self.parameters, self.index, self.transposed = parameters, index, transposed
+        parameters.needed.add(index)
+
+
+class _Packing:
+    """Recognises gathered parameters and their transposes among the tensors that autograd saves."""
+
+    def __init__(self, parameters: GatheredParameters, gathered: Sequence[MeshTensor]) -> None:
+        self._parameters, self._gathered = parameters, gathered
+        self._indices = {id(tensor): index for index, tensor in enumerate(gathered)}
+
+    def __call__(self, tensor: torch.Tensor) -> object:
+        index = self._indices.get(id(tensor))
+        if index is not None:
+            return _Again(self._parameters, index, transposed=False)
+        index = self._indices.get(id(tensor._base))
+        if index is not None and tensor.dim() == 2:
+            whole = self._gathered[index]
+            if (tensor.shape, tensor.stride()) == (whole.shape[::-1], whole.stride()[::-1]):
+                return _Again(self._parameters, index, transposed=True)
+        return tensor
+
+
+def _hooked() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _unpacked(packed: "torch.Tensor | _Again") -> torch.Tensor:
+    if not isinstance(packed, _Again):
+        return packed
+    with torch.no_grad():
+        again = packed.parameters.gathered_again(packed.index)
+        return again.t() if packed.transposed else again
