@@ -25,7 +25,7 @@ from monarch_nb.tensor.lanes import ACTIVE
 from monarch_nb.tensor.origin import CallSite, call_site
 from monarch_nb.tensor.processes import Observer, processes_of, shrunk
 from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, own_values
-from monarch_nb.tensor.ranks.active import activated, disabled
+from monarch_nb.tensor.ranks.active import Activation, deactivate, disabled
 from monarch_nb.tensor.ranks.remote import RemoteProcessGroup
 from monarch_nb.tensor.ranks.streams import MAIN
 from monarch_nb.tensor.ranks.streams import Stream as Lane
@@ -321,9 +321,13 @@ class Mesh(MeshTrait, Destination):
         """Has everything that makes tensors make them on each rank of this mesh, in a `with` block.
 
         `torch.rand(3)` there draws on each rank, and gives a `monarch.Tensor`. Operations on such tensors need no
-        active mesh.
+        active mesh. Without `with` it lasts until `deactivate()`, in this thread.
         """
-        return activated(self)
+        return Activation(self)
+
+    def deactivate(self) -> None:
+        """Ends the last `activate()`; does nothing without one."""
+        deactivate(self)
 
     def rank_tensor(self, dims: str | Sequence[str]) -> RankTensor:
         """A tensor of which each rank has its coordinate along a dimension; of several dimensions, row-major.
@@ -331,7 +335,7 @@ class Mesh(MeshTrait, Destination):
         Raises KeyError for an unknown dimension.
         """
         names = [dims] if isinstance(dims, str) else list(dims)
-        own, layout = self.layout, self.stream.layout
+        own = self.layout
         unknown = [name for name in names if name not in own.names]
         if unknown:
             raise KeyError(f"{self!r} has no dimension {unknown[0]!r}; it has {', '.join(map(repr, own.names))}")
@@ -342,7 +346,11 @@ class Mesh(MeshTrait, Destination):
                 at = own.names.index(name)
                 number = number * own.shape[at] + point[at]
             numbers.append(number)
-        stream = self.on(ACTIVE.stream).stream
+        return self._own_numbers(numbers)
+
+    def _own_numbers(self, numbers: Sequence[int]) -> RankTensor:
+        """A tensor of which each rank has one of these numbers."""
+        stream, layout = self.on(ACTIVE.stream).stream, self.stream.layout
         meta = Meta.of(layout, (), torch.int64, own_values(layout))
         reference = stream.hold(meta, call_site())
         with disabled():
@@ -366,6 +374,30 @@ class Mesh(MeshTrait, Destination):
     def rank_tensors(self) -> dict[str, RankTensor]:
         """The `rank_tensor` of each dimension, by name."""
         return {name: self.rank_tensor(name) for name in self.mesh_dim_names}
+
+    @property
+    def ranks(self) -> dict[str, RankTensor]:
+        """The same as `rank_tensors()`."""
+        return self.rank_tensors()
+
+    def process_idx(self) -> RankTensor:
+        """A tensor of which each rank has the number of its process in the proc mesh."""
+        return self._own_numbers(list(self.region.ranks()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The same as `mesh_dim_names`."""
+        return self.mesh_dim_names
+
+    @property
+    def processes(self) -> NDSlice:
+        """The numbers of its processes in the proc mesh."""
+        return self.region.ndslice
+
+    @property
+    def client(self) -> "Client":
+        """Waits for what was issued, as programs of torchmonarch have it do."""
+        return Client(self)
 
     def process_group(self, dims: str | Sequence[str]) -> RemoteProcessGroup:
         """The process group of each rank along a dimension, as an argument of a remote function."""
@@ -468,6 +500,17 @@ class Mesh(MeshTrait, Destination):
     def __repr__(self) -> str:
         sizes = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
         return f"<Mesh {self._procs.name!r} {{{sizes}}} on {self.device}>"
+
+
+class Client:
+    """The controller of a mesh of tensors, as programs reach it: `mesh.client`."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    def shutdown(self, destroy_pg: bool = True, error_reason: object = None) -> None:
+        """Waits for all that was issued. Raises TensorError for what failed."""
+        self._mesh.exit()
 
 
 def _check_spares(count: int) -> None:

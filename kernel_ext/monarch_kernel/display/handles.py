@@ -58,7 +58,7 @@ class HandleForms:
         lost = "" if stream.lost is None else _first_line(stream.lost)
         name = self._name(tensor)
         return placement_html(
-            placement_of(tensor.meta), name, lost_ranks(stream), lost, calls=() if lost else _calls(name)
+            placement_of(tensor.meta), name, lost_ranks(stream), lost, calls=() if lost else _calls(tensor, name)
         )
 
     def text(self, tensor: Any) -> str:
@@ -68,7 +68,7 @@ class HandleForms:
         text = text_of(placement_of(tensor.meta), name, lost_ranks(stream))
         if stream.lost is not None:
             return f"{text}\n  {_first_line(stream.lost)}"
-        return f"{text}\n  {', '.join(f'{what}: {call}' for what, call in _calls(name))}"
+        return f"{text}\n  {', '.join(f'{what}: {call}' for what, call in _calls(tensor, name))}"
 
     def module(self, module: Any) -> str | None:
         """Its parameters and buffers that are sharded; None, which shows it as ever, where none are."""
@@ -125,9 +125,13 @@ def lost_ranks(stream: Any) -> tuple[int, ...]:
     return tuple(index for index, rank in enumerate(describe(procs).ranks) if rank.state == "failed")
 
 
-def _calls(name: str) -> tuple[tuple[str, str], ...]:
+def _calls(tensor: Any, name: str) -> tuple[tuple[str, str], ...]:
     """Expressions that show values of a tensor with this name."""
     called = name or "t"
+    layout = tensor.meta.layout
+    if tensor.meta.is_own:
+        last = ", ".join(f"{dim}={size - 1}" for dim, size in zip(layout.names, layout.shape, strict=True))
+        return ("that of one rank", f"monarch.inspect({called}, {last})"), ("by rank", f"{called}.local_shards()")
     return ("its values", f"{called}.full_tensor()"), ("by rank", f"{called}.local_shards()")
 
 

@@ -71,7 +71,7 @@ class TensorReporter:
             used = self._used(stream.number, wait_s)
             own = {number: name for (of, number), name in names.items() if of == stream.number}
             summary = summary_of(
-                stream.title,
+                stream.title if stream.lane is None else f"{stream.title}, stream {stream.lane.name}",
                 stream.layout,
                 live,
                 moved,

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -22,14 +22,15 @@ M = TypeVar("M", bound="Mesh | None")
 _WITHOUT = {"generator": "default", "generator_with_names": "names", "low_generator": "low"}  # overloads
 
 
-class _ActiveMeshes(threading.local):
-    """The meshes that this thread has activated, the innermost last; None for `no_mesh`."""
+class _Activations(threading.local):
+    """Those of this thread, the innermost last."""
 
     def __init__(self) -> None:
-        self.meshes: list[Mesh | None] = []
+        self.all: list[Activation[Any]] = []
+        self.mode: ActiveMode | None = None
 
 
-_active = _ActiveMeshes()
+_here = _Activations()
 
 
 class ActiveMode(TorchDispatchMode):
@@ -51,7 +52,7 @@ class ActiveMode(TorchDispatchMode):
                 if issubclass(kind, MeshTensor):
                     own = OWN.get(func)
                     return own(func, args, kwargs or {}) if own is not None else issue(func, args, kwargs)
-        mesh = _active.meshes[-1]
+        mesh = active_mesh()
         if mesh is not None:
             if func is aten.lift_fresh.default:
                 return _on_ranks(mesh, args[0])
@@ -90,19 +91,47 @@ def _on_ranks(mesh: "Mesh", local: torch.Tensor) -> MeshTensor:
     return upload(stream, local, own_values(stream.layout))
 
 
-@contextlib.contextmanager
-def activated(mesh: M) -> Iterator[M]:
-    """Makes a mesh the active one of this thread in a `with` block; None for none."""
-    outermost = not _active.meshes
-    _active.meshes.append(mesh)
-    try:
-        if outermost:
-            with ActiveMode():
-                yield mesh
-        else:
-            yield mesh
-    finally:
-        _active.meshes.pop()
+class Activation(contextlib.AbstractContextManager[M]):
+    """Makes a mesh the active one of this thread, from now on until `end()` or the end of a `with` block.
+
+    None for no mesh.
+    """
+
+    def __init__(self, mesh: M) -> None:
+        self._mesh = mesh
+        if _here.mode is None:
+            _here.mode = ActiveMode()
+            _here.mode.__enter__()
+        _here.all.append(self)
+
+    @property
+    def mesh(self) -> M:
+        """The mesh."""
+        return self._mesh
+
+    def end(self) -> None:
+        """Makes the mesh before it the active one again. Does nothing where it has ended, or in another thread."""
+        if self not in _here.all:
+            return
+        _here.all.remove(self)
+        if not _here.all and _here.mode is not None:
+            mode, _here.mode = _here.mode, None
+            mode.__exit__(None, None, None)
+
+    def __enter__(self) -> M:
+        return self._mesh
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+
+def deactivate(mesh: "Mesh") -> None:
+    """Ends the last activation of a mesh in this thread, if there is one."""
+    found = [each for each in _here.all if each.mesh is mesh]
+    if found:
+        found[-1].end()
 
 
 def get_active_mesh() -> "Mesh":
@@ -115,7 +144,7 @@ def get_active_mesh() -> "Mesh":
 
 def active_mesh() -> "Mesh | None":
     """The active mesh of this thread, or None."""
-    return _active.meshes[-1] if _active.meshes else None
+    return _here.all[-1].mesh if _here.all else None
 
 
 def disabled() -> contextlib.AbstractContextManager[object]:
@@ -129,7 +158,7 @@ class NoMesh:
 
     def activate(self) -> contextlib.AbstractContextManager[None]:
         """Returns the context manager."""
-        return activated(None)
+        return Activation(None)
 
     def __repr__(self) -> str:
         return "no_mesh"

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from monarch_nb.mesh import ProcMesh
 from monarch_nb.tensor.errors import TensorError
-from monarch_nb.tensor.mesh import Mesh
+from monarch_nb.tensor.mesh import Client, Mesh
 from monarch_nb.tensor.ranks.remote import Remote
 
 R = TypeVar("R")
@@ -22,17 +22,6 @@ _logger = "monarch.builtins.log"
 def spawn_tensor_engine(proc_mesh: ProcMesh) -> Mesh:
     """The mesh of a proc mesh's tensors of the ranks' own values, as `activate()` uses it. The first call blocks."""
     return Mesh.for_ranks(proc_mesh)
-
-
-class Client:
-    """The controller of a mesh of tensors, as programs reach it: `mesh.client`."""
-
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
-
-    def shutdown(self, destroy_pg: bool = True, error_reason: object = None) -> None:
-        """Waits for all that was issued. Raises TensorError for what failed."""
-        self._mesh.exit()
 
 
 MeshClient = Client

@@ -66,14 +66,17 @@ def grad_generator(
 
 
 def _input_of(given: torch.Tensor | GradientEdge) -> _Input:
-    edge = given if isinstance(given, GradientEdge) else get_gradient_edge(given)
+    if isinstance(given, GradientEdge):
+        return given.node, given.output_nr
+    with on_lane(_lane_of(given)):  # that of a leaf is found by a view of it
+        edge = get_gradient_edge(given)
     return edge.node, edge.output_nr
 
 
 def _first(root: torch.Tensor | GradientEdge, gradient: torch.Tensor | None) -> torch.Tensor | None:
     if gradient is not None or isinstance(root, GradientEdge):
         return gradient
-    with torch.no_grad():
+    with torch.no_grad(), on_lane(_lane_of(root)):
         return torch.ones_like(root)
 
 

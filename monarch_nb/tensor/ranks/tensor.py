@@ -61,6 +61,11 @@ class RankTensor(MeshTensor):
         """The stream of the tensor."""
         return self.reference.stream.lane or MAIN
 
+    @property
+    def ref(self) -> int | None:
+        """Its number among the tensors of its stream; None once it was dropped."""
+        return None if self.dropped else self.reference.number
+
     @classmethod
     def of_parts(cls, tensor: MeshTensor) -> MeshTensor:
         """See `MeshTensor.per_rank`."""

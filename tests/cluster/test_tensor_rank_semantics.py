@@ -1,0 +1,286 @@
+"""What programs of torchmonarch rely on: names, coordinates, fetches, shapes and gradients, on four ranks."""
+
+import asyncio
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import monarch_nb
+from monarch_nb.actor import ProcMesh, this_host
+from monarch_nb.distributed import Mesh, RankTensorError, TensorError
+from tests.polling import until
+
+pytestmark = pytest.mark.timeout(120)
+generators: Any = importlib.import_module("monarch.random")
+POINTS = [{"hosts": host, "gpus": gpu} for host in range(2) for gpu in range(2)]
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    made = this_host().spawn_procs({"hosts": 2, "gpus": 2}, name="grid")
+    yield made
+    made.stop().get(30)
+
+
+@pytest.fixture(scope="module")
+def mesh(procs: ProcMesh) -> Mesh:
+    with procs.activate() as active:
+        found: Mesh = active
+    return found
+
+
+@pytest.fixture
+def t(mesh: Mesh) -> Any:
+    """[0, 1] on each rank, and ten times its number more."""
+    with mesh.activate():
+        return torch.arange(2.0) + 10 * mesh.rank_tensor(("hosts", "gpus"))
+
+
+def ones(count: int, *, requires_grad: bool = False) -> Any:
+    """Ones on each rank of the active mesh."""
+    return torch.ones(count, requires_grad=requires_grad)
+
+
+def every(tensor: object) -> list[object]:
+    """What each rank has, as lists."""
+    return [monarch_nb.inspect(tensor, point).tolist() for point in POINTS]
+
+
+RANKS: list[tuple[str, Callable[[Mesh], object], list[int]]] = [
+    ("one_dimension", lambda mesh: mesh.rank_tensor("gpus"), [0, 1, 0, 1]),
+    ("several_row_major", lambda mesh: mesh.rank_tensor(("hosts", "gpus")), [0, 1, 2, 3]),
+    ("several_in_their_order", lambda mesh: mesh.rank_tensor(("gpus", "hosts")), [0, 2, 1, 3]),
+    ("all_at_once", lambda mesh: mesh.procs.rank_tensors()["hosts"], [0, 0, 1, 1]),
+    ("of_the_mesh", lambda mesh: mesh.rank("hosts"), [0, 0, 1, 1]),
+    ("by_name", lambda mesh: mesh.ranks["gpus"], [0, 1, 0, 1]),
+    ("of_the_process", lambda mesh: mesh.process_idx(), [0, 1, 2, 3]),
+    ("renamed", lambda mesh: mesh.rename(gpus="dp").rank_tensor("dp"), [0, 1, 0, 1]),
+]
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in RANKS])
+def test_coordinates_of_ranks_are_tensors(mesh: Mesh, name: str) -> None:
+    [(make, wanted)] = [(make, wanted) for other, make, wanted in RANKS if other == name]
+    made: Any = make(mesh)
+    assert (made.shape, made.dtype) == ((), torch.int64)
+    names = made.mesh.names
+    assert [
+        monarch_nb.inspect(made, dict(zip(names, point.values(), strict=True))).item() for point in POINTS
+    ] == wanted
+
+
+MESHES: list[tuple[str, Callable[[Mesh], Mesh], dict[str, int], list[int]]] = [
+    ("itself", lambda mesh: mesh, {"hosts": 2, "gpus": 2}, [0, 1, 2, 3]),
+    ("slice", lambda mesh: mesh.slice(hosts=1), {"gpus": 2}, [2, 3]),
+    ("rename", lambda mesh: mesh.rename(gpus="dp"), {"hosts": 2, "dp": 2}, [0, 1, 2, 3]),
+    ("split", lambda mesh: mesh.split(gpus=("dp", "pp"), pp=2), {"hosts": 2, "dp": 1, "pp": 2}, [0, 1, 2, 3]),
+    ("flatten", lambda mesh: mesh.flatten("all"), {"all": 4}, [0, 1, 2, 3]),
+]
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in MESHES])
+def test_meshes_of_a_mesh_have_names_sizes_and_processes(mesh: Mesh, name: str) -> None:
+    [(make, sizes, numbers)] = [each[1:] for each in MESHES if each[0] == name]
+    made = make(mesh)
+    assert (made.sizes, made.names, list(made.processes)) == (sizes, tuple(sizes), numbers)
+    assert made.size() == len(numbers)
+    assert made.size(made.names[0]) == next(iter(sizes.values()))
+    assert made.size(made.names) == len(numbers)
+    assert all(label in made.to_table() for label in sizes)
+    with made.activate():
+        assert monarch_nb.inspect(torch.ones(2)).tolist() == [1, 1]
+    assert make(mesh).rank_tensor(made.names[-1]).mesh is made.rank_tensor(made.names[-1]).mesh
+
+
+def test_a_mesh_is_active_without_a_block_until_it_is_deactivated(mesh: Mesh) -> None:
+    mesh.activate()
+    try:
+        assert monarch_nb.get_active_mesh() is mesh
+        with mesh.slice(hosts=0).activate() as part:
+            assert ones(1).mesh is part
+        assert isinstance(torch.ones(1), monarch_nb.Tensor)
+        others: list[type] = []
+        thread = threading.Thread(target=lambda: others.append(type(torch.ones(1))))
+        thread.start()
+        thread.join()
+        assert others == [torch.Tensor]
+    finally:
+        mesh.deactivate()
+    mesh.deactivate()
+    assert type(torch.ones(1)) is torch.Tensor
+
+
+def test_a_tensor_knows_its_number_mesh_and_stream(mesh: Mesh, t: Any) -> None:
+    assert t.mesh is mesh
+    assert t.stream.name == "main"
+    assert isinstance(t.ref, int)
+    assert "monarch.Tensor((2,), torch.float32" in repr(t)
+    assert t.add_(0) is t
+    assert (t.requires_grad, t.ndim, t.numel()) == (False, 1, 2)
+    t.drop()
+    assert t.ref is None
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"hosts": 1}, ValueError, "Missing key 'gpus' in shard map"),
+        ({"hosts": 1, "gpus": 1, "x": 0}, KeyError, "no dimension 'x'"),
+        ({"hosts": 2, "gpus": 0}, IndexError, "hosts=2 is out of range"),
+    ],
+)
+def test_coordinates_that_name_no_rank_raise_at_once(
+    t: Any, given: dict[str, int], error: type[Exception], text: str
+) -> None:
+    remote = monarch_nb.remote(lambda x: x)
+    for ask in (
+        lambda: monarch_nb.inspect(t, given),
+        lambda: monarch_nb.inspect(t, None, **given),
+        lambda: monarch_nb.call_on_shard_and_fetch(remote, t, shard=given),
+    ):
+        with pytest.raises(error, match=text):
+            ask()
+
+
+def test_futures_of_values_are_waited_for_in_any_way(tmp_path: Path, mesh: Mesh, t: Any) -> None:
+    flag = tmp_path / "flag"
+
+    def wait_for(flag: Path) -> None:
+        until(flag.exists)
+
+    slow = monarch_nb.remote(wait_for, propagate="inspect")
+    with mesh.activate():
+        slow(flag)
+    future = monarch_nb.fetch_shard(t)  # waits for what was issued before, of whatever tensor
+    with pytest.raises(TimeoutError):
+        future.get(0.05)
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0.05)
+    flag.touch()
+    assert future.result(30).tolist() == [0, 1]
+    assert future.exception() is None
+
+    async def awaited() -> list[object]:
+        return [(await monarch_nb.fetch_shard(t)).tolist(), (await monarch_nb.fetch_shard(t).as_asyncio()).tolist()]
+
+    assert asyncio.run(awaited()) == [[0, 1], [0, 1]]
+    lost = monarch_nb.fetch_shard(t.index_select(0, torch.tensor(0) + t.long()[:1] + 2))
+    assert isinstance(lost.exception(), TensorError)
+
+
+def test_ranks_may_have_other_shapes_where_they_do_not_exchange(mesh: Mesh, t: Any) -> None:
+    rank = mesh.rank_tensor(("hosts", "gpus"))
+    counted = monarch_nb.remote(lambda rank: torch.ones(int(rank) + 1))(rank)
+    assert counted.shape == (1,)  # that of the first rank
+    assert every(counted * 2) == [[2.0] * (at + 1) for at in range(4)]
+    assert str(counted) == "tensor([1.])  # on rank 0; ranks 1, 2, 3 differ: monarch.inspect(t, …)"
+    with pytest.raises(RankTensorError, match="ranks 1, 2, 3 have another value"):
+        counted.tolist()
+    with pytest.raises(TensorError, match=r"DifferentShapesError: ranks hold tensors of different shapes"):
+        monarch_nb.inspect(counted.reduce("gpus"))
+    assert every(t.reduce(("hosts", "gpus"))) == [[60, 64]] * 4
+    lie = monarch_nb.remote(lambda x: torch.ones(5), propagate=lambda x: torch.empty(2))(t)
+    assert (lie.shape, monarch_nb.inspect(lie + 1).shape) == ((2,), (5,))
+
+
+def test_arguments_of_remote_functions_are_trees_and_closures(mesh: Mesh, t: Any) -> None:
+    factor = 3
+
+    def scaled(tree: dict[str, Any], *, times: list[int]) -> tuple[torch.Tensor, str]:
+        return tree["a"][0] * factor * times[0], tree["b"]
+
+    remote = monarch_nb.remote(scaled)
+    made, word = remote({"a": [t], "b": "first"}, times=[2])
+    assert (every(made)[1], word) == ([60, 66], "first")
+    _, word = remote({"a": [t], "b": "second"}, times=[2])  # an argument decides what is cached
+    assert word == "second"
+
+
+def test_a_wrong_reduction_over_dimensions_raises_at_once(t: Any) -> None:
+    for given, text in (
+        ({"dims": ("gpus", "gpus")}, "the same dimension twice"),
+        ({"dims": ("hosts", "gpus"), "reduction": "stack"}, "not valid for several dimensions"),
+        ({"dims": ("hosts", "gpus"), "scatter": True}, "not valid for several dimensions"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            t.reduce(**given)
+    assert every(t.reduce("hosts")) == [[20, 22], [40, 42]] * 2
+    assert every(t.reduce("gpus", "stack"))[3] == [[20, 21], [30, 31]]
+
+
+def test_along_other_dimensions_moved_tensors_are_repeated(procs: ProcMesh, t: Any) -> None:
+    assert every(t.slice_mesh(hosts=1).to_mesh(procs)) == [[20, 21], [30, 31]] * 2
+    assert every(t.slice_mesh(hosts=1, gpus=0).to_mesh(procs)) == [[20, 21]] * 4
+    with pytest.raises(ValueError, match="has a different length, 1"):
+        t.to_mesh(procs.slice(gpus=slice(0, 1)))
+
+
+def test_gradients_are_taken_on_the_stream_of_their_tensors(mesh: Mesh) -> None:
+    other = monarch_nb.Stream("other")
+    with other.activate(), mesh.activate():
+        w = ones(2, requires_grad=True)
+        loss = (w * w).sum()
+    with pytest.raises(RankTensorError, match="WRONG_STREAM"):
+        loss.backward()
+    [found] = monarch_nb.grad_generator(loss, [w])  # on the stream of each operation
+    assert isinstance(found, monarch_nb.Tensor)
+    assert found.stream is other
+    with other.activate():
+        assert every(found) == [[2, 2]] * 4
+        assert found.mesh is w.mesh
+
+
+def test_gradients_are_generated_without_a_mesh(mesh: Mesh) -> None:
+    with mesh.activate():
+        w = torch.ones(2, requires_grad=True)
+    with monarch_nb.no_mesh.activate():
+        [found] = monarch_nb.grad_generator((w * 3).sum(), [w])
+        local = torch.ones(2, requires_grad=True)
+        [of_local] = monarch_nb.grad_generator((local * 3).sum(), [local])
+    assert every(found) == [[3, 3]] * 4
+    assert type(of_local) is torch.Tensor
+
+
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"fused": True}, {"capturable": True}, {"amsgrad": True}])
+def test_every_kind_of_adam_steps_and_is_restored(mesh: Mesh, how: dict[str, bool]) -> None:
+    adam: Any = torch.optim.Adam
+
+    def trained() -> tuple[torch.Tensor, torch.optim.Optimizer]:
+        w: Any = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        optimizer = adam([w], lr=0.1, **how)
+        for _ in range(3):
+            optimizer.zero_grad()
+            w.square().sum().backward()
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+        return w.detach(), optimizer
+
+    with mesh.activate():
+        found, optimizer = trained()
+    if how.get("capturable"):
+        how = {}  # which PyTorch has on GPUs alone
+    wanted, _ = trained()
+    torch.testing.assert_close(torch.tensor(every(found)[3]), wanted)
+    assert isinstance(next(iter(optimizer.state.values()))["exp_avg"], monarch_nb.Tensor)
+
+
+def test_ranks_compute_deterministically_where_they_are_told_to(mesh: Mesh) -> None:
+    reset = monarch_nb.remote("torch.use_deterministic_algorithms", propagate="inspect")
+    with mesh.activate():
+        generators.make_deterministic()
+        asked = monarch_nb.remote(torch.are_deterministic_algorithms_enabled).call()
+        reset(False)
+    assert asked.get(30).values() == [True] * 4
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_end_of_a_program_raises_what_nobody_fetched(mesh: Mesh, t: Any) -> None:
+    mesh.client.shutdown()
+    t.index_select(0, t.long()[:1] + 5)
+    with pytest.raises(TensorError, match="index_select"):
+        mesh.client.shutdown()
