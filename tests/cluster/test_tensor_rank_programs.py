@@ -214,8 +214,10 @@ class Program:
         """Compares all values on all ranks."""
         while self.loans:
             self.give_back()
-        for value in self.values:
-            futures = [monarch_nb.fetch_shard(value.tensor, hosts=host, gpus=gpu) for host, gpu in POINTS]
+        asked = [
+            [monarch_nb.fetch_shard(value.tensor, hosts=host, gpus=gpu) for host, gpu in POINTS] for value in self.values
+        ]
+        for value, futures in zip(self.values, asked, strict=True):
             for future, wanted in zip(futures, value.ranks, strict=True):
                 if value.lost:
                     with pytest.raises(TensorError, match=r"(index_select\.default|halved) failed on rank"):
