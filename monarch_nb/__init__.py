@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+    from monarch_nb.actor import Future
     from monarch_nb.config import clear_runtime_config, configure, configured, get_global_config, get_runtime_config
     from monarch_nb.connect.mesh_attach import attach
     from monarch_nb.connect.stored_results import results
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         distribute,
         fetch_shard,
         from_local,
+        function_resolvers,
         get_active_mesh,
         get_active_stream,
         grad_function,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Extent",
+    "Future",
     "NDSlice",
     "OpaqueRef",
     "RemoteProcessGroup",
@@ -75,6 +78,7 @@ __all__ = [
     "distribute",
     "fetch_shard",
     "from_local",
+    "function_resolvers",
     "get_active_mesh",
     "get_active_stream",
     "get_global_config",
@@ -101,6 +105,7 @@ __all__ = [
 # Public names and the module that each lives in.
 _HOMES = {
     "Extent": "monarch_nb.shape",
+    "Future": "monarch_nb.actor",
     "NDSlice": "monarch_nb.shape",
     "Shape": "monarch_nb.shape",
     "clear_runtime_config": "monarch_nb.config",
@@ -115,6 +120,7 @@ _HOMES = {
     "diagnose": "monarch_nb.diagnosis",
     "distribute": "monarch_nb.distributed",
     "fetch_shard": "monarch_nb.distributed",
+    "function_resolvers": "monarch_nb.distributed",
     "get_active_mesh": "monarch_nb.distributed",
     "inspect": "monarch_nb.distributed",
     "Simulator": "monarch_nb.distributed",
@@ -159,6 +165,7 @@ _MODULES = frozenset(
         "spmd",
         "state_dict",
         "testing",
+        "timer",
     }
 )
 

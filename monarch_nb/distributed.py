@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.ranks.fetching import fetch_shard, inspect, show
     from monarch_nb.tensor.ranks.gradients import grad_function, grad_generator
     from monarch_nb.tensor.ranks.opaque import OpaqueModule, OpaqueObject, opaque_method
-    from monarch_nb.tensor.ranks.remote import RemoteProcessGroup, call_on_shard_and_fetch, remote
+    from monarch_nb.tensor.ranks.remote import RemoteProcessGroup, call_on_shard_and_fetch, function_resolvers, remote
     from monarch_nb.tensor.ranks.streams import Borrow, Stream, get_active_stream
     from monarch_nb.tensor.ranks.tensor import Tensor
     from monarch_nb.tensor.safetensors import load_safetensors
@@ -77,6 +77,7 @@ __all__ = [
     "distribute",
     "fetch_shard",
     "from_local",
+    "function_resolvers",
     "get_active_mesh",
     "get_active_stream",
     "grad_function",
@@ -120,7 +121,7 @@ _HOMES = {
     "workers.opaque": ("OpaqueRef",),
     "ranks.exchanging": ("reduce", "reduce_", "slice_mesh", "to_mesh"),
     "ranks.gradients": ("grad_function", "grad_generator"),
-    "ranks.remote": ("RemoteProcessGroup", "call_on_shard_and_fetch", "remote"),
+    "ranks.remote": ("RemoteProcessGroup", "call_on_shard_and_fetch", "function_resolvers", "remote"),
     "ranks.streams": ("Borrow", "Stream", "get_active_stream"),
     "ranks.tensor": ("Tensor",),
     "ranks.fetching": ("fetch_shard", "inspect", "show"),

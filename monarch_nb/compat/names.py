@@ -9,9 +9,11 @@ _REFS = ("monarch_nb.compat.refs",)
 _SHAPE = ("monarch_nb.shape", "monarch_nb.compat.internals")
 _JOB = ("monarch_nb.job", "monarch_nb.job.ssh", "monarch_nb.job.tools.stores", "monarch_nb.job.later")
 _RANKS = ("monarch_nb.distributed", "monarch_nb.tensor.ranks.engine")
+_TIMER = ("monarch_nb.tensor.ranks.timing",)
 _RANDOM = ("monarch_nb.tensor.ranks.generators",)
 _PROCS = (*_ACTOR, *_INTERNALS, "monarch_nb.mesh.active")
 _TENSORS = "the tensor engine"
+_SUPERVISOR = "monarch_supervisor, torchmonarch's older controller"
 _DISTRIBUTED = ("monarch_nb.distributed",)
 _COMMANDS = "the command line"
 _LAUNCHERS = "launchers of one's own"
@@ -20,6 +22,7 @@ _DASHBOARD = "the dashboard"
 
 # What to do without them.
 INSTEAD = {
+    _SUPERVISOR: "procs.activate() and Mesh.of(procs) make meshes of processes that spawn_procs starts",
     _TENSORS: "Hold tensors in actors and let torch.distributed move them: monarch.spmd sets it up",
     _COMMANDS: "monarch-nb --help lists the commands there are",
     _LAUNCHERS: "spawn_procs(bootstrap_command=...) starts processes by a command of your own",
@@ -122,12 +125,15 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch.common.tensor": _RANKS,
     "monarch.common.tree": _RANKS,
     "monarch.fetch": _RANKS,
-    "monarch.gradient_generator": _RANKS,
+    "monarch.gradient": ("monarch_nb.tensor.ranks.gradients",),
+    "monarch.gradient_generator": (*_RANKS, "monarch_nb.tensor.ranks.gradients"),
     "monarch.mesh_controller": _RANKS,
     "monarch.opaque_module": _RANKS,
     "monarch.opaque_object": _RANKS,
     "monarch.random": _RANDOM,
     "monarch.tensor_engine": _RANKS,
+    "monarch.timer": _TIMER,
+    "monarch.timer.execution_timer": _TIMER,
     "monarch.gather_mount": ("monarch_nb._mounts",),
     "monarch.remotemount": ("monarch_nb._mounts",),
     "monarch.bootstrap_main": ("monarch_nb.compat.bootstrap_main",),
@@ -155,7 +161,6 @@ MODULES: dict[str, str] = {
     "monarch.controller": _TENSORS,
     "monarch.distributed_telemetry": _SQL,
     "monarch.experimental": "what torchmonarch calls experimental",
-    "monarch.gradient": _TENSORS,
     "monarch.job.meta": "the schedulers of one company",
     "monarch.monarch_dashboard": _DASHBOARD,
     "monarch.notebook": "the schedulers of one company; in a notebook use %load_ext monarch",
@@ -165,27 +170,18 @@ MODULES: dict[str, str] = {
     "monarch.remote_class": _TENSORS,
     "monarch.rust_backend_mesh": _TENSORS,
     "monarch.tensorboard": _TENSORS,
-    "monarch.timer": _TENSORS,
     "monarch.tools.cli": _COMMANDS,
     "monarch.tools.colors": _COMMANDS,
     "monarch.tools.debug_env": _COMMANDS,
     "monarch.tools.mesh_spec": _COMMANDS,
     "monarch.worker": _TENSORS,
-    "monarch.world_mesh": _TENSORS,
+    "monarch.world_mesh": _SUPERVISOR,
 }
 
 # Names of the package `monarch` itself.
 NAMES: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "Future",
-            "Selection",
-            "function_resolvers",
-            "timer",
-            "world_mesh",
-        ),
-        _TENSORS,
-    ),
+    "Selection": "torchmonarch's routing of messages, and none of its public functions takes one",
+    "world_mesh": _SUPERVISOR,
     "ActorFuture": "torchmonarch, where it cannot be imported either (use monarch.actor.Future)",
     "mast_reserve": "the scheduler of one company",
 }

@@ -13,7 +13,7 @@ from tests.notebook.pages import PAGES, Block, blocks
 
 # Public packages that are no modules of `monarch` by that list.
 ALSO = ("profiling", "telemetry")
-ELSEWHERE = {"builtins"}  # a module of torchmonarch's, served under the name `monarch` alone
+ELSEWHERE = {"builtins", "timer"}  # modules of torchmonarch's, served under the name `monarch` alone
 
 
 @dataclass(frozen=True)

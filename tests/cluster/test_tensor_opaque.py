@@ -24,9 +24,12 @@ from tests.polling import until
 
 builtins: Any = importlib.import_module("monarch.builtins")
 generators: Any = importlib.import_module("monarch.random")
+gradients: Any = importlib.import_module("monarch_nb.tensor.ranks.gradients")
+timing: Any = importlib.import_module("monarch.timer")
 builtins_random: Any = importlib.import_module("monarch.builtins.random")
 
 pytestmark = pytest.mark.timeout(120)
+WAYS = ("start", "stop")
 
 
 @pytest.fixture(scope="module")
@@ -305,10 +308,13 @@ PATHS = {
     "monarch.common.tensor": "Tensor reduce reduce_",
     "monarch.common.tree": "flatten flattener tree_map",
     "monarch.fetch": "call_on_shard_and_fetch fetch_shard inspect show",
-    "monarch.gradient_generator": "grad_function grad_generator",
+    "monarch.gradient": "GradientGenerator",
+    "monarch.gradient_generator": "grad_function grad_generator gradient_execution_order",
     "monarch.mesh_controller": "RemoteException spawn_tensor_engine",
     "monarch.opaque_module": "OpaqueModule",
     "monarch.opaque_object": "OpaqueObject opaque_method",
+    "monarch.timer": "ExecutionTimer execution_timer_start execution_timer_stop get_execution_timer_average_ms",
+    "monarch.timer.execution_timer": "ExecutionTimer get_execution_timer_summary get_time_perfcounter",
     "monarch.random": "State get_state make_deterministic new_state set_state",
 }
 
@@ -318,6 +324,63 @@ def test_programs_find_names_where_torchmonarch_has_them(path: str) -> None:
     namespace: dict[str, object] = {}
     exec(f"from {path} import {', '.join(PATHS[path].split())}", namespace)
     assert all(namespace[name] is not None for name in PATHS[path].split())
+
+
+def test_parts_of_a_program_are_timed_where_they_run(procs: ProcMesh) -> None:
+    start, stop = (monarch_nb.remote(f"monarch.timer.execution_timer_{what}", propagate="inspect") for what in WAYS)
+    mean: Any = monarch_nb.remote("monarch.timer.get_execution_timer_average_ms")
+    with procs.activate():
+        for _ in range(2):
+            start("part")
+            monarch_nb.remote("time.sleep", propagate="inspect")(0.02)
+            stop("part")
+        found_on_ranks: Any = both(mean("part"))
+    assert all(20 <= each < 60_000 for each in found_on_ranks)
+    timer = timing.ExecutionTimer
+    timer.reset()
+    with timer.time("outer"), timer.time("outer"), timer.time("inner", use_cpu=True):
+        pass
+    found = timer.summary()
+    assert {name: part["count"] for name, part in found.items()} == {"outer": 2, "inner": 1}
+    assert found["outer"]["total_ms"] >= found["outer"]["max_ms"] >= found["inner"]["mean_ms"]
+    assert timing.get_latest_timer_measurement("outer").item() == found["outer"]["max_ms"]
+    timer.reset()
+    assert timer.get_latest_measurement() == 0.0
+    with pytest.raises(ValueError, match="no part 'default' has begun"):
+        timer.stop()
+
+
+class Power:
+    """What a resolver gives for a number."""
+
+    def __init__(self, exponent: int) -> None:
+        self.exponent = exponent
+
+    def resolve(self) -> Any:
+        return lambda x: x**self.exponent
+
+
+def test_resolvers_of_a_program_say_what_runs_on_the_ranks(procs: ProcMesh, rank: Any) -> None:
+    resolvers = monarch_nb.function_resolvers
+    resolvers.append(lambda given: Power(given) if isinstance(given, int) else None)
+    try:
+        cubed: Any = monarch_nb.remote(3)
+        assert both(cubed(rank + 1)) == [1, 8]
+        assert both(monarch_nb.remote(torch.neg)(rank)) == [0, -1]
+    finally:
+        resolvers.pop()
+
+
+def test_gradients_come_in_the_order_of_the_backward_pass() -> None:
+    t, w1, w2, w3 = (torch.rand(3, 3, requires_grad=True) for _ in range(4))
+    first = torch.relu(t @ w1)
+    result = torch.relu(torch.relu(first @ w2) @ w3)
+    loss = torch.std_mean(result)[0] * 2
+    assert gradients.gradient_execution_order([loss], [w2, w3, w1, result]) == [3, 1, 0, 2]
+    assert gradients.gradient_execution_order([loss], [t, torch.ones(1, requires_grad=True)]) == [1, 0]
+    wanted = torch.autograd.grad([loss], [w2, t], retain_graph=True)
+    for found, right in zip(gradients.GradientGenerator([loss], [w2, t]), wanted, strict=True):
+        torch.testing.assert_close(found, right)
 
 
 def test_trees_are_flattened_as_torchmonarch_does() -> None:

@@ -215,7 +215,8 @@ class Program:
         while self.loans:
             self.give_back()
         asked = [
-            [monarch_nb.fetch_shard(value.tensor, hosts=host, gpus=gpu) for host, gpu in POINTS] for value in self.values
+            [monarch_nb.fetch_shard(value.tensor, hosts=host, gpus=gpu) for host, gpu in POINTS]
+            for value in self.values
         ]
         for value, futures in zip(self.values, asked, strict=True):
             for future, wanted in zip(futures, value.ranks, strict=True):

@@ -27,7 +27,7 @@ class _Activations(threading.local):
 
     def __init__(self) -> None:
         self.all: list[Activation[Any]] = []
-        self.mode: ActiveMode | None = None
+        self.mode: contextlib.AbstractContextManager[object] | None = None
 
 
 _here = _Activations()
@@ -100,8 +100,9 @@ class Activation(contextlib.AbstractContextManager[M]):
     def __init__(self, mesh: M) -> None:
         self._mesh = mesh
         if _here.mode is None:
-            _here.mode = ActiveMode()
-            _here.mode.__enter__()
+            mode: contextlib.AbstractContextManager[object] = ActiveMode()
+            mode.__enter__()
+            _here.mode = mode
         _here.all.append(self)
 
     @property

@@ -65,6 +65,50 @@ def grad_generator(
         yield pass_.gradient(index)
 
 
+class GradientGenerator(Iterator["torch.Tensor | None"]):
+    """What `grad_generator` returns, under the name that torchmonarch has for it in `monarch.gradient`.
+
+    `context_restorer` is not called: each gradient is computed on the mesh and stream of its operation anyway.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[torch.Tensor | GradientEdge],
+        with_respect_to: Sequence[torch.Tensor | GradientEdge],
+        grad_roots: Sequence[torch.Tensor | None] = (),
+        context_restorer: object = None,
+    ) -> None:
+        self._gradients = grad_generator(roots, with_respect_to, grad_roots)
+
+    def __next__(self) -> torch.Tensor | None:
+        return next(self._gradients)
+
+
+def gradient_execution_order(
+    roots: Sequence[torch.Tensor | GradientEdge], with_respect_to: Sequence[torch.Tensor | GradientEdge]
+) -> list[int]:
+    """The indices of tensors in the order in which a backward pass has computed their gradients.
+
+    A gradient is there once the first operation that has used its tensor was passed; those that are not needed come
+    first.
+    """
+    first_use: dict[_Input, int] = {}
+    seen: set[_Node] = set()
+    to_visit = [_input_of(root)[0] for root in roots]
+    while to_visit:
+        node = to_visit.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for target in node.next_functions:
+            if target[0] is not None:
+                number = node._sequence_nr()
+                first_use[target] = min(first_use.get(target, number), number)
+                to_visit.append(target[0])
+    last = max(first_use.values(), default=0) + 1
+    return sorted(range(len(with_respect_to)), key=lambda at: -first_use.get(_input_of(with_respect_to[at]), last))
+
+
 def _input_of(given: torch.Tensor | GradientEdge) -> _Input:
     if isinstance(given, GradientEdge):
         return given.node, given.output_nr

@@ -24,7 +24,7 @@ from monarch_nb.tensor.ranks.fetching import rank_at
 from monarch_nb.tensor.ranks.tensor import RankTensor
 from monarch_nb.tensor.references import Reference
 from monarch_nb.tensor.views import rewriting, share
-from monarch_nb.tensor.workers.calls import Returned, ReturnedTensor, returned
+from monarch_nb.tensor.workers.calls import Resolved, Returned, ReturnedTensor, returned
 from monarch_nb.tensor.workers.opaque import OpaqueRef
 
 if TYPE_CHECKING:
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 _Answers: TypeAlias = Future[ValueMesh[Any]]
 _WAYS = (None, "cached", "inspect", "mocked")
+function_resolvers: list[Callable[[Any], Any]] = []
+"""Functions that `remote` asks first what to call on the ranks.
+
+Each gets what `remote` got, and returns an object with `resolve()`, which returns the function there, or None.
+"""
 
 
 class RemoteProcessGroup:
@@ -131,9 +136,9 @@ class Remote(SendsToPorts):
     def __init__(self, function: Callable[..., object] | str, propagate: object = None) -> None:
         if not (propagate in _WAYS if not callable(propagate) else True):
             raise ValueError(f"propagate={propagate!r} is none of None, 'cached', 'inspect', 'mocked' and a function")
-        self._function, self._propagate = function, propagate
-        self._known: dict[object, Returned] = {}
         self._name = function if isinstance(function, str) else getattr(function, "__name__", repr(function))
+        self._function, self._propagate = _resolved(function, self._name), propagate
+        self._known: dict[object, Returned] = {}
         if not isinstance(function, str):
             functools.update_wrapper(self, function, updated=())
 
@@ -250,6 +255,11 @@ class Remote(SendsToPorts):
 
     def __repr__(self) -> str:
         return f"<remote {self._name}>"
+
+
+def _resolved(function: Callable[..., object] | str, name: str) -> Callable[..., object] | str:
+    found = next((found for each in function_resolvers if (found := each(function)) is not None), None)
+    return function if found is None else Resolved(found, name)
 
 
 def remote(function: Any = None, *, propagate: object = None) -> Any:

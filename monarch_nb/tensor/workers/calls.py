@@ -48,6 +48,17 @@ def function_at(path: str) -> Callable[..., object]:
     return found
 
 
+class Resolved:
+    """A function as a resolver of the program gives it: something with `resolve()`, which returns it on the ranks."""
+
+    def __init__(self, resolvable: Any, name: str) -> None:
+        self._resolvable, self.__name__ = resolvable, name
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Calls it."""
+        return self._resolvable.resolve()(*args, **kwargs)
+
+
 def returned(value: object, given: Sequence[torch.Tensor], before: Sequence[int], layout: MeshLayout) -> Returned:
     """Describes what a call has returned; `given` are the tensors among its arguments, with their versions before."""
     memories = {tensor.untyped_storage()._cdata: at for at, tensor in reversed([*enumerate(given)])}
