@@ -3,9 +3,8 @@
 The backward pass gathers again what it needs, a layer at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import nn
@@ -41,8 +40,7 @@ class GatheredParameters:
 
     def gathered(self) -> Sequence[MeshTensor]:
         """Returns the parameters as modules use them; differentiable."""
-        gathered: tuple[MeshTensor, ...] = _gather(self.placements, *self.parameters)
-        return gathered
+        return _gather(self.placements, *self.parameters)
 
     def gathered_again(self, index: int) -> MeshTensor:
         """Returns one of them; in a backward pass, those that it needs are gathered together."""
@@ -78,6 +76,10 @@ class _GatheredAgain:
 _AGAIN = _GatheredAgain()
 
 
+class _GatherContext(torch.autograd.function.FunctionCtx):
+    parameters: tuple[MeshTensor, ...]
+
+
 class _Gather(torch.autograd.Function):
     """Gathers parameters. Gradients stay as they are, partial, until all of the backward pass are summed into pieces.
 
@@ -85,7 +87,9 @@ class _Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, placements: Sequence[Placements], *parameters: MeshTensor) -> tuple[MeshTensor, ...]:
+    def forward(
+        ctx: _GatherContext, placements: Sequence[Placements], *parameters: MeshTensor
+    ) -> tuple[MeshTensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.parameters = parameters
         gathered = redistributed_together(parameters, placements)
@@ -94,7 +98,7 @@ class _Gather(torch.autograd.Function):
         return tuple(gathered)
 
     @staticmethod
-    def backward(ctx: Any, *grads: MeshTensor | None) -> tuple[MeshTensor | None, ...]:
+    def backward(ctx: _GatherContext, *grads: MeshTensor | None) -> tuple[MeshTensor | None, ...]:
         added = {
             at: grad
             for at, (grad, parameter) in enumerate(zip(grads, ctx.parameters, strict=True))
@@ -112,7 +116,7 @@ def _has_whole_gradient(parameter: MeshTensor) -> bool:
     return isinstance(grad, MeshTensor) and not any(each.is_partial() for each in grad.placements)
 
 
-_gather: Any = _Gather.apply
+_gather: Callable[..., tuple[MeshTensor, ...]] = _Gather.apply
 
 
 class Gathering:
