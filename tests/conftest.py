@@ -1,5 +1,6 @@
 """For all tests: how much they try, and how the processes they start are set up, hundreds of them."""
 
+import asyncio
 import atexit
 import functools
 import gc
@@ -64,6 +65,20 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
     programs_per_core = os.getloadavg()[0] / (os.cpu_count() or 1)
     factor = min(max(programs_per_core, 1.0), LONGEST_LIMIT)
     return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout * factor))
+
+
+_ran = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fails where an earlier test has left an event loop running in this thread: no other could run."""
+    before = item.session.stash.get(_ran, "no test")
+    item.session.stash[_ran] = item.nodeid
+    loop = asyncio._get_running_loop()
+    if loop is not None and item.path.parent.name != "browser":  # the driver of the browser has one
+        asyncio._set_running_loop(None)
+        pytest.fail(f"{before}, which ran before, has left {loop} running")
 
 
 # Modules of sharded tensors: they are built on what PyTorch has since this release.
