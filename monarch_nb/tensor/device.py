@@ -22,7 +22,7 @@ import torch
 
 from monarch_nb.mesh import ProcMesh
 from monarch_nb.tensor.errors import too_old
-from monarch_nb.tensor.seeds import mixed
+from monarch_nb.tensor.seeds import THREAD, mixed
 from monarch_nb.tensor.stream import Stream
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class MeshModule(types.ModuleType):
     def manual_seed_all(self, seed: int) -> None:
         """Seeds random operations on all meshes; called by `torch.manual_seed`."""
         global _seeded
+        if THREAD.runs_operations:  # in the process of a rank that has meshes of its own
+            return
         _seeded = (seed, 0)
         for stream in tuple(_streams.values()):
             stream.reseed(seed)

@@ -6,6 +6,7 @@ operation is seeded by itself, from the number that the controller gave it and t
 process's generators are borrowed for that: its own code, in cells and actors, draws on from where it was.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -32,6 +33,15 @@ def mixed(seed: int, index: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _WORD
     return (value ^ (value >> 31)) >> 1
+
+
+class _Thread(threading.local):
+    """`runs_operations`: it does what a mesh is to do here, and what it seeds is this rank, not the program."""
+
+    runs_operations = False
+
+
+THREAD = _Thread()
 
 
 class Borrowed:

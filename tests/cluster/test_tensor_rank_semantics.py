@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import monarch_nb
-from monarch_nb.actor import ProcMesh, this_host
+from monarch_nb.actor import Actor, ProcMesh, context, endpoint, this_host
 from monarch_nb.distributed import Mesh, RankTensorError, TensorError
 from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
 generators: Any = importlib.import_module("monarch.random")
+builtins_random: Any = importlib.import_module("monarch.builtins.random")
 POINTS = [{"hosts": host, "gpus": gpu} for host in range(2) for gpu in range(2)]
 
 
@@ -267,6 +268,66 @@ def test_every_kind_of_adam_steps_and_is_restored(mesh: Mesh, how: dict[str, boo
     wanted, _ = trained()
     torch.testing.assert_close(torch.tensor(every(found)[3]), wanted)
     assert isinstance(next(iter(optimizer.state.values()))["exp_avg"], monarch_nb.Tensor)
+
+
+class Policy:
+    """Learns from samples of its own: each step draws states and actions, and clips what it makes of rewards."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+        self.optimizer: Any = torch.optim.Adam(self.model.parameters(), lr=1e-2, fused=True)
+
+    def step(self) -> Any:
+        """The loss of a step."""
+        states = torch.randn(2, 4).repeat_interleave(8, 0)
+        with torch.no_grad():
+            before = torch.log_softmax(self.model(states), -1)
+            actions = torch.multinomial(before.exp(), 1)
+        rewards = (-(actions.float() - actions.float().mean()).abs()).view(2, 8)
+        advantages = (rewards - rewards.mean(1, keepdim=True)).view(-1, 1)
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        after = torch.log_softmax(self.model(states), -1)
+        ratio = (after.gather(1, actions) - before.gather(1, actions)).exp()
+        loss: Any = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+        loss = loss + 0.1 * (after.exp() * after).sum(-1).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.detach()
+
+
+class Learner(Actor):
+    """Has its policy as tensors of a mesh, which is its own process."""
+
+    def __init__(self) -> None:
+        self.procs = context().actor_instance.proc_mesh
+        with self.procs.activate():
+            builtins_random.set_manual_seed_remote(7)
+            self.policy = Policy()
+
+    @endpoint
+    async def step(self) -> float:
+        """The loss of a step."""
+        with self.procs.activate():
+            loss = self.policy.step()
+        return float(await monarch_nb.fetch_shard(loss))
+
+
+def test_losses_of_a_policy_are_those_of_plain_torch(mesh: Mesh) -> None:
+    torch.manual_seed(7)
+    policy = Policy()
+    wanted = [float(policy.step()) for _ in range(5)]
+    with mesh.activate():
+        builtins_random.set_manual_seed_remote(7)
+        policy = Policy()
+        losses = [policy.step() for _ in range(5)]
+    for point in (POINTS[0], POINTS[3]):
+        torch.testing.assert_close([float(each) for each in monarch_nb.inspect(losses, point)], wanted)
+    own = this_host().spawn_procs({"gpus": 1}, name="learner")
+    learner = own.spawn("learner", Learner)
+    torch.testing.assert_close([learner.step.call_one().get(60) for _ in range(5)], wanted)
+    own.stop().get(30)
 
 
 def test_ranks_compute_deterministically_where_they_are_told_to(mesh: Mesh) -> None:

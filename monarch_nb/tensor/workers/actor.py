@@ -24,6 +24,7 @@ from monarch_nb.tensor.failure import LostTensor
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
 from monarch_nb.tensor.replicas import StreamContents
+from monarch_nb.tensor.seeds import THREAD
 from monarch_nb.tensor.verbs import AskValues, MemoryUsed, Values
 from monarch_nb.tensor.workers.session import WorkerSession
 from monarch_nb.tensor.workers.transit import Transit
@@ -289,11 +290,11 @@ class TensorWorker(Actor):
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        self._busy = next(self._run_numbers)
+        self._busy, THREAD.runs_operations = next(self._run_numbers), True
         try:
             yield
         finally:
-            self._busy = 0
+            self._busy, THREAD.runs_operations = 0, False
 
     @staticmethod
     def _instance() -> Instance:
