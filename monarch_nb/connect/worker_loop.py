@@ -22,6 +22,7 @@ from monarch_nb.host.protocol import PreemptionNotice
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_worker_address
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future
+from monarch_nb.runtime.ids import ProcId
 from monarch_nb.settings import settings
 from monarch_nb.transport import Keys, TransportError, TrustError, bound_at
 from monarch_nb.wire import error_line
@@ -214,14 +215,17 @@ def serve(address: WorkerAddress, keys: Keys | None, *, exits: bool) -> Future[N
     return future
 
 
-def run_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: str) -> None:
+def run_worker_loop_forever(
+    *, private_key: PrivateKey = None, ca: CA, address: str, service_proc_id: ProcId | None = None
+) -> None:
     """Makes this machine a host at an address, until it is shut down by who attached it: that ends this process.
 
     `address` is `ipc://path` or `tcp://name:port`, with `@tcp://0.0.0.0:port` behind it to bind elsewhere; `fdN` for a
     port is a socket that is bound already, which this process was given as descriptor N. `private_key` is the job's key
     file (or its content), the same on both sides; `ca="trust_all_connections"` without a key is honoured on ipc and
     loopback addresses only. What runs on the host ends with who spawned it, or with this process; the host itself waits
-    for the next to attach. Blocks.
+    for the next to attach. `service_proc_id` is of earlier versions of torchmonarch; hosts have ids of their own.
+    Blocks.
     Raises AddressError, TrustError, AgentStartError, TransportError for a descriptor that is no such socket, and
     OSError for an ipc path that is in use.
     """

@@ -15,22 +15,31 @@ from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, check_trust, loc
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.routing.addresses import ChannelEndpoint, parse_dialled
 from monarch_nb.runtime import Future, Runtime, current_runtime, fail_future, pending_future, resolve_future
+from monarch_nb.runtime.ids import ProcId
 from monarch_nb.settings import settings
 from monarch_nb.transport import Keys
 
 
 def attach_to_workers(
-    *, private_key: PrivateKey = None, ca: CA, workers: "Sequence[str | Future[str]]", name: str | None = None
+    *,
+    private_key: PrivateKey = None,
+    ca: CA,
+    workers: "Sequence[str | Future[str]]",
+    name: str | None = None,
+    service_proc_ids: Sequence[ProcId] | None = None,
 ) -> HostMesh:
     """Returns a mesh, with dimension `hosts`, of the hosts where `run_worker_loop_forever` runs at these addresses.
 
     Does not block: hosts are connected in the background. Those that have not started yet are waited for, up to the
     setting `mesh_attach_config_timeout`, or until the mesh is given up. `initialized` is a future of the outcome: it
     fails with AttachError, which names each host that cannot be reached. Spawning on the mesh waits until all are
-    there. Raises AddressError, and TrustError without a key for an address that needs one.
+    there. `service_proc_ids` are what earlier versions of torchmonarch take, one for each worker; hosts have ids of
+    their own. Raises AddressError, and TrustError without a key for an address that needs one.
     """
     if isinstance(workers, str) or not workers:
         raise ValueError("attach_to_workers takes a list of addresses, such as ['tcp://node7:22222']")
+    if service_proc_ids is not None and len(service_proc_ids) != len(workers):
+        raise ValueError(f"attach_to_workers: {len(service_proc_ids)} ids for {len(workers)} workers")
     keys = read_keys(private_key, ca)
     wanted = [_endpoint(worker, keys) if isinstance(worker, str) else worker for worker in workers]
     urls = [each.url for each in wanted if isinstance(each, ChannelEndpoint)]

@@ -25,6 +25,7 @@ from monarch_nb.actor import (
 from monarch_nb.compat import worker_loops
 from monarch_nb.config import configured
 from monarch_nb.exceptions import AgentStartError, TrustError
+from monarch_nb.job import new_service_proc_id
 from monarch_nb.mesh import give_up
 from monarch_nb.routing.addresses import AddressError
 from monarch_nb.transport import Keys, TransportError
@@ -75,6 +76,23 @@ def test_workers_on_ipc_are_attached_stopped_used_again_and_shut_down(folder: Pa
         assert list(folder.iterdir()) == []
         with pytest.raises(RuntimeError, match="HostMesh has already been shut down"):
             hosts.spawn_procs()
+
+
+def test_ids_of_earlier_launchers_are_taken(folder: Path) -> None:
+    address, proc_id = f"ipc://{folder}/w", new_service_proc_id()
+    program = (
+        "from monarch._rust_bindings.monarch_hyperactor.proc import ProcId\n"
+        "from monarch.actor import run_worker_loop_forever\n"
+        f"proc_id = ProcId.from_string({str(proc_id)!r})\n"
+        f"run_worker_loop_forever(address={address!r}, service_proc_id=proc_id, ca={TRUST_ALL!r})"
+    )
+    with pytest.raises(ValueError, match="2 ids for 1 workers"):
+        attach(address, service_proc_ids=[proc_id] * 2)
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as process:
+        hosts = attach(address, service_proc_ids=[proc_id])
+        assert hosts.initialized.get(30) is True
+        hosts.shutdown().get(SOON)
+        assert process.wait(SOON) == 0
 
 
 @pytest.mark.slow
