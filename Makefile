@@ -18,7 +18,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Tests that look at all of the sources: `make check` runs all of them, `make test` the cheap ones.
 CHECKS = $(patsubst %,tests/unit/test_%.py,layers stubs reach site typing front_end wheel)
 
-.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-train bench-debug bench-scale compare test-clusters test-frameworks test-verbs random-programs models planted-faults soak chaos docs docs-serve gpu-report screenshots clean
+.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-train bench-debug bench-panel bench-scale compare test-clusters test-frameworks test-verbs random-programs models planted-faults soak chaos docs docs-serve gpu-report screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -85,6 +85,9 @@ bench-train: setup ## steps of training on a mesh beside DDP and FSDP2 under tor
 
 bench-debug: setup ## the same for the debugger and for sampling alone
 	$(PY) -m benchmarks --debug --out build/bench-debug.json
+
+bench-panel: setup browser ## what displays of 1,000 ranks cost the kernel and the page, with a timeline and a history, in a quarter of an hour
+	$(PY) -m benchmarks --panel --out build/bench-panel.json
 
 bench-scale: setup ## what 64 to 512 procs on one machine cost, then 10 to 1,000 virtual hosts; PROCS='256', HOSTS='10000' for others
 	@mkdir -p build

@@ -17,15 +17,26 @@ from monarch_nb.store import events as e
 EVENTS_S = 1000
 TAKEN_S = 0.05  # the state is told that often
 
-# Runs in the kernel: ranks that the store is told of, and a thread that tells what they do.
+# Runs in the kernel: ranks that the store is told of, and a thread that tells what they do, as their processes would:
+# 1,000 times a second that an actor is busy or idle, and beside that the calls for a timeline, each rank once in two
+# seconds, and the resources used.
 DRIVER = """
 %load_ext monarch
 import os, random, resource, threading, time
 import msgspec
-from monarch_nb.runtime import current_runtime
+from types import SimpleNamespace
+from monarch_nb.mesh import ActorMesh
+from monarch_nb.profiling.messages import Recorded, RecordedSpan
+from monarch_nb.profiling.service import PROFILING
+from monarch_nb.profiling.timelines import Timeline
+from monarch_nb.runtime import ActorState, ProcState, current_runtime
+from monarch_nb.shape import NDSlice, Region
 from monarch_nb.store import store_of, events as e
-from monarch_nb.store.verbs import Activity, ActorActivity
+from monarch_nb.store.verbs import Activity, ActorActivity, ResourcesUsed
+from monarch_nb.telemetry import history
+from monarch_nb.wire import Layout
 from monarch_kernel import _loaded
+from monarch_kernel.views.channel import ViewChannel
 
 runtime = current_runtime()
 store = store_of(runtime)
@@ -37,7 +48,15 @@ store.put(e.Spawned(uid="p", name="workers", kind="procs", hosts=hosts, per_host
 store.put(e.Spawned(uid="a", name="trainers", kind="actors", actor_class="Trainer", on="p", **shape))
 widgets = next(iter(_loaded.values()))._widgets
 
-decoder = msgspec.msgpack.Decoder(Activity)
+region = Region(("hosts", "gpus"), NDSlice(0, (count // 8, 8), (8, 1)))
+procs = ProcState("p", "workers", region, runtime.address, layout=Layout("p", hosts, 8))
+actors = ActorState("a", "trainers", region, runtime.address, procs=procs)
+runtime.meshes.update(p=procs, a=actors)
+mesh = ActorMesh(actors, region)
+
+class Simulated(Timeline):
+    def _begin(self, ranks):
+        "There is nobody to ask."
 
 def bodies():
     made = []
@@ -48,27 +67,61 @@ def bodies():
     return made
 
 ready = bodies()
+read = [ResourcesUsed(random.random(), random.randrange(1 << 30), -1.0, 0, 0, "", 9, 9) for _ in range(999)]
+used = [msgspec.msgpack.encode(Activity((), each)) for each in read]
+addresses = [SimpleNamespace(src=procs.address(rank)) for rank in range(count)]
+activity = msgspec.msgpack.Decoder(Activity)
+recorded = msgspec.msgpack.Decoder(Recorded)
+service = runtime.feature(PROFILING)
+number = 0  # of the timeline
+
+def span(rank):
+    "A call of the last two seconds."
+    ended = time.time() - random.random()
+    call = RecordedSpan("call", random.choice(("step", "eval")), ended - random.random(), ended, f"c{int(ended)}")
+    return msgspec.msgpack.encode(Recorded(number, rank, (call,)))
 
 def tell(seconds, take):
     "1,000 events a second in parts of a hundredth; gives the processor time of the whole kernel meanwhile."
     began, told, spent = time.monotonic(), 0, time.process_time()
     while (passed := time.monotonic() - began) < seconds:
         while told < passed * 1000:
-            take(ready[told % len(ready)])
+            spans, rank = told % 2, (told // 2 if told % 2 else told // 5) % count
+            beside = span(rank) if spans else used[told % len(used)] if told % 10 in (0, 6) else None
+            take(ready[told % len(ready)], beside, rank, spans)
             told += 1
         time.sleep(0.01)
     return (time.process_time() - spent) / seconds, told / seconds
+
+def arrive(body, beside, rank, spans):
+    store.collector._activity(activity.decode(body), None)
+    if spans:
+        service._recorded(recorded.decode(beside), None)
+    elif beside:
+        store.collector._activity(activity.decode(beside), addresses[rank])
 
 def watched(seconds):
     global result
     result = None
     def run():
         global result
-        result = tell(seconds, lambda body: store.collector._activity(decoder.decode(body), None))
+        before = messages
+        share, rate = tell(seconds, arrive)
+        result = (messages - before) / seconds, share, rate
     threading.Thread(target=run).start()
 
-def nothing(body):
+def nothing(*given):
     pass
+
+messages = 0  # to pages
+send = ViewChannel._send
+
+def counted(channel, message):
+    global messages
+    messages += 1
+    send(channel, message)
+
+ViewChannel._send = counted
 
 print("ready", os.getpid())
 """

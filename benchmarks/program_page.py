@@ -47,6 +47,8 @@ print("ready")
 HEAL = "heal_mesh(workers)\nprint('pids', *trainers.pid.call().get().values())"
 BLOCK = "print('at', time.time())\ntrainers.slice(gpus=1).step.call_one({flag!r}).get()\nprint('over')"
 
+WARM = 0.25  # of the time, in which the page has not shown everything once
+
 OBSERVE = """() => {
     window.tasks = [];
     new PerformanceObserver(list => {
@@ -138,8 +140,8 @@ def latencies(shown: Any, kernel: Kernel, rounds: int, folder: str) -> None:
 
 
 def crowd(plan: Plan) -> None:
-    """A mesh view and the failures in a page, while the ranks' states change 1,000 times a second."""
-    from tests.browser.lab import lab, page, write_notebook
+    """A mesh view, failures, a timeline, a history and the panel, while ranks' states change 1,000 times a second."""
+    from tests.browser.lab import PANEL, lab, page, write_notebook
 
     seconds = plan.face_s
     with tempfile.TemporaryDirectory() as folder:
@@ -147,33 +149,40 @@ def crowd(plan: Plan) -> None:
         with lab(Path(folder) / "lab", notebook, {}) as address, page(address) as shown:
             kernel = Kernel(shown)
             kernel.run(DRIVER.replace("RANKS", str(plan.face_ranks)), "ready")
-            idle = float(kernel.run(f"print('alone', tell({seconds / 3}, nothing)[0])", "alone").split()[-1])
+            idle = float(kernel.run(f"print('alone', tell({min(60.0, seconds / 3)}, nothing)[0])", "alone").split()[-1])
             kernel.run("widgets.show('mesh', {'mesh': 'p'}, 'p')", "workers")
             shown.wait_for_selector(".mnb-cell, .mnb-canvas", state="attached", timeout=30_000)
             kernel.run("%failures", "Failures")
+            kernel.run("timeline = Simulated(mesh, runtime)\nnumber = timeline._number\ntimeline", "Timeline of")
+            kernel.run("history(mesh)", "History of")
+            if (PANEL / "package.json").exists():
+                shown.evaluate("() => void window.jupyterapp.commands.execute('monarch-nb:open')")
+                shown.wait_for_selector(".mnb-panel .mnb-outline-row", timeout=30_000)
             session = shown.context.new_cdp_session(shown)
             session.send("Performance.enable")
-            shown.wait_for_timeout(1000 * min(5.0, seconds))  # what the page itself does at first
             shown.evaluate(OBSERVE)
-            before = heap(session)
             kernel.run(f"watched({seconds}); print('begun')", "begun")
-            shown.wait_for_timeout(1000 * seconds / 2)
-            middle = heap(session)
-            shown.evaluate("window.tasks.length = 0")  # collections are ours
-            trace = Trace(shown)
-            shown.wait_for_timeout(1000 * seconds / 2)
-            tasks = shown.evaluate("window.tasks")
-            cpu = trace.longest()
-            after = heap(session)
+            # All of the heap that is used again later is there when ranks have done everything once.
+            shown.wait_for_timeout(1000 * seconds * WARM)
+            pieces, parts, cpu = [], max(2, round(seconds * (1 - WARM) / 60)), 0.0
+            heaps = [heap(session)]
+            for part in range(parts):
+                shown.evaluate("window.tasks.length = 0")  # collections are ours
+                trace = Trace(shown) if part == parts - 1 else None
+                shown.wait_for_timeout(1000 * seconds * (1 - WARM) / parts)
+                pieces += shown.evaluate("window.tasks")
+                cpu = trace.longest() if trace else cpu
+                heaps.append(heap(session))
             told = kernel.run("while result is None: time.sleep(0.1)\nprint('told', *result)", "told").split()
-            share, rate = float(told[-2]), float(told[-1])
+            messages, share, rate = map(float, told[-3:])
+            bars = shown.locator(".jp-Notebook .mnb-tl-view .b").count()
+            figure("faces: messages", rate=messages, bars=float(bars))
             figure("faces: kernel", share=100 * max(0.0, share - idle), rate=rate)
-            figure(
-                "faces: page", longest=max(tasks, default=0.0), cpu=cpu, over=float(sum(1 for t in tasks if t > 100))
-            )
-            figure(
-                "faces: heap", begin=before / 1e6, middle=middle / 1e6, end=after / 1e6, grown=(after - middle) / 1e6
-            )
+            longest, over = max(pieces, default=0.0), float(sum(1 for task in pieces if task > 50))
+            figure("faces: page", longest=longest, cpu=cpu, over=over)
+            grown = heaps[-1] - heaps[len(heaps) // 2]
+            figure("faces: heap", begin=heaps[0] / 1e6, end=heaps[-1] / 1e6, grown=grown / 1e6, most=max(heaps) / 1e6)
+            print("heap by minute, MB:", *(f"{each / 1e6:.2f}" for each in heaps), file=sys.stderr)
 
 
 def shown_in_time(plan: Plan) -> None:

@@ -211,9 +211,10 @@ ROWS = (
     Row("a process is killed: red in the panel p95", "ms", "page: killed, panel", "p95", 250),
     Row("a process is killed: shown in the status bar p95", "ms", "page: killed, status bar", "p95", 250),
     Row("1,000 ranks shown, 1,000 events/s: kernel, processor", "%", "faces: kernel", "share", 5),
-    Row("1,000 ranks shown, 1,000 events/s: longest task of the page", "ms", "faces: page", "longest", 100),
+    Row("1,000 ranks shown, 1,000 events/s: messages to the page", "/s", "faces: messages", "rate"),
+    Row("1,000 ranks shown, 1,000 events/s: longest task of the page", "ms", "faces: page", "longest", 50),
     Row("1,000 ranks shown, 1,000 events/s: and its processor time", "ms", "faces: page", "cpu", 50),
-    Row("1,000 ranks shown, 1,000 events/s: page's heap, grown in 30 s", "MB", "faces: heap", "grown", 2),
+    Row("1,000 ranks shown, 1,000 events/s: page's heap, grown in half of the time", "MB", "faces: heap", "grown", 2),
     *(
         Row(
             f"{what}: displays know it while a cell blocks, ipykernel {kernel}, max",

@@ -41,6 +41,25 @@ function merged(target: unknown, patch: unknown): unknown {
   return result;
 }
 
+describe("what is watched", () => {
+  it("is what the views of a connection want together", () => {
+    const { cluster, sent, take } = connected();
+    const watched = (): unknown => sent.filter((message) => message.topic === "cluster").at(-1);
+    const end = cluster.watch(() => undefined, []);
+    expect(watched()).toEqual({ type: "watch", topic: "cluster", sections: [] });
+    take({ type: "snapshot", seq: 0, now: 1, state: {} });
+    expect(cluster.live).toBe(true);
+    cluster.watch(() => undefined, ["tensors"]);
+    expect(watched()).toEqual({ type: "watch", topic: "cluster", sections: ["tensors"] });
+    cluster.watch(() => undefined);
+    expect(watched()).toEqual({ type: "watch", topic: "cluster" });
+    const count = sent.length;
+    end();
+    cluster.watch(() => undefined, ["meshes"]);
+    expect(sent.length).toBe(count);
+  });
+});
+
 describe("the state of the cluster", () => {
   it("is the snapshot with all patches applied, as RFC 7396 has it", () => {
     fc.assert(

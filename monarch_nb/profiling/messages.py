@@ -70,6 +70,7 @@ class BeginRecording(msgspec.Struct, array_like=True, frozen=True):
     number: int  # of the timeline, counted by the requester
     mesh: str
     rank: int  # base rank
+    pace: float = 1.0  # divides how often it sends what it has recorded
 
 
 class RecordedSpan(msgspec.Struct, array_like=True, frozen=True):

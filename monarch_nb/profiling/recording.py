@@ -1,6 +1,7 @@
 """What a process records for timelines: taken once in a while from its recorder, and sent to those who asked."""
 
 import gc
+import itertools
 import logging
 import sys
 import threading
@@ -14,6 +15,7 @@ from monarch_nb.profiling.messages import Recorded, RecordedCall, RecordedSpan
 from monarch_nb.runtime import EXEC, HOOK, RELOAD, CallRecorder, CollectionWatch, Runtime
 
 SEND_S = 0.5
+ASKS = 60  # times, after which also an empty message is sent: the answer says whether somebody still wants them
 MOST_SPANS = 400  # of a process in one message: of more, short calls that follow each other are one span
 RUNNING_S = 0.2  # how long a call runs before it is reported as running
 COLLECTIVES_COST = 0.004  # of the time: PyTorch's record of thousands takes a tenth of a second to read
@@ -25,10 +27,12 @@ logger = logging.getLogger(__name__)
 class _Unsent:
     """What one requester is yet to be sent."""
 
-    def __init__(self, send: Callable[[Recorded], bool]) -> None:
+    def __init__(self, send: Callable[[Recorded], bool], pace: float) -> None:
         self.send = send
+        self.every = max(1, round(pace))  # of the times that others send
         self.spans: list[RecordedSpan] = []
         self.sent: list[RecordedCall] = []
+        self.running: tuple[RecordedSpan, ...] = ()  # as sent last
 
 
 class ProcessRecording:
@@ -46,10 +50,10 @@ class ProcessRecording:
         self._since_ns = self._collectives_due = 0.0
         self._cost = 0.0
 
-    def begin(self, key: Key, send: Callable[[Recorded], bool]) -> None:
+    def begin(self, key: Key, send: Callable[[Recorded], bool], pace: float = 1.0) -> None:
         """Begins to record for a requester; `send` returns whether it wants more."""
         with self._lock:
-            self._parts.setdefault(key, _Unsent(send))
+            self._parts.setdefault(key, _Unsent(send, pace))
             if self._recorder is not None:
                 return
             self._recorder = self._runtime.recorder = CallRecorder()
@@ -103,13 +107,16 @@ class ProcessRecording:
         self._wake.set()
 
     def _run(self, over: threading.Event) -> None:
+        turns = itertools.count(1)
         while not over.wait(SEND_S):
-            began = time.thread_time()
+            began, turn = time.thread_time(), next(turns)
             with self._lock:
                 if over.is_set():
                     return
                 self._take()
-                messages = [(key, part, self._message(key, part)) for key, part in self._parts.items()]
+                due = [(key, part) for key, part in self._parts.items() if turn % part.every == 0]
+                asks = turn % ASKS == 0
+                messages = [(key, part, message) for key, part in due if (message := self._news(key, part, asks))]
             for key, part, message in messages:
                 try:
                     if not part.send(message):
@@ -117,7 +124,7 @@ class ProcessRecording:
                 except Exception:
                     logger.debug("a timeline could not be sent", exc_info=True)
                     self.forget(key)
-            self._cost = time.thread_time() - began
+            self._cost += time.thread_time() - began
 
     # -- what was recorded: under the lock -----------------------------------------------------------------------------
 
@@ -172,16 +179,23 @@ class ProcessRecording:
         self._since_ns = newest
         self._collectives_due = time.monotonic() + (time.thread_time() - began) / COLLECTIVES_COST
 
+    def _news(self, key: Key, part: _Unsent, asks: bool) -> Recorded | None:
+        """What a requester does not know yet; None where that is nothing, unless this asks whether it wants more."""
+        running = tuple(self._running(key[2], key[3]))
+        return self._message(key, part) if asks or part.spans or part.sent or running != part.running else None
+
     def _message(self, key: Key, part: _Unsent) -> Recorded:
         spans, part.spans = part.spans, []
         sent, part.sent = part.sent, []
         if len(spans) > MOST_SPANS:
             spans = list(drawn_together(spans, SEND_S / MOST_SPANS))
         cost, self._cost = self._cost, 0.0
-        running = tuple(self._running(key[2], key[3])) if key[3] >= 0 else ()
-        return Recorded(key[1], key[3], tuple(spans), running, tuple(sent), cost)
+        part.running = tuple(self._running(key[2], key[3]))
+        return Recorded(key[1], key[3], tuple(spans), part.running, tuple(sent), cost)
 
     def _running(self, mesh: str, rank: int) -> Iterator[RecordedSpan]:
+        if rank < 0:
+            return
         now = time.monotonic()
         for (of, base), cell in tuple(self._runtime.cells.items()):
             running = cell.running

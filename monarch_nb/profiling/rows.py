@@ -1,8 +1,8 @@
 """The rows of a timeline: what each rank did and when, and ranks that did alike drawn together. No I/O, no clock."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from monarch_nb.profiling.messages import Recorded, RecordedCall, RecordedSpan
 from monarch_nb.profiling.recording import drawn_together
@@ -11,8 +11,13 @@ MOST = 200_000  # spans of all ranks together: of more, each rank keeps its newe
 FEWEST = 200  # that each rank keeps
 CALLS = 5_000  # calls that are kept, with both ends
 BINS = 24  # parts of the shown time in which ranks are compared
+BIN_S = 1.25  # such a part while the newest is followed: what a rank did in it is summed up as spans come in
 APART = 0.05  # of the shown time in which two ranks do different things, from which on they are of two groups
 MOST_GROUPS = 40
+BARS = 1200  # of all groups together, about: a page draws them in one go
+LATE_S = 10.0  # by which the spans of a rank come in out of order at most
+_STRIDE = 16  # ranks far from each other are compared first, so that large groups are found early
+_ODD_KEPT = 50  # failures, losses, pauses of a rank
 ODD = frozenset({"lost", "healing", "paused"})  # states that are shown, and divide groups, however short they are
 
 
@@ -45,6 +50,9 @@ class GroupRow:
     spans: list[RecordedSpan]
 
 
+Bins = dict[tuple[int, str], float]  # seconds, by part of the time and what was done then
+
+
 class TimelineRows:
     """Spans of all ranks by base rank. Times are wall clock of this process."""
 
@@ -56,6 +64,10 @@ class TimelineRows:
         self.calls: dict[str, RecordedCall] = {}
         self.dropped = 0
         self.cost: dict[int, float] = {}
+        self._ends: dict[str, CallEnds] = {}
+        self._odd: dict[int, deque[RecordedSpan]] = {rank: deque(maxlen=_ODD_KEPT) for rank in ranks}
+        self._sums: dict[int, Bins] = {rank: {} for rank in ranks}  # of the newest parts of `BIN_S`
+        self._newest = 0  # such part
 
     def add(self, recorded: Recorded, ahead: float = 0.0) -> None:
         """Adds a message of a rank whose clock is ahead by so many seconds."""
@@ -84,65 +96,119 @@ class TimelineRows:
         if kind:
             self.states[rank] = RecordedSpan(kind, detail or kind, at, 0.0)
         if kind == "lost":  # what it did has ended with it
-            ended = (RecordedSpan(s.kind, s.name, s.began, at, s.call, True) for s in self.running.pop(rank, ()))
-            self.spans[rank].extend(ended)
+            for span in self.running.pop(rank, ()):
+                self._append(rank, RecordedSpan(span.kind, span.name, span.began, at, span.call, True))
 
     def _append(self, rank: int, span: RecordedSpan) -> None:
         row = self.spans[rank]
         if len(row) == self._kept:
             self.dropped += 1
         row.append(span)
+        if span.call:
+            _add_end(self._ends, rank, span)
+            while len(self._ends) > CALLS:
+                del self._ends[next(iter(self._ends))]
+        if span.kind in ODD or span.failed:
+            self._odd[rank].append(span)
+        sums = self._sums[rank]
+        newest = int(span.ended / BIN_S)
+        if newest > self._newest:
+            self._newest = newest
+        _sum_up(sums, span, 0.0, BIN_S, self._newest - 2 * BINS, self._newest)
+        while len(sums) > 2 * BINS and (oldest := next(iter(sums)))[0] < self._newest - 2 * BINS:
+            del sums[oldest]
 
     def of(self, rank: int, now: float) -> list[RecordedSpan]:
         """All spans of a rank by their beginning; what lasts ends now."""
-        every = list(self.spans[rank])
-        last = [*self.running.get(rank, ()), *filter(None, [self.states.get(rank)])]
-        known = {(span.call, span.name) for span in every[-20:] if span.call}
-        every += (
-            RecordedSpan(span.kind, span.name, span.began, max(now, span.began), span.call, span.failed)
-            for span in last
-            if (span.call, span.name) not in known
-        )
-        return sorted(every, key=lambda span: (span.began, -span.ended))
+        return self._inside(rank, 0.0, float("inf"), now)
+
+    def _inside(self, rank: int, begin: float, end: float, now: float) -> list[RecordedSpan]:
+        """Those of some time."""
+        inside = []
+        for span in reversed(self.spans[rank]):
+            if span.ended >= begin and span.began <= end:
+                inside.append(span)
+            elif span.ended < begin - LATE_S:
+                break
+        inside += (span for span in self._lasting(rank, now) if span.ended >= begin and span.began <= end)
+        return sorted(inside, key=lambda span: (span.began, -span.ended))
+
+    def _lasting(self, rank: int, now: float) -> Iterator[RecordedSpan]:
+        """What a rank does, or is, now."""
+        running, state, row = self.running.get(rank, ()), self.states.get(rank), self.spans[rank]
+        if not running and state is None:
+            return
+        known = {(row[-back].call, row[-back].name) for back in range(1, min(20, len(row)) + 1)}
+        for span in (*running, *filter(None, [state])):
+            if not span.call or (span.call, span.name) not in known:
+                until = max(now, span.began)
+                yield RecordedSpan(span.kind, span.name, span.began, until, span.call, span.failed)
 
     def ends(self, calls: Iterable[str], now: float) -> dict[str, CallEnds]:
         """How ranks have run some calls; those of which nothing is known are left out."""
-        wanted, found = set(calls), dict[str, CallEnds]()
-        for rank in self.spans:
-            for span in self.of(rank, now):
-                if span.call in wanted and span.call:
-                    seconds = span.ended - span.began
-                    if span.call in found:
-                        found[span.call].add(rank, span.began, seconds)
-                    else:
-                        found[span.call] = CallEnds(span.began, span.began, seconds, seconds, rank)
+        wanted = set(calls)
+        found = {call: replace(self._ends[call]) for call in wanted if call in self._ends}
+        for rank in self.running:
+            for span in self._lasting(rank, now):
+                if span.call in wanted:
+                    _add_end(found, rank, span)
         return found
 
     def folded(self, begin: float, end: float, *, groups: int = MOST_GROUPS, most: int = 200) -> list[GroupRow]:
         """The groups of ranks in some time, the largest first: at most so many, with about so many spans each.
 
         Two ranks are of two groups if they do different things in `APART` of that time, or if only one of them is
-        lost, paused or has failed. Of more groups than asked for, the smallest are left out.
+        lost, paused or has failed. Of more groups than asked for, the smallest are left out. Where hardly two ranks are
+        alike, only groups that show among the first ranks are looked for in the others.
         """
         length = max(end - begin, 1e-6)
-        rows: dict[int, list[RecordedSpan]] = {}
-        found: list[tuple[dict[tuple[int, str], float], frozenset[str], list[int]]] = []
-        for rank in self.spans:
-            inside = [span for span in self.of(rank, end) if span.began <= end and span.ended >= begin]
-            rows[rank] = inside
-            bins, odd = _bins(inside, begin, length)
+        first, last = int(begin / BIN_S), int(end / BIN_S)
+        summed = length > 0.99 * BINS * BIN_S and first > self._newest - 2 * BINS and last >= self._newest
+        found: list[tuple[Bins, frozenset[str], list[int]]] = []
+        ranks = tuple(self.spans)
+        for rank in (rank for start in range(_STRIDE) for rank in ranks[start::_STRIDE]):
+            if summed:
+                bins, odd = self._summed(rank, begin, end), self._odd_of(rank, begin, end)
+            else:
+                bins, odd = _bins(self._inside(rank, begin, end, end), begin, length)
+            many = len(found) >= 2 * groups
             for other, other_odd, members in found:
-                if odd == other_odd and _apart(bins, other) <= APART * length:
+                if many and len(members) == 1:
+                    continue
+                if odd == other_odd and _alike(bins, other, APART * length):
                     members.append(rank)
                     break
             else:
-                found.append((bins, odd, [rank]))
-        found.sort(key=lambda group: (-len(group[2]), group[2]))
-        gap = length / most / 2
+                if not many:
+                    found.append((bins, odd, [rank]))
+        rows = sorted((sorted(members) for _, _, members in found), key=lambda members: (-len(members), members))
+        del rows[groups:]
+        gap = length / min(most, BARS // max(1, len(rows))) / 2
         return [
-            GroupRow(tuple(members), members[0], list(_merged(rows[members[0]], gap)))
-            for _, _, members in found[:groups]
+            GroupRow(tuple(members), members[0], _merged(self._inside(members[0], begin, end, end), gap))
+            for members in rows
         ]
+
+    def _summed(self, rank: int, begin: float, end: float) -> Bins:
+        """What a rank did in the newest parts of `BIN_S`."""
+        first, last = int(begin / BIN_S), int(end / BIN_S)
+        bins = {key: seconds for key, seconds in self._sums[rank].items() if key[0] >= first}
+        for span in self._lasting(rank, end):
+            _sum_up(bins, span, 0.0, BIN_S, first, last)
+        return bins
+
+    def _odd_of(self, rank: int, begin: float, end: float) -> frozenset[str]:
+        """What is unusual about a rank in some time."""
+        seen = (*self._odd[rank], *(span for span in self._lasting(rank, end) if span.kind in ODD or span.failed))
+        return frozenset(f"{span.kind} {span.name}" for span in seen if span.began <= end and span.ended >= begin)
+
+
+def _add_end(ends: dict[str, CallEnds], rank: int, span: RecordedSpan) -> None:
+    seconds = span.ended - span.began
+    if span.call in ends:
+        ends[span.call].add(rank, span.began, seconds)
+    else:
+        ends[span.call] = CallEnds(span.began, span.began, seconds, seconds, rank)
 
 
 def _moved(span: RecordedSpan, ahead: float) -> RecordedSpan:
@@ -159,27 +225,42 @@ def _merged(spans: list[RecordedSpan], gap: float) -> list[RecordedSpan]:
     return sorted((*long, *short), key=lambda span: (span.began, -span.ended))
 
 
-def _bins(
-    spans: Iterable[RecordedSpan], begin: float, length: float
-) -> tuple[dict[tuple[int, str], float], frozenset[str]]:
-    """Seconds by part of the time and what was done then, and what is unusual."""
-    width = length / BINS
-    seconds: dict[tuple[int, str], float] = {}
+def _bins(spans: Iterable[RecordedSpan], begin: float, length: float) -> tuple[Bins, frozenset[str]]:
+    """What was done in each part of the time, and what is unusual."""
+    bins: Bins = {}
     odd = set()
     for span in spans:
         if span.kind in ODD or span.failed:
             odd.add(f"{span.kind} {span.name}")
-        if span.kind not in ("call", "span"):
-            continue
-        first, last = max(0.0, span.began - begin), min(length, span.ended - begin)
-        for number in range(int(first / width), min(BINS, int(last / width) + 1)):
-            part = min(last, (number + 1) * width) - max(first, number * width)
-            if part > 0:
-                seconds[number, span.name] = seconds.get((number, span.name), 0.0) + part
-    return seconds, frozenset(odd)
+        _sum_up(bins, span, begin, length / BINS, 0, BINS - 1)
+    return bins, frozenset(odd)
 
 
-def _apart(one: dict[tuple[int, str], float], other: dict[tuple[int, str], float]) -> float:
-    """Seconds in which two ranks do different things."""
-    total = sum(abs(seconds - other.get(key, 0.0)) for key, seconds in one.items())
-    return total + sum(seconds for key, seconds in other.items() if key not in one)
+def _sum_up(bins: Bins, span: RecordedSpan, zero: float, width: float, first: int, last: int) -> None:
+    """Adds a span to the parts of the time that it is in, from the first to the last of those that are wanted."""
+    if span.kind not in ("call", "span"):
+        return
+    began, ended, name = span.began - zero, span.ended - zero, span.name
+    number, until = max(first, int(began // width)), min(last, int(ended // width))
+    while number <= until:
+        left, right = number * width, (number + 1) * width
+        seconds = (ended if ended < right else right) - (began if began > left else left)
+        if seconds > 0:
+            key = (number, name)
+            bins[key] = bins.get(key, 0.0) + seconds
+        number += 1
+
+
+def _alike(one: Bins, other: Bins, most: float) -> bool:
+    """Whether two ranks do different things in at most so many seconds."""
+    apart = 0.0
+    for key, seconds in one.items():
+        apart += abs(seconds - other.get(key, 0.0))
+        if apart > most:
+            return False
+    for key, seconds in other.items():
+        if key not in one:
+            apart += seconds
+            if apart > most:
+                return False
+    return True

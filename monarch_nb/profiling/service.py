@@ -95,9 +95,8 @@ class ProfilingService:
 
     def _record(self, wanted: BeginRecording, asker: Asker[Began]) -> Began:
         key = (asker.src, wanted.number, wanted.mesh, wanted.rank)
-        self._recording.begin(
-            key, _Sender(self._runtime, asker.src, verbs.RECORDED, lambda: self._recording.forget(key))
-        )
+        send = _Sender(self._runtime, asker.src, verbs.RECORDED, lambda: self._recording.forget(key))
+        self._recording.begin(key, send, wanted.pace)
         return Began(time.time())
 
     def _end_record(self, wanted: StopRecording, asker: Asker[Recorded]) -> Recorded | None:

@@ -30,9 +30,11 @@ from monarch_nb.store.events import Event, MeshFailed, SessionClosed, SessionOpe
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import counted
 
+_FOLLOWED = (MeshFailed, SessionClosed, SessionOpened, Turned)
 _TURNS = {"failed": "lost", "healing": "healing", "alive": "", "stopped": ""}
 _MARKS = 12  # breakpoints, deaths and heals that the text lists
 _CALLS = 12  # endpoints that the text lists
+PROMPT = 250  # ranks that send what they record twice a second; of more, each sends proportionally less often
 _numbers = itertools.count(1)
 
 
@@ -64,15 +66,15 @@ class Timeline:
         add = weakref.WeakMethod(self._add)
         self._number = self._service.expect_timeline(lambda recorded: (found := add()) is not None and found(recorded))
         follow = weakref.WeakMethod(self._on_event)
-        self._unfollow = store_of(runtime).follow(lambda event: (found := follow()) and found(event))
+        self._unfollow = store_of(runtime).follow(lambda event: (found := follow()) and found(event), *_FOLLOWED)
         weakref.finalize(self, self._unfollow)
         self._begin(self.region.ranks())
 
     def _begin(self, ranks: Sequence[int]) -> None:
         """Asks ranks to record. Those that do not answer in time begin when they can."""
-        asked = {}
+        asked, pace = {}, max(1.0, len(self.region) / PROMPT)
         for rank in ranks:
-            begin = BeginRecording(self._number, self._uid, rank)
+            begin = BeginRecording(self._number, self._uid, rank, pace)
             asked[rank] = request(self._runtime, self._procs.address(rank), verbs.RECORD, begin)
             when_done(asked[rank], self._compare(rank, time.time()))
         self._asked = asked
@@ -242,10 +244,10 @@ class Timeline:
 
     # -- as text -------------------------------------------------------------------------------------------------------
 
-    def heading(self) -> list[str]:
-        """A few facts, as words."""
-        groups = len(self.groups)
-        facts = [f"{self.seconds:.1f} s", counted(len(self._rows.spans), "rank"), counted(len(self.calls), "call")]
+    def heading(self, groups: int) -> list[str]:
+        """A few facts, as words, beside how many groups of ranks are shown."""
+        calls = len(self._rows.calls)
+        facts = [f"{self.seconds:.1f} s", counted(len(self._rows.spans), "rank"), counted(calls, "call")]
         if groups > 1:
             facts.append(f"{groups} groups")
         return [*facts, *([] if self.ended else ["recording"])]
@@ -268,9 +270,11 @@ class Timeline:
 
     def text(self, name: Callable[[str], str] = os.path.basename) -> str:
         """The timeline as text, with display names of files from `name`."""
-        lines = [f"timeline of {self.name}: {', '.join(self.heading())}", *(f"! {note}" for note in self.warnings())]
+        calls, rows = self.calls, self.folded(self.began, self.now)
+        facts = ", ".join(self.heading(len(rows)))
+        lines = [f"timeline of {self.name}: {facts}", *(f"! {note}" for note in self.warnings())]
         by_title: dict[tuple[str, str], list[float]] = {}
-        for call in self.calls:
+        for call in calls:
             key = (call.title, line_text(call.file, call.line, name))
             by_title.setdefault(key, []).append((call.ended or self.now) - call.began)
         for (title, place), seconds in list(by_title.items())[:_CALLS]:
@@ -278,7 +282,6 @@ class Timeline:
                 f", at most {_duration(max(seconds))}" if len(seconds) > 1 else ""
             )
             lines.append(f"  {title}{f' ×{len(seconds)}' if len(seconds) > 1 else ''}  {place}  {usual}")
-        rows = self.folded(self.began, self.now)
         lines += [f"{self.where(row.ranks)}  {self._shares(row)}".rstrip() for row in rows]
         for at, rank, span in self.marks()[:_MARKS]:
             lasted = "" if not span.ended else f", for {_duration(span.ended - span.began)}"

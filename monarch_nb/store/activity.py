@@ -159,7 +159,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._watchers: dict[str, bool] = {}  # and whether they want no more than the resources used
         self._wake = threading.Event()
-        self._pace = 1.0
+        self._pace = self._used_pace = 1.0
         self._samples: dict[tuple[str, int], ActorSample] = {}
         self._thread: threading.Thread | None = None
         self._meter = UsageMeter(runtime.local.traffic)
@@ -172,7 +172,7 @@ class Reporter:
                 self._watchers.pop(asker.src, None)
                 return
             self._watchers[asker.src] = watch.used
-            self._pace = max(1.0, watch.pace)
+            self._pace, self._used_pace = max(1.0, watch.pace), max(1.0, watch.used_pace)
             self._samples = {}  # a new watcher receives all actors
             self._meter = UsageMeter(self._runtime.local.traffic)
             if self._thread is None:
@@ -195,13 +195,13 @@ class Reporter:
                 if not watchers or self._runtime.closed:
                     self._thread = None
                     return
-                samples, meter, pace = self._samples, self._meter, self._pace
+                samples, meter, pace, used_pace = self._samples, self._meter, self._pace, self._used_pace
             now = time.monotonic()
             used = None
             if meter is not metered:
-                metered, due = meter, now + pace * FIRST_USAGE_S
+                metered, due = meter, now + used_pace * FIRST_USAGE_S
             elif now >= due:
-                used, due = meter.read(), now + pace * (USAGE_S if closely else LIGHT_S)
+                used, due = meter.read(), now + used_pace * (USAGE_S if closely else LIGHT_S)
             try:
                 doings = tuple(self._changes(samples, now, pace * COUNTS_S)) if closely else ()
                 if doings or used is not None:
@@ -210,7 +210,7 @@ class Reporter:
                     self._send([src for src, only in watchers.items() if only], Activity((), used))
             except Exception:
                 logger.debug("activity could not be reported", exc_info=True)
-            self._wake.wait(pace * SAMPLE_S if closely else max(0.0, min(due - now, pace * LIGHT_S)))
+            self._wake.wait(pace * SAMPLE_S if closely else max(0.0, min(due - now, used_pace * LIGHT_S)))
             self._wake.clear()
 
     def _send(self, watchers: Sequence[str], activity: Activity) -> None:

@@ -82,6 +82,7 @@ AGAIN_S = 0.1  # between checks of calls that wait for answers, while somebody w
 LOOK_S = 0.01  # supervision acts in bursts
 FORGET_S = 30.0  # how long a mesh that has ended stays visible
 PROMPT = 1000  # processes that report ten times a second; with more, each reports proportionally less often
+USED_PROMPT = 400  # the same of the resources that they use
 
 
 class Collector:
@@ -168,9 +169,9 @@ class Collector:
     def _ask(self, address: str) -> None:
         if self._watcher.pids.get(address):  # others are asked once they run
             try:
-                pace = max(1.0, len(self._watcher.pids) / PROMPT)
+                pace, used_pace = (max(1.0, len(self._watcher.pids) / prompt) for prompt in (PROMPT, USED_PROMPT))
                 on = self._watched or self._measured
-                self._runtime.post(address, WATCH, WatchActivity(on, pace, not self._watched))
+                self._runtime.post(address, WATCH, WatchActivity(on, pace, not self._watched, used_pace))
             except TransportError:
                 return  # the process has ended
 

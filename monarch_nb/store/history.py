@@ -2,11 +2,12 @@
 
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 KEPT = 256  # samples of a rank; of more, two of the older half become one
 LONG_S = 3600.0
+PART_S = 5.0  # of which the highest, the mean and the lowest of all ranks are kept
 FORMER = 64  # meshes that are kept, the newest
 
 
@@ -22,7 +23,19 @@ class UsageSample(NamedTuple):
     sent: float
 
 
+class UsagePart(NamedTuple):
+    """What all processes of a mesh used in some seconds: a number for each field of a sample but its time."""
+
+    at: float  # the middle, wall clock
+    high: tuple[float, ...]
+    rank: tuple[int, ...]  # which has the highest,
+    when: tuple[float, ...]  # and when
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+
+
 _WIDTH = len(UsageSample._fields)
+_VALUES = range(_WIDTH - 1)
 
 
 class _Ring:
@@ -57,25 +70,104 @@ class _Ring:
             yield UsageSample(row[0] + self.zero, *row[1:])
 
 
+class _Sum:
+    """What all ranks used in some seconds, as it comes in."""
+
+    __slots__ = ("count", "high", "low", "rank", "total", "when")
+
+    def __init__(self, rank: int, sample: UsageSample) -> None:
+        self.count = 1
+        self.high, self.low, self.total = (list(sample[1:]) for _ in range(3))
+        self.rank, self.when = [rank for _ in _VALUES], [sample.at for _ in _VALUES]
+
+    def add(self, rank: int, sample: UsageSample) -> None:
+        self.count += 1
+        high, low, total = self.high, self.low, self.total
+        for at in _VALUES:
+            value = sample[at + 1]
+            total[at] += value
+            if value > high[at]:
+                high[at], self.rank[at], self.when[at] = value, rank, sample.at
+            elif value < low[at]:
+                low[at] = value
+
+
+class _Mesh:
+    """The samples of the ranks of one mesh, and what is common to all of them."""
+
+    def __init__(self) -> None:
+        self.rings: dict[int, _Ring] = {}
+        self.sums: dict[int, _Sum] = {}  # by part of `PART_S`, the oldest first
+
+    def add(self, rank: int, sample: UsageSample) -> None:
+        ring = self.rings.get(rank)
+        if ring is None:
+            ring = self.rings[rank] = _Ring(sample.at)
+        ring.add(sample)
+        _sum_up(self.sums, rank, sample)
+        while (oldest := next(iter(self.sums))) < (sample.at - LONG_S) / PART_S:
+            del self.sums[oldest]
+
+
 class UsageHistory:
     """The samples of all ranks of processes. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._meshes: dict[str, dict[int, _Ring]] = {}
+        self._meshes: dict[str, _Mesh] = {}
 
     def add(self, uid: str, rank: int, sample: UsageSample) -> None:
         """Adds a sample of a rank of a mesh of processes."""
         with self._lock:
-            ranks = self._meshes.setdefault(uid, {})
-            while len(self._meshes) > FORMER:
-                del self._meshes[next(iter(self._meshes))]
-            ring = ranks.get(rank)
-            if ring is None:
-                ring = ranks[rank] = _Ring(sample.at)
-            ring.add(sample)
+            mesh = self._meshes.get(uid)
+            if mesh is None:
+                mesh = self._meshes[uid] = _Mesh()
+                while len(self._meshes) > FORMER:
+                    del self._meshes[next(iter(self._meshes))]
+            mesh.add(rank, sample)
 
     def of(self, uid: str) -> dict[int, list[UsageSample]]:
         """The samples of a mesh of processes by base rank, the oldest first."""
         with self._lock:
-            return {rank: list(ring.samples()) for rank, ring in sorted(self._meshes.get(uid, {}).items())}
+            known = self._meshes.get(uid)
+            return {} if known is None else {rank: list(ring.samples()) for rank, ring in sorted(known.rings.items())}
+
+    def ranks(self, uid: str) -> list[int]:
+        """The base ranks of which there are samples."""
+        with self._lock:
+            known = self._meshes.get(uid)
+            return [] if known is None else sorted(known.rings)
+
+    def common(self, uid: str) -> list[UsagePart]:
+        """What all ranks of a mesh of processes used, in parts of the time, the oldest first.
+
+        It is summed up as samples come in: a look costs the same for any number of ranks.
+        """
+        with self._lock:
+            known = self._meshes.get(uid)
+            return [] if known is None else [*_parts(known.sums)]
+
+
+def common(samples: Mapping[int, Sequence[UsageSample]]) -> list[UsagePart]:
+    """The same of some ranks, from their samples."""
+    sums: dict[int, _Sum] = {}
+    for rank, ranks in samples.items():
+        for sample in ranks:
+            _sum_up(sums, rank, sample)
+    return [*_parts(sums)]
+
+
+def _sum_up(sums: dict[int, _Sum], rank: int, sample: UsageSample) -> None:
+    number = int(sample.at / PART_S)
+    if (known := sums.get(number)) is not None:
+        known.add(rank, sample)
+    else:
+        sums[number] = _Sum(rank, sample)
+
+
+def _parts(sums: dict[int, _Sum]) -> Iterator[UsagePart]:
+    for number, each in sorted(sums.items()):
+        mean = tuple(total / each.count for total in each.total)
+        yield UsagePart(
+            (number + 0.5) * PART_S, tuple(each.high), tuple(each.rank), tuple(each.when), mean, tuple(each.low)
+        )

@@ -21,6 +21,7 @@ from monarch_nb.store.records import Document, FailureFields
 
 J = TypeVar("J")
 SEND_S = 0.05  # between two deltas,
+FULL_S, FULL = 0.1, 40  # and where so many ranks change at once, since each message has its price,
 RECORDS_PER_S = 20_000  # and longer after a delta with many ranks: a page takes in at most so many records a second
 WAITING = 500  # unwatched events are folded in batches of this size
 
@@ -40,7 +41,7 @@ class Store:
         self._events: deque[Event] = deque()
         self._lock = threading.Lock()  # of the cluster, its number, and who watches
         self._watchers: list[Listener] = []
-        self._followers: tuple[Callable[[Event], object], ...] = ()
+        self._followers: tuple[tuple[frozenset[type], Callable[[Event], object]], ...] = ()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -52,8 +53,9 @@ class Store:
     def put(self, event: Event) -> None:
         """Queues an event. Does not block."""
         self._events.append(event)
-        for follower in self._followers:
-            follower(event)
+        for kinds, follower in self._followers:
+            if type(event) in kinds:
+                follower(event)
         if self._thread is not None:
             if not self._wake.is_set():
                 self._wake.set()
@@ -61,17 +63,17 @@ class Store:
             with self._lock:
                 self._fold()
 
-    def follow(self, follower: Callable[[Event], object]) -> Callable[[], None]:
-        """Calls `follower` with each event from now on, on the thread that puts it; call the result to end that.
+    def follow(self, follower: Callable[[Event], object], *kinds: type) -> Callable[[], None]:
+        """Calls `follower` with each event of these types, on the thread that puts it; call the result to end that.
 
         It must not block. Workers report no more than without it.
         """
         with self._lock:
-            self._followers = (*self._followers, follower)
+            self._followers = (*self._followers, (frozenset(kinds), follower))
 
         def end() -> None:
             with self._lock:
-                self._followers = tuple(each for each in self._followers if each is not follower)
+                self._followers = tuple(each for each in self._followers if each[1] is not follower)
 
         return end
 
@@ -178,7 +180,7 @@ class Store:
                 deserted = not self._watchers
             if deserted:
                 self._on_unwatched()
-            time.sleep(max(SEND_S, self._sent / RECORDS_PER_S))
+            time.sleep(max(FULL_S if self._sent >= FULL else SEND_S, self._sent / RECORDS_PER_S))
 
     def _fold(self) -> None:
         events = self._events

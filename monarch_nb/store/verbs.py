@@ -46,6 +46,7 @@ class WatchActivity(msgspec.Struct, array_like=True, frozen=True):
     on: bool
     pace: float = 1.0
     used: bool = False
+    used_pace: float = 1.0  # that of the resources
 
 
 class WhichStack(msgspec.Struct, array_like=True, frozen=True):

@@ -1,14 +1,14 @@
 """What the processes of a mesh have used over the last hour, for people."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, region_of, state_of
 from monarch_nb.runtime import current_runtime
 from monarch_nb.shape import MeshTrait, places_of
 from monarch_nb.store import store_of
-from monarch_nb.store.history import UsageSample
+from monarch_nb.store.history import UsagePart, UsageSample, common
 from monarch_nb.wire import kind_of, size_text, text_table
 
 _SPARK = "▁▂▃▄▅▆▇█"
@@ -81,19 +81,34 @@ class History:
         known = store_of(current_runtime()).history.of(self._procs.uid)
         return {rank: known[rank] for rank in region_of(self.mesh).ranks() if rank in known}
 
-    def measured(self, samples: dict[int, list[UsageSample]]) -> Iterator[Measure]:
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of which there are samples."""
+        wanted = set(region_of(self.mesh).ranks())
+        return [rank for rank in store_of(current_runtime()).history.ranks(self._procs.uid) if rank in wanted]
+
+    @property
+    def parts(self) -> list[UsagePart]:
+        """What is common to all ranks, in parts of the time, the oldest first."""
+        if len(region_of(self.mesh)) == len(self._procs.region):
+            return store_of(current_runtime()).history.common(self._procs.uid)
+        return common(self.samples)
+
+    @staticmethod
+    def measured(parts: Sequence[UsagePart]) -> Iterator[Measure]:
         """The measures of which something is known: those of GPUs only where there are any."""
         for measure in MEASURES:
-            least = 0.0 if measure.field.startswith("gpu") else -1.0
-            if any(getattr(each, measure.field) > least for ranks in samples.values() for each in ranks):
+            least, at = 0.0 if measure.field.startswith("gpu") else -1.0, _field(measure.field)
+            if any(part.high[at] > least for part in parts):
                 yield measure
 
-    def peak(self, field: str) -> Peak:
+    def peak(self, field: str, parts: Sequence[UsagePart] | None = None) -> Peak:
         """The most of `cpu`, `memory`, `gpu`, `gpu_memory`, `received` or `sent`. Raises ValueError without samples."""
-        found = [Peak(rank, getattr(each, field), each.at) for rank, ranks in self.samples.items() for each in ranks]
-        if not found:
+        at = _field(field)
+        part = max(self.parts if parts is None else parts, key=lambda part: part.high[at], default=None)
+        if part is None:
             raise ValueError(NOTHING)
-        return max(found, key=lambda peak: peak.value)
+        return Peak(part.rank[at], part.high[at], part.when[at])
 
     def where(self, rank: int) -> str:
         """A rank by its coordinates."""
@@ -101,11 +116,11 @@ class History:
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row for each measure, as texts: its name, the mean now, the peak, where and when, and a small curve."""
-        samples = self.samples
+        samples, parts = self.samples, self.parts
         rows: list[tuple[str, ...]] = []
-        for measure in self.measured(samples):
+        for measure in self.measured(parts) if samples else ():
             latest = [getattr(ranks[-1], measure.field) for ranks in samples.values() if ranks]
-            peak = self.peak(measure.field)
+            peak = self.peak(measure.field, parts)
             now = measure.text(sum(latest) / len(latest))
             when = time.strftime("%H:%M:%S", time.localtime(peak.at))
             rows.append(
@@ -125,6 +140,11 @@ class History:
         if not rows:
             return f"<history of {self.name}: {NOTHING}>"
         return text_table([HEAD, *rows])
+
+
+def _field(name: str) -> int:
+    """The place of a field in the values of a part."""
+    return UsageSample._fields.index(name) - 1
 
 
 def _spark(samples: dict[int, list[UsageSample]], field: str) -> str:

@@ -81,6 +81,9 @@ def test_the_live_displays_are_measured_in_a_real_page() -> None:
     figures = figures_of(done.stdout)
     assert {"faces: kernel", "faces: page", "faces: heap", "page: busy, mesh", "page: killed, mesh"} <= set(figures)
     assert figures["faces: kernel"]["rate"] > 0
+    # To the mesh, the failures and the panel ten deltas a second; to the timeline and the history next to nothing.
+    assert 0 < figures["faces: messages"]["rate"] < 40
+    assert 0 < figures["faces: messages"]["bars"] < 3000
 
 
 def test_an_unknown_peer_is_refused() -> None:

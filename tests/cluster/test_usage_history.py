@@ -36,7 +36,7 @@ def test_cpu_memory_and_bytes_of_each_rank_are_kept(procs: Any) -> None:
     assert seen.peak("sent").rank == 1
     assert len(seen.samples[0]) >= before
     assert all(each.memory > 1 << 20 for samples in seen.samples.values() for each in samples)
-    assert {measure.field for measure in seen.measured(seen.samples)} == {"cpu", "memory", "received", "sent"}
+    assert {measure.field for measure in seen.measured(seen.parts)} == {"cpu", "memory", "received", "sent"}
     assert "gpus=1" in repr(seen)
     assert set(history(procs.slice(gpus=0)).samples) == {0}
 

@@ -239,3 +239,26 @@ def test_a_view_learns_which_jobs_can_be_used_here(nb: Notebook, view: ViewClien
     assert {"slurm", "ssh", "kubernetes"} <= set(places)
     assert "local" not in places  # this machine
     assert places["slurm"] in ("", "there is no sbatch here")
+
+
+def test_a_page_gets_the_sections_that_it_asks_for_alone(nb: Notebook) -> None:
+    here, part = ViewClient(nb), ViewClient(nb)
+    try:
+        here.send(type="watch", topic="cluster", sections=[])
+        part.send(type="watch", topic="cluster", sections=["meshes", "hosts"])
+        part.until(lambda view: bool(view.state.get("meshes")))
+        assert part.state.keys() <= {"meshes", "hosts"}
+        nb.run("%mesh sections gpus=1").ok()
+        part.until(lambda view: any(mesh["name"] == "sections" for mesh in view.state["meshes"].values()))
+        nb.run("%stop sections").ok()
+        part.until(lambda view: any(mesh.get("stopped") for mesh in view.state["meshes"].values()))
+        assert part.state.keys() <= {"meshes", "hosts"}
+        here.send(type="alive")
+        here.until(lambda view: bool(view.of("alive")))
+        assert [message["state"] for message in here.of("snapshot")] == [{}]
+        assert here.of("delta") == []
+        here.send(type="watch", topic="cluster")
+        here.until(lambda view: "failures" in view.state)
+    finally:
+        here.close()
+        part.close()

@@ -1,16 +1,22 @@
 """The parts of a timeline that decide: rows and groups of ranks, drawing together, and the file for Perfetto."""
 
+import random
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from IPython.core.error import UsageError
 
 from monarch_kernel.arguments import read_timeline
 from monarch_kernel.display.timeline import ticks
+from monarch_nb.profiling import recording
+from monarch_nb.profiling import rows as rows_module
 from monarch_nb.profiling.messages import Recorded, RecordedCall, RecordedSpan
 from monarch_nb.profiling.recording import drawn_together
 from monarch_nb.profiling.rows import TimelineRows
 from monarch_nb.profiling.trace_events import chrome_trace
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -145,3 +151,84 @@ def test_a_line_names_ranks_or_means_the_newest() -> None:
     assert (newest.place, newest.save, newest.stop) == (None, "step.json", True)
     with pytest.raises(UsageError, match="--nosuch"):
         read_timeline("%timeline", "trainers --nosuch")
+
+
+def random_rows(seconds: int = 100, ranks: int = 1000) -> TimelineRows:
+    chance = random.Random(3)
+    rows = TimelineRows(range(ranks))
+    for second in range(seconds):
+        for rank in range(ranks):
+            began = second + 0.5 * chance.random()
+            span = call(chance.choice(("step", "eval")), began, began + 0.5 * chance.random(), id=f"c{second}")
+            rows.add(Recorded(1, rank, (span,)))
+    return rows
+
+
+def test_a_look_at_ranks_of_which_no_two_are_alike_compares_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, compared = random_rows(), 0
+    alike = rows_module._alike
+
+    def counted(*given: Any) -> bool:
+        nonlocal compared
+        compared += 1
+        return alike(*given)
+
+    monkeypatch.setattr(rows_module, "_alike", counted)
+    found = rows.folded(70.0, 100.0, groups=24, most=225)
+    assert len(found) == 24
+    assert compared < 20_000  # of half a million pairs
+    assert sum(len(row.spans) for row in found) <= 2.5 * rows_module.BARS
+
+
+def test_what_is_followed_is_summed_up_as_it_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, looked = random_rows(seconds=60, ranks=100), set()
+    inside = rows._inside
+
+    def noted(rank: int, *given: Any) -> list[RecordedSpan]:
+        looked.add(rank)
+        return inside(rank, *given)
+
+    monkeypatch.setattr(rows, "_inside", noted)
+    found = rows.folded(30.0, 60.0, groups=8)
+    assert len(looked) == len(found) == 8  # the spans of others are not looked at
+    rows.folded(10.0, 30.0, groups=8)
+    assert len(looked) == 100
+
+
+def test_sums_divide_ranks_as_their_spans_do() -> None:
+    rows = TimelineRows(range(40))
+    for second in range(60):
+        for rank in range(40):
+            length = 0.9 if rank == 7 else 0.5
+            began = second + (0.02 if rank == 9 and second % 2 else 0.0)
+            rows.add(Recorded(1, rank, (call("step", began, began + length, failed=(rank, second) == (21, 50)),)))
+    others = tuple(rank for rank in range(40) if rank not in (7, 21))
+    assert [row.ranks for row in rows.folded(30.0, 60.0)] == [others, (7,), (21,)]
+    assert [row.ranks for row in rows.folded(29.0, 59.0)] == [others, (7,), (21,)]
+    long = TimelineRows([0, 1])
+    long.add(Recorded(1, 0, (call("step", 0.0, 59.0),)))
+    long.add(Recorded(1, 1, (), running=(call("step", 0.0, 0.0, id="c"),)))
+    assert [row.ranks for row in long.folded(30.0, 60.0)] == [(0, 1)]
+
+
+def test_a_process_sends_news_alone_and_less_often_to_those_with_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "SEND_S", 0.01)
+    monkeypatch.setattr(recording, "ASKS", 10_000)
+    runtime: Any = SimpleNamespace(recorder=None, cells={})
+    process = recording.ProcessRecording(runtime)
+    often, seldom = list[Recorded](), list[Recorded]()
+    process.begin(("a", 1, "", 0), lambda recorded: not often.append(recorded))
+    process.begin(("b", 1, "", 0), lambda recorded: not seldom.append(recorded), 1e6)
+    time.sleep(0.2)
+    assert (often, seldom) == ([], [])
+    runtime.recorder.stretch("span", "load", time.monotonic())
+    until(lambda: bool(often), "what was recorded to be sent")
+    time.sleep(0.2)
+    assert [span.name for recorded in often for span in recorded.spans] == ["load"]
+    assert len(often) == 1
+    assert seldom == []
+    rest = process.end(("b", 1, "", 0))
+    assert rest is not None
+    assert [span.name for span in rest.spans] == ["load"]
+    process.close()
+    assert runtime.recorder is None

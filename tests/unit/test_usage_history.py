@@ -4,8 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from monarch_kernel.views.histories import common
-from monarch_nb.store.history import KEPT, LONG_S, UsageHistory, UsageSample
+from monarch_kernel.views.histories import PARTS, common_lines
+from monarch_nb.store.history import KEPT, LONG_S, PART_S, UsageHistory, UsageSample, common
+from monarch_nb.telemetry.histories import MEASURES
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -48,11 +49,28 @@ def test_ranks_and_meshes_are_apart_and_the_oldest_meshes_go() -> None:
 
 
 def test_many_ranks_are_three_curves_over_common_times() -> None:
-    ranks = [[(-2.0 + step / 60, float(rank)) for step in range(120)] for rank in range(1000)]
-    highest, mean, lowest = common(ranks)
+    history, now = UsageHistory(), 1e9 + 3600.0
+    for second in range(0, 3600, 30):
+        for rank in range(1000):
+            history.add("p", rank, sample(1e9 + second, cpu=float(rank)))
+    parts = history.common("p")
+    highest, mean, lowest = common_lines(MEASURES[0], parts, now)
     assert [each["label"] for each in (highest, mean, lowest)] == ["highest", "mean", "lowest"]
     for curve, value in ((highest, 999.0), (mean, 499.5), (lowest, 0.0)):
         points = curve["points"]
         assert isinstance(points, list)
         assert {y for _, y in points} == {value}
-        assert 100 <= len(points) <= 120
+        assert 100 <= len(points) <= PARTS
+
+
+def test_a_peak_of_all_ranks_names_its_rank_and_its_moment() -> None:
+    history = UsageHistory()
+    for second in range(7200):
+        for rank in range(3):
+            history.add("p", rank, sample(1e9 + second, cpu=5.0 if (second, rank) == (6000, 2) else 1.0))
+    parts = history.common("p")
+    assert len(parts) <= LONG_S / PART_S + 2
+    peak = max(parts, key=lambda part: part.high[0])
+    assert (peak.high[0], peak.rank[0], peak.when[0], peak.low[0]) == (5.0, 2, 1e9 + 6000, 1.0)
+    assert peak.mean[0] == pytest.approx(1.0 + 4.0 / 15)
+    assert common({rank: samples[-6:] for rank, samples in history.of("p").items()})[-1].mean == parts[-1].mean

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from monarch_nb.wire import counted
 
@@ -45,11 +45,11 @@ STYLE = """
 def timeline_html(timeline: "Timeline", name: FileName) -> str:
     """The static form, with files as `name` calls them."""
     notes = "".join(f'<div class="mnb-n">! {escape(note)}</div>' for note in timeline.warnings())
-    svg = timeline_svg(timeline, name, 0.0, timeline.seconds, groups=_STATIC_GROUPS, most=_STATIC_SPANS)
+    picture = timeline_svg(timeline, name, 0.0, timeline.seconds, groups=_STATIC_GROUPS, most=_STATIC_SPANS)
     return framed(
-        heading(f"Timeline of {timeline.name}", *timeline.heading()),
+        heading(f"Timeline of {timeline.name}", *picture.facts),
         notes,
-        svg,
+        picture.svg,
         folded("as text", timeline.text(name)),
         kind="mnb-y",
     )
@@ -68,6 +68,13 @@ class _Box:
     failed: bool = False
 
 
+class DrawnTimeline(NamedTuple):
+    """A picture, and what a heading says of it."""
+
+    svg: str
+    facts: list[str]
+
+
 def timeline_svg(
     timeline: "Timeline",
     name: FileName,
@@ -77,13 +84,11 @@ def timeline_svg(
     groups: int = 40,
     most: int = 200,
     width: int = WIDTH,
-) -> str:
-    """The picture of some seconds of it, since its beginning. `width` is in px."""
-    zero, end = timeline.began, max(end, begin + 1e-6)
+) -> DrawnTimeline:
+    """The picture of some seconds of it, since its beginning, with at most so many groups. `width` is in px."""
+    zero, end, now = timeline.began, max(end, begin + 1e-6), timeline.now
+    calls = [call for call in timeline.calls if call.began - zero <= end and (call.ended or now) - zero >= begin]
     rows = timeline.folded(zero + begin, zero + end, groups=groups, most=most)
-    calls = [
-        call for call in timeline.calls if call.began - zero <= end and (call.ended or timeline.now) - zero >= begin
-    ]
     ends = timeline.ends(call.call for call in calls[-most:])
     picture = _Picture(begin, end, width)
     caller = [_call_bar(timeline, call, ends.get(call.call), name) for call in calls]
@@ -98,7 +103,8 @@ def timeline_svg(
     left_out = len(timeline.region) - sum(len(row.ranks) for row in rows)
     if left_out:
         picture.note(f"{counted(left_out, 'rank')} of smaller groups are left out")
-    return picture.svg(f"timeline of {timeline.name}, {', '.join(timeline.heading())}")
+    facts = timeline.heading(len(rows))
+    return DrawnTimeline(picture.svg(f"timeline of {timeline.name}, {', '.join(facts)}"), facts)
 
 
 def _bar(span: "RecordedSpan", zero: float) -> _Box:

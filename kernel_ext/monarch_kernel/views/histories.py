@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, state_of
 from monarch_nb.profiling import Timeline
 from monarch_nb.runtime import ActorState, ProcState, current_runtime
-from monarch_nb.store.history import UsageSample
+from monarch_nb.store.history import UsagePart, UsageSample
 from monarch_nb.telemetry import History
 from monarch_nb.telemetry.histories import HEAD, Measure
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 AGAIN_S = 5.0  # between two messages: processes report about as often
 SINGLE = 8  # ranks with a curve each; of more, the highest, the mean and the lowest are drawn
-PARTS = 120  # of the time, of such curves
+PARTS = 120  # of the time, at most, of such curves
 COST = 0.03  # of the time: where gathering takes longer, it is done less often
-Point = tuple[float, float]  # minutes before now, below 0, and a value
 
 
 def with_usage(shell: "InteractiveShell", session: Session) -> Any:
@@ -61,22 +60,23 @@ def history_html(history: History) -> str:
 def curves(history: History) -> Message:
     """What a front end draws."""
     now = time.time()
-    samples = history.samples
+    parts, ranks = history.parts, history.ranks
+    samples = history.samples if len(ranks) <= SINGLE else {}
     measures = []
-    for measure in history.measured(samples):
-        peak = history.peak(measure.field)
+    for measure in history.measured(parts):
+        peak = history.peak(measure.field, parts)
         seen = next((each for each in TIMELINES.all if _covers(each, history, peak.at)), None)
         when = time.strftime("%H:%M:%S", time.localtime(peak.at))
         measures.append(
             {
                 "name": measure.title,
-                "lines": _lines(history, measure, samples, now),
+                "lines": _lines(history, measure, samples, now) if samples else common_lines(measure, parts, now),
                 "peak": f"{measure.text(peak.value)} · {history.where(peak.rank)} · {when}",
                 "at": peak.at,
                 "timeline": "" if seen is None else seen.key,
             }
         )
-    return {"name": history.name, "ranks": len(samples), "measures": measures}
+    return {"name": history.name, "ranks": len(ranks), "measures": measures}
 
 
 def _covers(timeline: Timeline, history: History, at: float) -> bool:
@@ -86,33 +86,33 @@ def _covers(timeline: Timeline, history: History, at: float) -> bool:
 def _lines(
     history: History, measure: Measure, samples: dict[int, list[UsageSample]], now: float
 ) -> list[dict[str, object]]:
-    by_rank = {
-        rank: [(round((each.at - now) / 60, 3), getattr(each, measure.field) / measure.unit) for each in ranks]
+    return [
+        {
+            "label": history.where(rank),
+            "points": [(_minutes(each.at, now), getattr(each, measure.field) / measure.unit) for each in ranks],
+        }
         for rank, ranks in samples.items()
-    }
-    if len(by_rank) <= SINGLE:
-        return [{"label": history.where(rank), "points": points} for rank, points in by_rank.items()]
-    return common(list(by_rank.values()))
+    ]
 
 
-def common(ranks: Sequence[Sequence[Point]]) -> list[dict[str, object]]:
-    """The highest, the mean and the lowest of many ranks, on common points of time."""
-    begin = min(points[0][0] for points in ranks)
-    width = max(-begin, 1e-3) / PARTS
-    parts: list[list[float]] = [[] for _ in range(PARTS)]
-    for points in ranks:
-        for at, value in points:
-            parts[min(PARTS - 1, max(0, int((at - begin) / width)))].append(value)
-    times = [round(begin + (at + 0.5) * width, 3) for at in range(PARTS)]
-    kinds: dict[str, Callable[[list[float]], float]] = {
-        "highest": max,
-        "mean": lambda values: sum(values) / len(values),
-        "lowest": min,
+def common_lines(measure: Measure, parts: Sequence[UsagePart], now: float) -> list[dict[str, object]]:
+    """The highest, the mean and the lowest of many ranks; of many parts of the time, some are drawn together."""
+    at = UsageSample._fields.index(measure.field) - 1
+    count = -(-len(parts) // PARTS)
+    drawn = [parts[begin : begin + count] for begin in range(0, len(parts), count)]
+    kinds: dict[str, Callable[[Sequence[UsagePart]], float]] = {
+        "highest": lambda some: max(part.high[at] for part in some),
+        "mean": lambda some: sum(part.mean[at] for part in some) / len(some),
+        "lowest": lambda some: min(part.low[at] for part in some),
     }
     return [
-        {"label": label, "points": [(at, kind(part)) for at, part in zip(times, parts, strict=True) if part]}
+        {"label": label, "points": [(_minutes(some[-1].at, now), kind(some) / measure.unit) for some in drawn]}
         for label, kind in kinds.items()
     ]
+
+
+def _minutes(at: float, now: float) -> float:
+    return round((at - now) / 60, 3)
 
 
 def _feed(watch: Watch) -> Callable[[], None]:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 KEPT = 4
 FOLLOWED_S = 30.0  # what is shown of a long one while it is recorded
 AGAIN_S = 1.0  # between two pictures of one that grows
-COST = 0.03  # of the time: pictures that take longer come less often
+COST = 0.01  # of the time, by all front ends together: pictures that take longer come less often
+GROUPS = 24  # in a picture that grows
 LEAST_WIDTH, MOST_WIDTH = 240, 4000
 _SAVED_GROUPS, _SAVED_SPANS = 12, 60
 
@@ -32,6 +33,7 @@ class Timelines:
         self._lock = threading.Lock()
         self._known: list[Timeline] = []
         self._added = threading.Event()  # replaced with each new one
+        self._feeds = 0  # front ends that are shown one
 
     @property
     def all(self) -> "list[Timeline]":
@@ -71,6 +73,15 @@ class Timelines:
         return over.set
 
     def _publish(self, watch: Watch, over: threading.Event) -> None:
+        with self._lock:
+            self._feeds += 1
+        try:
+            self._follow(watch, over)
+        finally:
+            with self._lock:
+                self._feeds -= 1
+
+    def _follow(self, watch: Watch, over: threading.Event) -> None:
         last: tuple[object, ...] = ()
         while not over.is_set():
             pause, shown = AGAIN_S, self.get(str(watch.message.get("key") or ""))
@@ -80,7 +91,7 @@ class Timelines:
                     began = time.thread_time()
                     watch.publish(**picture(shown, watch.message, watch.file_name))
                     last = now
-                    pause = max(AGAIN_S, (time.thread_time() - began) / COST)
+                    pause = max(AGAIN_S, self._feeds * (time.thread_time() - began) / COST)
             elif not last:
                 last = (None,)
                 watch.publish(svg="")
@@ -98,17 +109,19 @@ def picture(timeline: "Timeline", message: Message, name: FileName) -> Message:
         begin = max(0.0, seconds - FOLLOWED_S)
     begin, end = max(0.0, begin or 0.0), min(seconds, end if end is not None else seconds)
     width = min(MOST_WIDTH, max(LEAST_WIDTH, int(_number(message.get("width")) or WIDTH)))
+    most = max(40, width // 4)
+    drawn = timeline_svg(timeline, name, begin, end, groups=GROUPS, most=most, width=width)
     return {
         "key": timeline.key,
         "name": timeline.name,
-        "facts": timeline.heading(),
+        "facts": drawn.facts,
         "notes": timeline.warnings(),
         "recording": not timeline.ended,
         "began": timeline.began,
         "seconds": seconds,
         "begin": begin,
         "end": max(end, begin),
-        "svg": timeline_svg(timeline, name, begin, end, most=max(40, width // 4), width=width),
+        "svg": drawn.svg,
     }
 
 
@@ -136,8 +149,8 @@ def _plain(name: Iterable[str]) -> str:
 
 def _shown(timeline: "Timeline") -> Shown:
     TIMELINES.add(timeline)  # those of `with monarch.timeline(…)` too
-    svg = timeline_svg(timeline, str, 0.0, timeline.seconds, groups=_SAVED_GROUPS, most=_SAVED_SPANS)
-    facts = [fact for fact in timeline.heading() if fact != "recording"]
+    svg, known = timeline_svg(timeline, str, 0.0, timeline.seconds, groups=_SAVED_GROUPS, most=_SAVED_SPANS)
+    facts = [fact for fact in known if fact != "recording"]
     options = {"key": timeline.key, "name": timeline.name, "facts": facts, "seconds": timeline.seconds, "svg": svg}
     return Shown(options, timeline.key)
 

@@ -21,6 +21,26 @@ REMEMBERED = 64  # requests
 SILENT_S = 180.0
 
 
+class _Part:
+    """The sections of the state that a page has asked for; changes of others are not sent."""
+
+    def __init__(self, send: Callable[[Message], None], sections: frozenset[str]) -> None:
+        self._send = send
+        self.sections = sections
+        self._seq = 0
+
+    def __call__(self, message: Message) -> None:
+        name = "state" if message["type"] == "snapshot" else "patch"
+        part = {section: value for section, value in message[name].items() if section in self.sections}
+        if name == "state":
+            self._send({**message, "state": part})
+        elif part:
+            self._send({**message, "prev": self._seq, "patch": part})
+        else:
+            return
+        self._seq = message["seq"]
+
+
 class View:
     """The connection to one front end. Its methods are called on one thread, `send` from any."""
 
@@ -144,12 +164,7 @@ class View:
             return
         topic = message.get("topic")
         if topic == "cluster":
-            store = store_of(runtime)
-            if self._cluster is not None:
-                store.resend(self._listening)
-            else:
-                self._listening = self._send
-                self._cluster = store.watch(self._listening)
+            self._watch_cluster(runtime, message.get("sections"))
             return
         key = self._key(message)
         if key in self._ends:
@@ -157,6 +172,21 @@ class View:
         view = self._views.get(str(topic))
         if view is not None and view.feed is not None:
             self._ends[key] = view.feed(Watch(runtime, self._send, message, self._requests.name))
+
+    def _watch_cluster(self, runtime: Runtime, wanted: object) -> None:
+        sections = frozenset(map(str, wanted)) if isinstance(wanted, list) else None
+        store, known = store_of(runtime), getattr(self._listening, "sections", None)
+        if self._cluster is not None and known == sections != frozenset():
+            store.resend(self._listening)
+            return
+        if self._cluster is not None:
+            self._cluster()
+        self._listening = self._send if sections is None else _Part(self._send, sections)
+        if sections != frozenset():
+            self._cluster = store.watch(self._listening)
+        else:  # a page that shows other topics wants to know that somebody is there
+            self._cluster = lambda: None
+            self._send({"type": "snapshot", "seq": 0, "state": {}, "now": round(time.time(), 3)})
 
     def _answer(self, message: Message) -> None:
         reply: Message = {"type": "reply", "id": message.get("id")}

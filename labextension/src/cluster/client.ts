@@ -20,6 +20,9 @@ export interface Saved {
   now?: number;
 }
 
+type Section = keyof ClusterState;
+const SECTIONS = Object.keys(EMPTY) as readonly Section[];
+
 /** Called with each change, with null after a snapshot. */
 export type Listener = (patch: Patch | null) => void;
 
@@ -69,10 +72,15 @@ export class Cluster {
     _channel.onMessage((message) => this._receive(message));
   }
 
-  /** Calls `listener` with each change until the result is called. */
-  watch(listener: Listener): () => void {
-    this._listeners.add(listener);
+  /**
+   * Calls `listener` with each change until the result is called. The kernel sends the `sections` that listeners want: none
+   * to those that want to know no more than whether it is there.
+   */
+  watch(listener: Listener, sections: readonly Section[] = SECTIONS): () => void {
+    const known = this._wanted;
+    this._listeners.set(listener, sections);
     if (this._listeners.size === 1) this._open();
+    else if (sections.some((section) => !known.includes(section))) this._send(this._watching);
     else if (this._seq >= 0) listener(null);
     return () => {
       this._listeners.delete(listener);
@@ -156,14 +164,14 @@ export class Cluster {
   /** After a connect, perhaps to another kernel: subscribes there. */
   reconnected(): void {
     this._sent = -1;
-    if (this._listeners.size) this._send({ type: "watch", topic: "cluster" });
+    if (this._listeners.size) this._send(this._watching);
     for (const { message } of this._subscriptions.values()) this._send(message);
     for (const message of this._watched.values()) this._send(message);
     this.check(); // from there on it is counted
   }
 
   private _open(): void {
-    this._insist({ type: "watch", topic: "cluster" }, () => this._seq >= 0 || !this._listeners.size);
+    this._insist(this._watching, () => this._seq >= 0 || !this._listeners.size);
     this.check();
     this._beat = setInterval(() => this.check(), ALIVE_MS);
     this._greeting = setTimeout(() => this._notify(null), GREETING_MS);
@@ -192,7 +200,16 @@ export class Cluster {
   }
 
   private _notify(patch: Patch | null): void {
-    for (const listener of this._listeners) listener(patch);
+    for (const listener of this._listeners.keys()) listener(patch);
+  }
+
+  private get _wanted(): Section[] {
+    return SECTIONS.filter((section) => [...this._listeners.values()].some((wanted) => wanted.includes(section)));
+  }
+
+  private get _watching(): object {
+    const sections = this._wanted;
+    return { type: "watch", topic: "cluster", ...(sections.length < SECTIONS.length ? { sections } : {}) };
   }
 
   /** Whether a message was lost since the last count. */
@@ -215,7 +232,7 @@ export class Cluster {
       case "hello":
         if (this._engine !== undefined && this._engine !== message.engine) this._seq = -1;
         if (this._engine === message.engine && this._listeners.size && this._seq >= 0)
-          this._send({ type: "watch", topic: "cluster" }); // it had given us up
+          this._send(this._watching); // it had given us up
         this._engine = message.engine;
         break;
       case "views":
@@ -233,7 +250,7 @@ export class Cluster {
         if (this._seq < 0) return;
         if (message.prev !== this._seq) {
           this._seq = -1;
-          this._send({ type: "watch", topic: "cluster" });
+          this._send(this._watching);
           return;
         }
         this._seq = message.seq;
@@ -271,7 +288,7 @@ export class Cluster {
   private _greeting: ReturnType<typeof setTimeout> | undefined;
   private _received = 0; // messages since the last count of the kernel
   private _messageListeners = new Set<(message: FromKernel) => void>();
-  private _listeners = new Set<Listener>();
+  private _listeners = new Map<Listener, readonly Section[]>();
   private _prefix = Math.random().toString(36).slice(2, 8);
   private _sent = -1; // the last count of the kernel
   private _savedAt = 0;

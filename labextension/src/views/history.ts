@@ -35,7 +35,7 @@ class HistoryView {
     _root.classList.add("mnb-history");
     _root.append(h("div", { class: "mnb-top" }, h("span", {}, this._title, " ", this._facts)), this._field, this._note, this._below);
     if (_options.shown) this._draw(_options.shown);
-    this._unwatch = _cluster.watch((patch) => patch === null && this._connected());
+    this._unwatch = _cluster.watch((patch) => patch === null && this._connected(), []);
     this._themed.observe(document.body, { attributeFilter: ["class", "data-jp-theme-light"] });
     this._connected();
   }

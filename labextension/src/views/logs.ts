@@ -52,7 +52,7 @@ class LogView {
       this._rebuild();
     }
     this._count();
-    this._unwatch = _cluster.watch((patch) => (patch === null || patch.meshes?.[_options.mesh] !== undefined) && this._frames.soon());
+    this._unwatch = _cluster.watch((patch) => (patch === null || patch.meshes?.[_options.mesh] !== undefined) && this._frames.soon(), ["meshes"]);
   }
 
   end(): void {

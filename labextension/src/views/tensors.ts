@@ -94,7 +94,7 @@ class TensorList {
     this._open = _options.open ?? { id: "" };
     _root.classList.add("mnb-tensors");
     this._draw();
-    this._unwatch = _cluster.watch((patch) => (patch === null || patch.tensors) && this._changed());
+    this._unwatch = _cluster.watch((patch) => (patch === null || patch.tensors) && this._changed(), ["tensors"]);
     this._changed();
   }
 

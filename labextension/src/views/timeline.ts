@@ -60,7 +60,7 @@ class TimelineView {
     this._picture.addEventListener("pointerdown", (event) => this._drag(event));
     this._picture.addEventListener("dblclick", () => this._look(0, null));
     this._picture.addEventListener("keydown", (event) => this._key(event));
-    this._unwatch = _cluster.watch((patch) => patch === null && this._connected());
+    this._unwatch = _cluster.watch((patch) => patch === null && this._connected(), []);
     this._resized.observe(this._picture);
     if (_options.svg !== undefined) this._draw({ type: "timeline", id: "", notes: [], key: "", name: "", facts: [], began: 0, recording: false, begin: 0, end: _options.seconds ?? 0, seconds: 0, ..._options, svg: _options.svg });
     else setText(this._details, NOTHING);
