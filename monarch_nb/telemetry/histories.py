@@ -38,6 +38,11 @@ class Measure(NamedTuple):
     unit: float = 1.0
     title: str = ""
 
+    @property
+    def place(self) -> int:
+        """Where it is among the values of a part."""
+        return _field(self.field)
+
 
 MEASURES = (
     Measure("cpu", "CPU", _cores, title="CPU, cores"),
@@ -98,8 +103,8 @@ class History:
     def measured(parts: Sequence[UsagePart]) -> Iterator[Measure]:
         """The measures of which something is known: those of GPUs only where there are any."""
         for measure in MEASURES:
-            least, at = 0.0 if measure.field.startswith("gpu") else -1.0, _field(measure.field)
-            if any(part.high[at] > least for part in parts):
+            least = 0.0 if measure.field.startswith("gpu") else -1.0
+            if any(part.high[measure.place] > least for part in parts):
                 yield measure
 
     def peak(self, field: str, parts: Sequence[UsagePart] | None = None) -> Peak:

@@ -1,6 +1,7 @@
 """The parts of a timeline that decide: rows and groups of ranks, drawing together, and the file for Perfetto."""
 
 import random
+import re
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from IPython.core.error import UsageError
 
 from monarch_kernel.arguments import read_timeline
-from monarch_kernel.display.timeline import ticks
+from monarch_kernel.display.timeline import _Picture, ticks
 from monarch_nb.profiling import recording
 from monarch_nb.profiling import rows as rows_module
 from monarch_nb.profiling.messages import Recorded, RecordedCall, RecordedSpan
@@ -143,6 +144,14 @@ def test_an_axis_has_a_few_round_times(length: float) -> None:
     assert all(1.0 - 1e-9 <= at <= 1.0 + length + 1e-9 for at, _ in found)
 
 
+@pytest.mark.parametrize("width", [240, 900])
+def test_the_last_time_on_the_axis_is_not_cut_off(width: int) -> None:
+    svg = _Picture(0.0, 50.0, width).svg("")
+    (x, text) = re.findall(r'x="([\d.]+)" y="8" text-anchor="middle">([^<]+)<', svg)[-1]
+    assert text == "50 s"
+    assert float(x) + 3 * len(text) <= width
+
+
 def test_a_line_names_ranks_or_means_the_newest() -> None:
     given = read_timeline("%timeline", "trainers gpus=0-2 --save 'a b.json'")
     assert given.place is not None
@@ -164,7 +173,7 @@ def random_rows(seconds: int = 100, ranks: int = 1000) -> TimelineRows:
     return rows
 
 
-def test_a_look_at_ranks_of_which_no_two_are_alike_compares_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_at_ranks_that_are_all_different_compares_few(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, compared = random_rows(), 0
     alike = rows_module._alike
 
@@ -211,7 +220,7 @@ def test_sums_divide_ranks_as_their_spans_do() -> None:
     assert [row.ranks for row in long.folded(30.0, 60.0)] == [(0, 1)]
 
 
-def test_a_process_sends_news_alone_and_less_often_to_those_with_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_sends_news_alone_and_at_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "SEND_S", 0.01)
     monkeypatch.setattr(recording, "ASKS", 10_000)
     runtime: Any = SimpleNamespace(recorder=None, cells={})

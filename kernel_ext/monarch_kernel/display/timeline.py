@@ -186,6 +186,10 @@ class _Picture:
     def _x(self, seconds: float) -> float:
         return self._labels + (min(max(seconds, self._begin), self._end) - self._begin) * self._scale
 
+    def _middle(self, seconds: float, text: str) -> float:
+        """Where the middle of a text at a time is: the last on the axis is not cut off."""
+        return min(self._x(seconds), self._width - len(text) * _LETTER / 2)
+
     def row(self, label: str, about: str, bars: Sequence[_Box], count: int = 1) -> None:
         """Adds a row with its name."""
         top = self._y + _GAP / 2
@@ -254,7 +258,7 @@ class _Picture:
         height = _n(self._y + 4)
         axis = "".join(
             f'<path class="ax" d="M{_n(self._x(at))} {_AXIS - 4}V{height}"/>'
-            f'<text class="dim" x="{_n(self._x(at))}" y="8" text-anchor="middle">{text}</text>'
+            f'<text class="dim" x="{_n(self._middle(at, text))}" y="8" text-anchor="middle">{text}</text>'
             for at, text in ticks(self._begin, self._end, (self._width - self._labels) / 90)
         )
         return (

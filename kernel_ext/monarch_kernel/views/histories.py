@@ -97,7 +97,7 @@ def _lines(
 
 def common_lines(measure: Measure, parts: Sequence[UsagePart], now: float) -> list[dict[str, object]]:
     """The highest, the mean and the lowest of many ranks; of many parts of the time, some are drawn together."""
-    at = UsageSample._fields.index(measure.field) - 1
+    at = measure.place
     count = -(-len(parts) // PARTS)
     drawn = [parts[begin : begin + count] for begin in range(0, len(parts), count)]
     kinds: dict[str, Callable[[Sequence[UsagePart]], float]] = {

@@ -21,7 +21,7 @@ REMEMBERED = 64  # requests
 SILENT_S = 180.0
 
 
-class _Part:
+class _Sections:
     """The sections of the state that a page has asked for; changes of others are not sent."""
 
     def __init__(self, send: Callable[[Message], None], sections: frozenset[str]) -> None:
@@ -181,7 +181,7 @@ class View:
             return
         if self._cluster is not None:
             self._cluster()
-        self._listening = self._send if sections is None else _Part(self._send, sections)
+        self._listening = self._send if sections is None else _Sections(self._send, sections)
         if sections != frozenset():
             self._cluster = store.watch(self._listening)
         else:  # a page that shows other topics wants to know that somebody is there
