@@ -60,9 +60,10 @@ export class EndNotices {
     window.addEventListener("focus", () => this._seen());
   }
 
-  /** Asks for the permission to show notifications, with a button, since browsers want a click for that. */
-  permit(): void {
+  /** Asks for the permission to show notifications: at once where a person `acts`, else with a button, since browsers want a click or a key for that. */
+  permit(acts = false): void {
     const permission = this._desktop.permission();
+    if (permission === "default" && acts) return void this._desktop.request();
     if (permission === "denied") this._desktop.say("The browser does not let this page show notifications: allow them beside the page's address.");
     if (permission === "default") this._desktop.say("Monarch: show on the desktop when long cells end?", "Allow notifications", () => void this._desktop.request());
   }

@@ -112,7 +112,9 @@ const plugin: JupyterFrontEndPlugin<void> = {
       isEnabled: () => Boolean(activeCodeOf(front.notebook) && front.connection && phaseOf(front.connection.facts) === "live"),
       execute: async () => {
         const cell = activeCodeOf(front.notebook);
-        if (cell && front.connection) await askWhere(cell, front.connection.cluster.state);
+        if (!cell || !front.connection) return;
+        await askWhere(cell, front.connection.cluster.state);
+        front.notebook?.activate(); // the palette, which had the keys, is gone
       },
     });
     const ranks = new RanksSection(front);
@@ -127,7 +129,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       isToggled: () => settings.desktopNotifications,
       execute: () => {
         settings.desktopNotifications = !settings.desktopNotifications;
-        if (settings.desktopNotifications) ends.permit();
+        if (settings.desktopNotifications) ends.permit(true);
         return registry?.set(ID, "desktopNotifications", settings.desktopNotifications);
       },
     });

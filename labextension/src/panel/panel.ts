@@ -1,6 +1,7 @@
 // The side panel: the cluster of the current notebook.
 
 import { SidePanel } from "@jupyterlab/ui-components";
+import type { Message } from "@lumino/messaging";
 import { AccordionPanel, PanelLayout, Widget } from "@lumino/widgets";
 
 import type { Actions } from "./actions";
@@ -66,6 +67,7 @@ export class MonarchPanel extends SidePanel {
     this._load.addEventListener("click", () => hooks.load());
     this._insertTyped.addEventListener("click", () => _front.insert(this._typed.textContent ?? ""));
     this._insert.addEventListener("click", () => _front.insert(_actions.outcome.code));
+    this.node.addEventListener("keydown", (event) => event.key === "Escape" && !event.defaultPrevented && this._leave());
 
     const menu = (x: number, y: number): void => hooks.menu(x, y);
     const selected = (this.selected = new SelectedSection(_actions, menu));
@@ -94,10 +96,11 @@ export class MonarchPanel extends SidePanel {
     this._changed();
   }
 
-  /** Shows something about what an action is applied to. */
+  /** Shows something about what an action is applied to, and gives it the keys. */
   showPart(what: Part, { uid, ranks }: Pick<Target, "uid" | "ranks">): void {
     const sections: Record<Part, Section> = { logs: this.logs, timeline: this.timeline, stacks: this.selected, findings: this.findings, debugger: this._sessions };
     this._accordion.expand(this._sections.indexOf(sections[what]));
+    sections[what].focus();
     if (what === "logs") this.logs.follow(uid, ranks);
     else if (what === "stacks") void this.selected.showStacks(uid, ranks);
     else if (what === "timeline") void this.timeline.record(uid, ranks);
@@ -126,6 +129,20 @@ export class MonarchPanel extends SidePanel {
     keepOpen(widgets.filter((widget) => !widget.isHidden).map(({ id }) => id));
     if (widgets[index]?.isHidden ?? true) return;
     this._accordion.setRelativeSizes(widgets.map((widget, at) => (widget.isHidden ? 0 : at === index ? 6 : at === 0 ? 3 : 2)));
+  }
+
+  /** The tree takes the keys, or the button that gets one, if no other part of the panel has them. */
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    if (this.node.contains(document.activeElement)) return;
+    if (!this.content.isHidden) this.meshes.focus();
+    else (this._load.hidden ? this._spawn : this._load).focus();
+  }
+
+  /** Gives the keys to the tree, or from there to the notebook. */
+  private _leave(): void {
+    if (this.content.isHidden || this.meshes.node.contains(document.activeElement)) this._front.notebook?.activate();
+    else this.meshes.focus();
   }
 
   private get _accordion(): AccordionPanel {

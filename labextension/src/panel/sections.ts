@@ -51,6 +51,11 @@ export abstract class Section extends Widget {
   /** Builds what is seen; the result ends it. */
   protected abstract mount(cluster: Cluster): () => void;
 
+  /** Takes the keys. */
+  focus(): void {
+    this.body.focus();
+  }
+
   protected again(): void {
     this._stop();
     if (this.isVisible) this._start();
@@ -119,6 +124,10 @@ export class MeshSection extends Section {
   }
 
   readonly view: TreeView;
+
+  override focus(): void {
+    this.view.node.focus();
+  }
 
   protected mount(cluster: Cluster): () => void {
     return drawing(
@@ -516,8 +525,11 @@ export class TimelineSection extends Section {
   async record(mesh: string, ranks: number[] | null): Promise<void> {
     if (!this.cluster) return;
     const { key } = await this.cluster.request("timeline", { do: "begin", mesh, ...(ranks && { ranks }) });
+    if (key === this._options.key) return;
     this._options = { key };
+    const keys = this.body.contains(document.activeElement);
     this.again();
+    if (keys) this.focus(); // what had them is gone
   }
 
   protected mount(cluster: Cluster): () => void {

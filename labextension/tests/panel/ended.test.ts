@@ -13,6 +13,7 @@ const activate = vi.fn();
 const settings = { desktopNotifications: false };
 const desktop = { permission: vi.fn(() => "granted"), request: vi.fn(), say: vi.fn(), show: vi.fn() };
 let looks: boolean;
+let notices: InstanceType<typeof EndNotices>;
 
 function send(message: object): void {
   front.announced.emit({ notebook, message });
@@ -27,7 +28,7 @@ beforeEach(() => {
   settings.desktopNotifications = false;
   Signal.clearData(front.announced);
   front.announced = new Signal<object, object>({});
-  new EndNotices(front as never, settings, status, activate, desktop);
+  notices = new EndNotices(front as never, settings, status, activate, desktop);
 });
 afterEach(() => vi.useRealTimers());
 
@@ -77,4 +78,11 @@ it("%notify asks for the permission where it is missing, by a button", () => {
   desktop.permission.mockReturnValueOnce("denied");
   send({ type: "notify" });
   expect(desktop.say).toHaveBeenLastCalledWith(expect.stringContaining("does not let this page"));
+});
+
+it("a command asks the browser at once", () => {
+  desktop.permission.mockReturnValueOnce("default");
+  notices.permit(true);
+  expect(desktop.request).toHaveBeenCalled();
+  expect(desktop.say).not.toHaveBeenCalled();
 });
