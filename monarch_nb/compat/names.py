@@ -22,7 +22,7 @@ _DASHBOARD = "the dashboard"
 
 # What to do without them.
 INSTEAD = {
-    _SUPERVISOR: "procs.activate() and Mesh.of(procs) make meshes of processes that spawn_procs starts",
+    _SUPERVISOR: "Start processes with spawn_procs; procs.activate() and Mesh.of(procs) make meshes of them",
     _TENSORS: "Hold tensors in actors and let torch.distributed move them: monarch.spmd sets it up",
     _COMMANDS: "monarch-nb --help lists the commands there are",
     _LAUNCHERS: "spawn_procs(bootstrap_command=...) starts processes by a command of your own",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.job import job_load
-from tests.browser.lab import SCREENSHOTS, Desk, Lab, panel_built, theme
+from tests.browser.lab import KERNEL_IS_IDLE, SCREENSHOTS, Desk, Lab, panel_built, theme
 from tests.browser.test_panel import ACTORS, Panel
 from tests.browser.test_panel_actions import ELSEWHERE
 from tests.cluster.engine_tools import PYTHON, SSHServer, needs
@@ -301,6 +301,8 @@ def day(person: Mouse) -> None:
     seen("stopped")
     person.resume(output)
     output.locator(".jp-OutputArea-output", has_text="ValueMesh").wait_for(timeout=20_000)
+    output.locator(".jp-Stdin-input").wait_for(state="detached", timeout=10_000)  # with it the keys go to its cell
+    shown.wait_for_function(KERNEL_IS_IDLE, timeout=20_000)
 
     output = person.type("%metrics trainers")
     person.run()

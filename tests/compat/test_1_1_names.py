@@ -109,7 +109,7 @@ def test_modules_are_reached_as_attributes_of_the_package() -> None:
     assert monarch.Extent is monarch.actor.Extent
 
 
-@pytest.mark.parametrize("module", ["monarch.timer", "monarch._src.actor.proc_launcher"])
+@pytest.mark.parametrize("module", ["monarch.world_mesh", "monarch._src.actor.proc_launcher"])
 def test_private_modules_that_are_not_there_yet_say_so(module: str) -> None:
     with pytest.raises(ImportError, match="not part of Monarch-NB yet"):
         importlib.import_module(module)

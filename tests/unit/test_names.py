@@ -139,9 +139,9 @@ def test_a_name_that_an_alias_lacks_can_be_asked_for(module: str) -> None:
 
 
 def test_the_library_says_so_too_when_imported_by_its_own_name() -> None:
-    code = "from monarch_nb import timer"
+    code = "from monarch_nb import Selection"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
-    assert "monarch.timer is not part of Monarch-NB yet: it belongs to the tensor engine" in done.stderr
+    assert "monarch.Selection is not part of Monarch-NB yet: it belongs to torchmonarch" in done.stderr
 
 
 IMPORTED_BY_PROGRAMS = """
@@ -241,7 +241,7 @@ def test_unknown_private_modules_are_not_there() -> None:
 
 
 def test_a_missing_module_says_what_to_do_without_it() -> None:
-    for name in ("monarch.timer", "monarch.tools.cli"):
+    for name in ("monarch.world_mesh", "monarch.tools.cli"):
         assert re.search(r"compatibility\.md\. [A-Zm]", compat.missing_part(name) or "")
 
 
