@@ -589,6 +589,18 @@ def test_streams_borrow_memory_from_each_other(procs: ProcMesh, rank: monarch_nb
     assert both(rank) == [6, 7]
 
 
+def test_what_a_borrower_loses_is_lost_to_the_lender(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    target, other = rank.clone(), monarch_nb.Stream("losing")
+    lent, borrow = other.borrow(target, mutable=True)
+    with borrow, other.activate():
+        remote = monarch_nb.remote(failing, propagate=lambda x, target: x + target.add_(1))
+        remote(rank.mesh.rank_tensor("gpus"), lent)
+        lent.reduce_("gpus")  # rank 0 would have a sum of the half of it
+    for at in range(2):
+        with pytest.raises(TensorError, match="failing failed on rank 1"):
+            monarch_nb.inspect(target.slice_mesh(gpus=at).to_mesh(procs.slice(gpus=at)))
+
+
 def test_compiled_steps_run_on_each_ranks_values(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
     @monarch_nb.compile
     def step(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -102,8 +102,17 @@ class Ranks:
             ranks = tuple(range(layout.size))
             mesh = self._worlds[rank].mesh(f"mesh {stream.number}", layout, ranks)
             member: Any = Member(barrier)
-            session = WorkerSession(stream.number, mesh, ranks, rank, member, contextlib.nullcontext, Transit())
-            self._sessions[rank][stream.number] = session
+            sessions, nothing = self._sessions[rank], contextlib.nullcontext
+            sessions[stream.number] = WorkerSession(
+                stream.number,
+                mesh,
+                ranks,
+                rank,
+                member,
+                nothing,
+                Transit(),
+                lambda: [each.env for each in sessions.values()],
+            )
 
         self._each(layout.size, open_one)
         return stream

@@ -26,6 +26,7 @@ from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
 from monarch_nb.tensor.replicas import StreamContents
 from monarch_nb.tensor.seeds import THREAD
 from monarch_nb.tensor.verbs import AskValues, MemoryUsed, Values
+from monarch_nb.tensor.workers.plans import Env
 from monarch_nb.tensor.workers.session import WorkerSession
 from monarch_nb.tensor.workers.transit import Transit
 
@@ -266,9 +267,12 @@ class TensorWorker(Actor):
         cell = self._instance().cell
         assert cell is not None
         session = self._sessions[stream] = WorkerSession(
-            stream, mesh, opening.ranks, rank, member, cell.interruptible, self._transit, is_whole=is_whole
+            stream, mesh, opening.ranks, rank, member, cell.interruptible, self._transit, self._envs, is_whole=is_whole
         )
         return session
+
+    def _envs(self) -> list[Env]:
+        return [session.env for session in self._sessions.values()]
 
     def _progress(self, stream: int) -> int:
         session = self._sessions.get(stream)

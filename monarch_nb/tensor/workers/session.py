@@ -4,7 +4,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import FrameType
@@ -84,7 +84,7 @@ class TensorEnv(Env):
 
 
 class WorkerSession:
-    """Executes batches. `ranks` are the members of the mesh, `rank` is the index of this process among them.
+    """Executes batches on member `rank` of a mesh of `ranks`; `envs` returns the tensors of all sessions of a process.
 
     Only functions of the program, which run in `interruptible`, can be interrupted: a rank must not stop at an
     operation that others complete. A session that is not `is_whole` has yet to receive its tensors from other ranks.
@@ -99,11 +99,12 @@ class WorkerSession:
         member: Membership,
         interruptible: Callable[[], AbstractContextManager[None]],
         transit: Transit,
+        envs: Callable[[], Iterable[Env]],
         *,
         is_whole: bool = True,
     ) -> None:
         self._stream, self._mesh, self._ranks, self._rank, self._member = stream, mesh, ranks, rank, member
-        self._interruptible, self._transit = interruptible, transit
+        self._interruptible, self._transit, self._envs = interruptible, transit, envs
         self.is_whole = is_whole  # it has the tensors of the stream
         self.env: Env = TensorEnv()
         self._plans: dict[Number, Executable | Unusable] = {}
@@ -366,9 +367,9 @@ class WorkerSession:
                 value = failure = self._failure(type(command).__name__.lower(), error)
             if isinstance(command, CallRemote):
                 withdraw(command, failure)
-                written = self._changed if command.has_reply else command.writes
-                lost = (*command.results, *self._sharing_memory(written), *filter(None, [command.bundle]))
-                self.env.update(dict.fromkeys(lost, LostTensor(failure)))
+                self._lose(self._changed if command.has_reply else command.writes, LostTensor(failure))
+                made = (*command.results, *filter(None, [command.bundle]))
+                self.env.update(dict.fromkeys(made, LostTensor(failure)))
             elif isinstance(command, PutTensor | Locals | MakeParts | Take):
                 self.env[command.result] = LostTensor(failure)
             elif isinstance(command, Trace):
@@ -527,9 +528,9 @@ class WorkerSession:
         lost = next((value for value in before if isinstance(value, LostTensor)), None)
         changed = command[plan.results]
         if isinstance(error, LostInputError | DifferentShapesError) if plan.agrees else plan.own:
-            changed = (*changed, *self._sharing_memory([tensors[index] for index in plan.writes]))
             if lost is None:
                 lost = LostTensor(self._own_failure(plan.operation, error))
+            self._lose([tensors[index] for index in plan.writes], lost)
         elif lost is None:
             lost = LostTensor(self._failure(plan.operation, error))
             if not isinstance(error, LostInputError):
@@ -537,16 +538,15 @@ class WorkerSession:
         for number in changed:
             self.env[number] = lost
 
-    def _sharing_memory(self, numbers: Sequence[Number]) -> set[Number]:
-        """Returns these tensors, and all that show memory of theirs."""
+    def _lose(self, numbers: Sequence[Number], lost: LostTensor) -> None:
+        """Marks tensors as lost, and all that show memory of theirs: other streams may have borrowed, or lent it."""
         found = [value for number in numbers if isinstance(value := self.env[number], DTensor)]
         memories = {value._local_tensor.untyped_storage()._cdata for value in found}
-        held = tuple(self.env.items()) if memories else ()
-        return {
-            number
-            for number, value in held
-            if isinstance(value, DTensor) and value._local_tensor.untyped_storage()._cdata in memories
-        }.union(numbers)
+        for env in self._envs() if memories else ():
+            for number, value in tuple(env.items()):
+                if isinstance(value, DTensor) and value._local_tensor.untyped_storage()._cdata in memories:
+                    env[number] = lost
+        self.env.update(dict.fromkeys(numbers, lost))
 
     def _own_failure(self, operation: str, error: BaseException) -> Failure:
         """Reports an error in what this rank does with values of its own; others go on, and so does this one."""
