@@ -149,7 +149,7 @@ def _forget_edited(folder: str) -> None:
     """Has the modules of a program's folder imported again, if one was edited since the last program began."""
     prefix = os.path.join(folder, "")
     mine = {}
-    for name, module in tuple(sys.modules.items()):
+    for name, module in tuple(sys.modules.copy().items()):  # other threads import: a copy is made in one go
         file = getattr(module, "__file__", None)
         if name != "__main__" and isinstance(file, str) and file.startswith(prefix) and is_users_file(file):
             mine[name] = file

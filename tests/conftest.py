@@ -76,7 +76,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     before = item.session.stash.get(_ran, "no test")
     item.session.stash[_ran] = item.nodeid
     loop = asyncio._get_running_loop()
-    if loop is not None and item.path.parent.name != "browser":  # the driver of the browser has one
+    if loop is not None and item.path.parent.name not in ("browser", "frameworks"):  # a browser's driver has one
         asyncio._set_running_loop(None)
         pytest.fail(f"{before}, which ran before, has left {loop} running")
 

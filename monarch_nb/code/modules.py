@@ -68,7 +68,7 @@ def local_modules(roots: Sequence[str] = ()) -> dict[str, str]:
     """Loaded modules with their files: those below `roots`, or else all that are no installed packages."""
     below = tuple(f"{os.path.realpath(root)}{os.sep}" for root in roots)
     files = {}
-    for name, module in tuple(sys.modules.items()):
+    for name, module in tuple(sys.modules.copy().items()):
         file = _source(module) if name == getattr(module, "__name__", None) else None
         if file is None or file.startswith(_foreign()) or "site-packages" in file:
             continue

@@ -259,7 +259,7 @@ def _containers() -> Iterator[tuple[str, int]]:
     ]
     roots += [
         (name, vars(module))
-        for name, module in tuple(sys.modules.items())
+        for name, module in tuple(sys.modules.copy().items())
         if type(module) is ModuleType and is_users_file(getattr(module, "__file__", None) or os.devnull)
     ]
     seen: set[int] = set()

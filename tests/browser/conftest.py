@@ -1,9 +1,8 @@
-"""One JupyterLab and one browser for all tests of this folder, which run one after the other."""
+"""One JupyterLab and one browser for all tests of a folder, which run one after the other."""
 
 import contextlib
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ from scripts.processes import MARK
 from tests.browser.lab import Desk, browser, browser_path, serve
 from tests.effort import AS_LATER
 
-HERE = Path(__file__).parent
 _running = contextlib.ExitStack()
 
 
@@ -34,5 +32,5 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     try:
         return (yield)
     finally:
-        if nextitem is None or nextitem.path.parent != HERE:
+        if nextitem is None or nextitem.path.parent != item.path.parent:
             _running.close()

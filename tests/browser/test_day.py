@@ -62,6 +62,7 @@ ACTIVE = "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
 QUIET = """async () => {
     const {commands} = window.jupyterapp;
     if (commands.isToggled("monarch-nb:notify")) await commands.execute("monarch-nb:notify");
+    localStorage.removeItem("monarch-nb:spawned");
 }"""
 SELECTED = '.mnb-outline-row[aria-selected="true"]'
 

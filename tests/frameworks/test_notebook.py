@@ -6,7 +6,6 @@ import nbformat
 import pytest
 
 from scripts.demo import execute
-from tests.browser.conftest import desk  # noqa: F401 - a fixture
 from tests.browser.lab import Desk, menu
 from tests.browser.test_examples_lab import DONE, pictures
 from tests.frameworks.needs import need
@@ -35,7 +34,7 @@ def test_a_notebook_trains_with_three_frameworks() -> None:
     check(executed.notebook)
 
 
-def test_the_notebook_is_shown_by_a_browser(desk: Desk) -> None:  # noqa: F811
+def test_the_notebook_is_shown_by_a_browser(desk: Desk) -> None:
     need("lightning", "transformers", "trl")
     with desk.open(NOTEBOOK) as shown:
         menu(shown, "Run", "Run All Cells")

@@ -68,7 +68,7 @@ def _empty_own_modules(last: str) -> None:
     `last` names the last module of the template: those before it, thousands on pages that all processes share, are
     skipped.
     """
-    imported = tuple(itertools.takewhile(lambda item: item[0] != last, reversed(sys.modules.items())))
+    imported = tuple(itertools.takewhile(lambda item: item[0] != last, reversed(sys.modules.copy().items())))
     for module in [module for name, module in imported if _is_own(name, module)]:
         names = vars(module)
         for name in [name for name in names if not name.startswith("__")]:

@@ -165,7 +165,7 @@ def _install() -> None:
     expand: Any = getattr(utils, _EXPAND, None)
     if expand is not None and not hasattr(expand, "__wrapped__"):
         counted = _counting(expand)
-        for name, module in tuple(sys.modules.items()):
+        for name, module in tuple(sys.modules.copy().items()):
             if name.startswith("torch.distributed.tensor.") and vars(module).get(_EXPAND) is expand:
                 setattr(module, _EXPAND, counted)
     strategy: Any = getattr(_decompositions, "DecompShardingStrategy", None)
