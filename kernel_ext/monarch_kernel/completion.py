@@ -1,20 +1,48 @@
-"""Completion on the magics' lines: names of meshes, dimensions, options."""
+"""Completion on the magics' lines, of meshes, dimensions, options; and in cells of ranks, of what these have."""
 
+import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
 
 from monarch_nb.code import local_modules
 from monarch_nb.connect import detached_meshes
-from monarch_nb.runtime import Actor, Future
+from monarch_nb.debug import messages as m
+from monarch_nb.debug.verbs import COMPLETE, DESCRIBE
+from monarch_nb.mesh import cell_actors, region_of, state_of
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import Actor, Future, ProcState, current_runtime, proc_state_of
 from monarch_nb.telemetry.exports import TARGETS
 
 from .actors import is_actor_class
-from .arguments import LOG_OPTIONS, TIMELINE_OPTIONS, USUAL_DIMS
+from .arguments import LOG_OPTIONS, TIMELINE_OPTIONS, USUAL_DIMS, read_place
 from .session import Session
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+WAIT_S = 0.5  # for a rank, which answers within milliseconds unless it runs C code that keeps the interpreter
+_PATH = re.compile(r"[^\W\d]\w*(?:\.\w*)*$")
+_WORD = re.compile(r"\w*")
 MOST_INDICES = 16  # of a dimension are offered one by one
+
+
+def matcher(name: str, kind: str, offered: Callable[[Any], tuple[list[str], str | None]]) -> object:
+    """A matcher of IPython, in place of its own where it has any completions. Raises ImportError before IPython 8.6.
+
+    `offered` returns them for a context, and what they replace: None for the context's token.
+    """
+    from IPython.core.completer import SimpleCompletion, context_matcher
+
+    @context_matcher(identifier=f"monarch.{name}", priority=100)  # type: ignore[untyped-decorator]
+    def match(context: Any) -> dict[str, Any]:
+        words, replaced = offered(context)
+        fragment = {} if replaced is None else {"matched_fragment": replaced}
+        completions = [SimpleCompletion(text=word, type=kind) for word in words]
+        return {"completions": completions, "ordered": True, "suppress": True, **fragment}
+
+    return match
 
 
 class LineCompletion:
@@ -32,7 +60,7 @@ class LineCompletion:
     def install(self) -> None:
         """Registers them."""
         try:
-            self._shell.Completer.custom_matchers.append(self._matcher())
+            self._shell.Completer.custom_matchers.append(matcher(type(self).__name__, "magic", self._offered))
         except ImportError:  # an older IPython has a list of that name, for matchers of another kind
             for magic in self.magics:
                 self._shell.set_hook("complete_command", self._hook, str_key=magic)
@@ -61,20 +89,9 @@ class LineCompletion:
     def _hook(self, _shell: "InteractiveShell", event: Any) -> list[str]:
         return self.offered(event.text_until_cursor, event.symbol)
 
-    def _matcher(self) -> object:
-        from IPython.core.completer import SimpleCompletion, context_matcher
-
-        @context_matcher(identifier=f"monarch.{type(self).__name__}", priority=100)  # type: ignore[untyped-decorator]
-        def match(context: Any) -> dict[str, Any]:
-            line = context.line_with_cursor[: context.cursor_position]
-            words = self.offered(line.lstrip(), context.token)
-            return {
-                "completions": [SimpleCompletion(text=word, type="magic") for word in words],
-                "ordered": True,
-                "suppress": True,
-            }
-
-        return match
+    def _offered(self, context: Any) -> tuple[list[str], str | None]:
+        line = context.line_with_cursor[: context.cursor_position]
+        return self.offered(line.lstrip(), context.token), None
 
     def _sizes(self, name: str) -> dict[str, int]:
         try:
@@ -179,3 +196,83 @@ class Completion(LineCompletion):
         if len(before) == 2:
             return self._session.names("procs")
         return [option for option in ("class=", "--fresh") if option not in before]
+
+
+class RankCompletion:
+    """Has the shell ask ranks for names in cells that begin with `%%on`; it answers by itself where none does."""
+
+    def __init__(self, shell: "InteractiveShell", session: Session) -> None:
+        self._shell: Any = shell  # its hooks have no types
+        self._session = session
+        self._inspect: Any = None
+
+    def install(self) -> None:
+        """Registers a matcher, and takes over the kernel's inspection."""
+        try:
+            self._shell.Completer.custom_matchers.append(matcher("RankCompletion", "rank", self._offered))
+        except ImportError:  # an IPython before 8.6 has no matchers that see the whole cell
+            return
+        kernel = getattr(self._shell, "kernel", None)
+        if kernel is not None:
+            self._inspect = kernel.do_inspect
+            kernel.do_inspect = self._do_inspect
+
+    def uninstall(self) -> None:
+        """Gives inspection back."""
+        if self._inspect is not None:
+            self._shell.kernel.do_inspect, self._inspect = self._inspect, None
+
+    def completions(self, cell: str, path: str) -> list[str]:
+        """Completions of a path of names on the ranks of a cell; none where the first of them does not answer."""
+        asked = self._asked(cell)
+        if asked is None:
+            return []
+        procs, mesh, rank = asked
+        try:
+            answer = request(current_runtime(), procs.address(rank), COMPLETE, m.CompleteName(mesh, rank, path))
+            return list(answer.get(WAIT_S).names)
+        except Exception:  # it is busy, lost, or on its way
+            return []
+
+    def described(self, cell: str, name: str, *, source: bool) -> str:
+        """The text about a name on the ranks of a cell; "" where there is none."""
+        asked = self._asked(cell)
+        if asked is None:
+            return ""
+        procs, mesh, rank = asked
+        try:
+            answer = request(current_runtime(), procs.address(rank), DESCRIBE, m.DescribeName(mesh, rank, name, source))
+            text = answer.get(WAIT_S).text
+        except Exception:
+            return ""
+        return f"{text}\n\nOn rank {rank} of {procs.name}" if text else ""
+
+    def _asked(self, cell: str) -> tuple[ProcState, str, int] | None:
+        """The processes, the actor and the rank that know the names of a cell; None for one that runs here."""
+        line, _, _ = cell.lstrip().partition("\n")
+        magic, _, rest = line.partition(" ")
+        if magic != "%%on":
+            return None
+        try:
+            given = read_place(magic, rest)
+            mesh = given.of(self._session.find(given.name))
+        except (UsageError, LookupError):
+            return None
+        rank = next(iter(region_of(mesh).ranks()), None)
+        return None if rank is None else (proc_state_of(state_of(mesh)), cell_actors(mesh).uid, rank)
+
+    def _offered(self, context: Any) -> tuple[list[str], str | None]:
+        path = _PATH.search(context.line_with_cursor[: context.cursor_position])
+        if path is None or not context.cursor_line:
+            return [], None
+        return self.completions(context.full_text, path.group()), path.group()
+
+    def _do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
+        before = _PATH.search(code[:cursor_pos])
+        if before is not None:
+            after = _WORD.match(code, cursor_pos)
+            name = before.group() + (after.group() if after is not None else "")
+            text = self.described(code, name.rstrip("."), source=detail_level > 0)
+            if text:
+                return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
+        return self._inspect(code, cursor_pos, detail_level, omit_sections)

@@ -16,7 +16,7 @@ from monarch_nb.supervision import MeshFailure
 from monarch_nb.wire import ActorError
 
 from . import display
-from .completion import Completion
+from .completion import Completion, RankCompletion
 from .dap import DebugBridge
 from .debugger import CellPrompt, DebugMagics, with_remote
 from .diagnosis import DiagnosisMagics
@@ -64,6 +64,7 @@ class Extension:
         self._widgets = Widgets(shell, self._views)
         self._view_magics = ViewMagics(shell, self._session)
         self._debugging = DebugMagics(shell, self._session)
+        self._rank_completion = RankCompletion(shell, self._session)
         self._notify = NotifyMagics(shell, self._session, self._views.announce)
         self._dap = DebugBridge(shell, started, lambda: not self._front.running, self._front.write)
         self._attached: _Attached | None = None
@@ -89,6 +90,7 @@ class Extension:
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
         self._shell.register_magic_function(with_usage(self._shell, self._session), "line", "history")
         Completion(self._shell, self._session).install()
+        self._rank_completion.install()
         self._view_magics.install(VIEWS)
         self._notify.install()
         self._views.install()
@@ -108,6 +110,7 @@ class Extension:
         self._front.uninstall()
         display.uninstall(self._shell)
         self._errors.uninstall()
+        self._rank_completion.uninstall()
         self._view_magics.uninstall()
         self._notify.uninstall()
         self._widgets.uninstall(VIEWS)

@@ -167,6 +167,35 @@ class Break(msgspec.Struct, frozen=True, kw_only=True):
     clear: bool = False
 
 
+class CompleteName(msgspec.Struct, frozen=True):
+    """debug.complete: what a name, or a path of names, that was begun can become in the cells of an actor."""
+
+    mesh: str
+    rank: int
+    text: str
+
+
+class Names(msgspec.Struct, frozen=True):
+    """The answer to debug.complete."""
+
+    names: tuple[str, ...] = ()
+
+
+class DescribeName(msgspec.Struct, frozen=True):
+    """debug.describe: what a name is in the cells of an actor."""
+
+    mesh: str
+    rank: int
+    name: str
+    source: bool = False  # in place of the docstring
+
+
+class NameText(msgspec.Struct, frozen=True):
+    """The answer to debug.describe; empty for a name that is not there."""
+
+    text: str = ""
+
+
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
     """debug.pause: stop what an actor runs, at its next line; no ranks: all actors of the process."""
 

@@ -7,6 +7,7 @@ from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.reproduce import reproduce
 from monarch_nb.debug.session.debuggers import Debuggers
 from monarch_nb.debug.session.handlers import DebugHandlers
+from monarch_nb.debug.session.names import NameHandlers
 from monarch_nb.runtime import DEBUG, ActorCell, Feature, Runtime, current_runtime
 from monarch_nb.wire import ActorError
 
@@ -19,6 +20,7 @@ class DebugService:
         self._debuggers = Debuggers(runtime)
         self.controller = Controller(runtime, attend=_attend, here=self._debuggers.take)
         self._handlers = DebugHandlers(runtime, self._debuggers)
+        self._names = NameHandlers(runtime)
 
     def stop(self, frame: types.FrameType, reason: str) -> None:
         """Stops the calling thread."""

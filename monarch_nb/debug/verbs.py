@@ -25,6 +25,8 @@ AUTOPSY = Verb(
 )
 FREEZE = Verb("debug.freeze", m.Freeze, m.CommandOutcome, doc="stops at the raise of errors, or no longer")
 STACKS = Verb("debug.stacks", Done, m.Threads, doc="the threads of a process, and where they are")
+COMPLETE = Verb("debug.complete", m.CompleteName, m.Names, doc="which names complete what was typed")
+DESCRIBE = Verb("debug.describe", m.DescribeName, m.NameText, doc="what a name is")
 LEASE = Verb("debug.lease", m.RenewLease, doc="the controller lives")
 
 # To a thread that is stopped.

@@ -7,7 +7,7 @@ from monarch_nb.mesh.active import (
 )
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.arguments import HeldByRanksError, LentFrames
-from monarch_nb.mesh.cells import AnyMesh, RankWatch, reason_of, run_on, run_on_each, values_or_errors
+from monarch_nb.mesh.cells import AnyMesh, RankWatch, cell_actors, reason_of, run_on, run_on_each, values_or_errors
 from monarch_nb.mesh.endpoint import Accumulator, Endpoint, SendsToPorts, as_endpoint, send
 from monarch_nb.mesh.handle import Handle, as_it_is, part_of, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, give_up, this_host, this_proc
@@ -29,6 +29,7 @@ __all__ = [
     "ValueMesh",
     "as_endpoint",
     "as_it_is",
+    "cell_actors",
     "get_active_proc_meshes",
     "give_up",
     "part_of",

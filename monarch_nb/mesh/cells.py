@@ -48,6 +48,11 @@ def run_on(mesh: AnyMesh, source: str, *, filename: str = "<cell>") -> Future[Va
     return cast("Future[ValueMesh[Any]]", mesh._console.cell.call(source, filename, mesh))
 
 
+def cell_actors(mesh: AnyMesh) -> MeshState:
+    """The actors in whose namespaces cells on a mesh run."""
+    return state_of(mesh if isinstance(mesh, ActorMesh) else mesh._console)
+
+
 def run_on_each(mesh: AnyMesh, source: str, *, filename: str = "<cell>") -> dict[int, Future[ValueMesh[Any]]]:
     """Runs a cell's source as `run_on` does, with a result of its own for each rank, by base rank."""
     return {

@@ -1,0 +1,99 @@
+"""Names on ranks are completed and described without running code of the program."""
+
+import types
+from typing import Any
+
+import pytest
+
+from monarch_nb.debug.session.names import completions, description
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Model:
+    """A model."""
+
+    classes = 3
+
+    def __init__(self) -> None:
+        self.layers = [1, 2]
+        self.inner = types.SimpleNamespace(depth=4)
+
+    @property
+    def computed(self) -> int:
+        raise AssertionError("code of the program")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"code of the program: {name}")
+
+    def __dir__(self) -> list[str]:
+        raise AssertionError("code of the program")
+
+    def __repr__(self) -> str:
+        raise AssertionError("code of the program")
+
+    def forward(self, x: float, *, scale: float = 2.0) -> float:
+        """Scales it."""
+        return x * scale
+
+    @staticmethod
+    def made(path: str) -> str:
+        return path
+
+
+NAMESPACE = {"model": Model(), "Model": Model, "module": types, "values": [1.5, 2.5], "_hidden": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("mod", ["model", "module"]),
+        ("Mod", ["Model", "ModuleNotFoundError"]),
+        ("_hid", ["_hidden"]),
+        ("lamb", ["lambda"]),
+        ("model.", ["model.classes", "model.computed", "model.forward", "model.inner", "model.layers", "model.made"]),
+        ("model.la", ["model.layers"]),
+        ("model.inner.d", ["model.inner.depth"]),
+        ("model.computed.", []),
+        ("model.layers.app", ["model.layers.append"]),
+        ("Model.cl", ["Model.classes"]),
+        ("module.SimpleN", ["module.SimpleNamespace"]),
+        ("absent.x", []),
+    ],
+)
+def test_names_are_completed_as_they_are_stored(text: str, wanted: list[str]) -> None:
+    assert completions(NAMESPACE, text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("model.forward", ["Signature: forward(x: float, *, scale: float = 2.0) -> float", "Docstring: Scales it."]),
+        ("model.made", ["Signature: made(path: str) -> str"]),
+        ("values", ["Type:      list", "Value:     [1.5, 2.5]"]),
+        ("model", ["Type:      Model", "Docstring: A model."]),
+        ("model.layers", ["Value:     [1, 2]"]),
+        ("len", ["Signature: len(obj, /)"]),
+        ("Model", ["Signature: Model() -> None"]),
+    ],
+)
+def test_names_are_described_with_their_signature_type_and_value(name: str, wanted: list[str]) -> None:
+    lines = description(NAMESPACE, name).splitlines()
+    assert [line for line in wanted if line not in lines] == []
+
+
+def test_source_takes_the_place_of_the_docstring() -> None:
+    text = description(NAMESPACE, "model.forward", source=True)
+    assert "return x * scale" in text
+    assert "Docstring" not in text
+    assert __file__ in text
+
+
+def test_what_is_not_there_or_computed_is_not_described() -> None:
+    assert [description(NAMESPACE, name) for name in ("absent", "model.absent", "model.computed")] == [""] * 3
+
+
+def test_tensors_are_described_by_shape_type_and_device() -> None:
+    torch = pytest.importorskip("torch")
+    assert "shape (2, 3), torch.float32, on cpu" in description({"t": torch.ones(2, 3)}, "t")
+    assert completions({"t": torch.ones(1)}, "t.unsq") == ["t.unsqueeze", "t.unsqueeze_"]
