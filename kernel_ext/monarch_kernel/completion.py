@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from IPython.core.error import UsageError
+from msgspec import Struct
 
 from monarch_nb.code import local_modules
 from monarch_nb.connect import detached_meshes
@@ -14,6 +15,7 @@ from monarch_nb.mesh import cell_actors, region_of, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Actor, Future, ProcState, current_runtime, proc_state_of
 from monarch_nb.telemetry.exports import TARGETS
+from monarch_nb.wire import Verb
 
 from .actors import is_actor_class
 from .arguments import LOG_OPTIONS, TIMELINE_OPTIONS, USUAL_DIMS, read_place
@@ -22,6 +24,8 @@ from .session import Session
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+Q = TypeVar("Q", bound=Struct)
+A = TypeVar("A", bound=Struct)
 WAIT_S = 0.5  # for a rank, which answers within milliseconds unless it runs C code that keeps the interpreter
 _PATH = re.compile(r"[^\W\d]\w*(?:\.\w*)*$")
 _WORD = re.compile(r"\w*")
@@ -224,28 +228,25 @@ class RankCompletion:
 
     def completions(self, cell: str, path: str) -> list[str]:
         """Completions of a path of names on the ranks of a cell; none where the first of them does not answer."""
-        asked = self._asked(cell)
-        if asked is None:
-            return []
-        procs, mesh, rank = asked
-        try:
-            answer = request(current_runtime(), procs.address(rank), COMPLETE, m.CompleteName(mesh, rank, path))
-            return list(answer.get(WAIT_S).names)
-        except Exception:  # it is busy, lost, or on its way
-            return []
+        answer = self._answer(cell, COMPLETE, lambda mesh, rank: m.CompleteName(mesh, rank, path))
+        return [] if answer is None else list(answer[0].names)
 
     def described(self, cell: str, name: str, *, source: bool) -> str:
         """The text about a name on the ranks of a cell; "" where there is none."""
+        answer = self._answer(cell, DESCRIBE, lambda mesh, rank: m.DescribeName(mesh, rank, name, source))
+        return f"{answer[0].text}\n\nOn {answer[1]}" if answer is not None and answer[0].text else ""
+
+    def _answer(self, cell: str, verb: Verb[Q, A], question: Callable[[str, int], Q]) -> tuple[A, str] | None:
+        """What the first rank of a cell answers, and which that is; None for a cell that runs here, or no answer."""
         asked = self._asked(cell)
         if asked is None:
-            return ""
+            return None
         procs, mesh, rank = asked
         try:
-            answer = request(current_runtime(), procs.address(rank), DESCRIBE, m.DescribeName(mesh, rank, name, source))
-            text = answer.get(WAIT_S).text
-        except Exception:
-            return ""
-        return f"{text}\n\nOn rank {rank} of {procs.name}" if text else ""
+            answer = request(current_runtime(), procs.address(rank), verb, question(mesh, rank)).get(WAIT_S)
+        except Exception:  # it is busy, lost, or on its way
+            return None
+        return answer, f"rank {rank} of {procs.name}"
 
     def _asked(self, cell: str) -> tuple[ProcState, str, int] | None:
         """The processes, the actor and the rank that know the names of a cell; None for one that runs here."""

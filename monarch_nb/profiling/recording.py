@@ -70,7 +70,7 @@ class ProcessRecording:
             if key not in self._parts:
                 return None
             self._take()
-            message = self._message(key, self._parts.pop(key))
+            message = self._message(key, self._parts.pop(key), self._running(key))
             self._rest()
             return message
 
@@ -81,7 +81,7 @@ class ProcessRecording:
             if part is None:
                 return
             self._take()
-            message = self._message(key, part)
+            message = self._message(key, part, self._running(key))
         part.send(message)
 
     def forget(self, key: Key) -> None:
@@ -181,26 +181,31 @@ class ProcessRecording:
 
     def _news(self, key: Key, part: _Unsent, asks: bool) -> Recorded | None:
         """What a requester does not know yet; None where that is nothing, unless this asks whether it wants more."""
-        running = tuple(self._running(key[2], key[3]))
-        return self._message(key, part) if asks or part.spans or part.sent or running != part.running else None
+        running = self._running(key)
+        has_news = asks or part.spans or part.sent or running != part.running
+        return self._message(key, part, running) if has_news else None
 
-    def _message(self, key: Key, part: _Unsent) -> Recorded:
+    def _message(self, key: Key, part: _Unsent, running: tuple[RecordedSpan, ...]) -> Recorded:
         spans, part.spans = part.spans, []
         sent, part.sent = part.sent, []
         if len(spans) > MOST_SPANS:
             spans = list(drawn_together(spans, SEND_S / MOST_SPANS))
         cost, self._cost = self._cost, 0.0
-        part.running = tuple(self._running(key[2], key[3]))
-        return Recorded(key[1], key[3], tuple(spans), part.running, tuple(sent), cost)
+        part.running = running
+        return Recorded(key[1], key[3], tuple(spans), running, tuple(sent), cost)
 
-    def _running(self, mesh: str, rank: int) -> Iterator[RecordedSpan]:
+    def _running(self, key: Key) -> tuple[RecordedSpan, ...]:
+        """The calls that run now, of those that a requester has asked for."""
+        mesh, rank = key[2], key[3]
         if rank < 0:
-            return
+            return ()
         now = time.monotonic()
+        found = []
         for (of, base), cell in tuple(self._runtime.cells.items()):
             running = cell.running
             if running is not None and now - running[2] > RUNNING_S and (not mesh or (of, base) == (mesh, rank)):
-                yield RecordedSpan("call", name_of(running[1]), running[2] + self._ahead, 0.0, running[0])
+                found.append(RecordedSpan("call", name_of(running[1]), running[2] + self._ahead, 0.0, running[0]))
+        return tuple(found)
 
 
 def name_of(endpoint: str) -> str:

@@ -82,6 +82,18 @@ def test_names_are_described_with_their_signature_type_and_value(name: str, want
     assert [line for line in wanted if line not in lines] == []
 
 
+def test_keys_defaults_and_annotations_of_the_program_are_not_written_out() -> None:
+    def built(model: object = NAMESPACE["model"], *, sizes: "list[int] | None" = None) -> None:
+        raise AssertionError
+
+    built.__annotations__["return"] = NAMESPACE["model"]
+    namespace = {"built": built, "by_model": {NAMESPACE["model"]: 1}, "sizes": {"a": 1}}
+    lines = "\n".join(description(namespace, name) for name in namespace).splitlines()
+    assert "Signature: built(model: object = …, *, sizes: 'list[int] | None' = None) -> …" in lines
+    assert "Value:     1 item" in lines
+    assert "Value:     {'a': 1}" in lines
+
+
 def test_source_takes_the_place_of_the_docstring() -> None:
     text = description(NAMESPACE, "model.forward", source=True)
     assert "return x * scale" in text

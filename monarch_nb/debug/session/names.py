@@ -23,6 +23,7 @@ _TEXT = 20_000  # characters of a docstring, or of source
 _SHOWN = 80  # characters of a value
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
+_TYPES = ("types", "typing", "collections.abc")  # what annotations are made of
 _SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)  # attributes that C keeps
 
 
@@ -134,9 +135,29 @@ def _signature(name: str, value: object) -> str:
     if not isinstance(value, _CALLED):
         return ""
     try:
-        return f"{name}{inspect.signature(value)}"
+        found = inspect.signature(value)
+        parameters = [
+            each.replace(default=_readable(each.default, each.empty), annotation=_readable(each.annotation, each.empty))
+            for each in found.parameters.values()
+        ]
+        returned = _readable(found.return_annotation, found.empty)
+        return f"{name}{found.replace(parameters=parameters, return_annotation=returned)}"
     except Exception:
         return f"{name}(...)"
+
+
+def _readable(value: object, nothing: object) -> object:
+    """A default or an annotation whose text is no code of the program; for others, that it is left out."""
+    known = value is nothing or type(value) in _PLAIN or isinstance(value, type) or type(value).__module__ in _TYPES
+    return value if known else _ELIDED
+
+
+class _Elided:
+    def __repr__(self) -> str:
+        return "…"
+
+
+_ELIDED = _Elided()
 
 
 def _shown(value: object) -> str:
@@ -146,7 +167,8 @@ def _shown(value: object) -> str:
         return _cut(repr(value))
     if kind in (list, tuple, set, frozenset, dict) and isinstance(value, list | tuple | set | frozenset | dict):
         size = f"{len(value)} {'item' if len(value) == 1 else 'items'}"
-        alike = all(type(each) in _PLAIN for each in (value.values() if isinstance(value, dict) else value))
+        inside = (*value, *value.values()) if isinstance(value, dict) else tuple(value)
+        alike = all(type(each) in _PLAIN for each in inside)
         return _cut(repr(value)) if len(value) <= 20 and alike else size
     shape, dtype = (_slot(value, name) for name in ("shape", "dtype"))
     if shape is None or dtype is None:
