@@ -149,7 +149,8 @@ def crowd(plan: Plan) -> None:
         with lab(Path(folder) / "lab", notebook, {}) as address, page(address) as shown:
             kernel = Kernel(shown)
             kernel.run(DRIVER.replace("RANKS", str(plan.face_ranks)), "ready")
-            idle = float(kernel.run(f"print('alone', tell({min(60.0, seconds / 3)}, nothing)[0])", "alone").split()[-1])
+            alone = min(60.0, seconds / 3)
+            idle = float(kernel.run(f"print('alone', tell({alone}, nothing)[0])", "alone", alone + 60).split()[-1])
             kernel.run("widgets.show('mesh', {'mesh': 'p'}, 'p')", "workers")
             shown.wait_for_selector(".mnb-cell, .mnb-canvas", state="attached", timeout=30_000)
             kernel.run("%failures", "Failures")
