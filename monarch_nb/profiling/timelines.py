@@ -134,10 +134,10 @@ class Timeline:
     # -- what comes in: any thread -------------------------------------------------------------------------------------
 
     def _add(self, recorded: Recorded) -> bool:
-        ours = {self._procs.uid, *self._procs.actors} if not self._uid else {self._uid}
         with self._lock:
             self._rows.add(recorded, self._ahead.get(recorded.rank, 0.0))
             if recorded.rank < 0:  # of this process
+                ours = {self._procs.uid, *self._procs.actors} if not self._uid else {self._uid}
                 self._rows.add_calls(call for call in recorded.sent if call.mesh in ours)
             self.changes += 1
         return True
