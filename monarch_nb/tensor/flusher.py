@@ -1,23 +1,69 @@
-"""The thread that sends what streams have queued, and looks after them while nothing is issued."""
+"""When streams send: the batches that are in flight, and the thread that flushes queues and looks after streams."""
 
 import threading
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from monarch_nb.mesh import ValueMesh
+from monarch_nb.runtime import Future
+from monarch_nb.tensor.commands import Receipt
+from monarch_nb.tensor.origin import CallSite
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.stream import Stream
 
 WAIT_S = 0.001
+WAIT_BUSY_S = 0.004  # while the workers have a batch; while they have two, a reply is waited for
 TICK_S = 0.5  # after which released tensors are freed on workers although nothing else is sent
+WINDOW = 4096  # operations in flight above which the controller waits
+WINDOW_BYTES = 64 << 20  # the same for bytes of tensors
+
+
+class CommandBatch:
+    """Commands that were sent together: number of the first operation, and the call site of each.
+
+    `first_byte` counts the bytes of tensors that were sent before.
+    """
+
+    def __init__(
+        self, first: int, sites: list[CallSite | None], first_byte: int, future: Future[ValueMesh[Receipt]]
+    ) -> None:
+        self.first, self.sites, self.first_byte, self.future = first, sites, first_byte, future
+
+
+class BatchesInFlight(deque[CommandBatch]):
+    """The batches of a stream whose replies were not processed, the oldest first. Any thread adds and removes."""
+
+    @property
+    def unanswered(self) -> int:
+        """The number of batches that some rank has not replied to, or 2 if there are more."""
+        count = 0
+        with suppress(IndexError):
+            for latest in (-1, -2):
+                count += not self[latest].future.done()
+        return count
+
+    def exceed_window(self, issued: int, nbytes: int) -> bool:
+        """Returns whether the controller has to wait before it sends more, after so many operations and bytes."""
+        try:
+            oldest = self[0]
+        except IndexError:
+            return False
+        return issued - oldest.first > WINDOW or nbytes - oldest.first_byte > WINDOW_BYTES
 
 
 class Flusher:
-    """Flushes streams on a thread of its own, which starts on first use and sleeps while idle."""
+    """Flushes streams on a thread of its own, which starts on first use and sleeps while idle.
+
+    Each batch costs the controller as much as dozens of operations. So what is issued while workers are busy waits for
+    more of its kind, until they are about to have nothing to do.
+    """
 
     def __init__(self) -> None:
-        self._due: deque[Stream] = deque()
+        self._scheduled: deque[tuple[float, bool, Stream]] = deque()
         self._registered: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -27,9 +73,13 @@ class Flusher:
         """Adds a stream for periodic ticks, by weak reference."""
         self._registered.add(stream)
 
-    def schedule(self, stream: "Stream") -> None:
-        """Flushes a stream within about a millisecond."""
-        self._due.append(stream)
+    def schedule(self, stream: "Stream", after_s: float = WAIT_S, *, waits: bool = True) -> None:
+        """Flushes a stream after so long, in place of when it was scheduled to be before.
+
+        With `waits` it does so later while workers have a batch, and not before a reply while they have two.
+        """
+        stream.due = time.monotonic() + after_s
+        self._scheduled.append((stream.due, waits, stream))
         self._wake.set()
         if self._thread is None:
             with self._lock:
@@ -38,15 +88,24 @@ class Flusher:
                     self._thread.start()
 
     def _run(self) -> None:
+        later: list[tuple[float, bool, Stream]] = []
         while True:
-            if self._wake.wait(TICK_S):
+            pause = min(due for due, _, _ in later) - time.monotonic() if later else TICK_S
+            if pause > 0 and self._wake.wait(pause):
                 self._wake.clear()
-                time.sleep(WAIT_S)
-            else:
+            elif not later:
                 for stream in tuple(self._registered):
                     stream.tick()
-            for _ in range(len(self._due)):
-                self._due.popleft().flush_nowait()
+            later += [self._scheduled.popleft() for _ in range(len(self._scheduled))]
+            now = time.monotonic()
+            ready = [(waits, stream) for due, waits, stream in later if due <= now and due == stream.due]
+            later = [entry for entry in later if entry[0] > now]
+            for waits, stream in ready:
+                busy = stream.in_flight
+                if busy == 0 or not waits:
+                    stream.flush_nowait()
+                elif busy == 1:
+                    self.schedule(stream, WAIT_BUSY_S - WAIT_S, waits=False)
 
 
 FLUSHER = Flusher()

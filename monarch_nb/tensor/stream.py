@@ -48,7 +48,7 @@ from monarch_nb.tensor.commands import (
 )
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken_mesh, by_operation, lost_text
 from monarch_nb.tensor.failure import Failure
-from monarch_nb.tensor.flusher import FLUSHER
+from monarch_nb.tensor.flusher import FLUSHER, BatchesInFlight, CommandBatch
 from monarch_nb.tensor.lanes import ACTIVE, check_fetching
 from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import Meta, Propagator
@@ -73,8 +73,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.ranks.streams import Stream as Lane
 
 BATCH_SIZE = 256  # commands that are sent without delay
-WINDOW = 4096  # operations in flight above which the controller waits
-WINDOW_BYTES = 64 << 20  # the same for bytes of tensors
+BATCH_PART = 64  # the same while the workers have less than two batches
 NAMED_FAILURES, REMEMBERED_FAILURES = 3, 256  # further failures that an error names; failures stored by number
 
 T = TypeVar("T")
@@ -90,18 +89,6 @@ def _mark_unsent(items: Iterable[Item]) -> None:
 
 def _raise(error: Exception) -> None:
     raise error
-
-
-class CommandBatch:
-    """Commands that were sent together: number of the first operation, and the call site of each.
-
-    `first_byte` counts the bytes of tensors that were sent before.
-    """
-
-    def __init__(
-        self, first: int, sites: list[CallSite | None], first_byte: int, future: Future[ValueMesh[Receipt]]
-    ) -> None:
-        self.first, self.sites, self.first_byte, self.future = first, sites, first_byte, future
 
 
 _numbers = count(1)
@@ -135,6 +122,8 @@ class Stream:
         self.seed = 0  # of the following random operations, 63 bits
         self.drawn = 0  # random operations since the seed was set
         self.quiet = True  # no flush is scheduled
+        self.due = 0.0  # when the scheduled one is to be, by the monotonic clock
+        self._full = BATCH_PART  # length of the queue at which it may be sent without delay
         self.coalesces = False  # what is queued is sent at the end of a block of the program
         self.lost: str | None = None  # why the tensors are lost, if they are
         self.has_failed = False  # an operation has failed, so that contents may be lost
@@ -142,7 +131,7 @@ class Stream:
         self.viewed: weakref.WeakSet[LogicalMemory] = weakref.WeakSet()  # memory with views that can become stale
         self._send, self._group = send, group
         self._context: Context = current_runtime().context()
-        self._batches: deque[CommandBatch] = deque()  # without replies so far
+        self._batches = BatchesInFlight()
         self._batch_numbers, self._issued, self._bytes = count(), 0, 0  # batch numbers; operations and bytes sent
         # That the ranks have chosen for attention, by what they were asked.
         self.kernels: dict[tuple[object, ...], int] = {}
@@ -175,8 +164,10 @@ class Stream:
         if ACTIVE.coalesced is not None:
             self.coalesces = True
             ACTIVE.coalesced.add(self)
-        elif len(self.queue) >= BATCH_SIZE:
-            self.flush()  # before: a command whose issue raises is not sent
+        elif len(self.queue) >= self._full:
+            self._full += BATCH_PART
+            if self._full > BATCH_SIZE or self._batches.unanswered < 2:
+                self.flush()  # before: a command whose issue raises is not sent
         self.queue.append((command, where, written))
         if self.quiet:
             self.quiet = False
@@ -249,6 +240,11 @@ class Stream:
         """Blocks, interruptibly, while the window is exceeded. Raises SupervisionError if the mesh is broken."""
         self._process_replies()
         self._drain_to_window()
+
+    @property
+    def in_flight(self) -> int:
+        """The number of batches that some rank has not replied to, or 2 if there are more."""
+        return self._batches.unanswered
 
     def flush_nowait(self) -> None:
         """As `flush`, without blocking: reschedules what cannot be sent now."""
@@ -334,17 +330,19 @@ class Stream:
             raise
         finally:
             current.reset(token)
+        self._full = BATCH_PART
         future.watched += 1  # its error is raised where the mesh is used next
+        when_done(future, self._on_reply)
         batch = CommandBatch(first, sites, first_byte, future)
         self._batches.append(batch)
         return batch
 
+    def _on_reply(self, _: object) -> None:
+        if not self.quiet:
+            FLUSHER.schedule(self, 0.0, waits=False)
+
     def _exceeds_window(self) -> bool:
-        try:
-            oldest = self._batches[0]
-        except IndexError:  # another thread may have settled the last one
-            return False
-        return self._issued - oldest.first > WINDOW or self._bytes - oldest.first_byte > WINDOW_BYTES
+        return self._batches.exceed_window(self._issued, self._bytes)
 
     def _is_over(self) -> bool:
         """Returns whether the group is known to have ended, so that commands sent now would not run."""
