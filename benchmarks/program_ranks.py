@@ -98,8 +98,9 @@ def measure(size: int, calls: int) -> None:
 def main() -> None:
     plan = plan_of(sys.argv)
     first = this_host().spawn_procs({"gpus": 1})
-    with first.activate():  # the processes that follow are warm
+    with first.activate():
         monarch.fetch_shard(torch.ones(1)).result()
+    time.sleep(5)  # what forks processes loads PyTorch, so that those that follow are warm
     for size in PROCS:
         measure(size, plan.calls)
     leave()
