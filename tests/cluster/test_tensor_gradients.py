@@ -63,6 +63,13 @@ def test_gradients_of_a_pass_share_a_collective_for_each_bucket(mesh: Mesh) -> N
     assert sums.nbytes == sum(parameter.numel() * 4 for parameter in local.parameters())
     compare(model, local)
 
+    loss = model(rows()).square().mean()
+    mesh.stream.table.clear()
+    loss.backward()
+    trained(local)
+    assert [each.count for each in mesh.stream.table.movements()] == [2], "those that are added to earlier ones, too"
+    compare(model, local)
+
 
 @pytest.fixture
 def layers(mesh: Mesh) -> tuple[nn.Sequential, nn.Sequential]:

@@ -94,8 +94,19 @@ class Summing:
         if parameter.dtype.is_floating_point or parameter.dtype.is_complex:
             is_trained = parameter.requires_grad
             parameter.requires_grad_(True)  # else PyTorch takes no hook
+            parameter.register_hook(partial(self._accumulates, weakref.ref(parameter)))  # type: ignore[no-untyped-call]
             parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
             parameter.requires_grad_(is_trained)
+
+    @staticmethod
+    def _accumulates(reference: "weakref.ref[torch.Tensor]", added: object) -> None:
+        """Makes the gradient that another is added to partial, too, so that the sum takes no collective of its own."""
+        parameter = reference()
+        if parameter is None or not isinstance(added, MeshTensor) or added.requires_grad or added.meta.is_sharded:
+            return
+        grad = parameter.grad
+        if isinstance(grad, MeshTensor) and not grad.requires_grad and grad.meta.is_replicated:
+            parameter.grad = grad.redistribute(added.placements)
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         grad = parameter.grad
