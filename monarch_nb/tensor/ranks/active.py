@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch_nb.tensor.factories import make
 from monarch_nb.tensor.handle import OWN, MeshTensor, issue, upload
 from monarch_nb.tensor.lanes import ACTIVE
 from monarch_nb.tensor.propagation import own_values
+from monarch_nb.tensor.propagation.execute import DispatchMode
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.mesh import Mesh
@@ -33,11 +34,8 @@ class _Activations(threading.local):
 _here = _Activations()
 
 
-class ActiveMode(TorchDispatchMode):
+class ActiveMode(DispatchMode):
     """Makes tensors on the active mesh, and issues operations there."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
