@@ -7,10 +7,10 @@ operations, so that workers need no more memory than a program that runs locally
 to the batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -47,6 +47,7 @@ class Open:
 
     layout: MeshLayout
     ranks: tuple[int, ...]
+    in_turn: bool = False  # its groups are made at the first command in which ranks wait for each other
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,17 @@ class GiveBack:
     """Says that what was lent under a tag is not used any more."""
 
     tag: int
+
+
+@dataclass(frozen=True)
+class Await:
+    """Waits until another stream has done so many operations on the rank: what was issued before a borrow, or its end.
+
+    All of them have been sent before.
+    """
+
+    stream: int
+    operations: int
 
 
 @dataclass(frozen=True)
@@ -212,6 +224,41 @@ class Cell:
     number: int
 
 
+class Turn(NamedTuple):
+    """The part of a batch in which ranks may wait for each other: numbers from `begin` to `end` of it.
+
+    It begins when the last such parts that were sent before are done: for each of these a stream, how many operations
+    that stream has done then, and the members of the group that wait for it; None for all.
+    """
+
+    begin: int
+    end: int
+    after: tuple[tuple[int, int, tuple[int, ...] | None], ...]
+
+
+def meeting(
+    commands: Sequence[Sequence[object]], objects: Sequence[object], meets: Callable[[object], bool], first: int
+) -> tuple[int, int, int] | None:
+    """Where in the numbers of a batch the part is in which ranks may wait for each other, and the operation behind it.
+
+    `meets` gets a plan's number, `REPLAY` commands and objects. `first` is the number of the first operation.
+    """
+    position, number, pending = 0, first, iter(objects)
+    found: tuple[int, int, int] | None = None
+    for command in commands:
+        code, begin = command[0], position
+        position += len(command)
+        if code == FREE:
+            continue
+        number += cast(int, command[2]) if code == REPLAY else 1
+        if code in (SHARDS, OWN):
+            continue
+        asked = next(pending) if code == OBJECT else command if code == REPLAY else code
+        if code in (WHOLE, NUMBER) or meets(asked):
+            found = (begin if found is None else found[0], position, number)
+    return found
+
+
 def nbytes_of(command: object) -> int:
     """Bytes of local tensors in a command."""
     match command:
@@ -232,6 +279,7 @@ Command = (
     | Send
     | Take
     | GiveBack
+    | Await
     | Revive
     | RunFunction[object]
     | CallRemote

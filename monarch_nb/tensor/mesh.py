@@ -89,13 +89,13 @@ class Mesh(MeshTrait, Destination):
         mesh._processes.keep_spares(spares)
         return mesh
 
-    def _begin(self, procs: ProcMesh, kind: str) -> None:
+    def _begin(self, procs: ProcMesh, kind: str, lane: "Lane | None" = None) -> None:
         if not len(procs.extent):
             procs = part_of(procs, Region(("rank",), NDSlice(region_of(procs).ndslice.offset, (1,), (1,))))
         self._procs, self._kind = as_it_is(procs), kind  # tensors do not move when the proc mesh grows
         self._entered: list[AbstractContextManager[None]] = []
         self._processes = processes_of(procs, kind)
-        self._stream = self._opened()
+        self._stream = self._opened(lane)
 
     # -- dimensions -------------------------------------------------------------------------------------------------
 
@@ -147,13 +147,14 @@ class Mesh(MeshTrait, Destination):
         """The stream on which operations are issued."""
         return self._stream
 
-    def _opened(self) -> Stream:
+    def _opened(self, lane: "Lane | None") -> Stream:
         prepare()
         layout, region = self.layout, region_of(self._procs)
         propagator = Propagator(layout, leaf=MeshTensor)
         processes, opening = self._processes, Open(layout, self._processes.members_of(region))
-        send = processes.sender(region)
+        send = processes.sender(region, lane)
         stream = Stream(self._procs.name, propagator, device.new_device(), send, processes)
+        stream.lane = lane
         processes.add_stream(stream, opening)
         device.occupy(stream, self._procs, self._finder())
         stream.issue_object(opening)
@@ -307,8 +308,9 @@ class Mesh(MeshTrait, Destination):
             except DeviceMeshError:  # its processes are not there, or others are
                 mesh = None
         if mesh is None:
-            mesh = known[key] = cls.of(procs, device="cuda" if torch.cuda.is_available() else "cpu")
-            mesh._is_shared, mesh.stream.lane = True, lane
+            mesh = known[key] = cls.__new__(cls)
+            mesh._begin(procs, "cuda" if torch.cuda.is_available() else "cpu", lane)
+            mesh._is_shared = True
         assert isinstance(mesh, cls)
         return mesh
 

@@ -4,8 +4,10 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -15,18 +17,43 @@ from monarch_nb.mesh import ActorMesh, Endpoint, ProcMesh, ValueMesh, as_it_is, 
 from monarch_nb.runtime import Context, Future, ProcState, current, current_runtime, reported_elsewhere
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
-from monarch_nb.tensor.commands import CallRemote, Open, Receipt
+from monarch_nb.tensor.commands import (
+    Await,
+    CallRemote,
+    Cell,
+    Define,
+    GiveBack,
+    Locals,
+    Making,
+    Name,
+    Open,
+    PutTensor,
+    Receipt,
+    Revive,
+    RunFunction,
+    Send,
+    Take,
+    Turn,
+    encode_numbers,
+    meeting,
+)
+from monarch_nb.tensor.compiled.program import Trace
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, lost_text, replaced_text, stopped_text
 from monarch_nb.tensor.groups.coordinator import GroupCoordinator
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
 from monarch_nb.tensor.origin import CallSite
+from monarch_nb.tensor.propagation import OWN_VALUE
 from monarch_nb.tensor.replicas import StreamContents
 from monarch_nb.tensor.seeds import draw_apart
 from monarch_nb.tensor.stream import Stream
-from monarch_nb.tensor.workers.actor import TensorWorker
+from monarch_nb.tensor.workers.actor import StreamWorker, TensorWorker
 from monarch_nb.transport import UnreachableError, held_back
 from monarch_nb.wire import agent_of
 
+if TYPE_CHECKING:
+    from monarch_nb.tensor.ranks.streams import Stream as Lane
+
+_THREADS = 8  # of a process for streams beside the main one; further streams share them
 P = ParamSpec("P")
 R = TypeVar("R")
 _WARM_UP = "monarch_nb.tensor.workers.actor:warm_up"
@@ -40,6 +67,14 @@ class Observer(NamedTuple):
 
     issued: Callable[[CallSite | None], CallSite | None]
     sent: Callable[[int, int, Sequence[CallSite | None]], None]
+
+
+class Meeting(NamedTuple):
+    """A part of a batch in which ranks may wait for each other: operations that its stream has done then, and ranks."""
+
+    stream: int
+    operations: int
+    ranks: frozenset[int]
 
 
 class MeshProcesses:
@@ -68,6 +103,15 @@ class MeshProcesses:
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self._openings: dict[int, Open] = {}
         self._lock = threading.RLock()
+        # Streams of the program other than the main one are executed beside it.
+        self._beside: weakref.WeakKeyDictionary[Lane, ActorMesh[StreamWorker]] = weakref.WeakKeyDictionary()
+        self._threads: list[ActorMesh[StreamWorker]] = []
+        self._unused: list[ActorMesh[StreamWorker]] = []  # those of streams that are no more
+        self._served: dict[int, ActorMesh[StreamWorker]] = {}  # by command stream
+        self._order = threading.RLock()  # held while a batch is sent
+        self._sent: dict[int, int] = {}  # operations, by stream
+        self._meetings: list[Meeting] = []  # the last ones: all earlier ones come before these
+        self._programs: set[tuple[int, object]] = set()  # compiled steps in which ranks wait for nobody, by stream
         coordinator = self._coordinator = GroupCoordinator(
             current_runtime(), self._state, self._members, weakref.WeakMethod(self._lose)
         )
@@ -134,7 +178,9 @@ class MeshProcesses:
         with self._lock:
             for number in self._openings.keys() - set(self._streams.keys()):  # unreferenced streams
                 del self._openings[number]
-                self._send(self.workers.close, number)
+                self._sent.pop(number, None)
+                self._programs = {each for each in self._programs if each[0] != number}
+                self._send(self._served.pop(number, self.workers).close, number)
         self._streams[stream.number] = stream
         self._openings[stream.number] = opening
 
@@ -158,13 +204,28 @@ class MeshProcesses:
 
         Raises DeviceMeshError if processes are missing.
         """
-        with self._lock:
+        with self._lock, self._at_rest():
             if self.generation > over:
                 return
             self._group(self._going_on())
 
+    @contextlib.contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """Has nothing sent in a `with` block, where streams run at the same time."""
+        if not self._threads:
+            yield
+            return
+        with self._order:
+            yield
+
+    def _settle(self) -> None:
+        """Waits until streams beside the main one have done all that was sent."""
+        for future in [self._send(as_it_is(each).rest) for each in self._threads]:
+            future.get()
+
     def _going_on(self) -> dict[int, tuple[Open, int, int]]:
         """The progress of each stream once all that was sent is done."""
+        self._settle()
         return self._progress(list(self._all(self.workers.reached).values()))
 
     def _progress(self, reached: Sequence[Mapping[int, tuple[int, int]]]) -> dict[int, tuple[Open, int, int]]:
@@ -180,7 +241,7 @@ class MeshProcesses:
 
         Returns False if the mesh has shrunk, or if these were a part of it: new workers are needed then.
         """
-        with self._lock:
+        with self._lock, self._at_rest():
             now = tuple(rank for rank in self._state.ranks if rank not in self.left_out)
             if self._over or now[: len(self._members)] != self._members:
                 return False
@@ -213,14 +274,8 @@ class MeshProcesses:
         streams = {number: stream for number, stream in sorted(self._streams.items()) if stream.lost is not None}
         for stream in streams.values():
             stream.end_sending()
-        held = list(self._all(self.workers.held).values())  # in the order of `_members`
-        going_on = self._progress([{n: reached for n, (reached, _) in found.items()} for found in held])
-        contents: dict[int, StreamContents] = {}
-        for number, stream in streams.items():
-            ranks = enumerate(self._openings[number].ranks)
-            there = {index: held[member][number][1] for index, member in ranks if number in held[member]}
-            contents[number] = stream.contents_after_heal(going_on[number][1], there, self._loss)
-        wrong = self._group(going_on, contents)
+        with self._at_rest():
+            contents, wrong = self._regrouped(streams)
         if wrong:  # on a living rank: out of memory, for example
             self._coordinator.cut(f"contents could not be restored: {wrong}")
             for number, stream in streams.items():
@@ -232,6 +287,20 @@ class MeshProcesses:
             if self.draws_apart:
                 stream.issue_object(CallRemote(draw_apart, (stream.draw(),), {}))
         self.keep_spares(0)  # on hosts that have replaced others
+
+    def _regrouped(self, streams: Mapping[int, Stream]) -> tuple[dict[int, StreamContents], str]:
+        """Makes the group anew with what is left of lost streams, and returns that, and what failed in it. Blocks."""
+        if self._threads:
+            self._coordinator.cut(self._loss or "contents were lost")  # threads may wait for what was not sent
+            self._settle()
+        held = list(self._all(self.workers.held).values())  # in the order of `_members`
+        going_on = self._progress([{n: reached for n, (reached, _) in found.items()} for found in held])
+        contents: dict[int, StreamContents] = {}
+        for number, stream in streams.items():
+            ranks = enumerate(self._openings[number].ranks)
+            there = {index: held[member][number][1] for index, member in ranks if number in held[member]}
+            contents[number] = stream.contents_after_heal(going_on[number][1], there, self._loss)
+        return contents, self._group(going_on, contents)
 
     def _lose(self, reason: str) -> None:
         """Marks all streams as lost, since a process and its shards are lost. Called on a runtime thread."""
@@ -269,6 +338,8 @@ class MeshProcesses:
         self._lose(why)
         self._coordinator.cut(why)  # before: a rank that waits for the others could not end
         self._coordinator.close()
+        for threads in self._threads:
+            threads.stop(why).get()
         self.workers.stop(why).get()
 
     def members_of(self, region: Region) -> tuple[int, ...]:
@@ -281,9 +352,136 @@ class MeshProcesses:
             )
         return tuple(map(self._members.index, ranks))
 
-    def sender(self, region: Region) -> Callable[..., Future[ValueMesh[Receipt]]]:
-        """A function that sends a batch to the workers of a slice."""
-        return partial(self._send, part_of(self.workers, region).batch)
+    def sender(self, region: Region, lane: "Lane | None" = None) -> Callable[..., Future[ValueMesh[Receipt]]]:
+        """A function that sends a batch to the workers of a slice; `lane` is the program's stream, None the main one.
+
+        Blocks for a moment at the first one of another stream, which ranks execute on a thread of its own.
+        """
+        ranks = frozenset(self.members_of(region))
+        if lane is None:
+            return partial(self._send_batch, part_of(self.workers, region).batch, None, (), ranks)
+        threads = as_it_is(self._threads_of(lane))
+        return partial(self._send_batch, part_of(threads, region).batch, threads, (lane.name,), ranks)
+
+    def _threads_of(self, lane: "Lane") -> ActorMesh[StreamWorker]:
+        """The actors that execute the batches of a stream of the program."""
+        found = self._beside.get(lane)
+        if found is None:
+            with self._order:
+                if not self._threads:
+                    self._meetings = [
+                        Meeting(number, sent, frozenset(self._openings[number].ranks))
+                        for number, sent in self._sent.items()
+                        if number in self._openings
+                    ]
+                if self._unused:
+                    found = self._unused.pop()
+                elif len(self._threads) < _THREADS:
+                    spawned: Any = self._procs.spawn(
+                        f"{self._procs.name}_streams", StreamWorker, state_of(self._spawned).uid
+                    )
+                    found = spawned
+                    self._threads.append(spawned)
+                else:
+                    found = self._threads[len(self._beside) % _THREADS]
+                self._beside[lane] = found
+                weakref.finalize(lane, self._end_lane, weakref.ref(self), found).atexit = False
+        return found
+
+    @staticmethod
+    def _end_lane(known: "weakref.ref[MeshProcesses]", threads: ActorMesh[StreamWorker]) -> None:
+        """Leaves the threads of a stream that is no more to others, unless another one shares them."""
+        processes = known()
+        if processes is not None and all(each is not threads for each in processes._beside.values()):
+            processes._unused.append(threads)
+
+    def _send_batch(
+        self,
+        endpoint: Endpoint[..., Receipt],
+        threads: ActorMesh[StreamWorker] | None,
+        names: tuple[str, ...],
+        ranks: frozenset[int],
+        stream: Stream,
+        number: int,
+        first: int,
+        operations: int,
+        commands: Sequence[tuple[object, ...]],
+        objects: tuple[object, ...],
+    ) -> Future[ValueMesh[Receipt]]:
+        """Sends a batch. The order of batches is that in which ranks exchange values."""
+        numbers = encode_numbers([*chain.from_iterable(commands)])
+        with self._order:
+            self._sent[stream.number] = first + operations
+            if threads is not None:
+                self._served[stream.number] = threads
+            if objects:
+                self._note_programs(stream.number, objects)
+            if not self._threads:
+                return self._send(endpoint, stream.number, number, first, numbers, objects)
+            try:
+                turn = self._turn(stream, ranks, first, commands, objects)
+                if objects and isinstance(objects[0], Open):
+                    objects = (replace(objects[0], in_turn=True), *objects[1:])
+                return self._send(endpoint, stream.number, number, first, numbers, objects, *names, *turn)
+            except BaseException:
+                self._coordinator.cut("a batch could not be sent")  # others would wait for it
+                raise
+
+    def _note_programs(self, stream: int, objects: Sequence[object]) -> None:
+        """Notes the compiled steps among what is sent in which ranks do not wait for each other."""
+        for each in objects:
+            if isinstance(each, Trace) and all(meta.is_own for meta in each.program.metas):
+                self._programs.add((stream, each.number))
+
+    def _turn(
+        self,
+        stream: Stream,
+        ranks: frozenset[int],
+        first: int,
+        commands: Sequence[tuple[object, ...]],
+        objects: Sequence[object],
+    ) -> tuple[Turn, ...]:
+        """The turn of a batch, if ranks may wait for each other in it; it is the last one now."""
+
+        def meets(command: object) -> bool:
+            return self._meets(stream, command)
+
+        found = meeting(commands, objects, meets, first)
+        if found is None:
+            return ()
+        begin, end, done = found
+        after = tuple(
+            (other, operations, None if ranks <= theirs else tuple(sorted(ranks & theirs)))
+            for other, operations, theirs in self._meetings
+            if other != stream.number and not ranks.isdisjoint(theirs)
+        )
+        left = [each for each in self._meetings if not each.ranks <= ranks]
+        self._meetings = [*left, Meeting(stream.number, done, ranks)]
+        return (Turn(begin, end, after),)
+
+    def _meets(self, stream: Stream, command: object) -> bool:
+        """Whether ranks may wait for each other in a command: a plan's number, one of `REPLAY`, or an object."""
+        match command:
+            case int():
+                plan = stream.defined.get(command)
+                if isinstance(plan, Define):
+                    return plan.agrees or not plan.own
+                return plan is None or not plan.made.is_own
+            case tuple():
+                return (stream.number, command[1]) not in self._programs
+            case CallRemote():
+                return command.joined
+            case RunFunction():
+                return command.function is not bool  # which only asks whether all is done
+            case Trace():
+                return (stream.number, command.number) not in self._programs
+            case Locals() | Revive():
+                return not command.made.is_own
+            case PutTensor():
+                return any(not (each == OWN_VALUE or each.is_replicate()) for each in command.placements)
+            case Define() | Making() | Name() | Cell() | Send() | Take() | GiveBack() | Await() | Open():
+                return False
+        return True
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ process's generators are borrowed for that: its own code, in cells and actors, d
 
 import threading
 from collections.abc import Callable, Sequence
+from types import TracebackType
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -45,11 +46,29 @@ THREAD = _Thread()
 
 
 class Borrowed:
-    """Borrows the generators of the process for random operations of a mesh."""
+    """Borrows the generators of the process for random operations of a mesh.
+
+    An operation is seeded and draws in a `with` block, so that those of several streams draw what each of them would
+    draw alone.
+    """
 
     def __init__(self) -> None:
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
+        self._lock = threading.RLock()
         self.is_apart = False  # operations of a mesh draw from them as they are
+        self.is_shared = False  # functions of other streams draw meanwhile: what an operation borrows goes back at once
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self.is_shared:
+                self.give_back()
+        finally:
+            self._lock.release()
 
     def seed(self, value: int, *, cuda: bool) -> None:
         """Seeds the generators for one operation, after saving their states on the first."""
@@ -67,9 +86,10 @@ class Borrowed:
 
     def give_back(self) -> None:
         """Restores the saved states."""
-        states, self._states = self._states, []
-        for generator, state in states:
-            generator.set_state(state)
+        with self._lock:
+            states, self._states = self._states, []
+            for generator, state in states:
+                generator.set_state(state)
 
 
 BORROWED = Borrowed()  # those of this process
@@ -80,9 +100,9 @@ def seeder(mesh: DeviceMesh, dims: Sequence[int]) -> Callable[[int], None]:
 
     Ranks draw different numbers along the mesh dimensions `dims`, and equal ones along the others.
     """
-    shard = 0
+    shard, coordinates = 0, mesh.get_coordinate() or ()  # groups may be made later
     for dim in dims:
-        shard = shard * mesh.size(dim) + mesh.get_local_rank(dim)
+        shard = shard * mesh.size(dim) + coordinates[dim]
     cuda = mesh.device_type == "cuda"
 
     def seed(number: int) -> None:

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -43,7 +43,6 @@ from monarch_nb.tensor.commands import (
     Makings,
     Receipt,
     RunFunction,
-    encode_numbers,
     nbytes_of,
 )
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken_mesh, by_operation, lost_text
@@ -321,9 +320,9 @@ class Stream:
         if self._group.observer is not None:
             self._group.observer.sent(self.number, first, sites)
         self._issued += len(sites)
-        numbers, token = encode_numbers([*chain.from_iterable(commands)]), current.set(self._context)
+        number, token = next(self._batch_numbers), current.set(self._context)
         try:
-            future = self._send(self.number, next(self._batch_numbers), first, numbers, tuple(objects))
+            future = self._send(self, number, first, len(sites), commands, tuple(objects))
         except BaseException as error:
             _mark_unsent(items)  # on some ranks at least
             self.lose(lost_text(self.title, f"a batch could not be sent ({error})"))

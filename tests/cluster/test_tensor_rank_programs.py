@@ -1,6 +1,7 @@
 """Random programs of values of ranks' own come to what NumPy makes of them, rank by rank; also where ranks fail."""
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -43,12 +44,13 @@ class Value:
 
 @dataclass
 class Loan:
-    """A value that a stream has borrowed, what it makes of it, and whether it has written to it."""
+    """A value that a stream has borrowed, what it makes of it, where that is lost, and whether it may write to it."""
 
     value: Value
     borrow: monarch_nb.distributed.Borrow
     made: monarch_nb.Tensor
     ranks: list[np.ndarray]
+    lost: frozenset[int]
     mutable: bool
 
 
@@ -57,6 +59,12 @@ def halved(x: torch.Tensor, rank: torch.Tensor, bad: int) -> torch.Tensor:
     if rank == bad:
         raise ValueError(f"not on rank {bad}")
     return x / 2
+
+
+@monarch_nb.remote(propagate="inspect")
+def nap(late: int, seconds: float) -> None:
+    if torch.distributed.get_rank() == late:
+        time.sleep(seconds)
 
 
 class Program:
@@ -71,7 +79,7 @@ class Program:
         local = np.arange(4, dtype=np.float32).reshape(2, 2)
         self.values = [Value(start + rank, [local + at for at in range(4)])]
         self.rank = rank
-        self.streams = [monarch_nb.Stream(f"stream {at}") for at in range(2)]
+        self.streams = [monarch_nb.Stream(f"stream {at}") for at in range(3)]
         self.loans: list[Loan] = []
         self.steps: list[str] = []
 
@@ -81,11 +89,17 @@ class Program:
             step = self.draw.choice(
                 [
                     *(self.unary, self.binary, self.write, self.reduce, self.reduce, self.move, self.fail),
-                    *(self.call, self.lend, self.lend, self.give_back),
+                    *(self.call, self.lend, self.lend, self.give_back, self.nap),
                 ]
             )
             self.steps.append(step.__name__)
             step()
+
+    def nap(self) -> None:
+        """Now and then a rank is late, in what the active stream does."""
+        if self.draw.random() < 0.5:
+            with self.procs.activate():
+                nap(self.draw.randrange(4), self.draw.random() * 0.02)
 
     def any(self) -> Value:
         """Some value so far."""
@@ -187,6 +201,13 @@ class Program:
         lent = one.made(one.tensor.clone() if mutable else one.tensor, ranks)
         borrowed, borrow = stream.borrow(lent.tensor, mutable=mutable)
         with stream.activate():
+            self.nap()
+            if self.draw.random() < 0.2:
+                bad = self.draw.randrange(4)
+                failed = halved(borrowed, self.mesh.rank_tensor(("hosts", "gpus")), bad)
+                if mutable:
+                    borrowed.add_(failed * 0)
+                    lent.lost |= {bad}
             if mutable and self.draw.random() < 0.5:
                 borrowed.reduce_("gpus", "max")
                 found = [np.maximum(*(ranks[2 * host + at] for at in range(2))) for host, _ in POINTS]
@@ -195,8 +216,12 @@ class Program:
             elif mutable:
                 borrowed.mul_(0.5)
                 lent.ranks = ranks = [each / 2 for each in ranks]
-            made = borrowed.t() + 1
-        self.loans.append(Loan(lent, borrow, made, [each.T + 1 for each in ranks], mutable))
+            made, ranks, lost = borrowed.t() + 1, [each.T + 1 for each in ranks], lent.lost
+            if self.draw.random() < 0.5:
+                self.nap()
+                made, ranks = made.reduce(("hosts", "gpus"), "min"), [reduce(np.minimum, ranks)] * 4
+                lost = frozenset(range(4)) if lost else lost
+        self.loans.append(Loan(lent, borrow, made, ranks, lost, mutable))
 
     def give_back(self) -> None:
         """The end of a loan, after which the first stream has what the other one made."""
@@ -206,7 +231,7 @@ class Program:
         loan.borrow.drop()
         made, borrow = monarch_nb.get_active_stream().borrow(loan.made)
         with borrow:
-            self.values.append(loan.value.made(made * 1, loan.ranks))
+            self.values.append(Value(made * 1, loan.ranks, loan.lost))
         if loan.mutable:
             self.values.append(loan.value)
 
@@ -222,9 +247,9 @@ class Program:
             for future, wanted in zip(futures, value.ranks, strict=True):
                 if value.lost:
                     with pytest.raises(TensorError, match=r"(index_select\.default|halved) failed on rank"):
-                        future.get(60)
+                        future.get(20)
                 else:
-                    np.testing.assert_allclose(future.get(60).numpy(), wanted, rtol=1e-4, atol=1e-5)
+                    np.testing.assert_allclose(future.get(20).numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_random_programs_come_to_what_numpy_makes_of_them(procs: ProcMesh) -> None:

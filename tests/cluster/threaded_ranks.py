@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Future
 from monarch_nb.shape import Extent
 from monarch_nb.tensor import device
-from monarch_nb.tensor.commands import WHOLE, PutTensor, decode_numbers
+from monarch_nb.tensor.commands import WHOLE, PutTensor, decode_numbers, encode_numbers
 from monarch_nb.tensor.groups.world import TorchGroups
 from monarch_nb.tensor.handle import MeshTensor, current, upload
 from monarch_nb.tensor.kernels import prepare
@@ -30,7 +31,7 @@ from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import MeshLayout, Placements, Propagator
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.session import WorkerSession
-from monarch_nb.tensor.workers.transit import Transit
+from monarch_nb.tensor.workers.transit import StreamOrder, Transit
 
 SILENT_S = 20.0  # after which ranks are taken to wait for each other
 
@@ -112,21 +113,30 @@ class Ranks:
                 nothing,
                 Transit(),
                 lambda: [each.env for each in sessions.values()],
+                StreamOrder(lambda stream: 0, lambda: False),
+                lambda: None,
             )
 
         self._each(layout.size, open_one)
         return stream
 
     def _send(
-        self, layout: MeshLayout, stream: int, batch: int, first: int, numbers: bytes, objects: tuple[Any, ...]
+        self,
+        layout: MeshLayout,
+        stream: Stream,
+        batch: int,
+        first: int,
+        count: int,
+        commands: Sequence[tuple[Any, ...]],
+        objects: tuple[Any, ...],
     ) -> Future[Any]:
-        given = decode_numbers(numbers)
+        given = decode_numbers(encode_numbers([*chain.from_iterable(commands)]))
 
         def run(rank: int) -> Any:
             own = tuple(
                 replace(each, tensor=each.tensor.clone()) if isinstance(each, PutTensor) else each for each in objects
             )
-            failures, values = self._sessions[rank][stream].run(first, given, own)  # processes share no memory
+            failures, values = self._sessions[rank][stream.number].run(first, given, own)  # processes share no memory
             return failures, values, -1
 
         answers = self._each(layout.size, run)

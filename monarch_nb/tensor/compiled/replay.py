@@ -1,6 +1,7 @@
 """Runs compiled steps on a worker."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -29,7 +30,7 @@ from monarch_nb.tensor.propagation import (
     spec_of,
     unmeasured,
 )
-from monarch_nb.tensor.seeds import later, seeder
+from monarch_nb.tensor.seeds import BORROWED, later, seeder
 from monarch_nb.tensor.workers.plans import Env, distributed, maker
 from monarch_nb.tensor.workers.usage import Stopwatch
 
@@ -128,6 +129,7 @@ class Replay:
         metas = program.metas
         self.is_own = all(meta.is_own for meta in metas)  # what fails on one rank is lost there alone
         self._specs = [spec_of(metas[at], mesh) for at in program.results]
+        self._draws = any(constant.kind == "seed" for constant in self._source.constants.values())
 
     def run(self, env: Env, given: Sequence[Number], into: Sequence[Number], seed: int, failed: Failed) -> None:
         """Runs the program. After a failure the tensors concerned are lost, as without a program."""
@@ -141,8 +143,10 @@ class Replay:
             self._run_remaining(env, numbers, into, there | {"seed": seed}, lost, 0, failed)
             return
         shards = [tensor._local_tensor for tensor in tensors]
+        draws = self._draws and (self.is_own or BORROWED.is_shared)
         try:
-            made = (self._run or self._graph(shards))(shards, seed)
+            with BORROWED if draws else nullcontext():
+                made = (self._run or self._graph(shards))(shards, seed)
         except BaseException as error:
             if self._backend != "python":
                 self._lose_all(env, numbers, into, error, failed)

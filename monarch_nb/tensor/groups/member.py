@@ -92,12 +92,12 @@ class Membership:
             return ""
         return f"connections of gloo cannot be cut on {sys.platform}"
 
-    def interrupted(self) -> None:
-        """Reports an interrupt to the controller if it does not end what runs here."""
-        before, report = self._running(), Interrupted(self.group, self._generation)
+    def interrupted(self, running: Callable[[], int]) -> None:
+        """Reports an interrupt to the controller if it does not end what a thread runs, as `running` numbers it."""
+        before, report = running(), Interrupted(self.group, self._generation)
 
         def check() -> None:
-            if before and self._running() == before:
+            if before and running() == before:
                 self._runtime.post(self._controller, INTERRUPTED, report)
 
         self._runtime.later(INTERRUPT_GRACE_S, check)

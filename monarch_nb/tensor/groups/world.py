@@ -63,6 +63,7 @@ class TorchGroups:
         self._on_loopback = False  # this class has set the interface
         self._ours = False  # the default group of this process was made here
         self._meshes: dict[str, DeviceMesh] = {}
+        self._apart: set[str] = set()  # those without groups so far
         self._lines: dict[tuple[int, ...], c10d.GroupName] = {}  # groups of this generation, by their members
         self._staging: Staging | None = None  # where ranks share a device
 
@@ -121,16 +122,25 @@ class TorchGroups:
         for name, mesh in sorted(self._meshes.items()):
             self._connect(name, mesh)
 
-    def mesh(self, name: str, layout: MeshLayout, ranks: Sequence[int]) -> DeviceMesh:
+    def mesh(self, name: str, layout: MeshLayout, ranks: Sequence[int], *, connected: bool = True) -> DeviceMesh:
         """Makes the mesh of these members; all of them call this, in the same order as other collectives.
 
-        `name` identifies the mesh. The mesh continues in later generations.
+        `name` identifies the mesh. The mesh continues in later generations. One that is not `connected` has no groups
+        until `connect`, and need not be made in order.
         """
         members = torch.tensor(ranks, dtype=torch.int).view(layout.shape)
         mesh = DeviceMesh(layout.device, members, mesh_dim_names=layout.names, _init_backend=False, _rank=self.rank)
-        self._connect(name, mesh)
+        if connected:
+            self._connect(name, mesh)
+        else:
+            self._apart.add(name)
         self._meshes[name] = mesh
         return mesh
+
+    def connect(self, name: str) -> None:
+        """Makes the groups of a mesh that has none; all of its members call this, in order with other collectives."""
+        if name in self._apart:
+            self._connect(name, self._meshes[name])
 
     def own_group(self, name: str, members: Sequence[int]) -> dist.ProcessGroup:
         """Makes a CPU group of this generation for exclusive use by `name`; all of its members call this."""
@@ -139,6 +149,7 @@ class TorchGroups:
     def drop(self, name: str) -> None:
         """Removes a mesh from later generations."""
         self._meshes.pop(name, None)
+        self._apart.discard(name)
 
     def abort(self) -> None:
         """Ends the collectives of NCCL that are pending: their kernels wait on the device. May block; any thread.
@@ -175,6 +186,7 @@ class TorchGroups:
             names.append(self._lines[members])
         mesh._dim_group_names = names
         mesh._pg_registry = {each: _resolve_process_group(each) for each in names}
+        self._apart.discard(name)
 
     def _group(
         self, name: str, members: list[int], *, shared: bool = True, backend: str | None = None

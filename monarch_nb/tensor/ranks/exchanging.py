@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 from monarch_nb.mesh import ProcMesh
 from monarch_nb.shape import Region, Selector
-from monarch_nb.tensor.commands import Locals, Send, Take
+from monarch_nb.tensor.commands import Await, Locals, Send, Take
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.handle import MeshTensor, current, run
 from monarch_nb.tensor.lanes import check_lane
@@ -164,6 +164,8 @@ def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "
     stream.held.require_contents((tensor.reference.number,))
     stream.issue_object(Send(current(tensor), tuple(map(tuple, goals)), tag))
     stream.flush()  # before: a rank that waits for the value may be one that sends it
+    if to.lane is not stream.lane:
+        to.issue_object(Await(stream.number, stream.sent()))
     reference = to.hold(meta, call_site())
     to.issue_object(Take(meta, tuple(members[ranks[base]] for base in bases), tag, reference.number))
     return cast("RankTensor", MeshTensor(meta, reference))

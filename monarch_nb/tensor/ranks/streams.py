@@ -7,7 +7,7 @@ from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
-from monarch_nb.tensor.commands import GiveBack, Send, Take
+from monarch_nb.tensor.commands import Await, GiveBack, Send, Take
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.lanes import ACTIVE, ENDED, READ, WRITTEN, TensorLoan, check_lane
@@ -26,7 +26,8 @@ _tags = count(-1, -1)  # those of tensors that move count up
 class Stream:
     """A sequence of operations: tensors that are made while it is active belong to it.
 
-    The ranks do what several streams have issued in the order in which it was issued.
+    Ranks execute each stream on a thread of its own. What several streams have issued they do at the same time, but for
+    exchanges between ranks, which are done one after the other, in the order in which they were sent.
     """
 
     def __init__(self, name: str) -> None:
@@ -61,9 +62,11 @@ class Stream:
         tag, members = next(_tags), t.mesh.members
         source.issue_object(Send(current(t), tuple((member,) for member in members), tag, lends=True))
         source.flush()
+        lent = source.sent()
         meta = Meta.of(mine.layout, t.meta.shape, t.meta.dtype, own_values(mine.layout), stride=t.meta.stride)
         made = mine.hold(meta, where)
         made.memory = LogicalMemory()
+        mine.issue_object(Await(source.number, lent))
         mine.issue_object(Take(meta, members, tag, made.number, lends=True))
         kind = WRITTEN if mutable else READ
         source.held.loans[memory] = TensorLoan(kind, where, is_lender=True)
@@ -124,6 +127,8 @@ class Borrow:
         if self._mine.lost is None:
             self._mine.issue_object(GiveBack(self._tag))
         self._mine.flush()  # before what the other stream does with it
+        if self._mine.lost is None and self._theirs.lost is None:
+            self._theirs.issue_object(Await(self._mine.number, self._mine.sent()))
         if self._before is None:
             self._theirs.held.loans.pop(self._memory, None)
         else:

@@ -1,12 +1,14 @@
-"""The actor that executes tensor operations, one in each process of a mesh."""
+"""The actors that execute tensor operations: one in each process of a mesh, and others there for further streams."""
 
 import logging
 import math
 import os
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from types import FrameType
 from typing import cast
@@ -19,16 +21,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from monarch_nb.runtime import Actor, Instance, current, current_runtime, endpoint
-from monarch_nb.tensor.commands import Open, Receipt, decode_numbers
+from monarch_nb.tensor.commands import Open, Receipt, Turn, decode_numbers
 from monarch_nb.tensor.failure import LostTensor
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
 from monarch_nb.tensor.replicas import StreamContents
-from monarch_nb.tensor.seeds import THREAD
+from monarch_nb.tensor.seeds import BORROWED, THREAD
 from monarch_nb.tensor.verbs import AskValues, MemoryUsed, Values
 from monarch_nb.tensor.workers.plans import Env
 from monarch_nb.tensor.workers.session import WorkerSession
-from monarch_nb.tensor.workers.transit import Transit
+from monarch_nb.tensor.workers.transit import StreamOrder, Transit
 
 _VALUES_WAIT_S = 2.0  # for operations that were issued before values are read
 _POLL_S = 0.01
@@ -122,22 +124,65 @@ def warm_up() -> None:
         dist.destroy_process_group()
 
 
-class TensorWorker(Actor):
-    """Executes batches of commands; those of several streams arrive in the order in which the controller sent them."""
+class _Executor(Actor):
+    """An actor whose thread executes batches of commands, in the order in which the controller sent them to it."""
 
     __inner__ = True
 
     def __init__(self) -> None:
+        self.busy = 0  # number of the current run, 0 if idle
+        self._run_numbers = count(1)
+        self._executing: WorkerSession | None = None
+
+    def operation_in(self, frame: FrameType) -> tuple[int, int] | None:
+        """The stream and the number of the operation that runs in this frame; None if none is known to."""
+        return None if self._executing is None else self._executing.operation_in(frame)
+
+    def operation_name(self, frame: FrameType) -> str:
+        """The operation that runs in this frame, such as `aten.mm.default`; "" for none. Thread-safe."""
+        executing = self._executing
+        return "" if executing is None else executing.operation_name(frame)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self.busy, THREAD.runs_operations = next(self._run_numbers), True
+        try:
+            yield
+        finally:
+            self.busy, THREAD.runs_operations = 0, False
+
+    @contextmanager
+    def _executes(self, session: WorkerSession) -> Iterator[None]:
+        self._executing = session
+        try:
+            yield
+        finally:
+            self._executing = None
+
+    @staticmethod
+    def _instance() -> Instance:
+        context = current.get()
+        assert context is not None
+        return context.actor_instance
+
+
+class TensorWorker(_Executor):
+    """Executes the batches of main streams, and has what all streams of the process share."""
+
+    def __init__(self) -> None:
+        super().__init__()
         for advice in ("_collective_utils", "_redistribute"):  # which the program cannot take: it has called neither
             logging.getLogger(f"torch.distributed.tensor.{advice}").setLevel(logging.ERROR)
-        self._member = Membership(
-            current_runtime(), self._progress, lambda: self._busy, self._usage, self._values, self._settle
+        self.member = self._member = Membership(
+            current_runtime(), self._progress, self._running_number, self._usage, self._values, self._settle
         )
-        self._busy = 0  # number of the current run, 0 if idle
-        self._run_numbers = count(1)
         self._sessions: dict[int, WorkerSession] = {}
+        self._ended: set[int] = set()  # streams that are closed
+        self._joined = 0  # the last stream that there was when this process joined its generation
+        self._order = StreamOrder(self._done, lambda: self._member.over is not None)
         self._transit = Transit()
-        self._executing: WorkerSession | None = None
+        self._beside: weakref.WeakSet[StreamWorker] = weakref.WeakSet()
+        self._interrupts = False  # what runs in this process is being interrupted
         self._taken: dict[int, int] = {}  # the last batch of each stream
         self._last: dict[int, Receipt] = {}  # its receipt, since a batch may arrive twice
 
@@ -193,7 +238,7 @@ class TensorWorker(Actor):
         what failed in that, or "".
         """
         for stream in self._sessions.keys() - streams.keys():
-            self._close(stream)
+            self.end_stream(stream)
         for stream, session in self._sessions.items():
             session.resume(*streams[stream][1:])
         self._transit.clear()
@@ -203,76 +248,130 @@ class TensorWorker(Actor):
         for stream, (opening, _, _) in sorted(streams.items()):
             if stream not in self._sessions and rank in opening.ranks:
                 self._open(stream, opening, is_whole=stream not in contents)
+        self._joined = max(streams, default=0)
         return self._restore(contents)
 
     @endpoint
-    def batch(self, stream: int, number: int, first: int, numbers: bytes, objects: tuple[object, ...]) -> Receipt:
-        """Executes a batch of a stream."""
-        if number <= self._taken.get(stream, -1):
-            return self._last[stream]
-        with self._running():
-            receipt = self._execute(stream, first, numbers, objects)
-        self._taken[stream] = number
-        return receipt
+    def batch(
+        self,
+        stream: int,
+        number: int,
+        first: int,
+        numbers: bytes,
+        objects: tuple[object, ...],
+        turn: Turn | None = None,
+    ) -> Receipt:
+        """Executes a batch of a stream; with a turn, streams of this process run at the same time."""
+        return self.executed(self, stream, number, first, numbers, objects, turn)
 
     @endpoint
     def close(self, stream: int) -> None:
         """Ends a stream and drops its tensors."""
-        self._close(stream)
-
-    def operation_in(self, frame: FrameType) -> tuple[int, int] | None:
-        """The stream and the number of the operation that runs in this frame; None if none is known to."""
-        return None if self._executing is None else self._executing.operation_in(frame)
-
-    def operation_name(self, frame: FrameType) -> str:
-        """The operation that runs in this frame, such as `aten.mm.default`; "" for none. Thread-safe."""
-        executing = self._executing
-        return "" if executing is None else executing.operation_name(frame)
+        self.end_stream(stream)
 
     def __interrupted__(self) -> None:
         """Handles an interrupt, which ends functions by itself, but not collectives. Called on any thread."""
-        self._member.interrupted()
+        self._member.interrupted(lambda: self.busy)
+        self.interrupt_others(self)
+
+    def interrupt_others(self, first: _Executor) -> None:
+        """Interrupts what other streams of the process run, too, where one is interrupted."""
+        if self._interrupts:
+            return
+        self._interrupts = True
+        try:
+            others = {id(each) for each in (self, *self._beside)} - {id(first)}
+            for cell in tuple(current_runtime().cells.values()):
+                if id(cell.obj) in others:
+                    cell.interrupt()
+        finally:
+            self._interrupts = False
 
     def __cleanup__(self, error: Exception | None) -> None:
         self._sessions.clear()
         self._member.world.leave()
 
-    def _close(self, stream: int) -> None:
+    def end_stream(self, stream: int) -> None:
+        """Ends a stream, on the thread that executes its batches."""
         self._sessions.pop(stream, None)
         self._last.pop(stream, None)
         self._taken.pop(stream, None)
+        self._ended.add(stream)
         self._member.world.drop(_mesh_name(stream))
 
-    def _execute(self, stream: int, first: int, numbers: bytes, objects: tuple[object, ...]) -> Receipt:
-        session = self._sessions.get(stream)
-        given = decode_numbers(numbers)
-        if session is None:
-            opening, *objects_left = objects
-            assert isinstance(opening, Open)
-            session = self._open(stream, opening)
-            given, first, objects = given[1:], first + 1, tuple(objects_left)
-        self._executing = session
-        try:
-            failures, values = session.run(first, given, objects)
-        finally:
-            self._executing = None
+    def executed(
+        self,
+        executor: _Executor,
+        stream: int,
+        number: int,
+        first: int,
+        numbers: bytes,
+        objects: tuple[object, ...],
+        turn: Turn | None,
+    ) -> Receipt:
+        """Executes a batch on the thread of an executor of this process."""
+        if number <= self._taken.get(stream, -1):
+            return self._last[stream]
+        with executor._running():
+            session = self._sessions.get(stream)
+            given = decode_numbers(numbers)
+            if session is None:
+                opening, *objects_left = objects
+                assert isinstance(opening, Open)
+                session = self._open(stream, opening, connected=not opening.in_turn)
+                given, first, objects = given[1:], first + 1, tuple(objects_left)
+                turn = None if turn is None else Turn(turn.begin - 1, turn.end - 1, turn.after)
+            with executor._executes(session):
+                failures, values = session.run(first, given, objects, turn)
+        self._order.advanced()
         over = self._member.world.generation if session.is_halted else -1
         receipt = self._last[stream] = (failures, values, over)
+        self._taken[stream] = number
         return receipt
 
-    def _open(self, stream: int, opening: Open, *, is_whole: bool = True) -> WorkerSession:
-        member = self._member
-        mesh = member.world.mesh(_mesh_name(stream), opening.layout, opening.ranks)
+    def _open(self, stream: int, opening: Open, *, is_whole: bool = True, connected: bool = True) -> WorkerSession:
+        member, name = self._member, _mesh_name(stream)
+        mesh = member.world.mesh(name, opening.layout, opening.ranks, connected=connected)
         rank = opening.ranks.index(member.world.rank)
-        cell = self._instance().cell
-        assert cell is not None
         session = self._sessions[stream] = WorkerSession(
-            stream, mesh, opening.ranks, rank, member, cell.interruptible, self._transit, self._envs, is_whole=is_whole
+            stream,
+            mesh,
+            opening.ranks,
+            rank,
+            member,
+            self._interruptible,
+            self._transit,
+            self._envs,
+            self._order,
+            lambda: member.world.connect(name),
+            is_whole=is_whole,
         )
         return session
 
+    @classmethod
+    def _interruptible(cls) -> AbstractContextManager[None]:
+        """A block that an interrupt of the executor that runs it may break off."""
+        cell = cls._instance().cell
+        assert cell is not None
+        return cell.interruptible()
+
     def _envs(self) -> list[Env]:
-        return [session.env for session in self._sessions.values()]
+        return [session.env for session in tuple(self._sessions.values())]
+
+    def add_executor(self, executor: "StreamWorker") -> None:
+        """Takes note of the thread of another stream."""
+        BORROWED.is_shared = True
+        self._beside.add(executor)
+
+    def _running_number(self) -> int:
+        return next(filter(None, (each.busy for each in (self, *self._beside))), 0)
+
+    def _done(self, stream: int) -> int | None:
+        """Operations that a stream has done, all of them where it has ended; None where it is yet to begin."""
+        session = self._sessions.get(stream)
+        if session is not None:
+            return session.done
+        return sys.maxsize if stream in self._ended or stream <= self._joined else None
 
     def _progress(self, stream: int) -> int:
         session = self._sessions.get(stream)
@@ -292,19 +391,61 @@ class TensorWorker(Actor):
         found = _values_of(None if session is None else session.env.get(asked.number), asked.edge)
         return msgspec.structs.replace(found, behind=behind)
 
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        self._busy, THREAD.runs_operations = next(self._run_numbers), True
-        try:
-            yield
-        finally:
-            self._busy, THREAD.runs_operations = 0, False
 
-    @staticmethod
-    def _instance() -> Instance:
-        context = current.get()
-        assert context is not None
-        return context.actor_instance
+class StreamWorker(_Executor):
+    """Executes the batches of further streams of the program on a thread of its own, beside the worker of its process.
+
+    `main` is the uid of the mesh of workers.
+    """
+
+    def __init__(self, main: str) -> None:
+        super().__init__()
+        self._main = main
+        self._found: TensorWorker | None = None
+
+    @property
+    def _worker(self) -> TensorWorker:
+        if self._found is None:
+            instance = self._instance()
+            self._found = cast(TensorWorker, current_runtime().cells[self._main, instance.base_rank].obj)
+            self._found.add_executor(self)
+        return self._found
+
+    @endpoint
+    def batch(
+        self,
+        stream: int,
+        number: int,
+        first: int,
+        numbers: bytes,
+        objects: tuple[object, ...],
+        name: str,
+        turn: Turn | None = None,
+    ) -> Receipt:
+        """Executes a batch of a stream, of which this is the name."""
+        worker, recorder, began = self._worker, current_runtime().recorder, time.monotonic()
+        threading.current_thread().name = f"stream {name}"
+        try:
+            return worker.executed(self, stream, number, first, numbers, objects, turn)
+        finally:
+            if recorder is not None:
+                recorder.stretch("span", f"stream {name}", began)
+
+    @endpoint
+    def close(self, stream: int) -> None:
+        """Ends a stream and drops its tensors."""
+        self._worker.end_stream(stream)
+
+    @endpoint
+    def rest(self) -> None:
+        """Answers when all batches that were sent before are done."""
+
+    def __interrupted__(self) -> None:
+        """See `TensorWorker`."""
+        worker = self._found
+        if worker is not None:
+            worker.member.interrupted(lambda: self.busy)
+            worker.interrupt_others(self)
 
 
 def _mesh_name(stream: int) -> str:

@@ -1,6 +1,7 @@
 """Plans in one worker, each of which runs on the tensors that a command names, or makes one."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from monarch_nb.tensor.commands import Define, MakeParts, Making, Number
-from monarch_nb.tensor.failure import Failure, LostInputError
+from monarch_nb.tensor.failure import Failure, LostInputError, LostTensor
 from monarch_nb.tensor.propagation import (
     OWN_VALUE,
     MeshLayout,
@@ -25,13 +26,22 @@ from monarch_nb.tensor.propagation import (
     placed_otherwise,
     spec_of,
 )
-from monarch_nb.tensor.seeds import seeder
+from monarch_nb.tensor.seeds import BORROWED, seeder
 from monarch_nb.tensor.workers.agreement import Agreement
 from monarch_nb.tensor.workers.opaque import on_device
 from monarch_nb.tensor.workers.usage import Stopwatch
 from monarch_nb.wire import kind_of
 
 Env = dict[Number, Any]  # DTensors of a stream, by number
+
+
+class TensorEnv(Env):
+    """Tensors of a stream by number. A missing one was lost with the process that this one replaces."""
+
+    def __missing__(self, number: Number) -> LostTensor:
+        return LostTensor(
+            Failure(0, "heal_mesh", 0, "ContentsLostError", "a process that held a shard of it is lost", "")
+        )
 
 
 def maker(making: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
@@ -160,9 +170,12 @@ class Executable(PlanSignature):
         tensors = [env[number] for number in command[self.tensors]]
         if self._agreement is not None:
             self._agreement.reached(tensors)
-        if self._seed is not None:
-            self._seed(int(command[1]))
-        made = self._call(tensors, command[self.floats])
+        if self._seed is None:
+            made = self._call(tensors, command[self.floats])
+        else:
+            with BORROWED if self.own or BORROWED.is_shared else nullcontext():
+                self._seed(int(command[1]))
+                made = self._call(tensors, command[self.floats])
         for number, tensor in zip(command[self.results], made, strict=True):
             env[number] = tensor
         if not self._agreed:

@@ -1,7 +1,6 @@
 """Runs the commands of one stream in one worker, in order."""
 
 import sys
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +21,7 @@ from monarch_nb.tensor.commands import (
     OWN,
     REPLAY,
     SHARDS,
+    Await,
     CallRemote,
     Cell,
     Define,
@@ -37,6 +37,7 @@ from monarch_nb.tensor.commands import (
     Send,
     Take,
     TensorOf,
+    Turn,
 )
 from monarch_nb.tensor.compiled.program import Trace
 from monarch_nb.tensor.compiled.replay import Replay
@@ -55,6 +56,7 @@ from monarch_nb.tensor.workers.plans import (
     Env,
     Executable,
     PlanSignature,
+    TensorEnv,
     Unusable,
     distributed,
     empty,
@@ -63,24 +65,13 @@ from monarch_nb.tensor.workers.plans import (
     made_in_parts,
     own,
 )
-from monarch_nb.tensor.workers.transit import Transit
-from monarch_nb.tensor.workers.usage import Stopwatch, usage
+from monarch_nb.tensor.workers.transit import StreamOrder, Transit
+from monarch_nb.tensor.workers.usage import Stopwatch, device_settles, mark_on_device, usage
 from monarch_nb.wire import format_exception
-
-_SETTLES_S = 0.2  # for a device to do what it has been given, where it waits for no other rank
 
 
 class HaltedError(Exception):
     """Aborts a compiled step after a halt."""
-
-
-class TensorEnv(Env):
-    """Tensors of a stream by number. A missing one was lost with the process that this one replaces."""
-
-    def __missing__(self, number: Number) -> LostTensor:
-        return LostTensor(
-            Failure(0, "heal_mesh", 0, "ContentsLostError", "a process that held a shard of it is lost", "")
-        )
 
 
 class WorkerSession:
@@ -88,6 +79,8 @@ class WorkerSession:
 
     Only functions of the program, which run in `interruptible`, can be interrupted: a rank must not stop at an
     operation that others complete. A session that is not `is_whole` has yet to receive its tensors from other ranks.
+    Where streams run at the same time, it waits for others in `order`. `connect` makes the groups of the mesh unless it
+    has them.
     """
 
     def __init__(
@@ -100,11 +93,15 @@ class WorkerSession:
         interruptible: Callable[[], AbstractContextManager[None]],
         transit: Transit,
         envs: Callable[[], Iterable[Env]],
+        order: StreamOrder,
+        connect: Callable[[], None],
         *,
         is_whole: bool = True,
     ) -> None:
         self._stream, self._mesh, self._ranks, self._rank, self._member = stream, mesh, ranks, rank, member
         self._interruptible, self._transit, self._envs = interruptible, transit, envs
+        self._order, self._connect = order, connect
+        self._met = 0  # operations done where it began what may wait for others, or ended that
         self.is_whole = is_whole  # it has the tensors of the stream
         self.env: Env = TensorEnv()
         self._plans: dict[Number, Executable | Unusable] = {}
@@ -125,7 +122,7 @@ class WorkerSession:
     @property
     def done(self) -> int:
         """Number of operations done. Thread-safe."""
-        return self._number if self._runs else self._number + 1
+        return max(self._met, self._number if self._runs else self._number + 1)
 
     def operation_in(self, frame: FrameType) -> tuple[int, int] | None:
         """The stream and the number of the operation that runs in this frame; None in a graph, which does not know."""
@@ -178,7 +175,7 @@ class WorkerSession:
         if self._marks is None or self._computed is not None:
             return
         marks = tuple(self._marks)
-        if _settles():
+        if device_settles():
             self._computed = self._number if self._runs else self._number + 1
             return
         issued = self._first if self._runs else self._number + 1
@@ -190,9 +187,10 @@ class WorkerSession:
         return self._halted is not None
 
     def run(
-        self, first: int, numbers: Sequence[Number], objects: Sequence[object]
+        self, first: int, numbers: Sequence[Number], objects: Sequence[object], turn: Turn | None = None
     ) -> tuple[list[Failure], list[object]]:
-        """Runs a batch from operation `first` on; returns failures and requested values."""
+        """Runs a batch from operation `first` on, a part of it in its turn; returns failures and requested values."""
+        self._met = first  # first: what is done stays done
         self._number, self._failures, self._first, self._runs, self.is_whole = first - 1, [], first, True, True
         self._journal.note(first, numbers, objects)
         values: list[object] = []
@@ -200,7 +198,14 @@ class WorkerSession:
             if self._halted is None and self._member.over is not None:
                 self._halt(self._generation_failure(), (first, first))
             pending = deque(objects)
-            position = self._execute(numbers, pending, values)
+            position = self._execute(numbers, pending, values, 0, len(numbers) if turn is None else turn.begin)
+            if turn is not None and self._halted is None:
+                self._met = self._number + 1
+                self._begin_turn(turn)
+                position = self._execute(numbers, pending, values, position, turn.end)
+                self._met = self._number + 1
+                self._order.advanced()
+                position = self._execute(numbers, pending, values, position, len(numbers))
             if self._halted is not None:
                 self._skip_batch(numbers, position, pending, values)
         finally:
@@ -215,13 +220,22 @@ class WorkerSession:
             return
         while self._marks and self._marks[0][1].query():
             self._marks.popleft()
-        mark = _event()
-        mark.record()
-        self._marks.append((first, mark))
+        self._marks.append((first, mark_on_device()))
 
-    def _execute(self, numbers: Sequence[Number], pending: deque[object], values: list[object]) -> int:
-        """Runs commands; gives where it stopped."""
-        position, end = 0, len(numbers)
+    def _begin_turn(self, turn: Turn) -> None:
+        """Waits for the turn of this batch; halts where the generation ends before."""
+        try:
+            self._order.await_turn(turn, self._ranks[self._rank])
+            self._connect()
+        except Exception:
+            if self._member.over is None:
+                raise
+            self._halt(self._generation_failure(), (self._number + 1, self._number + 1))
+
+    def _execute(
+        self, numbers: Sequence[Number], pending: deque[object], values: list[object], position: int, end: int
+    ) -> int:
+        """Runs commands from one position to another; gives where it stopped."""
         env, plans = self.env, self._plans
         with torch.no_grad():
             while position < end and self._halted is None:
@@ -404,6 +418,8 @@ class WorkerSession:
                 if isinstance(taken, torch.Tensor):
                     taken = (own if command.lends else partial(held, meta=command.made))(taken, mesh=self._mesh)
                 self.env[command.result] = taken
+            case Await():
+                self._order.await_done(command.stream, command.operations)
             case Revive():
                 if isinstance(self.env[command.result], LostTensor):
                     self.env[command.result] = empty(command.made, self._mesh)
@@ -543,7 +559,7 @@ class WorkerSession:
         found = [value for number in numbers if isinstance(value := self.env[number], DTensor)]
         memories = {value._local_tensor.untyped_storage()._cdata for value in found}
         for env in self._envs() if memories else ():
-            for number, value in tuple(env.items()):
+            for number, value in tuple(env.copy().items()):  # its stream may run meanwhile
                 if isinstance(value, DTensor) and value._local_tensor.untyped_storage()._cdata in memories:
                     env[number] = lost
         self.env.update(dict.fromkeys(numbers, lost))
@@ -581,20 +597,3 @@ class WorkerSession:
         if self._halted is None:
             self._halt(failure, (self._number, self._number + 1))
         return failure
-
-
-def _event() -> Any:
-    """A mark for the work of a device."""
-    event: Any = torch.cuda.Event  # without types
-    return event()
-
-
-def _settles() -> bool:
-    """Whether the device does what it has been given within a moment: else it waits in a collective. Blocks as long."""
-    mark, end = _event(), time.monotonic() + _SETTLES_S
-    mark.record(torch.cuda.default_stream())
-    while not mark.query():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.001)
-    return True

@@ -1,13 +1,29 @@
-"""Values of ranks' own on their way between meshes on the same processes."""
+"""Values of ranks' own on their way between meshes on the same processes, and what the streams of a process wait for.
 
+Each stream of the program runs on a thread of its own, the main one on that of the worker. Streams of the same ranks
+exchange values by the same process groups, and gloo and NCCL match what ranks do by the order in which each of them
+begins it. So the parts of batches in which ranks may wait for each other (`Turn`) run one after the other, on each rank
+in the order in which they were sent; everything else runs when its stream comes to it. Beyond that, a stream waits
+where a borrow begins or ends, or where a value comes to it from another stream (`Await`).
+
+No rank waits for ever: a command waits only for commands that were sent before it, on this rank (its turn, a borrow,
+its place in its thread) or on others (the same exchange, or a value that was sent). So of all commands that are not
+done, the one that was sent first can go on. What could not be sent ends the generation of process groups, and with it
+each wait here.
+"""
+
+import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from monarch_nb.tensor.commands import Turn
 from monarch_nb.tensor.failure import Failure, LostTensor
 
+_POLL_S = 0.05  # how often what waits looks whether the generation has ended
 _HEADER = 16  # numbers: what is lost, or dtype, dimensions and sizes
 _DTYPES = sorted(
     {value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str
@@ -20,6 +36,7 @@ class Transit:
     def __init__(self) -> None:
         self._kept: dict[int, torch.Tensor | LostTensor] = {}  # for this process itself, by tag
         self._under_way: deque[tuple[Any, torch.Tensor]] = deque()
+        self._lock = threading.Lock()  # held to look at what is under way: streams have threads of their own
 
     def clear(self) -> None:
         """Forgets what was sent in a generation that is over."""
@@ -36,8 +53,9 @@ class Transit:
         if lends:
             self._kept[tag] = value
             return
-        while self._under_way and self._under_way[0][0].is_completed():
-            self._under_way.popleft()
+        with self._lock:
+            while self._under_way and self._under_way[0][0].is_completed():
+                self._under_way.popleft()
         if not targets:
             return
         if isinstance(value, LostTensor):
@@ -75,3 +93,46 @@ class Transit:
         if value.numel():
             dist.recv(value.view(-1).view(torch.uint8), source, tag=tag)
         return value
+
+
+class StreamOrder:
+    """Waits of the threads of one process for each other.
+
+    `done` gives the number of operations that a stream has done, None for one that is yet to be opened; `is_over` says
+    whether the generation of process groups has ended.
+    """
+
+    def __init__(self, done: Callable[[int], int | None], is_over: Callable[[], bool]) -> None:
+        self._done, self._is_over = done, is_over
+        self._changed = threading.Condition()
+        self._waiting = 0
+
+    def advanced(self) -> None:
+        """Has those that wait look again: a stream has done what others may wait for."""
+        if self._waiting:
+            with self._changed:
+                self._changed.notify_all()
+
+    def await_done(self, stream: int, operations: int) -> None:
+        """Blocks until a stream has done so many operations. Raises RuntimeError where the generation ends before."""
+        if self._has_done(stream, operations):
+            return
+        with self._changed:
+            self._waiting += 1
+            try:
+                while not self._has_done(stream, operations):
+                    if self._is_over():
+                        raise RuntimeError("the group of processes has ended, and with it what this waits for")
+                    self._changed.wait(_POLL_S)
+            finally:
+                self._waiting -= 1
+
+    def await_turn(self, turn: Turn, member: int) -> None:
+        """Blocks until it is the turn of a batch on this member of the group; raises as `await_done`."""
+        for stream, operations, members in turn.after:
+            if members is None or member in members:
+                self.await_done(stream, operations)
+
+    def _has_done(self, stream: int, operations: int) -> bool:
+        done = self._done(stream)
+        return done is not None and done >= operations

@@ -1,8 +1,8 @@
-"""Memory that a rank uses for the tensors of a stream, and time for moving shards between ranks."""
+"""Memory that a rank uses for the tensors of a stream, time for moving shards, and what a device has done."""
 
 from collections.abc import Callable, Iterable
-from time import perf_counter
-from typing import TypeVar
+from time import monotonic, perf_counter, sleep
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from monarch_nb.host.linux import memory_resident, memory_used
 from monarch_nb.tensor.verbs import MemoryUsed, Spent
 
+_SETTLES_S = 0.2  # for a device to do what it has been given, where it waits for no other rank
 G = TypeVar("G")
 R = TypeVar("R")
 
@@ -75,3 +76,21 @@ def _of_process() -> tuple[int, int]:
     used, _ = memory_used()
     resident, peak = memory_resident()
     return used, used + max(0, peak - resident)
+
+
+def mark_on_device(*stream: object) -> Any:
+    """A mark behind the work that a device has been given."""
+    event: Any = torch.cuda.Event  # without types
+    mark = event()
+    mark.record(*stream)
+    return mark
+
+
+def device_settles() -> bool:
+    """Whether the device does what it has been given within a moment: else it waits in a collective. Blocks as long."""
+    mark, end = mark_on_device(torch.cuda.default_stream()), monotonic() + _SETTLES_S
+    while not mark.query():
+        if monotonic() > end:
+            return False
+        sleep(0.001)
+    return True
