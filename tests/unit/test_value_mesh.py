@@ -257,3 +257,31 @@ def test_the_table_of_many_different_values_can_be_unfolded() -> None:
     assert ">gpus=20<" not in shown
     assert "<summary>44 more rows</summary>" in folded
     assert all(f">gpus={n}<" in folded for n in range(20, 64))
+
+
+class Table:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def _repr_html_(self) -> str:
+        return f"<b>{self.text}</b>"
+
+
+def test_the_grid_of_many_different_tables_can_be_unfolded() -> None:
+    html = value_mesh_html(mesh_of([Table(f"rank {n}") for n in range(66)], gpus=66))
+    shown, _, folded = html.partition("<details>")
+    assert "<figcaption>gpus=15</figcaption><b>rank 15</b>" in shown
+    assert "<b>rank 16</b>" not in shown
+    assert "<summary>48 more values</summary>" in folded
+    assert "<figcaption>gpus=63</figcaption><b>rank 63</b>" in folded
+    assert "2 more; see .items() or .get(rank)" in folded
+
+
+def test_figures_of_ranks_have_a_text_for_those_who_cannot_see_them() -> None:
+    class Figure:
+        def _repr_png_(self) -> bytes:
+            return b"\x89PNG"
+
+    html = value_mesh_html(mesh_of([Figure()] * 4, gpus=4))
+    assert html.count("<img") == 1
+    assert 'alt="figure of gpus=0-3"' in html

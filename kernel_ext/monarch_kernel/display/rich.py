@@ -30,15 +30,15 @@ def can_stand_beside(data: Mapping[str, object]) -> bool:
     return any(kind in data for kind in (_SVG, *_IMAGES)) or set(data) <= {_PLAIN}
 
 
-def part_of(data: Mapping[str, object], metadata: Mapping[str, object]) -> str:
-    """The HTML of such forms: the richest of them."""
+def part_of(data: Mapping[str, object], metadata: Mapping[str, object], ranks: str) -> str:
+    """The HTML of such forms of these ranks: the richest of them."""
     if _HTML in data:
         return _text(data[_HTML])
     if _SVG in data:
-        return _image(_SVG, base64.b64encode(_text(data[_SVG]).encode()).decode("ascii"), metadata)
+        return _image(_SVG, base64.b64encode(_text(data[_SVG]).encode()).decode("ascii"), metadata, ranks)
     for kind in _IMAGES:
         if kind in data:
-            return _image(kind, "".join(_text(data[kind]).split()), metadata)
+            return _image(kind, "".join(_text(data[kind]).split()), metadata, ranks)
     return f"<pre>{escape(_text(data.get(_PLAIN, '')))}</pre>"
 
 
@@ -58,13 +58,13 @@ def side_by_side(parts: Sequence[tuple[str, str]], *, indented: bool = False) ->
     )
 
 
-def _image(kind: str, text: str, metadata: Mapping[str, object]) -> str:
+def _image(kind: str, text: str, metadata: Mapping[str, object], ranks: str) -> str:
     about = metadata.get(kind)
     sizes = about if isinstance(about, dict) else {}
     attributes = "".join(
         f' {name}="{int(sizes[name])}"' for name in ("width", "height") if isinstance(sizes.get(name), int | float)
     )
-    return f'<img src="data:{kind};base64,{escape(text)}"{attributes}>'
+    return f'<img src="data:{kind};base64,{escape(text)}" alt="figure of {escape(ranks)}"{attributes}>'
 
 
 def _text(form: object) -> str:

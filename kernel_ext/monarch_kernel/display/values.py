@@ -14,7 +14,7 @@ from .rich import can_stand_beside, part_of, side_by_side
 
 ROWS = 20  # that are shown at once; those beyond can be unfolded,
 UNFOLDED = 1000  # up to so many
-RICH = 16  # different values that are shown side by side
+RICH = 16  # different values that are shown side by side at once; those beyond can be unfolded
 RICH_LOOKED_AT = 64  # values
 RICH_BYTES = 8 << 20
 
@@ -60,14 +60,19 @@ def _rich_html(mesh: Any, head: str) -> str:
         forms = _forms(_value(mesh, rank))
         rich = {kind: form for kind, form in forms.data.items() if kind != "text/plain"} or forms.data
         key = repr(rich)
-        if key not in groups and (len(groups) == RICH or size + len(key) > RICH_BYTES):
+        if key not in groups and size + len(key) > RICH_BYTES:
             hidden += 1
             continue
         size += len(key) if key not in groups else 0
         groups.setdefault(key, (forms, []))[1].append(rank)
-    parts = [(places_in(mesh, ranks) or "value", part_of(*forms)) for forms, ranks in groups.values()]
-    more = f'<div class="mnb-s">{hidden} more; see .items() or .get(rank)</div>' if hidden else ""
-    return framed(head) + side_by_side(parts) + (framed(more) if more else "")
+    named = [(places_in(mesh, ranks) or "value", forms) for forms, ranks in groups.values()]
+    parts = [(where, part_of(*forms, where)) for where, forms in named]
+    more = []
+    if rest := parts[RICH:]:
+        more.append(f"<details><summary>{counted(len(rest), 'more value')}</summary>{side_by_side(rest)}</details>")
+    if hidden:
+        more.append(f'<div class="mnb-s">{hidden} more; see .items() or .get(rank)</div>')
+    return framed(head) + side_by_side(parts[:RICH]) + (framed(*more) if more else "")
 
 
 def _forms(value: object) -> Forms:

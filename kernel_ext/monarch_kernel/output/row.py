@@ -104,7 +104,8 @@ class DisplayRow:
             return {"text/plain": shown[0].text, **shown[0].data}, shown[0].metadata
         captions = [prefix([member.source for member in group], named=named).strip(" []") for group in groups]
         parts = [
-            (caption, part_of(display.data, display.metadata)) for caption, display in zip(captions, shown, strict=True)
+            (caption, part_of(display.data, display.metadata, caption))
+            for caption, display in zip(captions, shown, strict=True)
         ]
         text = "\n".join(f"[{caption}] {display.text}" for caption, display in zip(captions, shown, strict=True))
         return {"text/plain": text, "text/html": side_by_side(parts, indented=True)}, {}
