@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.job import DEFAULT_JOB_PATH, exec_command, job_load, load_current_job, set_current_job, shell
-from monarch_nb.job.cli import find_job
+from monarch_nb.job.named import find_job
 from monarch_nb.mesh import HostMesh
 
 __all__ = [

@@ -134,7 +134,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _legs_of_job(word: str, timeout: float) -> "dict[str, list[Check]]":
     """The engine's word for each host of a job, and the legs of the ways to it until one is open."""
     from monarch_nb import doctor
-    from monarch_nb.job.cli import find_job
+    from monarch_nb.job.named import find_job
     from monarch_nb.job.reopening import hosts_of_job
 
     try:

@@ -1,20 +1,23 @@
 """Hosts for %mesh from jobs: kept by name, found again after a restart of the kernel, shown while they join."""
 
+import re
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from IPython.core.error import UsageError
 
-from monarch_nb.job import EngineError, JobsFileError, JobTrait, Role, job_named, kinds, make_job
+from monarch_nb.job import EngineError, JobFileError, JobsFileError, JobTrait, Role, job_named, kinds, make_job
+from monarch_nb.job.adapted import jobs_here
 from monarch_nb.job.kinds import adapter_of
-from monarch_nb.job.named import described_jobs, hosts_of, job_file
+from monarch_nb.job.named import described_jobs, find_job, hosts_of, hosts_wanted, job_file, listed_jobs
 from monarch_nb.job.progress import Progress
 from monarch_nb.mesh import HostMesh
 from monarch_nb.wire import text_of
 
 _COMMANDS = {"slurm": "sbatch", "mpi": "mpirun", "ssh": "ssh"}
+_ID = re.compile(r"[0-9a-f]{8}[0-9a-f-]*")  # the beginning of that of a job
 _ITS_OWN = ("local", "process")  # kinds whose hosts are this machine, whatever they are asked for
 
 
@@ -25,40 +28,94 @@ class Jobs:
         self._used: dict[tuple[str, str, str], JobTrait] = {}
 
     def hosts(self, name: str, kind: str, dims: Mapping[str, int], arguments: Mapping[str, Any]) -> HostMesh:
-        """The hosts for a mesh: those of that name in the job of monarch.toml, or of a new job of the kind.
+        """The hosts for a mesh: those of that name in a job of monarch.toml or in one that runs, or of a new job.
 
         Blocks until they have joined, and shows how many have; Ctrl-C ends a job whose hosts are missing.
         Raises UsageError for what is not known, EngineError and HostsMissingError.
         """
         try:
-            described = described_jobs()
-            job = job_named(kind) if kind in described else self._made(name, kind, dims, arguments)
-        except (LookupError, JobsFileError, TypeError, ValueError) as error:
+            described = kind in described_jobs()
+            runs = not described and kind not in kinds() and _ID.fullmatch(kind) is not None
+            there = described or runs
+            job = self._there(kind) if there else self._made(name, kind, dims, arguments)
+        except (LookupError, JobFileError, JobsFileError, TypeError, ValueError) as error:
             raise UsageError(f"%mesh --job {kind}: {error.args[0] if error.args else error}") from None
-        saved = kind if kind in described else name
-        key = (kind, saved, repr((dims.get("hosts"), arguments)) if kind not in described else "")
+        saved = kind if there else name
+        key = (kind, saved, "" if there else repr((dims.get("hosts"), arguments)))
         job = self._used.setdefault(key, job)
         try:
             hosts = hosts_of(job, name, job_file(saved), _Bar())
         except LookupError as error:
             raise UsageError(f"%mesh --job {kind}: {error.args[0]}") from None
-        if kind in described and "hosts" in dims and dims["hosts"] != len(hosts):
-            raise UsageError(f"%mesh: {kind} has {len(hosts)} hosts for {name}, as monarch.toml says: leave hosts= out")
+        if there and "hosts" in dims and dims["hosts"] != len(hosts):
+            said = ", as monarch.toml says" if described else ""
+            raise UsageError(f"%mesh: {kind} has {len(hosts)} hosts for {name}{said}: leave hosts= out")
         return hosts
+
+    @staticmethod
+    def _there(name: str) -> JobTrait:
+        return job_named(name) if name in described_jobs() else find_job(name)
 
     def _made(self, name: str, kind: str, dims: Mapping[str, int], arguments: Mapping[str, object]) -> JobTrait:
         gpus = None if kind in _ITS_OWN else dims.get("gpus")
         return make_job(kind, {name: Role(hosts=dims.get("hosts", 1), gpus=gpus)}, **arguments)
 
 
-def job_places() -> list[tuple[str, str, str]]:
-    """The jobs that hosts can come from: what `--job` takes, a text, and why it cannot be used here; "" if it can."""
+class JobPlace(NamedTuple):
+    """A job that hosts can come from."""
+
+    name: str  # what `--job` takes
+    text: str
+    why: str  # it cannot be used here; "" if it can
+    hosts: dict[str, int]  # of each of its meshes; empty where a mesh has as many as are asked for
+
+
+def job_places() -> list[JobPlace]:
+    """The jobs of monarch.toml, and the kinds of jobs."""
     try:
         described = described_jobs()
     except JobsFileError:
         described = {}
-    named = [(name, f"{name} of monarch.toml ({said.get('kind', '?')})", "") for name, said in described.items()]
-    return named + [(kind, f"{kind} job", _missing(kind)) for kind in kinds() if kind not in _ITS_OWN]
+    named = [
+        _named_place(name, f"{name} of monarch.toml ({said.get('kind', '?')})") for name, said in described.items()
+    ]
+    return named + [JobPlace(kind, f"{kind} job", _missing(kind), {}) for kind in kinds() if kind not in _ITS_OWN]
+
+
+def _named_place(name: str, text: str) -> JobPlace:
+    try:
+        return JobPlace(name, text, "", hosts_wanted(job_named(name)))
+    except (LookupError, JobsFileError, OSError) as error:
+        return JobPlace(name, text, text_of(error), {})
+
+
+def running_job_rows() -> tuple[list[dict[str, Any]], str]:
+    """The jobs of this user that run, for people, and what could not be found out. Blocks: schedulers are asked."""
+    problems: list[str] = []
+    try:
+        listed = listed_jobs(problems.append)
+    except JobsFileError as error:
+        return [], str(error)
+    rows = [
+        {
+            "id": each.job.apply_id,
+            "label": each.label,
+            "text": f"{each.kind} job {each.label}: {each.meshes}, {each.hosts}, started {each.started}",
+            "hosts": hosts_wanted(each.job),
+            "here": bool(jobs_here(each.job.apply_id)),
+        }
+        for each in listed
+    ]
+    return rows, "\n".join(problems)
+
+
+def end_job(number: str) -> str:
+    """Ends a running job, with all that runs on its hosts. Blocks. Raises LookupError, EngineError."""
+    for each in listed_jobs(lambda text: None):
+        if each.job.apply_id == number:
+            find_job(each.name or number).kill()
+            return f"ended the {each.kind} job {each.label}"
+    raise LookupError("that job does not run any more")
 
 
 def _missing(kind: str) -> str:

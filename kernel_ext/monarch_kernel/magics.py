@@ -48,6 +48,7 @@ class MonarchMagics(SessionMagics):
 
             %mesh trainers hosts=4 gpus=8 --job slurm partition=gpu    # on hosts that an engine gives
             %mesh trainers gpus=8 --job lab                            # on those of [jobs.lab] of monarch.toml
+            %mesh trainers gpus=8 --job 5e6f3a21                       # on those of a job that runs
             %mesh trainers hosts=+2         # two hosts more, from its job; hosts=-1 gives the last one back
 
         Running the same line again gives the same mesh; another shape or set-up replaces it, and says so. --fresh

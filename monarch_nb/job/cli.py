@@ -8,16 +8,25 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from monarch_nb._package import more
-from monarch_nb.job.adapted import AdapterJob, running_jobs
+from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.adapter import EngineError, Running
 from monarch_nb.job.kinds import adapter_of, kinds
 from monarch_nb.job.leftovers import KEPT_S, tidied
-from monarch_nb.job.named import JobsFileError, described_jobs, job_file, job_named, wrong_jobs
+from monarch_nb.job.named import (
+    SHORT,
+    JobsFileError,
+    described_jobs,
+    find_job,
+    job_file,
+    job_named,
+    listed_jobs,
+    saved_job,
+    wrong_jobs,
+)
 from monarch_nb.job.record import JobFileError, ago
-from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, load_file
+from monarch_nb.job.trait import DEFAULT_JOB_PATH
 from monarch_nb.settings import format_duration
 
-_SHORT = 8
 _KEEP = "8h"  # jobs started in a shell are used later
 
 
@@ -62,9 +71,9 @@ def main(words: Sequence[str]) -> int:
 
 def _tidy(_: argparse.Namespace) -> int:
     found = False
-    for job in _leftovers(0.0, lambda text: sys.stderr.write(f"{text}\n")):
+    for job in _leftovers(0.0, _complain):
         found = True
-        sys.stdout.write(f"removed: {job.kind} job {job.job[:_SHORT]}, started {ago(job.started)}\n")
+        sys.stdout.write(f"removed: {job.kind} job {job.job[:SHORT]}, started {ago(job.started)}\n")
     for path in (Path(DEFAULT_JOB_PATH), *Path(job_file("")).parent.glob("*.json")):
         if _names_nothing(str(path)):
             found = True
@@ -87,47 +96,24 @@ def _leftovers(keep_s: float, report: Callable[[str], object]) -> Iterator[Runni
 def _names_nothing(path: str) -> bool:
     """Whether the job of a file has no folder any more, and so no hosts."""
     try:
-        job = _saved(path)
+        job = saved_job(path)
     except JobFileError as error:
         sys.stderr.write(f"{path}: {error}\n")
         return False
     return isinstance(job, AdapterJob) and job.active and bool(job._folder) and not os.path.isdir(job._folder)
 
 
-def _all_running() -> list[AdapterJob]:
-    jobs = []
-    for kind in kinds():
-        try:
-            jobs += running_jobs(kind)
-        except EngineError as error:
-            if not isinstance(error.__cause__, ModuleNotFoundError):  # without its package there is none of this kind
-                sys.stderr.write(f"{kind}: {error}\n")
-    return jobs
+def _complain(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def _ls(_: argparse.Namespace) -> int:
     list(_leftovers(KEPT_S, lambda text: None))
     rows = [("JOB", "KIND", "MESHES", "HOSTS", "STARTED")]
-    running = _all_running()
-    names = {}
     described, wrong = described_jobs(), wrong_jobs()
-    for name in described:
-        try:
-            saved = _saved(job_file(name))
-        except JobFileError as error:
-            sys.stderr.write(f"{name}: {error}\n")
-            continue
-        names[saved.apply_id if saved is not None else None] = name
-    for job in running:
-        seen = job._adapter.look(job._job)
-        counts = {
-            state: sum(each.state == state for each in seen.values()) for state in ("running", "waiting", "ended")
-        }
-        hosts = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-        name = names.pop(job.apply_id, "")
-        label = f"{str(job.apply_id)[:_SHORT]}{f' ({name})' if name else ''}"
-        rows.append((label, job._kind, job._wishes(), hosts or "not known", ago(job._applied.started)))
-    up = {row[0].partition("(")[2].rstrip(")") for row in rows}
+    running = listed_jobs(_complain)
+    rows += [(each.label, each.kind, each.meshes, each.hosts, each.started) for each in running]
+    up = {each.name for each in running}
     for name, said in described.items():
         if name not in up and name not in wrong:
             meshes = said["meshes"] if isinstance(said["meshes"], dict) else {}
@@ -145,27 +131,6 @@ def _ls(_: argparse.Namespace) -> int:
     for what in wrong.values():
         sys.stderr.write(f"monarch-nb job ls: {what}\n")
     return int(bool(wrong))
-
-
-def _saved(path: str) -> JobTrait | None:
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        return None
-
-
-def find_job(word: str) -> AdapterJob:
-    """Returns the job of that name in monarch.toml, or with that start of its id. Raises LookupError, JobFileError."""
-    if word in described_jobs() or (word == os.path.basename(word) and os.path.exists(job_file(word))):
-        saved = _saved(job_file(word))
-        if not isinstance(saved, AdapterJob):
-            raise LookupError(f"{word} was not started from this folder: monarch-nb job start {word}")
-        return saved
-    found = [job for job in _all_running() if word and str(job.apply_id).startswith(word)]
-    if len(found) != 1:
-        known = f"monarch.toml describes {', '.join(described_jobs()) or 'none'}"
-        raise LookupError(f"{len(found) or 'no'} jobs that run begin with {word!r}, and {known}: monarch-nb job ls")
-    return found[0]
 
 
 def _find_living(word: str) -> AdapterJob:

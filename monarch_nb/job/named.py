@@ -8,12 +8,12 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from monarch_nb._package import more
-from monarch_nb.job.adapted import AdapterJob
+from monarch_nb.job.adapted import AdapterJob, running_jobs
 from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.batch import MPIJob, SlurmJob
 from monarch_nb.job.kinds import kinds
@@ -23,6 +23,7 @@ from monarch_nb.job.local import LocalJob
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.ray_engine import RayJob
+from monarch_nb.job.record import JobFileError, ago
 from monarch_nb.job.role import Role
 from monarch_nb.job.skypilot import SkyPilotJob
 from monarch_nb.job.ssh import SSHJob
@@ -32,6 +33,7 @@ from monarch_nb.wire import converted
 
 logger = logging.getLogger("monarch_nb.job")
 FILE = "monarch.toml"
+SHORT = 8  # characters of an id that people see
 _CLASSES: dict[str, type[AdapterJob]] = {
     "lightning": LightningJob,
     "mpi": MPIJob,
@@ -152,6 +154,99 @@ def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
         raise FileNotFoundError(f"{filename} was not started from this folder: monarch-nb job start {filename}")
     which = f": say which, as job_load({found[0]!r})" if len(found) > 1 else ""
     raise FileNotFoundError(f"there is no job in {filename}, and {started} from this folder{which}")
+
+
+class ListedJob(NamedTuple):
+    """A job that runs, with its state according to its scheduler."""
+
+    job: AdapterJob
+    name: str  # in monarch.toml; "" if it is not one of those
+    hosts: str  # how many run and how many wait
+
+    @property
+    def kind(self) -> str:
+        """The kind of job."""
+        return self.job._kind
+
+    @property
+    def label(self) -> str:
+        """The beginning of its id, and its name."""
+        return f"{str(self.job.apply_id)[:SHORT]}{f' ({self.name})' if self.name else ''}"
+
+    @property
+    def started(self) -> str:
+        """When it was started, for people."""
+        return ago(self.job._applied.started)
+
+    @property
+    def meshes(self) -> str:
+        """Its meshes, with their numbers of hosts."""
+        return self.job._wishes()
+
+
+def listed_jobs(report: Callable[[str], object]) -> list[ListedJob]:
+    """Returns the jobs of this user that run; `report` is called with what could not be found out. Blocks.
+
+    Raises JobsFileError.
+    """
+    names = {}
+    for name in described_jobs():
+        try:
+            saved = saved_job(job_file(name))
+        except JobFileError as error:
+            report(f"{name}: {error}")
+            continue
+        if saved is not None:
+            names[saved.apply_id] = name
+    return [ListedJob(job, names.get(job.apply_id, ""), _hosts_text(job, report)) for job in _all_running(report)]
+
+
+def _hosts_text(job: AdapterJob, report: Callable[[str], object]) -> str:
+    try:
+        seen = job._adapter.look(job._job)
+    except EngineError as error:
+        report(f"{job._kind}: {error}")
+        return "not known"
+    counts = {state: sum(each.state == state for each in seen.values()) for state in ("running", "waiting", "ended")}
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "not known"
+
+
+def _all_running(report: Callable[[str], object]) -> list[AdapterJob]:
+    jobs = []
+    for kind in kinds():
+        try:
+            jobs += running_jobs(kind)
+        except EngineError as error:
+            if not isinstance(error.__cause__, ModuleNotFoundError):  # without its package there is none of this kind
+                report(f"{kind}: {error}")
+    return jobs
+
+
+def saved_job(path: str) -> JobTrait | None:
+    """Returns the job in a file; None if there is no such file. Raises JobFileError."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        return None
+
+
+def find_job(word: str, report: Callable[[str], object] = logger.warning) -> AdapterJob:
+    """Returns the job of that name in monarch.toml, or with that start of its id. Raises LookupError, JobFileError."""
+    if word in described_jobs() or (word == os.path.basename(word) and os.path.exists(job_file(word))):
+        saved = saved_job(job_file(word))
+        if not isinstance(saved, AdapterJob):
+            raise LookupError(f"{word} was not started from this folder: monarch-nb job start {word}")
+        return saved
+    found = [job for job in _all_running(report) if word and str(job.apply_id).startswith(word)]
+    if len(found) != 1:
+        known = f"monarch.toml describes {', '.join(described_jobs()) or 'none'}"
+        raise LookupError(f"{len(found) or 'no'} jobs that run begin with {word!r}, and {known}: monarch-nb job ls")
+    return found[0]
+
+
+def hosts_wanted(job: JobTrait) -> dict[str, int]:
+    """Returns how many hosts each mesh of a job has."""
+    return dict(job._meshes) if isinstance(job, AdapterJob) else {}
 
 
 def arguments_of(kind: str) -> frozenset[str]:

@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.notebook.notebook import Notebook
+from tests.notebook.view_client import ViewClient
 
 pytestmark = pytest.mark.timeout(120)
 TOML = """
@@ -45,3 +47,39 @@ def test_meshes_use_hosts_of_jobs_by_kind_and_name(nb: Notebook, tmp_path: Path)
         nb.run("%stop near trainers loaders")
         nb.run("from monarch.job import running_jobs\nfor job in running_jobs('process'): job.kill()").ok()
         nb.run("os.chdir(here)").ok()
+
+
+def test_a_job_of_another_program_is_used_and_ended_from_views(nb: Notebook, tmp_path: Path) -> None:
+    nb.run(f"import os; here = os.getcwd(); os.chdir({str(tmp_path)!r})").ok()
+    (tmp_path / "monarch.toml").write_text(TOML)
+    shell = [sys.executable, "-m", "monarch_nb", "job"]
+    subprocess.run([*shell, "start", "lab"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    number = json.loads((tmp_path / ".monarch/jobs/lab.json").read_text())["apply_id"]
+    view = ViewClient(nb)
+    try:
+        (place,) = [place for place in view.ask("places")["result"]["places"] if place["name"] == "lab"]
+        assert (place["why"], place["hosts"]) == ("", {"trainers": 2, "loaders": 1})
+        assert not job_in(view, number)["here"]
+        assert job_in(view, number)["hosts"] == {"trainers": 2, "loaders": 1}
+        assert f"process job {number[:8]} (lab): trainers=2, loaders=1, 3 running, st" in job_in(view, number)["text"]
+        refused = nb.run(f"%mesh trainers hosts=3 slots=1 --job {number[:8]}").stderr
+        assert f"{number[:8]} has 2 hosts for trainers: leave hosts= out" in refused
+        made = nb.run(f"%mesh trainers slots=1 --job {number[:8]}").ok()
+        assert made.text == "<ProcMesh 'trainers' {hosts=2, slots=1}>"
+        assert "'lab'" in nb.run("%%on trainers\nimport os\nos.environ['MARK']").text
+        assert job_in(view, number)["here"]
+        assert view.ask("end_job", job=number)["result"]["text"] == f"ended the process job {number[:8]} (lab)"
+        assert job_in(view, number) is None
+        assert not (tmp_path / ".monarch/jobs/lab.json").exists()
+        assert "does not run any more" in view.ask("end_job", job=number)["error"]
+        assert f"no jobs that run begin with '{number[:8]}'" in nb.run(f"%mesh others --job {number[:8]}").stderr
+    finally:
+        subprocess.run([*shell, "kill", number[:8]], cwd=tmp_path, capture_output=True)
+        view.close()
+        nb.run("%stop trainers")
+        nb.run("os.chdir(here)").ok()
+
+
+def job_in(view: ViewClient, number: str) -> Any:
+    """That job, as views list it."""
+    return next((job for job in view.ask("jobs")["result"]["jobs"] if job["id"] == number), None)

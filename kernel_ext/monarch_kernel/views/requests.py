@@ -21,7 +21,7 @@ from monarch_nb.store.verbs import STACK, WhichStack
 from monarch_nb.supervision import Driver
 from monarch_nb.wire import counted, text_of
 
-from ..jobs import job_places
+from ..jobs import end_job, job_places, running_job_rows
 from ..leaving import bind
 from ..session import Session, killed, resized
 from .channel import Message
@@ -209,7 +209,18 @@ class Requests:
         return {"mesh": state_of(mesh).uid, "text": notice or f"{name} is running"}
 
     def _do_places(self, runtime: Runtime, message: Message) -> Message:
-        return {"places": [{"name": name, "text": text, "why": why} for name, text, why in job_places()]}
+        return {
+            "places": [
+                {"name": name, "text": text, "why": why, "hosts": hosts} for name, text, why, hosts in job_places()
+            ]
+        }
+
+    def _do_jobs(self, runtime: Runtime, message: Message) -> Message:
+        jobs, problems = running_job_rows()
+        return {"jobs": jobs, "text": problems}
+
+    def _do_end_job(self, runtime: Runtime, message: Message) -> Message:
+        return {"text": end_job(str(message.get("job")))}
 
     def _do_left(self, runtime: Runtime, message: Message) -> Message:
         here = self._session.meshes()

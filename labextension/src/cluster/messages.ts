@@ -216,6 +216,8 @@ export interface Requests {
   stack: { takes: Ranks; gives: { stacks: Record<string, string> } };
   places: { takes: object; gives: { places: Place[] } };
   left: { takes: object; gives: { meshes: LeftMesh[] } };
+  jobs: { takes: object; gives: { jobs: RunningJob[] } & Said };
+  end_job: { takes: { job: string }; gives: Said };
   attach: { takes: { uid: string; steal: boolean }; gives: Said };
   end: { takes: { uid: string; steal: boolean }; gives: Said };
   spawn: { takes: { name: string; dims: Record<string, number> }; gives: Said };
@@ -228,11 +230,24 @@ export interface Requests {
   debug: { takes: DebugCommand; gives: Said & Partial<Values> & { locals?: (Values & { name: string })[] } };
 }
 
-/** Where a mesh can be made: a kind of jobs, or a job of monarch.toml. `why`: it cannot be used here; "" if it can. */
+/**
+ * Where a mesh can be made: a kind of jobs, or a job that has its hosts. `why`: it cannot be used here; "" if it can.
+ * `hosts`: how many each mesh of the job has; empty where a mesh has as many as are asked for.
+ */
 export interface Place {
   name: string;
   text: string;
   why: string;
+  hosts: Record<string, number>;
+}
+
+/** A job of this user that runs, whoever has started it. `here`: this kernel uses its hosts. */
+export interface RunningJob {
+  id: string;
+  label: string;
+  text: string;
+  hosts: Record<string, number>;
+  here: boolean;
 }
 
 /** A mesh that is not of this kernel: left, or `held` by another one. */

@@ -5,7 +5,7 @@ import { ISignal, Signal } from "@lumino/signaling";
 import { Widget } from "@lumino/widgets";
 
 import { Dims, NewMesh, Variables, codeForMesh, codeForSpawn } from "./code";
-import type { LeftMesh } from "../cluster/messages";
+import type { LeftMesh, RunningJob } from "../cluster/messages";
 import type { Connection } from "./connection";
 import { askForMesh } from "./spawn";
 import { ACTIONS, Action, Part, Target, targetAt, words } from "./table";
@@ -125,6 +125,28 @@ export class Actions {
     }
   }
 
+  /** Asks for a mesh on the hosts of a job that runs. */
+  async useJob({ id, label, hosts }: RunningJob): Promise<void> {
+    const cluster = this._connection()?.cluster;
+    if (!cluster) return;
+    const name = id.slice(0, 8);
+    const place = { name, text: `job ${label}, which runs`, why: "", hosts };
+    this._make(await askForMesh(cluster.state, [place], { job: name, name: Object.keys(hosts)[0] ?? "" }));
+  }
+
+  /** Ends a job, with its hosts. */
+  async endJob({ id, label }: RunningJob): Promise<void> {
+    const cluster = this._connection()?.cluster;
+    if (!cluster || !(await agreedTo(`Stop the job ${label}?`, "Its hosts end, with all that runs on them.", "Stop"))) return;
+    this._show({ text: `stopping the job ${label} …`, wrong: false, code: "" });
+    try {
+      const { text } = await cluster.request("end_job", { job: id });
+      this.report(text ?? "", false, `!monarch-nb job kill ${id.slice(0, 8)}`);
+    } catch (error) {
+      this.report((error as Error).message, true);
+    }
+  }
+
   /** Heals all that has failed. */
   async healAll(): Promise<void> {
     const state = this._connection()?.cluster.state;
@@ -139,10 +161,7 @@ export class Actions {
     const connection = this._connection();
     if (!connection) return;
     const asked = name && dims ? null : await this._askForMesh(connection);
-    if (asked?.inCell) {
-      this._page.run(codeForMesh(asked));
-      return this._show({ text: `the cell makes ${asked.name}`, wrong: false, code: "" });
-    }
+    if (this._make(asked)) return;
     const mesh = asked ? { name: asked.name, dims: asked.dims } : name && dims ? { name, dims } : null;
     if (!mesh) return;
     this._show({ text: `spawning ${mesh.name} …`, wrong: false, code: "" });
@@ -152,6 +171,14 @@ export class Actions {
     } catch (error) {
       this.report((error as Error).message, true);
     }
+  }
+
+  /** Makes a mesh by a cell, where that is wanted. */
+  private _make(asked: NewMesh | null): boolean {
+    if (!asked?.inCell) return false;
+    this._page.run(codeForMesh(asked));
+    this._show({ text: `the cell makes ${asked.name}`, wrong: false, code: "" });
+    return true;
   }
 
   private async _askForMesh({ cluster }: Connection): Promise<NewMesh | null> {

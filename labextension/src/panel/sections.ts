@@ -6,7 +6,7 @@ import { Widget } from "@lumino/widgets";
 import type { Actions } from "./actions";
 import type { Cluster } from "../cluster/client";
 import { countOf, pointOf, sizeOf, unheldOf } from "../cluster/ranks";
-import type { LeftMesh } from "../cluster/messages";
+import type { LeftMesh, RunningJob } from "../cluster/messages";
 import type { ClusterState } from "../cluster/state";
 import { eachFrame, h, setText, setFacts } from "../page/dom";
 import { FIND_FROM, queryLine } from "../page/query";
@@ -169,7 +169,8 @@ export class MeshSection extends Section {
 }
 
 const TAIL = 80;
-const LOOK_MS = 10_000; // between two looks at meshes of other kernels
+const LOOK_MS = 10_000; // between two looks at meshes of other kernels,
+const JOBS_MS = 60_000; // and at jobs, for which schedulers are asked
 
 /** What is selected in the tree: facts, buttons, its last lines or where it is. */
 export class SelectedSection extends Section {
@@ -479,38 +480,77 @@ export class TransferSection extends Section {
   }
 }
 
-/** Meshes of other kernels, and those that were left: to be attached, or ended. */
+/** Something that runs without this kernel: what it is, and its buttons. */
+interface Left {
+  key: string;
+  name: string;
+  text: string;
+  buttons: [label: string, act: () => Promise<void>][];
+}
+
+/** A list of it. Buttons keep the focus while texts change. */
+class LeftList {
+  constructor(
+    heading: string,
+    private _empty: string,
+  ) {
+    this.node = h("div", {}, h("b", { text: heading }), this._list, this._note);
+  }
+
+  readonly node: HTMLElement;
+
+  draw(all: readonly Left[], problem = ""): void {
+    setText(this._note, problem || (all.length ? "" : this._empty));
+    const found = JSON.stringify(all.map(({ key, buttons }) => [key, buttons.map(([label]) => label)]));
+    if (found !== this._shown) {
+      this._list.replaceChildren(
+        ...all.map(({ name, buttons }, at) =>
+          h("li", {}, h("div"), h("div", { class: "mnb-buttons" }, ...buttons.map(([text], nth) => h("button", { class: "mnb-b", type: "button", text, "aria-label": `${text} ${name}`, onclick: () => void this._all[at]?.buttons[nth]?.[1]() })))),
+        ),
+      );
+    }
+    this._shown = found;
+    this._all = all;
+    all.forEach(({ text }, at) => setText((this._list.children[at] as Element).children[0] as Element, text));
+    this._list.hidden = !all.length;
+  }
+
+  private _all: readonly Left[] = [];
+  private _list = h("ul", { class: "mnb-left" });
+  private _note = h("div", { class: "mnb-dim" });
+  private _shown = "[]";
+}
+
+/** What runs without this kernel: meshes of other kernels and those that were left, and jobs; to be attached, or ended. */
 export class LeftSection extends Section {
   constructor(private _actions: Actions) {
     super("left", "Left Running");
   }
 
   protected mount(cluster: Cluster): () => void {
-    const root = h("div");
-    this.body.append(root);
+    const meshes = new LeftList("Meshes", "no mesh was left: %detach NAME leaves one, and other kernels' meshes are here, too");
+    const jobs = new LeftList("Jobs", "no job runs: %mesh NAME --job KIND starts one");
+    this.body.append(meshes.node, jobs.node);
     let ended = false;
-    let shown = "";
-    const draw = async (): Promise<void> => {
-      const { meshes } = await cluster.request("left", {}).catch(() => ({ meshes: [] }));
-      if (ended) return;
-      const found = JSON.stringify(meshes.map(({ uid, held }) => [uid, held]));
-      const texts = root.querySelectorAll("li > div:first-child");
-      if (found === shown) meshes.forEach(({ text }, at) => setText(texts[at] as Element, text)); // buttons keep the focus
-      if (found === shown) return;
-      shown = found;
-      const button = (mesh: LeftMesh, verb: "attach" | "end", text: string): HTMLElement =>
-        h("button", { class: "mnb-b", type: "button", text, "aria-label": `${text} ${mesh.name}`, onclick: () => void this._actions.take(verb, mesh).then(draw) });
-      const rows = meshes.map((mesh) => h("li", {}, h("div", { text: mesh.text }), h("div", { class: "mnb-buttons" }, button(mesh, "attach", mesh.held ? "Take over" : "Attach"), button(mesh, "end", "Stop"))));
-      root.replaceChildren(rows.length ? h("ul", { class: "mnb-left" }, ...rows) : h("div", { class: "mnb-dim", text: "no mesh was left: %detach NAME leaves one, and other kernels' meshes are here, too" }));
+    const drawMeshes = async (): Promise<void> => {
+      const found = (await cluster.request("left", {}).catch(() => ({ meshes: [] }))).meshes;
+      const act = (verb: "attach" | "end", mesh: LeftMesh) => () => this._actions.take(verb, mesh).then(drawMeshes);
+      if (!ended) meshes.draw(found.map((mesh) => ({ key: `${mesh.uid} ${mesh.held}`, name: mesh.name, text: mesh.text, buttons: [[mesh.held ? "Take over" : "Attach", act("attach", mesh)], ["Stop", act("end", mesh)]] })));
     };
-    void draw();
-    const unwatch = cluster.watch((patch) => isStructural(patch) && void draw());
-    const looking = setInterval(() => void draw(), LOOK_MS);
+    const drawJobs = async (): Promise<void> => {
+      const { jobs: found, text = "" } = await cluster.request("jobs", {}).catch((error: Error) => ({ jobs: [], text: error.message }));
+      const use = (job: RunningJob): Left["buttons"] => (job.here ? [] : [["Attach", () => this._actions.useJob(job)]]);
+      if (!ended) jobs.draw(found.map((job) => ({ key: job.id, name: job.label, text: job.here ? `${job.text} · used here` : job.text, buttons: [...use(job), ["Stop", () => this._actions.endJob(job).then(drawJobs)]] })), text);
+    };
+    void drawMeshes();
+    void drawJobs();
+    const unwatch = cluster.watch((patch) => isStructural(patch) && void drawMeshes());
+    const looking = [setInterval(() => void drawMeshes(), LOOK_MS), setInterval(() => void drawJobs(), JOBS_MS)];
     return () => {
       ended = true;
       unwatch();
-      clearInterval(looking);
-      root.remove();
+      looking.forEach(clearInterval);
+      this.body.replaceChildren();
     };
   }
 }

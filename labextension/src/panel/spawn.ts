@@ -34,9 +34,23 @@ function keep({ job, arguments: given, dims }: NewMesh): void {
   }
 }
 
-/** `8 processes on 2 hosts`, and what is drawn of them: for each host how many. */
-export function previewOf(dims: Dims): { text: string; hosts: number[] } {
-  const hosts = dims.hosts ?? 1;
+/** How many hosts a job has for a mesh: its own of that name, or its only ones; undefined where as many as are asked for. */
+export function hostsFor(place: Place | undefined, name: string): number | undefined {
+  const sizes = Object.values(place?.hosts ?? {});
+  return place?.hosts[name] ?? (sizes.length === 1 ? sizes[0] : undefined);
+}
+
+/** Why a mesh cannot be made on the hosts of a job; "" if it can. */
+export function wrongHosts(place: Place | undefined, { name, dims }: Pick<NewMesh, "name" | "dims">): string {
+  if (!place || !Object.keys(place.hosts).length) return "";
+  const has = hostsFor(place, name);
+  if (has === undefined) return `${place.name} has hosts for ${Object.keys(place.hosts).join(" and ")}: give the mesh one of these names.`;
+  return dims.hosts === undefined || dims.hosts === has ? "" : `${place.name} has ${plural(has, "host")} for ${name}: leave hosts= out.`;
+}
+
+/** `8 processes on 2 hosts`, and what is drawn of them: for each host how many. `has`: the hosts of a job. */
+export function previewOf(dims: Dims, has?: number): { text: string; hosts: number[] } {
+  const hosts = has ?? dims.hosts ?? 1;
   const each = Object.entries(dims).reduce((product, [label, size]) => (label === "hosts" ? product : product * size), 1);
   const text = `${plural(hosts * each, "process").replace("processs", "processes")}${hosts > 1 ? ` on ${plural(hosts, "host")}` : ""}`;
   return { text, hosts: Array.from({ length: Math.min(hosts, DRAWN) }, () => Math.min(each, DRAWN)) };
@@ -45,14 +59,14 @@ export function previewOf(dims: Dims): { text: string; hosts: number[] } {
 export class SpawnForm extends Widget implements Dialog.IBodyWidget<NewMesh | string> {
   constructor(
     private _state: ClusterState,
-    places: readonly Place[],
+    private _places: readonly Place[],
     typed: Partial<NewMesh & { shape: string }> | null,
   ) {
     super();
     this.addClass("mnb-form");
     const taken = Object.values(_state.meshes).filter((mesh) => !mesh.stopped).map((mesh) => mesh.name);
     const [last] = recent();
-    const usable = [...places].sort((a, b) => Number(Boolean(a.why)) - Number(Boolean(b.why)));
+    const usable = [..._places].sort((a, b) => Number(Boolean(a.why)) - Number(Boolean(b.why)));
     this._where.append(h("option", { value: "", text: "this machine" }), ...usable.map(({ name, text, why }) => h("option", { value: name, disabled: Boolean(why), text: why ? `${text}: ${why}` : text })));
     this._name.value = typed?.name ?? freshName(taken);
     this._dims.value = typed?.shape ?? last?.dims ?? "gpus=4";
@@ -87,17 +101,28 @@ export class SpawnForm extends Widget implements Dialog.IBodyWidget<NewMesh | st
   getValue(): NewMesh | string {
     const mesh = newMeshFrom(this._name.value.trim(), this._dims.value);
     if (typeof mesh === "string") return mesh;
+    const refused = wrongHosts(this._place, mesh);
+    if (refused) return refused;
     const job = this._where.value;
     const setup = this._setup.value.trimEnd();
-    return { ...mesh, job, arguments: job ? this._arguments.value.trim() : "", setup, inCell: this._inCell.checked || Boolean(job || setup) };
+    return { ...mesh, job, arguments: this._takesOptions ? this._arguments.value.trim() : "", setup, inCell: this._inCell.checked || Boolean(job || setup) };
+  }
+
+  private get _place(): Place | undefined {
+    return this._places.find(({ name }) => name === this._where.value);
+  }
+
+  /** Jobs that have their hosts have their options, too. */
+  private get _takesOptions(): boolean {
+    return Boolean(this._where.value && !Object.keys(this._place?.hosts ?? {}).length);
   }
 
   private _update(): void {
     const mesh = this.getValue();
     const wrong = typeof mesh === "string";
-    this._options.hidden = !this._where.value;
+    this._options.hidden = !this._takesOptions;
     this._inCell.disabled = Boolean(this._where.value || this._setup.value.trim()); // what else shows how hosts join?
-    const preview = wrong ? { text: "", hosts: [] } : previewOf(mesh.dims);
+    const preview = wrong ? { text: "", hosts: [] } : previewOf(mesh.dims, hostsFor(this._place, mesh.name));
     setText(this._preview, preview.text);
     this._drawing.replaceChildren(...preview.hosts.map((count) => h("div", {}, ...Array.from({ length: count }, () => h("i")))));
     setText(this._code, wrong ? "" : codeForMesh(mesh));

@@ -6,8 +6,12 @@ vi.mock("@jupyterlab/apputils", () => ({ Dialog: {}, InputDialog: {}, showDialog
 const { LeftSection } = await import("../../src/panel/sections");
 
 const mesh = { uid: "m1", name: "away", held: false, text: "away {gpus=2}: 5m of its lease left" };
-const request = vi.fn(() => Promise.resolve({ meshes: [mesh] }));
+const job = { id: "5e6f3a21-7", label: "5e6f3a21 (lab)", text: "slurm job 5e6f3a21 (lab): trainers=4, 4 running", hosts: { trainers: 4 }, here: false };
+const left = { meshes: [mesh], jobs: [job], text: "" };
+const request = vi.fn((_verb: string) => Promise.resolve(left));
 const take = vi.fn(() => Promise.resolve());
+const useJob = vi.fn(() => Promise.resolve());
+const endJob = vi.fn(() => Promise.resolve());
 let section: InstanceType<typeof LeftSection>;
 
 async function settle(ms = 0): Promise<void> {
@@ -16,7 +20,7 @@ async function settle(ms = 0): Promise<void> {
 
 beforeEach(() => {
   vi.useFakeTimers();
-  section = new LeftSection({ take } as never);
+  section = new LeftSection({ take, useJob, endJob } as never);
   Widget.attach(section, document.body);
   section.cluster = { request, watch: () => () => undefined } as never;
 });
@@ -38,8 +42,29 @@ it("meshes that were left are attached or stopped by buttons that keep the focus
   expect(take).toHaveBeenCalledWith("end", mesh);
 });
 
-it("says what it is where there are none", async () => {
-  request.mockResolvedValue({ meshes: [] });
-  await settle(10_000);
+it("jobs are attached and stopped by whom they are not used, and looked for less often", async () => {
+  await settle();
+  const buttons = (): string[] => [...section.node.querySelectorAll("button")].map((button) => button.getAttribute("aria-label") ?? "");
+  expect(section.node.textContent).toContain("trainers=4, 4 running");
+  expect(buttons().slice(2)).toEqual(["Attach 5e6f3a21 (lab)", "Stop 5e6f3a21 (lab)"]);
+  section.node.querySelectorAll("button")[2]?.click();
+  section.node.querySelectorAll("button")[3]?.click();
+  expect([useJob.mock.calls, endJob.mock.calls]).toEqual([[[job]], [[job]]]);
+  await settle();
+  request.mockClear();
+  job.here = true;
+  await settle(60_000);
+  expect(request.mock.calls.filter(([verb]) => verb === "jobs").length).toBe(1);
+  expect(buttons().slice(2)).toEqual(["Stop 5e6f3a21 (lab)"]);
+  expect(section.node.textContent).toContain("used here");
+});
+
+it("says what it is where there are none, and which scheduler could not be asked", async () => {
+  request.mockResolvedValue({ meshes: [], jobs: [], text: "slurm: squeue did not answer" });
+  await settle(60_000);
   expect(section.node.textContent).toContain("no mesh was left: %detach NAME leaves one");
+  expect(section.node.textContent).toContain("squeue did not answer");
+  request.mockResolvedValue({ meshes: [], jobs: [], text: "" });
+  await settle(60_000);
+  expect(section.node.textContent).toContain("no job runs: %mesh NAME --job KIND");
 });

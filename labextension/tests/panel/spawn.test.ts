@@ -10,8 +10,9 @@ const { ACTIONS } = await import("../../src/panel/table");
 const { empty, four } = await import("../made");
 
 const places = [
-  { name: "slurm", text: "slurm job", why: "there is no sbatch here" },
-  { name: "lab", text: "lab of monarch.toml (ssh)", why: "" },
+  { name: "slurm", text: "slurm job", why: "there is no sbatch here", hosts: {} },
+  { name: "ray", text: "ray job", why: "", hosts: {} },
+  { name: "lab", text: "lab of monarch.toml (ssh)", why: "", hosts: { trainers: 3, loaders: 1 } },
 ];
 
 function typed(form: InstanceType<typeof SpawnForm>, name: string, value: string): void {
@@ -28,18 +29,30 @@ describe("the form of a new mesh", () => {
     typed(form, "shape", "hosts=2 gpus=4");
     expect(form.node.querySelector("pre")?.textContent).toBe("%mesh workers hosts=2 gpus=4");
     expect(form.node.textContent).toContain("8 processes on 2 hosts");
-    typed(form, "where", "lab");
+    typed(form, "where", "ray");
     typed(form, "options of the job", "time=1:00:00");
     typed(form, "set-up", "import torch\n");
-    expect(form.node.querySelector("pre")?.textContent).toBe("%%mesh workers hosts=2 gpus=4 --job lab time=1:00:00\nimport torch");
-    expect(form.getValue()).toMatchObject({ job: "lab", inCell: true });
+    expect(form.node.querySelector("pre")?.textContent).toBe("%%mesh workers hosts=2 gpus=4 --job ray time=1:00:00\nimport torch");
+    expect(form.getValue()).toMatchObject({ job: "ray", inCell: true });
   });
 
   it("offers first what can be used, and says why the rest cannot", () => {
     const form = new SpawnForm(empty(), places, null);
     const options = [...form.node.querySelectorAll<HTMLOptionElement>("select option")];
-    expect(options.map(({ textContent }) => textContent)).toEqual(["this machine", "lab of monarch.toml (ssh)", "slurm job: there is no sbatch here"]);
-    expect(options.map(({ disabled }) => disabled)).toEqual([false, false, true]);
+    expect(options.map(({ textContent }) => textContent)).toEqual(["this machine", "ray job", "lab of monarch.toml (ssh)", "slurm job: there is no sbatch here"]);
+    expect(options.map(({ disabled }) => disabled)).toEqual([false, false, false, true]);
+  });
+
+  it("counts the hosts that a job has for the mesh, and says where they do not fit", () => {
+    const form = new SpawnForm(empty(), places, { job: "lab", name: "trainers", shape: "gpus=4" });
+    expect(form.node.textContent).toContain("12 processes on 3 hosts");
+    expect(form.node.querySelector("pre")?.textContent).toBe("%mesh trainers gpus=4 --job lab");
+    typed(form, "shape", "hosts=2 gpus=4");
+    expect(form.getValue()).toBe("lab has 3 hosts for trainers: leave hosts= out.");
+    typed(form, "name", "others");
+    expect(form.getValue()).toBe("lab has hosts for trainers and loaders: give the mesh one of these names.");
+    const only = { name: "5e6f3a21", text: "job 5e6f3a21", why: "", hosts: { near: 2 } };
+    expect(new SpawnForm(empty(), [only], { job: "5e6f3a21", name: "far", shape: "gpus=2" }).node.textContent).toContain("4 processes on 2 hosts");
   });
 
   it("proposes what was chosen before, where it can still be used", () => {
