@@ -47,7 +47,7 @@ from monarch_nb.tensor.commands import (
 )
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken_mesh, by_operation, lost_text
 from monarch_nb.tensor.failure import Failure
-from monarch_nb.tensor.flusher import FLUSHER, BatchesInFlight, CommandBatch
+from monarch_nb.tensor.flusher import FLUSHER, WAIT_S, BatchesInFlight, CommandBatch
 from monarch_nb.tensor.lanes import ACTIVE, check_fetching
 from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import Meta, Propagator
@@ -337,8 +337,8 @@ class Stream:
         return batch
 
     def _on_reply(self, _: object) -> None:
-        if not self.quiet:
-            FLUSHER.schedule(self, 0.0, waits=False)
+        if not self.quiet:  # if nothing is in flight, the ranks wait for the controller: larger batches help it
+            FLUSHER.schedule(self, 0.0 if self.in_flight else WAIT_S, waits=False)
 
     def _exceeds_window(self) -> bool:
         return self._batches.exceed_window(self._issued, self._bytes)
