@@ -1,6 +1,7 @@
 // Bundles the front ends: `node build.mjs panel` for JupyterLab's builder, `node build.mjs widgets [FOLDER]` for the wheel.
+// `node build.mjs phrases FILE` writes the catalogue of phrases for translators.
 
-import { copyFile } from "node:fs/promises";
+import { copyFile, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 
 import { build } from "esbuild";
@@ -25,4 +26,5 @@ async function panel() {
 }
 
 const [what, folder = SHIPPED] = process.argv.slice(2);
-await (what === "widgets" ? widgets(folder) : panel());
+if (what === "phrases") await writeFile(folder, (await import("./phrases.mjs")).catalogue());
+else await (what === "widgets" ? widgets(folder) : panel());

@@ -1,5 +1,6 @@
 // What a front end knows of the cluster: docs/protocol.md, spoken over an anywidget model or anything that looks like one.
 
+import { say } from "../page/language";
 import type { FromKernel, Requests, RequestVerb, TitledView, Topic, Topics, Watch } from "./messages";
 import { type ClusterState, EMPTY, type Patch } from "./state";
 
@@ -118,7 +119,7 @@ export class Cluster {
     return new Promise((resolve, reject) => {
       const timeout = setTimeout(() => {
         this._waiting.delete(id);
-        reject(new Error("the kernel has not answered; a cell may be running"));
+        reject(new Error(say`the kernel has not answered; a cell may be running`));
       }, REQUEST_MS);
       const message = { type: "request", id, verb, ...content };
       this._waiting.set(id, { message, resolve, reject, timeout });

@@ -1,6 +1,7 @@
 // What differs among many ranks: those that are alike are one line, those far from the others another.
 
 import { bytes } from "../page/words";
+import { say } from "../page/language";
 import { type Rank, type State, STATES } from "./state";
 
 /** Ranks that are alike in one respect, and the text that describes them. */
@@ -35,7 +36,7 @@ export function differences(count: number, rankAt: (index: number) => Rank, most
   const sorted = [...groups.values()].sort((a, b) => order(a.state) - order(b.state) || b.indices.length - a.indices.length);
   const listed = [...sorted.slice(0, most), ...MEASURED.flatMap(([what, name, show, least]) => farOff(ranks, what, name, show, least))];
   const rest = sorted.slice(most);
-  if (rest.length) listed.push({ state: (rest[0] as Difference).state, what: `${rest.length} more kinds`, indices: rest.flatMap((each) => each.indices).sort((a, b) => a - b) });
+  if (rest.length) listed.push({ state: (rest[0] as Difference).state, what: say`${rest.length} more kinds`, indices: rest.flatMap((each) => each.indices).sort((a, b) => a - b) });
   return listed;
 }
 
@@ -47,14 +48,14 @@ function farOff(ranks: readonly Rank[], what: "cpu" | "memory" | "rate" | "queue
   const usual = median(values.map((value) => Math.abs(value - middle)));
   const far = Math.max(FAR * usual, NOTABLE * Math.abs(middle), least);
   const sides: [string, (value: number) => boolean, (values: number[]) => number][] = [
-    ["up to", (value) => value > middle + far, (some) => some.reduce((a, b) => Math.max(a, b))],
-    ["down to", (value) => value < middle - far, (some) => some.reduce((a, b) => Math.min(a, b))],
+    [say`up to`, (value) => value > middle + far, (some) => some.reduce((a, b) => Math.max(a, b))],
+    [say`down to`, (value) => value < middle - far, (some) => some.reduce((a, b) => Math.min(a, b))],
   ];
   return sides.flatMap(([word, isFar, end]) => {
     const indices = ranks.flatMap((rank, index) => (rank[what] !== undefined && isFar(rank[what]) ? [index] : []));
     if (!indices.length) return [];
     const last = end(indices.map((index) => (ranks[index] as Rank)[what] as number));
-    return [{ state: (ranks[indices[0] as number] as Rank).state, what: `${name} ${word} ${show(last)}, most have ${show(middle)}`, indices }];
+    return [{ state: (ranks[indices[0] as number] as Rank).state, what: say`${name} ${word} ${show(last)}, most have ${show(middle)}`, indices }];
   });
 }
 

@@ -1,6 +1,7 @@
 // Buttons that send a request to the kernel, and the line that shows the result.
 
 import type { Said } from "../cluster/messages";
+import { say } from "./language";
 import { h } from "./dom";
 
 export type Report = (text: string, wrong?: boolean) => void;
@@ -40,7 +41,7 @@ export function askButton(label: string, ask: Ask, report: Report, attributes: R
 export function copyButton(label: string, text: () => string): HTMLButtonElement {
   const button = h("button", { class: "mnb-b", type: "button", text: label });
   button.addEventListener("click", async () => {
-    button.textContent = (await copied(text())) ? "copied" : "select it and copy";
+    button.textContent = (await copied(text())) ? "copied" : say`select it and copy`;
     setTimeout(() => (button.textContent = label), 1200);
   });
   return button;

@@ -1,5 +1,6 @@
 // What can be asked of the page around us; JupyterLab and Notebook 7 take commands from elements that name them.
 
+import { say } from "./language";
 import { h } from "./dom";
 
 /** The cell that an element is in, where a click can run it. */
@@ -12,7 +13,7 @@ export function runAgain(element: HTMLElement): void {
   const cell = cellOf(element);
   // The command runs the active cell: it must be this one, also if another was clicked on meanwhile.
   element.dispatchEvent(new MouseEvent("mousedown", { bubbles: true }));
-  if (!cell?.classList.contains("jp-mod-active")) throw new Error("run the cell again yourself: this front end cannot");
+  if (!cell?.classList.contains("jp-mod-active")) throw new Error(say`run the cell again yourself: this front end cannot`);
   const link = h("button", { hidden: true, "data-commandlinker-command": "notebook:run-cell", "data-commandlinker-args": "{}" });
   element.after(link); // within the output, which is trusted if the notebook is
   link.click();

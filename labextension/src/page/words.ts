@@ -1,20 +1,36 @@
 // Words and numbers as they are shown.
 
 import type { Failure, Mesh, Rank, Reported, State } from "../cluster/state";
+import { say } from "./language";
+
+
+export { plural } from "./language";
 
 export const SIGNS: Readonly<Partial<Record<State, string>>> = { failed: "✕", healing: "↻", paused: "❚❚", unresponsive: "…", starting: "◦", stopped: "–" };
 
 const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
 
-export function plural(count: number, word: string): string {
-  return `${count} ${word}${count === 1 ? "" : "s"}`;
+const STATES: Readonly<Record<State, () => string>> = {
+  busy: () => say`busy`,
+  failed: () => say`failed`,
+  healing: () => say`healing`,
+  idle: () => say`idle`,
+  paused: () => say`paused`,
+  starting: () => say`starting`,
+  stopped: () => say`stopped`,
+  unresponsive: () => say`unresponsive`,
+};
+
+/** How a rank is, in a word. */
+export function stateWord(state: State): string {
+  return STATES[state]();
 }
 
 export function duration(seconds: number): string {
   const s = Math.max(0, seconds);
   if (s < 10) return `${s.toFixed(1)} s`;
   if (s < 60) return `${Math.floor(s)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${String(Math.floor(s % 60)).padStart(2, "0")} s`;
+  if (s < 3600) return say`${Math.floor(s / 60)} min ${String(Math.floor(s % 60)).padStart(2, "0")} s`;
   return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")} min`;
 }
 
@@ -22,7 +38,7 @@ export function duration(seconds: number): string {
 export function overText(mesh: Pick<Mesh, "stopped" | "ended"> | undefined, now: number): string {
   const why = mesh?.stopped?.replace(/^stopped ?/, "") ?? "";
   const by = /^by [^,;:]{1,20}$/.test(why); // `stopped by %stop at 12:00:00`, but `stopped at 12:00:00: its host was lost`
-  return by ? `stopped ${why} at ${clock(mesh?.ended ?? now)}` : `stopped at ${clock(mesh?.ended ?? now)}${why && `: ${why}`}`;
+  return by ? say`stopped ${why} at ${clock(mesh?.ended ?? now)}` : say`stopped at ${clock(mesh?.ended ?? now)}${why && `: ${why}`}`;
 }
 
 export function bytes(size: number): string {
@@ -65,12 +81,12 @@ export function shapeOf(mesh: Pick<Mesh, "labels" | "sizes">): string {
 
 /** How a failure stands. */
 export function endOf(state: Failure["state"]): string {
-  return state === "open" ? "not healed" : state;
+  return state === "open" ? say`not healed` : state;
 }
 
 /** Who a failure was reported to, and what came of it. */
 export function reportOf([who, how]: Reported): string {
-  if (who === "<root>") return "shown here because no call was waiting";
-  if (who === "a call") return "raised by the waiting call";
-  return `${who} ${how === "asked" ? "was asked" : how === "handled" ? "handled it" : "did not handle it"}`;
+  if (who === "<root>") return say`shown here because no call was waiting`;
+  if (who === "a call") return say`raised by the waiting call`;
+  return `${who} ${how === "asked" ? say`was asked` : how === "handled" ? say`handled it` : say`did not handle it`}`;
 }

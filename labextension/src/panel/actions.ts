@@ -4,6 +4,7 @@ import { Dialog, InputDialog, showDialog } from "@jupyterlab/apputils";
 import { ISignal, Signal } from "@lumino/signaling";
 import { Widget } from "@lumino/widgets";
 
+import { phrase, say } from "../page/language";
 import { Dims, NewMesh, Variables, codeForMesh, codeForSpawn } from "./code";
 import type { LeftMesh, RunningJob } from "../cluster/messages";
 import type { Connection } from "./connection";
@@ -27,7 +28,7 @@ export interface Page {
   run(code: string): void;
 }
 
-const GONE = "That mesh has been stopped, or belongs to another notebook.";
+const gone = (): string => say`That mesh has been stopped, or belongs to another notebook.`;
 
 export class Actions {
   outcome: Outcome = { text: "", wrong: false, code: "" };
@@ -78,19 +79,19 @@ export class Actions {
     await this.learn();
     const on = this.target(uid, ranks);
     const action = named(name);
-    if (!on) return this.report(GONE, true);
+    if (!on) return this.report(gone(), true);
     const code = this.code(action, on);
     this._page.insert(code);
-    this._show({ text: `the code of “${action.label}” is in a cell`, wrong: false, code: "" });
+    this._show({ text: say`the code of “${phrase(action.label)}” is in a cell`, wrong: false, code: "" });
   }
 
   /** Acts on a mesh or some of its ranks; asks nothing where somebody is `sure`. */
   async act(name: string, uid: string, ranks: number[] | null, sure = false): Promise<void> {
     const connection = this._connection();
     const on = this.target(uid, ranks);
-    if (!connection || !on) return this.report(GONE, true);
+    if (!connection || !on) return this.report(gone(), true);
     const action = named(name);
-    const typed = action.asks ? await ask(action.asks.title, action.asks.proposes(on), action.asks.example) : "";
+    const typed = action.asks ? await ask(phrase(action.asks.title), action.asks.proposes(on), phrase(action.asks.example)) : "";
     if (typed === null || (!sure && !(await agreed(action, on)))) return;
     const { does } = action;
     if ("shows" in does) return this._page.show(does.shows, on);
@@ -98,9 +99,9 @@ export class Actions {
     const code = action.code(this.target(uid, ranks) ?? on, typed || codeOfCell(this._page.cell()));
     if ("runs" in does) {
       this._page.run(code);
-      return this._show({ text: `the cell runs on ${on.place}`, wrong: false, code: "" });
+      return this._show({ text: say`the cell runs on ${on.place}`, wrong: false, code: "" });
     }
-    this._show({ text: `${does.waiting} ${on.mesh.name} …`, wrong: false, code: "" });
+    this._show({ text: `${phrase(does.waiting)} ${on.mesh.name} …`, wrong: false, code: "" });
     try {
       const result = (await connection.cluster.request(does.verb, { mesh: uid, ...(ranks === null ? {} : { ranks }), ...does.more?.(typed) } as never)) as { text?: string };
       this.report(result.text ?? "", false, code);
@@ -113,10 +114,10 @@ export class Actions {
   async take(verb: "attach" | "end", { uid, name, held }: LeftMesh): Promise<void> {
     const cluster = this._connection()?.cluster;
     if (!cluster) return;
-    const label = verb === "end" ? "Stop" : "Take Over";
-    const lost = verb === "end" ? "Its processes end, with all that is on them." : "The kernel that has it loses it, and is notified.";
+    const label = verb === "end" ? say`Stop` : say`Take Over`;
+    const lost = verb === "end" ? say`Its processes end, with all that is on them.` : say`The kernel that has it loses it, and is notified.`;
     if ((verb === "end" || held) && !(await agreedTo(`${label} ${name}?`, lost, label))) return;
-    this._show({ text: `${verb === "end" ? "stopping" : "attaching"} ${name} …`, wrong: false, code: "" });
+    this._show({ text: verb === "end" ? say`stopping ${name} …` : say`attaching ${name} …`, wrong: false, code: "" });
     try {
       const { text } = await cluster.request(verb, { uid, steal: held });
       this.report(text ?? "", false, verb === "end" ? `!monarch-nb mesh stop ${name}${held ? " --steal" : ""}` : `%attach ${name}${held ? " --steal" : ""}`);
@@ -130,15 +131,15 @@ export class Actions {
     const cluster = this._connection()?.cluster;
     if (!cluster) return;
     const name = id.slice(0, 8);
-    const place = { name, text: `job ${label}, which runs`, why: "", hosts };
+    const place = { name, text: say`job ${label}, which runs`, why: "", hosts };
     this._make(await askForMesh(cluster.state, [place], { job: name, name: Object.keys(hosts)[0] ?? "" }));
   }
 
   /** Ends a job, with its hosts. */
   async endJob({ id, label }: RunningJob): Promise<void> {
     const cluster = this._connection()?.cluster;
-    if (!cluster || !(await agreedTo(`Stop the job ${label}?`, "Its hosts end, with all that runs on them.", "Stop"))) return;
-    this._show({ text: `stopping the job ${label} …`, wrong: false, code: "" });
+    if (!cluster || !(await agreedTo(say`Stop the job ${label}?`, say`Its hosts end, with all that runs on them.`, say`Stop`))) return;
+    this._show({ text: say`stopping the job ${label} …`, wrong: false, code: "" });
     try {
       const { text } = await cluster.request("end_job", { job: id });
       this.report(text ?? "", false, `!monarch-nb job kill ${id.slice(0, 8)}`);
@@ -152,7 +153,7 @@ export class Actions {
     const state = this._connection()?.cluster.state;
     const failed = Object.entries(state?.meshes ?? {}).filter(([, mesh]) => !mesh.stopped && mesh.counts?.failed);
     const roots = failed.filter(([, mesh]) => mesh.kind === "procs" || !failed.some(([other]) => other === mesh.on));
-    if (!roots.length) this.report("Nothing has failed, so there is nothing to heal.");
+    if (!roots.length) this.report(say`Nothing has failed, so there is nothing to heal.`);
     for (const [uid] of roots) await this.act("heal", uid, null);
   }
 
@@ -164,7 +165,7 @@ export class Actions {
     if (this._make(asked)) return;
     const mesh = asked ? { name: asked.name, dims: asked.dims } : name && dims ? { name, dims } : null;
     if (!mesh) return;
-    this._show({ text: `spawning ${mesh.name} …`, wrong: false, code: "" });
+    this._show({ text: say`spawning ${mesh.name} …`, wrong: false, code: "" });
     try {
       const result = await connection.cluster.request("spawn", mesh);
       this.report(result.text ?? "", false, codeForSpawn(mesh.name, mesh.dims));
@@ -177,7 +178,7 @@ export class Actions {
   private _make(asked: NewMesh | null): boolean {
     if (!asked?.inCell) return false;
     this._page.run(codeForMesh(asked));
-    this._show({ text: `the cell makes ${asked.name}`, wrong: false, code: "" });
+    this._show({ text: say`the cell makes ${asked.name}`, wrong: false, code: "" });
     return true;
   }
 
@@ -196,7 +197,7 @@ export class Actions {
 
 function named(name: string): Action {
   const action = ACTIONS.find((each) => each.name === name);
-  if (!action) throw new Error(`there is no action ${name}`);
+  if (!action) throw new Error(say`there is no action ${name}`);
   return action;
 }
 
@@ -207,8 +208,8 @@ function codeOfCell(source: string): string {
 
 async function agreed(action: Action, on: Target): Promise<boolean> {
   const lost = action.loses?.(on);
-  const { label } = action;
-  return !lost || agreedTo(`${label} ${label.includes(" Host") ? "of " : ""}${words(on)}?`, lost, label);
+  const label = phrase(action.label);
+  return !lost || agreedTo(action.label.includes(" Host") ? say`${label} of ${words(on)}?` : `${label} ${words(on)}?`, lost, label);
 }
 
 /** Asks whether something may be lost. */

@@ -1,6 +1,7 @@
 // What a click did, as a line for the notebook.
 
 import type { Mesh } from "../cluster/state";
+import { say } from "../page/language";
 
 export type Variables = Record<string, string>; // name in the notebook: uid
 
@@ -26,10 +27,10 @@ export function dimsFrom(text: string): Dims {
   const dims: Dims = {};
   for (const word of text.trim().split(/[\s,]+/)) {
     const match = /^([A-Za-z_]\w*)=(\d+)$/.exec(word);
-    if (!match) throw new Error(word ? `"${word}" is not a dimension: write gpus=4, or hosts=2 gpus=4` : "write at least one dimension, such as gpus=4");
+    if (!match) throw new Error(word ? say`"${word}" is not a dimension: write gpus=4, or hosts=2 gpus=4` : say`write at least one dimension, such as gpus=4`);
     const [, label, size] = match as unknown as [string, string, string];
-    if (Number(size) < 1) throw new Error(`${label} must be at least 1`);
-    if (label in dims) throw new Error(`${label} is given twice`);
+    if (Number(size) < 1) throw new Error(say`${label} must be at least 1`);
+    if (label in dims) throw new Error(say`${label} is given twice`);
     dims[label] = Number(size);
   }
   return dims;
@@ -37,7 +38,7 @@ export function dimsFrom(text: string): Dims {
 
 /** Why a name cannot be that of a variable; "" if it can. */
 export function wrongName(name: string): string {
-  return /^[A-Za-z_]\w*$/.test(name) ? "" : name ? `"${name}" cannot be the name of a variable` : "Give the mesh a name.";
+  return /^[A-Za-z_]\w*$/.test(name) ? "" : name ? say`"${name}" cannot be the name of a variable` : say`Give the mesh a name.`;
 }
 
 /** A name that no mesh has yet: workers, workers2, … */

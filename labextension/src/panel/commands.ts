@@ -6,6 +6,7 @@ import type { CommandRegistry } from "@lumino/commands";
 import type { ReadonlyPartialJSONObject } from "@lumino/coreutils";
 import { Menu } from "@lumino/widgets";
 
+import { phrase, say } from "../page/language";
 import type { Actions } from "./actions";
 import type { Dims } from "./code";
 import type { Front } from "./front";
@@ -67,20 +68,21 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
   }
 
   function labelOf(action: Action, args: ReadonlyPartialJSONObject): string {
-    if (args.palette) return `${action.label}: What Is Selected`;
+    const label = phrase(action.label);
+    if (args.palette) return say`${label}: What Is Selected`;
     const on = targetFrom(args);
-    if (args.code) return on ? (actions.code(action, on).split("\n")[0] as string) : action.label;
-    return on && args.mesh ? `${action.label} ${words(on)}` : action.label;
+    if (args.code) return on ? (actions.code(action, on).split("\n")[0] as string) : label;
+    return on && args.mesh ? `${label} ${words(on)}` : label;
   }
 
-  commands.addCommand(IDS.open, { label: "Show the Cluster of This Notebook", icon, execute: () => views.open() });
+  commands.addCommand(IDS.open, { label: say`Show the Cluster of This Notebook`, icon, execute: () => views.open() });
   commands.addCommand(IDS.load, {
-    label: "Load Monarch into the Kernel",
+    label: say`Load Monarch into the Kernel`,
     isEnabled: () => Boolean(front.connection && phaseOf(front.connection.facts) === "unloaded"),
     execute: () => front.connection?.load(),
   });
   commands.addCommand(IDS.spawn, {
-    label: "Spawn a Mesh…",
+    label: say`Spawn a Mesh…`,
     isEnabled: live,
     execute: (args) => {
       views.open();
@@ -91,7 +93,7 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
     const command = commandOf(action);
     commands.addCommand(command, {
       label: (args) => labelOf(action, args),
-      caption: action.hint,
+      caption: phrase(action.hint),
       isEnabled: (args) => {
         if (args.mesh || args.all || !live()) return live();
         const on = targetFrom(args);
@@ -110,14 +112,14 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
     commands.addKeyBinding({ command, args: { code: true }, keys: [`Shift ${action.key}`], selector: TREE });
   }
   commands.addCommand(IDS.failures, {
-    label: "Show Failures",
+    label: say`Show Failures`,
     execute: () => {
       views.open();
       views.failures();
     },
   });
   commands.addCommand("monarch-nb:why-all", {
-    label: "Why Does Nothing Move?",
+    label: say`Why Does Nothing Move?`,
     isEnabled: live,
     execute: () => {
       views.open();
@@ -125,7 +127,7 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
     },
   });
   commands.addCommand(IDS.codes, {
-    label: "Show the Code of All Actions",
+    label: say`Show the Code of All Actions`,
     isEnabled: live,
     execute: () => {
       views.open();
@@ -133,7 +135,7 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
     },
   });
   commands.addCommand(IDS.insert, {
-    label: "Insert the Code of the Last Action",
+    label: say`Insert the Code of the Last Action`,
     isEnabled: () => Boolean(actions.outcome.code),
     execute: () => front.insert(actions.outcome.code),
   });
@@ -149,7 +151,7 @@ export function openMenu(app: JupyterFrontEnd, x: number, y: number): void {
   const { commands } = app;
   const menu = new Menu({ commands });
   const code = new Menu({ commands });
-  code.title.label = "Insert Code";
+  code.title.label = say`Insert Code`;
   const usable = ACTIONS.filter((action) => commands.isEnabled(commandOf(action), {}));
   for (const action of usable) {
     if (action.ends && !menu.items.some((item) => item.type === "separator")) menu.addItem({ type: "separator" });

@@ -9,6 +9,7 @@ import { ISignal, Signal } from "@lumino/signaling";
 import { Cluster } from "../cluster/client";
 import type { FromKernel } from "../cluster/messages";
 import { BACK } from "../page/back";
+import { say } from "../page/language";
 import { Facts, NOTHING, mayLoad, phaseOf, wantsComm } from "./link";
 
 const TARGET = "monarch_nb.cluster";
@@ -37,7 +38,7 @@ export class Connection implements IDisposable {
   ) {
     this.cluster = new Cluster({
       send: (message) => {
-        if (!this._comm || this.facts.comm !== "live") throw new Error("the kernel cannot be reached");
+        if (!this._comm || this.facts.comm !== "live") throw new Error(say`the kernel cannot be reached`);
         this._comm.send(message as JSONObject);
       },
       onMessage: (callback) => {
@@ -80,7 +81,7 @@ export class Connection implements IDisposable {
       try {
         const reply = await kernel.requestExecute({ code: `%load_ext ${name}`, store_history: false, allow_stdin: false }).done;
         error = reply.content.status === "error" ? `${reply.content.ename}: ${reply.content.evalue}` : "";
-        if (/No module named '?monarch/.test(error)) error = `monarch-nb is not installed where this kernel runs: ${INSTALL}`;
+        if (/No module named '?monarch/.test(error)) error = say`monarch-nb is not installed where this kernel runs: ${INSTALL}`;
       } catch (problem) {
         error = String(problem);
       }
@@ -91,7 +92,7 @@ export class Connection implements IDisposable {
       if (await this._open(kernel)) break;
     }
     this._loaded ||= this.facts.comm === "live";
-    this._set({ loading: false, error: this.facts.comm === "live" ? "" : error || "the kernel refused the connection" });
+    this._set({ loading: false, error: this.facts.comm === "live" ? "" : error || say`the kernel refused the connection` });
   }
 
   private get _kernel(): Kernel.IKernelConnection | null {
@@ -122,7 +123,7 @@ export class Connection implements IDisposable {
   }
 
   private _kernelChanged(): void {
-    this._lost("the kernel was changed");
+    this._lost(say`the kernel was changed`);
     const kernel = this._kernel;
     this._set({ kernel: Boolean(kernel), language: "", comm: "none", error: "", loading: false });
     if (kernel) {
@@ -138,7 +139,7 @@ export class Connection implements IDisposable {
     const status = kernel?.status ?? "unknown";
     const connected = kernel?.connectionStatus === "connected";
     if (status.endsWith("restarting") || status === "dead") {
-      if (this.facts.comm !== "none") this._lost("the kernel was restarted");
+      if (this.facts.comm !== "none") this._lost(say`the kernel was restarted`);
       this._set({ comm: "none", error: "", kernel: Boolean(kernel), status, connected });
       return;
     }
@@ -224,7 +225,7 @@ export class Connection implements IDisposable {
         if (this._comm !== comm) return;
         this._comm = null; // which JupyterLab ends itself
         this._forget();
-        this.cluster.lost("the kernel has closed the connection", true);
+        this.cluster.lost(say`the kernel has closed the connection`, true);
         this._set({ comm: "refused" });
         resolve(false);
         this._tryAgain();

@@ -4,6 +4,7 @@ import { Notification as Toast } from "@jupyterlab/apputils";
 
 import type { Ended } from "../cluster/messages";
 import { duration } from "../page/words";
+import { say } from "../page/language";
 import type { Front } from "./front";
 
 const SHOWN_MS = 30_000; // in the status bar, once the page is looked at
@@ -64,8 +65,8 @@ export class EndNotices {
   permit(acts = false): void {
     const permission = this._desktop.permission();
     if (permission === "default" && acts) return void this._desktop.request();
-    if (permission === "denied") this._desktop.say("The browser does not let this page show notifications: allow them beside the page's address.");
-    if (permission === "default") this._desktop.say("Monarch: show on the desktop when long cells end?", "Allow notifications", () => void this._desktop.request());
+    if (permission === "denied") this._desktop.say(say`The browser does not let this page show notifications: allow them beside the page's address.`);
+    if (permission === "default") this._desktop.say(say`Monarch: show on the desktop when long cells end?`, say`Allow notifications`, () => void this._desktop.request());
   }
 
   show(message: Ended, notebook: { id: string; title: { label: string } }): void {

@@ -6,6 +6,7 @@ import type { INotebookTracker, NotebookPanel } from "@jupyterlab/notebook";
 import type { Kernel, KernelMessage, Session } from "@jupyterlab/services";
 
 import { answerQuestions } from "../views/questions";
+import { say } from "../page/language";
 
 const id = (message: KernelMessage.IMessage): string => (message.parent_header as { msg_id?: string }).msg_id ?? "";
 
@@ -33,7 +34,7 @@ export class QuestionGuard {
     this._asking = "";
     const kernel = this._session?.kernel;
     if (!kernel?.hasPendingInput) return;
-    answerQuestions(this._node, "no rank is stopped any more");
+    answerQuestions(this._node, say`no rank is stopped any more`);
     kernel.removeInputGuard();
   }
 

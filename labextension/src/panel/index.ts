@@ -9,8 +9,11 @@ import { INotebookTracker } from "@jupyterlab/notebook";
 import { ISettingRegistry } from "@jupyterlab/settingregistry";
 import type { KernelSpec } from "@jupyterlab/services";
 import { IStatusBar } from "@jupyterlab/statusbar";
+import { ITranslator } from "@jupyterlab/translation";
 import type { Widget } from "@lumino/widgets";
 
+import { DOMAIN, setLanguage } from "../page/language";
+import { say } from "../page/language";
 import { Actions, type Page } from "./actions";
 import { addCommand, addCommands, openMenu } from "./commands";
 import { EndNotices } from "./ended";
@@ -47,7 +50,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
   id: ID,
   description: "The cluster of the current notebook: its meshes, failures, debug sessions and logs.",
   autoStart: true,
-  optional: [INotebookTracker, ICommandPalette, ILabShell, ILayoutRestorer, ISettingRegistry, IStatusBar, IToolbarWidgetRegistry, ILauncher],
+  optional: [INotebookTracker, ICommandPalette, ILabShell, ILayoutRestorer, ISettingRegistry, IStatusBar, IToolbarWidgetRegistry, ILauncher, ITranslator],
   activate: (
     app: JupyterFrontEnd,
     tracker: INotebookTracker | null,
@@ -58,8 +61,10 @@ const plugin: JupyterFrontEndPlugin<void> = {
     statusBar: IStatusBar | null,
     toolbars: IToolbarWidgetRegistry | null,
     launcher: ILauncher | null,
+    translator: ITranslator | null,
   ): void => {
     if (!tracker) return; // no notebooks, no clusters
+    setLanguage(translator?.load(DOMAIN));
     const open = (): void => {
       app.shell.activateById(panel.id);
     };
@@ -96,8 +101,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
       palette,
     );
     addCommand(app, palette, NEW_NOTEBOOK, {
-      label: "Notebook with a Mesh",
-      caption: "A new notebook with Monarch loaded, and a mesh",
+      label: say`Notebook with a Mesh`,
+      caption: say`A new notebook with Monarch loaded, and a mesh`,
       icon,
       execute: async ({ cwd }) => {
         open();
@@ -108,7 +113,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     launcher?.add({ command: NEW_NOTEBOOK, category: "Notebook", rank: 1 });
     if (toolbars) offerInCells(toolbars, front);
     addCommand(app, palette, "monarch-nb:where", {
-      label: "Choose Where the Active Cell Runs…",
+      label: say`Choose Where the Active Cell Runs…`,
       isEnabled: () => Boolean(activeCodeOf(front.notebook) && front.connection && phaseOf(front.connection.facts) === "live"),
       execute: async () => {
         const cell = activeCodeOf(front.notebook);
@@ -125,7 +130,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
 
     const ends = new EndNotices(front, settings, (text, wrong) => status?.announce(text, wrong), ({ id }) => app.shell.activateById(id));
     addCommand(app, palette, "monarch-nb:notify", {
-      label: "Show Ends of Long Cells on the Desktop",
+      label: say`Show Ends of Long Cells on the Desktop`,
       isToggled: () => settings.desktopNotifications,
       execute: () => {
         settings.desktopNotifications = !settings.desktopNotifications;

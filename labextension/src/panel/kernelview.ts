@@ -3,6 +3,7 @@
 import type { Cluster } from "../cluster/client";
 import type { FromKernel } from "../cluster/messages";
 import { h, setText } from "../page/dom";
+import { say } from "../page/language";
 
 type Callback = (message: FromKernel) => void;
 type End = () => void;
@@ -17,7 +18,7 @@ export function drawKernelView(cluster: Cluster, name: string, root: HTMLElement
   let ended = false;
   const later = (end: End): void => void (ended ? end() : ends.push(end));
   draw(cluster, name, root, later).catch((error: unknown) => {
-    if (!ended) setText(root, `${name} cannot be shown: ${error instanceof Error ? error.message : String(error)}`);
+    if (!ended) setText(root, say`${name} cannot be shown: ${error instanceof Error ? error.message : String(error)}`);
   });
   return () => {
     ended = true;
@@ -28,7 +29,7 @@ export function drawKernelView(cluster: Cluster, name: string, root: HTMLElement
 async function draw(cluster: Cluster, name: string, root: HTMLElement, later: (end: End) => void): Promise<void> {
   const { script, style } = await cluster.request("view", { name });
   const module = (await import(/* webpackIgnore: true */ /* @vite-ignore */ `data:text/javascript;charset=utf-8,${encodeURIComponent(script)}`)) as Module;
-  if (!module.default?.render) throw new Error("its module has no default export with a function render");
+  if (!module.default?.render) throw new Error(say`its module has no default export with a function render`);
   const el = h("div");
   root.append(h("style", { text: style }), el);
   const end = await module.default.render({ model: modelOf(cluster, later), el });

@@ -1,5 +1,7 @@
 // How the panel stands with the kernel of a notebook: facts in, words and wishes out.
 
+import { say } from "../page/language";
+
 export interface Facts {
   notebook: boolean;
   /** There is a kernel, or one is on its way. */
@@ -46,30 +48,30 @@ export interface Words {
   offersLoad: boolean;
 }
 
-const PURPOSE = "This panel shows the processes and actors that a notebook starts: their state, their output, and failures.";
+const purpose = (): string => say`This panel shows the processes and actors that a notebook starts: their state, their output, and failures.`;
 
 /** The text where there is no cluster to show. */
 export function wordsFor(facts: Facts): Words {
   const words = (title: string, text = "", code = "", offersLoad = false): Words => ({ title, text, code, offersLoad });
   switch (phaseOf(facts)) {
     case "none":
-      return words("No notebook is open", `${PURPOSE} Open a notebook to begin.`);
+      return words(say`No notebook is open`, say`${purpose()} Open a notebook to begin.`);
     case "no-kernel":
-      return words("This notebook has no kernel", "Choose one in the menu: Kernel > Change Kernel. The panel then shows what it starts.");
+      return words(say`This notebook has no kernel`, say`Choose one in the menu: Kernel > Change Kernel. The panel then shows what it starts.`);
     case "foreign":
-      return words("This is not a Python kernel", `The notebook runs ${facts.language}. Monarch needs a Python kernel: Kernel > Change Kernel.`);
+      return words(say`This is not a Python kernel`, say`The notebook runs ${facts.language}. Monarch needs a Python kernel: Kernel > Change Kernel.`);
     case "starting":
-      return facts.connected || COMING.has(facts.status) ? words("The kernel is starting") : words("The kernel is not connected", "JupyterLab is connecting to it. If that takes long: Kernel > Reconnect to Kernel.");
+      return facts.connected || COMING.has(facts.status) ? words(say`The kernel is starting`) : words(say`The kernel is not connected`, say`JupyterLab is connecting to it. If that takes long: Kernel > Reconnect to Kernel.`);
     case "loading":
-      return words("Monarch is being loaded", facts.status === "busy" ? "It waits for the running cell." : "");
+      return words(say`Monarch is being loaded`, facts.status === "busy" ? say`It waits for the running cell.` : "");
     case "unloaded":
       return facts.error
-        ? words("Monarch could not be loaded", facts.error, "%load_ext monarch", true)
-        : words("Monarch is not loaded in this notebook", `${PURPOSE} Load Monarch here, or in a cell:`, "%load_ext monarch", true);
+        ? words(say`Monarch could not be loaded`, facts.error, "%load_ext monarch", true)
+        : words(say`Monarch is not loaded in this notebook`, say`${purpose()} Load Monarch here, or in a cell:`, "%load_ext monarch", true);
     case "opening":
-      return words("Waiting for the kernel", facts.status === "busy" ? "It answers when the running cell has ended." : "");
+      return words(say`Waiting for the kernel`, facts.status === "busy" ? say`It answers when the running cell has ended.` : "");
     case "live":
-      return words("No processes yet", `${PURPOSE} To start four processes on this machine, press Spawn… above, or type in a cell:`, "%mesh workers gpus=4");
+      return words(say`No processes yet`, say`${purpose()} To start four processes on this machine, press Spawn… above, or type in a cell:`, "%mesh workers gpus=4");
   }
 }
 

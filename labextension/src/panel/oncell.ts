@@ -7,6 +7,7 @@ import { Widget } from "@lumino/widgets";
 
 import type { ClusterState } from "../cluster/state";
 import { h } from "../page/dom";
+import { say } from "../page/language";
 import type { Front } from "./front";
 import { phaseOf } from "./link";
 import { isStructural } from "./treeview";
@@ -14,7 +15,7 @@ import { isStructural } from "./treeview";
 export type Cell = NonNullable<Notebook["activeCell"]>;
 
 const KERNEL = "kernel";
-const OTHER = "ranks…";
+const OTHER = "…"; // asks for ranks
 const LINE = /^\s*%%on\b[ \t]*(.*)(?:\n|$)/;
 
 /** Where a cell runs: `workers gpus=0`, "" in the kernel; null where another cell magic says how. */
@@ -55,8 +56,8 @@ export async function askWhere(cell: Cell, state: ClusterState): Promise<void> {
   if (current === null) return;
   const places = placesOf(state, [current, rememberedIn(cell)]);
   const answer = await InputDialog.getItem({
-    title: "Where does this cell run?",
-    label: "A mesh, or some of its ranks: workers gpus=0-1",
+    title: say`Where does this cell run?`,
+    label: say`A mesh, or some of its ranks: workers gpus=0-1`,
     items: [KERNEL, ...places],
     current: current || places[0] || KERNEL,
     editable: true,
@@ -114,9 +115,9 @@ export class OnChoice extends Widget {
     this.setHidden(!state || model?.type !== "code" || (!places.length && !place));
     if (this.isHidden) return;
     this._select.disabled = place === null;
-    this._select.title = place === null ? "the first line of this cell says how it runs" : place ? `runs on ${place}` : "runs in the kernel";
+    this._select.title = place === null ? say`the first line of this cell says how it runs` : place ? say`runs on ${place}` : say`runs in the kernel`;
     const offered = JSON.stringify(places);
-    if (offered !== this._offered) this._select.replaceChildren(...[KERNEL, ...places, OTHER].map((text) => h("option", { value: text, text })));
+    if (offered !== this._offered) this._select.replaceChildren(...[KERNEL, ...places, OTHER].map((value) => h("option", { value, text: value === KERNEL ? say`kernel` : value === OTHER ? say`ranks…` : value })));
     this._offered = offered;
     this._select.value = place || KERNEL;
     this._select.classList.toggle("mnb-on-ranks", Boolean(place));
@@ -129,7 +130,7 @@ export class OnChoice extends Widget {
   }
 
   private _offered = "";
-  private _select = h("select", { "aria-label": "where this cell runs" });
+  private _select = h("select", { "aria-label": say`where this cell runs` });
   private _unwatch: (() => void) | null = null;
 }
 

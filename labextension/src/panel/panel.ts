@@ -7,6 +7,7 @@ import { AccordionPanel, PanelLayout, Widget } from "@lumino/widgets";
 import type { Actions } from "./actions";
 import type { Cluster } from "../cluster/client";
 import { h, setText } from "../page/dom";
+import { say } from "../page/language";
 import type { Front } from "./front";
 import { icon } from "./icon";
 import { NOTHING, phaseOf, wordsFor } from "./link";
@@ -59,7 +60,7 @@ export class MonarchPanel extends SidePanel {
     this.id = "monarch-nb:panel";
     this.addClass("mnb-panel");
     this.title.icon = icon;
-    this.title.caption = "Monarch: the cluster of this notebook";
+    this.title.caption = say`Monarch: the cluster of this notebook`;
     this.node.setAttribute("role", "region");
     this.node.setAttribute("aria-label", "Monarch");
 
@@ -183,7 +184,7 @@ export class MonarchPanel extends SidePanel {
     this._typed.hidden = this._insertTyped.hidden = !words.code;
     this._load.hidden = !words.offersLoad;
     this._spawn.hidden = !live;
-    setText(this._summary, !state || !live ? (shown ? `last seen: ${words.title.toLowerCase()}` : "") : summaryOf(state).text);
+    setText(this._summary, !state || !live ? (shown ? say`last seen: ${words.title.toLowerCase()}` : "") : summaryOf(state).text);
     this._summary.title = this._summary.textContent ?? ""; // where the panel is narrow
     if (!state) return;
     this.failures.count(state);
@@ -218,9 +219,9 @@ export class MonarchPanel extends SidePanel {
   private _cluster: Cluster | null = null;
   private _code = h("code");
   private _foot: Widget;
-  private _insert = h("button", { class: "mnb-b", type: "button", text: "Insert code", title: "insert this line into a new cell" });
-  private _insertTyped = h("button", { class: "mnb-b", type: "button", text: "Insert code", title: "insert this line into a new cell" });
-  private _load = h("button", { class: "mnb-b mnb-primary", type: "button", text: "Load Monarch" });
+  private _insert = h("button", { class: "mnb-b", type: "button", text: say`Insert code`, title: say`insert this line into a new cell` });
+  private _insertTyped = h("button", { class: "mnb-b", type: "button", text: say`Insert code`, title: say`insert this line into a new cell` });
+  private _load = h("button", { class: "mnb-b mnb-primary", type: "button", text: say`Load Monarch` });
   private _name = h("b", { class: "mnb-panel-name" });
   private _note: Widget;
   private _noteText = h("div", { class: "mnb-dim" });
@@ -229,7 +230,7 @@ export class MonarchPanel extends SidePanel {
   private _pending: number | null = null;
   private _sections: Section[];
   private _sessions: DebugSection;
-  private _spawn = h("button", { class: "mnb-b", type: "button", text: "Spawn…", title: "make a mesh of processes" });
+  private _spawn = h("button", { class: "mnb-b", type: "button", text: say`Spawn…`, title: say`make a mesh of processes` });
   private _summary = h("div", { class: "mnb-panel-summary", role: "status" });
   private _typed = h("code", { class: "mnb-typed" });
   private _unwatch: (() => void) | null = null;

@@ -8,6 +8,7 @@ import { Widget } from "@lumino/widgets";
 
 import { BACK } from "../page/back";
 import { h, setText } from "../page/dom";
+import { say } from "../page/language";
 import type { Front } from "./front";
 
 const MOST = 64; // ranks of one group that have a button
@@ -46,14 +47,14 @@ export class DebugLink {
 
   async ask<T>(command: string, args: object = {}): Promise<T> {
     const kernel = this._context()?.session?.kernel;
-    if (!kernel) throw new Error("there is no kernel");
+    if (!kernel) throw new Error(say`there is no kernel`);
     const content = { type: "request", seq: this._seq++, command, arguments: args } as unknown as KernelMessage.IDebugRequestMsg["content"];
     const future = kernel.requestDebug(content);
     let late: ReturnType<typeof setTimeout> | undefined;
     const reply = await new Promise<KernelMessage.IDebugReplyMsg>((resolve, reject) => {
       future.onReply = (message) => resolve(message);
       void future.done.catch(reject);
-      late = setTimeout(() => reject(new NoAnswer(`${command} was not answered`)), ANSWER_MS);
+      late = setTimeout(() => reject(new NoAnswer(say`${command} was not answered`)), ANSWER_MS);
     }).finally(() => clearTimeout(late));
     const answer = reply.content as unknown as { success?: boolean; message?: string; body?: T };
     if (answer.success === false) throw new Error(answer.message ?? `${command} failed`);
@@ -68,7 +69,7 @@ export class RanksSection extends Widget {
   constructor(private _front: Front) {
     super();
     this.id = "mnb-dap-ranks";
-    this.title.label = "Ranks";
+    this.title.label = say`Ranks`;
     this.addClass("mnb-dap");
     this._link = new DebugLink(() => this._context);
     this._pin = h("input", { type: "checkbox", onchange: () => void this._focus(this._threads.lead) });
@@ -78,8 +79,8 @@ export class RanksSection extends Widget {
         { class: "mnb-v mnb-dap-body" },
         this._note,
         this._list,
-        h("label", { class: "mnb-dap-pin" }, this._pin, "commands go to this rank only"),
-        h("b", { class: "mnb-dap-head", text: "Breakpoints" }),
+        h("label", { class: "mnb-dap-pin" }, this._pin, say`commands go to this rank only`),
+        h("b", { class: "mnb-dap-head", text: say`Breakpoints` }),
         this._rows,
         this._wrong,
       ),
@@ -173,7 +174,7 @@ export class RanksSection extends Widget {
     this._threads = threads;
     this._pin.checked = threads.pinned;
     const stopped = threads.threads.length;
-    setText(this._note, stopped ? "" : "No rank is stopped. Breakpoints in the methods of actors stop ranks.");
+    setText(this._note, stopped ? "" : say`No rank is stopped. Breakpoints in the methods of actors stop ranks.`);
     this._note.hidden = Boolean(stopped);
     (this._pin.parentElement as HTMLElement).hidden = !stopped;
     this._list.replaceChildren(
@@ -183,7 +184,7 @@ export class RanksSection extends Widget {
           {},
           h("div", { class: "mnb-dap-group", text: name, title: name }),
           ...ranks.slice(0, MOST).map((rank) => this._button(rank, threads.lead)),
-          ranks.length > MOST ? h("span", { class: "mnb-dim", text: ` and ${ranks.length - MOST} more` }) : null,
+          ranks.length > MOST ? h("span", { class: "mnb-dim", text: say` and ${ranks.length - MOST} more` }) : null,
         ),
       ),
     );
@@ -195,7 +196,7 @@ export class RanksSection extends Widget {
       class: "mnb-b mnb-dap-rank",
       type: "button",
       text: name,
-      title: `look at ${name}`,
+      title: say`look at ${name}`,
       "aria-pressed": session === lead ? "true" : "false",
       onclick: () => void this._focus(session),
     });
@@ -203,10 +204,10 @@ export class RanksSection extends Widget {
 
   private _row(mark: BreakpointRow): HTMLElement {
     const input = (label: string, value: string, example: string): HTMLInputElement =>
-      h("input", { "aria-label": `${label} of ${mark.name}`, placeholder: `${label}: ${example}`, value, spellcheck: "false" });
+      h("input", { "aria-label": say`${label} of ${mark.name}`, placeholder: `${label}: ${example}`, value, spellcheck: "false" });
     const condition = input("condition", mark.condition, "@gpus=3 loss > 1");
     const hits = input("hits", mark.hitCondition, "3, >= 3, % 10");
-    const log = input("log", mark.log, "loss is {loss:.3f}");
+    const log = input("log", mark.log, say`loss is {loss:.3f}`);
     const send = (): void =>
       void this._do("monarchBreakpoint", {
         path: mark.source.path,

@@ -8,12 +8,12 @@ import type { KernelMessage } from "@jupyterlab/services";
 import type { Widget } from "@lumino/widgets";
 
 import { h } from "../page/dom";
+import { say } from "../page/language";
 
 const WIDGET = "application/vnd.jupyter.widget-view+json";
 const OURS = /class="mnb[ "]/;
-const THEN = "State when the cell ran:";
-const FORBIDDEN = `This page does not allow the kernel's displays to run (its Content-Security-Policy forbids blob: scripts). ${THEN}`;
-const BROKEN = `JupyterLab could not load the kernel's display, perhaps because its version of anywidget differs from the kernel's. ${THEN}`;
+const forbidden = (): string => say`This page does not allow the kernel's displays to run (its Content-Security-Policy forbids blob: scripts). State when the cell ran:`;
+const broken = (): string => say`JupyterLab could not load the kernel's display, perhaps because its version of anywidget differs from the kernel's. State when the cell ran:`;
 const ERROR = ".jupyter-widgets-error-widget"; // what JupyterLab's manager of widgets shows instead
 const SOON_MS = 1000;
 
@@ -70,7 +70,7 @@ function fill(panel: NotebookPanel, refused: boolean): void {
       const { node } = area.widgets[index] as Widget;
       if (!isEmpty(model.data, node) || !(refused || node.querySelector(ERROR))) continue;
       const renderer = panel.content.rendermime.createRenderer("text/html");
-      const form = h("div", { class: "mnb-saved-form" }, h("div", { class: "mnb-dim", text: refused ? FORBIDDEN : BROKEN }), renderer.node);
+      const form = h("div", { class: "mnb-saved-form" }, h("div", { class: "mnb-dim", text: refused ? forbidden() : broken() }), renderer.node);
       const output = node.querySelector<HTMLElement>(".jp-OutputArea-output");
       if (output) output.style.display = "none"; // the widget's own message is for its authors
       (output?.parentElement ?? node).append(form);

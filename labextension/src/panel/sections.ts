@@ -9,6 +9,7 @@ import { countOf, pointOf, sizeOf, unheldOf } from "../cluster/ranks";
 import type { LeftMesh, RunningJob } from "../cluster/messages";
 import type { ClusterState } from "../cluster/state";
 import { eachFrame, h, setText, setFacts } from "../page/dom";
+import { phrase, say } from "../page/language";
 import { FIND_FROM, queryLine } from "../page/query";
 import { placeOf } from "../page/words";
 import { debugView } from "../views/debugger";
@@ -117,7 +118,7 @@ function drawing(cluster: Cluster, draw: (structure: boolean) => void, every = 0
 
 export class MeshSection extends Section {
   constructor(private _select: (row: Row | null) => void, menu: (x: number, y: number) => void) {
-    super("meshes", "Meshes");
+    super("meshes", say`Meshes`);
     this.view = new TreeView({ select: (row) => this._select(row), menu });
     this.body.removeAttribute("tabindex"); // the tree in it scrolls
     this.body.append(this._query, this.view.node, this._unheld);
@@ -147,8 +148,8 @@ export class MeshSection extends Section {
     this._unheld.hidden = !unheld.length || !cluster.live;
     if (this._unheld.hidden) return;
     const names = [...new Set(unheld.map((uid) => cluster.state.meshes[uid]?.name ?? ""))].join(", ");
-    setText(this._unheldText, unheld.length === 1 ? `Nothing refers to ${names} any more.` : `Nothing refers to ${unheld.length} meshes any more: ${names}.`);
-    setText(this._endThem, unheld.length === 1 ? "End it" : "End them");
+    setText(this._unheldText, unheld.length === 1 ? say`Nothing refers to ${names} any more.` : say`Nothing refers to ${unheld.length} meshes any more: ${names}.`);
+    setText(this._endThem, unheld.length === 1 ? say`End it` : say`End them`);
     this._endThem.onclick = () => {
       this._endThem.disabled = true;
       const asked = unheldOf(cluster.state).map((uid) => cluster.request("stop", { mesh: uid }));
@@ -178,9 +179,9 @@ export class SelectedSection extends Section {
     private _actions: Actions,
     private _menu: (x: number, y: number) => void,
   ) {
-    super("selected", "Selected");
+    super("selected", say`Selected`);
     for (const action of ACTIONS.filter((each) => each.button)) {
-      const button = h("button", { class: "mnb-b", type: "button", text: action.label, title: `${action.hint} (${action.key} in the tree)`, onclick: () => void this._act(action) });
+      const button = h("button", { class: "mnb-b", type: "button", text: phrase(action.label), title: say`${phrase(action.hint)} (${action.key} in the tree)`, onclick: () => void this._act(action) });
       this._buttons.push([action, button]);
     }
     this._more.addEventListener("click", () => {
@@ -221,7 +222,7 @@ export class SelectedSection extends Section {
     const row = this._row;
     if (!row) {
       setText(this._facts, "");
-      this.title.label = "Selected";
+      this.title.label = say`Selected`;
       return () => undefined;
     }
     this.title.label = `Selected: ${lookOf(cluster.state, row, cluster.now()).name}`;
@@ -240,7 +241,7 @@ export class SelectedSection extends Section {
       tail.splice(0, Math.max(0, tail.length - TAIL));
       if (this._stacked) return;
       const down = this._lines.scrollTop + this._lines.clientHeight >= this._lines.scrollHeight - 4;
-      setText(this._lines, tail.join("\n") || "no output yet");
+      setText(this._lines, tail.join("\n") || say`no output yet`);
       if (down) this._lines.scrollTop = this._lines.scrollHeight;
     });
   }
@@ -251,7 +252,7 @@ export class SelectedSection extends Section {
     const mesh = cluster?.state.meshes[uid];
     if (!cluster || !mesh) return;
     this._stacked = true;
-    setText(this._lines, "asking the processes …");
+    setText(this._lines, say`asking the processes …`);
     try {
       const wanted = (ranks ?? Array.from({ length: 16 }, (_, at) => at)).slice(0, Math.min(16, countOf(mesh.sizes)));
       const { stacks } = await cluster.request("stack", { mesh: uid, ranks: wanted });
@@ -284,18 +285,18 @@ export class SelectedSection extends Section {
     this._listed = key;
     this._codes.replaceChildren(
       ...shown.map(([{ name, label }, code]) =>
-        h("li", {}, h("button", { type: "button", title: `${label}: put this code into a cell`, onclick: () => void this._actions.insert(name, on.uid, on.ranks) }, h("span", { class: "mnb-dim", text: label }), h("code", { text: code.replace(/\n.*/s, " …") }))),
+        h("li", {}, h("button", { type: "button", title: say`${phrase(label)}: put this code into a cell`, onclick: () => void this._actions.insert(name, on.uid, on.ranks) }, h("span", { class: "mnb-dim", text: phrase(label) }), h("code", { text: code.replace(/\n.*/s, " …") }))),
       ),
     );
   }
 
   private _buttons: [Action, HTMLButtonElement][] = [];
-  private _code = h("button", { class: "mnb-b", type: "button", text: "Code", title: "shows the code of each action; a click puts it into a cell", "aria-pressed": "false" });
-  private _codes = h("ul", { class: "mnb-codes", "aria-label": "code of the actions", hidden: true });
+  private _code = h("button", { class: "mnb-b", type: "button", text: say`Code`, title: say`shows the code of each action; a click puts it into a cell`, "aria-pressed": "false" });
+  private _codes = h("ul", { class: "mnb-codes", "aria-label": say`code of the actions`, hidden: true });
   private _facts = h("div", { class: "mnb-facts" });
-  private _lines = h("pre", { class: "mnb-lines", tabindex: "0", "aria-label": "last lines" });
+  private _lines = h("pre", { class: "mnb-lines", tabindex: "0", "aria-label": say`last lines` });
   private _listed = "";
-  private _more = h("button", { class: "mnb-b", type: "button", text: "More", title: "everything that can be done to it", "aria-haspopup": "menu" });
+  private _more = h("button", { class: "mnb-b", type: "button", text: say`More`, title: say`everything that can be done to it`, "aria-haspopup": "menu" });
   private _row: Row | null = null;
   private _stacked = false;
 }
@@ -306,7 +307,7 @@ function able(button: HTMLButtonElement, can: boolean): void {
 
 export class FailureSection extends Section {
   constructor() {
-    super("failures", "Failures");
+    super("failures", say`Failures`);
   }
 
   protected mount(cluster: Cluster): () => void {
@@ -322,14 +323,14 @@ export class FailureSection extends Section {
   /** Says in the title how many are not healed; also while it is closed. */
   count(state: ClusterState): void {
     const open = Object.values(state.failures).filter((failure) => failure.state === "open").length;
-    this.title.label = open ? `Failures · ${open} not healed` : "Failures";
+    this.title.label = open ? say`Failures · ${open} not healed` : say`Failures`;
   }
 }
 
 /** Why nothing moves, and which rank is slow. */
 export class FindingSection extends Section {
   constructor() {
-    super("findings", "Findings");
+    super("findings", say`Findings`);
   }
 
   /** Looks for the reason now: of one mesh, or of all that do something. */
@@ -370,7 +371,7 @@ abstract class PickSection extends Section {
 
   protected mount(cluster: Cluster): () => void {
     const root = h("div", { class: "mnb-fill" });
-    this.body.append(h("div", { class: "mnb-top" }, h("label", {}, h("span", { class: "mnb-dim", text: "of " }), this._pick)), root);
+    this.body.append(h("div", { class: "mnb-top" }, h("label", {}, h("span", { class: "mnb-dim", text: say`of ` }), this._pick)), root);
     let end: (() => void) | null = null;
     let shown = "";
     const draw = (): void => {
@@ -397,14 +398,14 @@ abstract class PickSection extends Section {
   }
 
   private _offered = "";
-  private _pick = h("select", { class: "mnb-pick", "aria-label": "mesh" });
+  private _pick = h("select", { class: "mnb-pick", "aria-label": say`mesh` });
   private _ranks: number[] | null = null;
   private _uid = "";
 }
 
 export class LogSection extends PickSection {
   constructor() {
-    super("logs", "Logs");
+    super("logs", say`Logs`);
   }
 
   protected draw(cluster: Cluster, root: HTMLElement, mesh: string, ranks: number[] | undefined): () => void {
@@ -415,7 +416,7 @@ export class LogSection extends PickSection {
 /** What processes have used over the last hour. */
 export class HistorySection extends PickSection {
   constructor() {
-    super("history", "History");
+    super("history", say`History`);
   }
 
   protected draw(cluster: Cluster, root: HTMLElement, mesh: string): () => void {
@@ -426,7 +427,7 @@ export class HistorySection extends PickSection {
 export class DebugSection extends Section {
   /** `area` gives the element in which a prompt may be left. */
   constructor(private _area: () => HTMLElement | null) {
-    super("sessions", "Debugger");
+    super("sessions", say`Debugger`);
   }
 
   protected mount(cluster: Cluster): () => void {
@@ -442,13 +443,13 @@ export class DebugSection extends Section {
   /** Says in the title how many are stopped; also while it is closed. */
   count(state: ClusterState): void {
     const stopped = Object.keys(state.sessions).length;
-    this.title.label = stopped ? `Debugger · ${stopped} stopped` : "Debugger";
+    this.title.label = stopped ? say`Debugger · ${stopped} stopped` : say`Debugger`;
   }
 }
 
 export class TensorSection extends Section {
   constructor() {
-    super("tensors", "Tensors");
+    super("tensors", say`Tensors`);
   }
 
   protected mount(cluster: Cluster): () => void {
@@ -466,7 +467,7 @@ export class TensorSection extends Section {
 
 export class TransferSection extends Section {
   constructor() {
-    super("transfers", "Transfers");
+    super("transfers", say`Transfers`);
   }
 
   protected mount(cluster: Cluster): () => void {
@@ -524,23 +525,23 @@ class LeftList {
 /** What runs without this kernel: meshes of other kernels and those that were left, and jobs; to be attached, or ended. */
 export class LeftSection extends Section {
   constructor(private _actions: Actions) {
-    super("left", "Left Running");
+    super("left", say`Left Running`);
   }
 
   protected mount(cluster: Cluster): () => void {
-    const meshes = new LeftList("Meshes", "no mesh was left: %detach NAME leaves one, and other kernels' meshes are here, too");
-    const jobs = new LeftList("Jobs", "no job runs: %mesh NAME --job KIND starts one");
+    const meshes = new LeftList(say`Meshes`, say`no mesh was left: %detach NAME leaves one, and other kernels' meshes are here, too`);
+    const jobs = new LeftList(say`Jobs`, say`no job runs: %mesh NAME --job KIND starts one`);
     this.body.append(meshes.node, jobs.node);
     let ended = false;
     const drawMeshes = async (): Promise<void> => {
       const found = (await cluster.request("left", {}).catch(() => ({ meshes: [] }))).meshes;
       const act = (verb: "attach" | "end", mesh: LeftMesh) => () => this._actions.take(verb, mesh).then(drawMeshes);
-      if (!ended) meshes.draw(found.map((mesh) => ({ key: `${mesh.uid} ${mesh.held}`, name: mesh.name, text: mesh.text, buttons: [[mesh.held ? "Take over" : "Attach", act("attach", mesh)], ["Stop", act("end", mesh)]] })));
+      if (!ended) meshes.draw(found.map((mesh) => ({ key: `${mesh.uid} ${mesh.held}`, name: mesh.name, text: mesh.text, buttons: [[mesh.held ? say`Take over` : say`Attach`, act("attach", mesh)], [say`Stop`, act("end", mesh)]] })));
     };
     const drawJobs = async (): Promise<void> => {
       const { jobs: found, text = "" } = await cluster.request("jobs", {}).catch((error: Error) => ({ jobs: [], text: error.message }));
-      const use = (job: RunningJob): Left["buttons"] => (job.here ? [] : [["Attach", () => this._actions.useJob(job)]]);
-      if (!ended) jobs.draw(found.map((job) => ({ key: job.id, name: job.label, text: job.here ? `${job.text} · used here` : job.text, buttons: [...use(job), ["Stop", () => this._actions.endJob(job).then(drawJobs)]] })), text);
+      const use = (job: RunningJob): Left["buttons"] => (job.here ? [] : [[say`Attach`, () => this._actions.useJob(job)]]);
+      if (!ended) jobs.draw(found.map((job) => ({ key: job.id, name: job.label, text: job.here ? say`${job.text} · used here` : job.text, buttons: [...use(job), [say`Stop`, () => this._actions.endJob(job).then(drawJobs)]] })), text);
     };
     void drawMeshes();
     void drawJobs();
@@ -558,7 +559,7 @@ export class LeftSection extends Section {
 /** What ranks do and when: the newest timeline, or one that begins here. */
 export class TimelineSection extends Section {
   constructor() {
-    super("timeline", "Timeline");
+    super("timeline", say`Timeline`);
   }
 
   /** Records ranks from now on. Rejects with the reason where that cannot be. */

@@ -7,6 +7,7 @@ import type { Place } from "../cluster/messages";
 import type { ClusterState } from "../cluster/state";
 import { h, setText } from "../page/dom";
 import { plural } from "../page/words";
+import { say } from "../page/language";
 import { Dims, NewMesh, codeForMesh, dimsText, freshName, newMeshFrom } from "./code";
 
 const KEPT = "monarch-nb:spawned";
@@ -44,15 +45,15 @@ export function hostsFor(place: Place | undefined, name: string): number | undef
 export function wrongHosts(place: Place | undefined, { name, dims }: Pick<NewMesh, "name" | "dims">): string {
   if (!place || !Object.keys(place.hosts).length) return "";
   const has = hostsFor(place, name);
-  if (has === undefined) return `${place.name} has hosts for ${Object.keys(place.hosts).join(" and ")}: give the mesh one of these names.`;
-  return dims.hosts === undefined || dims.hosts === has ? "" : `${place.name} has ${plural(has, "host")} for ${name}: leave hosts= out.`;
+  if (has === undefined) return say`${place.name} has hosts for ${Object.keys(place.hosts).join(" and ")}: give the mesh one of these names.`;
+  return dims.hosts === undefined || dims.hosts === has ? "" : say`${place.name} has ${plural(has, "host")} for ${name}: leave hosts= out.`;
 }
 
 /** `8 processes on 2 hosts`, and what is drawn of them: for each host how many. `has`: the hosts of a job. */
 export function previewOf(dims: Dims, has?: number): { text: string; hosts: number[] } {
   const hosts = has ?? dims.hosts ?? 1;
   const each = Object.entries(dims).reduce((product, [label, size]) => (label === "hosts" ? product : product * size), 1);
-  const text = `${plural(hosts * each, "process").replace("processs", "processes")}${hosts > 1 ? ` on ${plural(hosts, "host")}` : ""}`;
+  const text = `${plural(hosts * each, "process", "processes")}${hosts > 1 ? ` on ${plural(hosts, "host")}` : ""}`;
   return { text, hosts: Array.from({ length: Math.min(hosts, DRAWN) }, () => Math.min(each, DRAWN)) };
 }
 
@@ -67,7 +68,7 @@ export class SpawnForm extends Widget implements Dialog.IBodyWidget<NewMesh | st
     const taken = Object.values(_state.meshes).filter((mesh) => !mesh.stopped).map((mesh) => mesh.name);
     const [last] = recent();
     const usable = [..._places].sort((a, b) => Number(Boolean(a.why)) - Number(Boolean(b.why)));
-    this._where.append(h("option", { value: "", text: "this machine" }), ...usable.map(({ name, text, why }) => h("option", { value: name, disabled: Boolean(why), text: why ? `${text}: ${why}` : text })));
+    this._where.append(h("option", { value: "", text: say`this machine` }), ...usable.map(({ name, text, why }) => h("option", { value: name, disabled: Boolean(why), text: why ? `${text}: ${why}` : text })));
     this._name.value = typed?.name ?? freshName(taken);
     this._dims.value = typed?.shape ?? last?.dims ?? "gpus=4";
     const job = typed?.job ?? last?.job ?? "";
@@ -76,18 +77,18 @@ export class SpawnForm extends Widget implements Dialog.IBodyWidget<NewMesh | st
     this._setup.value = typed?.setup ?? "";
     this._inCell.checked = typed?.inCell ?? true;
     const shapes = h("datalist", { id: "mnb-shapes" }, ...[...new Set(recent().map(({ dims }) => dims))].map((value) => h("option", { value })));
-    this._options = h("label", {}, "Options", this._arguments);
+    this._options = h("label", {}, say`Options`, this._arguments);
     this.node.append(
-      h("label", {}, "Name", this._name),
-      h("label", {}, "Where", this._where),
-      h("label", {}, "Shape", this._dims),
+      h("label", {}, say`Name`, this._name),
+      h("label", {}, say`Where`, this._where),
+      h("label", {}, say`Shape`, this._dims),
       this._options,
-      h("label", {}, "Set-up", this._setup),
+      h("label", {}, say`Set-up`, this._setup),
       shapes,
       this._preview,
       this._drawing,
       this._code,
-      h("label", { class: "mnb-form-cell" }, this._inCell, "write this cell into the notebook and run it"),
+      h("label", { class: "mnb-form-cell" }, this._inCell, say`write this cell into the notebook and run it`),
       this._note,
     );
     for (const field of [this._name, this._dims, this._where, this._arguments, this._setup, this._inCell]) field.addEventListener("input", () => this._update());
@@ -127,27 +128,27 @@ export class SpawnForm extends Widget implements Dialog.IBodyWidget<NewMesh | st
     this._drawing.replaceChildren(...preview.hosts.map((count) => h("div", {}, ...Array.from({ length: count }, () => h("i")))));
     setText(this._code, wrong ? "" : codeForMesh(mesh));
     const taken = !wrong && Object.values(this._state.meshes).some((other) => other.name === mesh.name && !other.stopped);
-    setText(this._note, wrong ? mesh : taken ? `${mesh.name} is running. The same shape keeps it; another shape replaces it, and its actors are lost.` : "");
+    setText(this._note, wrong ? mesh : taken ? say`${mesh.name} is running. The same shape keeps it; another shape replaces it, and its actors are lost.` : "");
     this._note.classList.toggle("mnb-wrong", wrong || taken);
   }
 
-  private _arguments = h("input", { class: "jp-mod-styled", "aria-label": "options of the job", placeholder: "partition=gpu time=1:00:00", spellcheck: "false" });
-  private _code = h("pre", { tabindex: "0", "aria-label": "cell" });
-  private _dims = h("input", { class: "jp-mod-styled", "aria-label": "shape", list: "mnb-shapes", placeholder: "hosts=2 gpus=4", spellcheck: "false" });
+  private _arguments = h("input", { class: "jp-mod-styled", "aria-label": say`options of the job`, placeholder: "partition=gpu time=1:00:00", spellcheck: "false" });
+  private _code = h("pre", { tabindex: "0", "aria-label": say`cell` });
+  private _dims = h("input", { class: "jp-mod-styled", "aria-label": say`shape`, list: "mnb-shapes", placeholder: "hosts=2 gpus=4", spellcheck: "false" });
   private _drawing = h("div", { class: "mnb-form-drawing", "aria-hidden": "true" });
   private _inCell = h("input", { type: "checkbox" });
-  private _name = h("input", { class: "jp-mod-styled", "aria-label": "name", spellcheck: "false" });
+  private _name = h("input", { class: "jp-mod-styled", "aria-label": say`name`, spellcheck: "false" });
   private _note = h("div", { class: "mnb-form-note", role: "status" });
   private _options: HTMLElement;
   private _preview = h("div", { class: "mnb-dim" });
-  private _setup = h("textarea", { class: "jp-mod-styled", "aria-label": "set-up", rows: "2", placeholder: "import torch  # what each process runs first", spellcheck: "false" });
-  private _where = h("select", { "aria-label": "where" });
+  private _setup = h("textarea", { class: "jp-mod-styled", "aria-label": say`set-up`, rows: "2", placeholder: say`import torch  # what each process runs first`, spellcheck: "false" });
+  private _where = h("select", { "aria-label": say`where` });
 }
 
 /** Asks until it can be done or is given up: null. */
 export async function askForMesh(state: ClusterState, places: readonly Place[], typed: SpawnForm["typed"] | null = null): Promise<NewMesh | null> {
   const body = new SpawnForm(state, places, typed);
-  const answer = await showDialog({ title: "Spawn a mesh", body, buttons: [Dialog.cancelButton(), Dialog.okButton({ label: "Spawn" })], focusNodeSelector: "input" });
+  const answer = await showDialog({ title: say`Spawn a mesh`, body, buttons: [Dialog.cancelButton(), Dialog.okButton({ label: say`Spawn` })], focusNodeSelector: "input" });
   if (!answer.button.accept) return null;
   if (typeof answer.value === "string" || !answer.value) return askForMesh(state, places, body.typed);
   keep(answer.value);

@@ -4,6 +4,7 @@ import { Widget } from "@lumino/widgets";
 
 import type { Cluster } from "../cluster/client";
 import { h, setText } from "../page/dom";
+import { say } from "../page/language";
 import type { Front } from "./front";
 import { phaseOf } from "./link";
 import { summaryOf } from "./summary";
@@ -65,7 +66,7 @@ export class StatusItem extends Widget {
   }
 
   private _announced: "" | { text: string; wrong: boolean } = "";
-  private _button = h("button", { type: "button", title: "Monarch: open the panel" });
+  private _button = h("button", { type: "button", title: say`Monarch: open the panel` });
   private _cluster: Cluster | null = null;
   private _pending: number | null = null;
   private _unwatch: (() => void) | null = null;

@@ -2,6 +2,8 @@
 
 import { baseOf, indexOfBase, sizeOf } from "../cluster/ranks";
 import type { ClusterState } from "../cluster/state";
+import { plural, say } from "../page/language";
+import { stateWord } from "../page/words";
 
 export interface Summary {
   meshes: number;
@@ -39,8 +41,8 @@ export function summaryOf(state: ClusterState): Summary {
   const away = Object.entries(counts).reduce((sum, [how, count]) => sum + (AWAY.has(how) ? count : 0), 0);
   const well = ranks - away;
   const failed = counts.failed ?? 0;
-  const notable = (["busy", ...TROUBLE] as const).filter((how) => counts[how]).map((how) => `${counts[how]} ${how}`);
-  const text = meshes ? [`${meshes} mesh${meshes === 1 ? "" : "es"}`, `${well}/${ranks} ranks`, ...notable].join(" · ") : "no meshes";
+  const notable = (["busy", ...TROUBLE] as const).filter((how) => counts[how]).map((how) => `${counts[how]} ${stateWord(how)}`);
+  const text = meshes ? [plural(meshes, "mesh", "meshes"), say`${well}/${ranks} ranks`, ...notable].join(" · ") : say`no meshes`;
   return { meshes, ranks, well, failed, text };
 }
 

@@ -4,6 +4,7 @@ import { placeText } from "../cluster/slices";
 import { sizeOf } from "../cluster/ranks";
 import type { ClusterState, Counts, Mesh, State } from "../cluster/state";
 import { plural } from "../page/words";
+import { say } from "../page/language";
 import { type Variables, nameOf } from "./code";
 import { countsAt } from "./tree";
 
@@ -63,7 +64,7 @@ const magic = (name: string, option = "") => (on: Target): string => `${name} ${
 function lost(on: Target, always = on.mesh.kind === "procs"): string {
   const busy = on.counts.busy ?? 0;
   return [
-    always ? "The processes end; the actors on them and what they hold are lost." : "The actors and what they hold are lost.",
+    always ? say`The processes end; the actors on them and what they hold are lost.` : say`The actors and what they hold are lost.`,
     busy ? `${plural(busy, "rank")} ${busy === 1 ? "is" : "are"} busy.` : "",
   ].join(" ").trim();
 }
@@ -73,7 +74,7 @@ export const ACTIONS: readonly Action[] = [
     applies: some("failed"), code: magic("%heal"), does: { verb: "heal", waiting: "healing" } },
   { name: "interrupt", label: "Interrupt", key: "I", button: true, hint: "raises KeyboardInterrupt in what runs there",
     applies: some("busy"), code: magic("%interrupt"), does: { verb: "interrupt", waiting: "interrupting" },
-    loses: (on) => ((on.counts.busy ?? 0) < 2 ? "" : `Running code on ${plural(on.counts.busy ?? 0, "rank")} ends with KeyboardInterrupt.`) },
+    loses: (on) => ((on.counts.busy ?? 0) < 2 ? "" : say`Running code on ${plural(on.counts.busy ?? 0, "rank")} ends with KeyboardInterrupt.`) },
   { name: "stack", label: "Stack", key: "T", button: true, hint: "shows where its threads are now",
     applies: living, code: magic("%stacks"), does: { shows: "stacks" } },
   { name: "why", label: "Why?", key: "W", button: true, hint: "which ranks of this mesh hold others up",
@@ -98,7 +99,7 @@ export const ACTIONS: readonly Action[] = [
     applies: (on) => present(on) && on.lost, code: magic("%heal", " --replace"), does: { verb: "heal", waiting: "replacing hosts of", more: () => ({ replace: true }) } },
   { name: "shrink", label: "Remove the Last Host", key: "U", ends: true, hint: "ends what runs on the last host, which goes back to the job",
     applies: (on) => hosts(on) && (on.mesh.hosts?.length ?? 0) > 1, code: (on) => `%mesh ${on.name} hosts=-1`,
-    does: { verb: "resize", waiting: "shrinking", more: () => ({ label: "hosts", by: -1 }) }, loses: () => "The processes on the last host end; the actors on them and what they hold are lost." },
+    does: { verb: "resize", waiting: "shrinking", more: () => ({ label: "hosts", by: -1 }) }, loses: () => say`The processes on the last host end; the actors on them and what they hold are lost.` },
   { name: "restart", label: "Kill and Heal", key: "R", ends: true, hint: "kills the processes and starts them again, with their actors",
     applies: living, code: magic("%heal", " --kill"), does: { verb: "heal", waiting: "restarting", more: () => ({ kill: true }) }, loses: (on) => lost(on, true) },
   { name: "stop", label: "Stop", key: "S", button: true, ends: true, hint: "ends it, after the clean-up of its actors",

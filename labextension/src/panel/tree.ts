@@ -3,7 +3,8 @@
 import { fitting, found } from "../cluster/finding";
 import { actorsOn, baseOf, countsOf, hostNumber, indexOfBase, pointOf, present, rankOf, sizeOf } from "../cluster/ranks";
 import type { ClusterState, Counts, Mesh, Rank, State } from "../cluster/state";
-import { SIGNS, bytes, duration, memoryOf, overText, placeOf, shapeOf } from "../page/words";
+import { SIGNS, bytes, duration, memoryOf, overText, placeOf, plural, shapeOf, stateWord } from "../page/words";
+import { say } from "../page/language";
 
 export type Kind = "mesh" | "actors" | "host" | "proc" | "actor";
 
@@ -141,9 +142,9 @@ export function lookOf(state: ClusterState, row: Row, now: number): RowText {
   const name = row.kind === "host" ? host?.name ?? mesh.hosts?.[row.index] ?? "" : mesh.name;
   const shape = mesh.labels.length ? shapeOf(mesh) : "";
   const foreign = mesh.mine === false && mesh.owner ? `by ${mesh.owner}` : "";
-  const note = row.kind === "host" ? (host?.state === "lost" ? "lost" : "") : mesh.stopped ? overText(mesh, now) : [row.kind === "actors" || mesh.kind === "actors" ? mesh.class ?? "" : "", row.kind === "mesh" ? shape : "", row.kind === "mesh" && mesh.unheld ? "nothing refers to it" : "", foreign].filter(Boolean).join(" · ");
+  const note = row.kind === "host" ? (host?.state === "lost" ? say`lost` : "") : mesh.stopped ? overText(mesh, now) : [row.kind === "actors" || mesh.kind === "actors" ? mesh.class ?? "" : "", row.kind === "mesh" ? shape : "", row.kind === "mesh" && mesh.unheld ? say`nothing refers to it` : "", foreign].filter(Boolean).join(" · ");
   const states = mesh.stopped ? [] : present(counts);
-  const spoken = [row.kind === "host" ? "host" : row.kind === "actors" ? "actors" : "mesh", name, note, states.map(([how, count]) => `${count} ${how}`).join(", ")].filter(Boolean).join(", ");
+  const spoken = [row.kind === "host" ? say`host` : row.kind === "actors" ? say`actors` : say`mesh`, name, note, states.map(([how, count]) => `${count} ${stateWord(how)}`).join(", ")].filter(Boolean).join(", ");
   return { name, note, state: "", counts: states, spoken };
 }
 
@@ -152,7 +153,7 @@ function rankLook(state: ClusterState, row: Row, mesh: Mesh, now: number): RowTe
   const position = placeOf(mesh.labels, pointOf(mesh.sizes, row.index));
   const name = row.kind === "actor" && row.level > 2 ? mesh.name : position || mesh.name;
   const note = noteOf(rank, now);
-  return { name, note, state: rank.state, counts: [], spoken: [name, rank.state, note === rank.state ? "" : note].filter(Boolean).join(", ") };
+  return { name, note, state: rank.state, counts: [], spoken: [name, stateWord(rank.state), note === stateWord(rank.state) ? "" : note].filter(Boolean).join(", ") };
 }
 
 /** What a rank does, or what is wrong with it, in a few words. */
@@ -160,15 +161,15 @@ export function noteOf(rank: Rank, now: number): string {
   const lasts = rank.since === undefined ? "" : ` ${duration(now - rank.since)}`;
   switch (rank.state) {
     case "busy":
-      return `${rank.endpoint ?? "busy"}${lasts}`;
+      return `${rank.endpoint ?? stateWord("busy")}${lasts}`;
     case "failed":
-      return rank.detail ? rank.detail : "failed";
+      return rank.detail ? rank.detail : stateWord("failed");
     case "unresponsive":
-      return `no answer${lasts}`;
+      return say`no answer${lasts}`;
     case "idle":
       return rank.memory !== undefined ? memoryOf(rank) : "";
     default:
-      return rank.detail ?? rank.state;
+      return rank.detail ?? stateWord(rank.state);
   }
 }
 
@@ -196,21 +197,21 @@ export function factsOf(state: ClusterState, row: Row, now: number): [string, st
     const base = baseOf(mesh, row.index);
     const at = procs ? indexOfBase(procs, base) : -1;
     const proc = row.kind === "proc" ? rank : mesh.on && at >= 0 ? rankOf(state, mesh.on, at) : undefined;
-    put("state", [rank.state, ["idle", rank.state].includes(noteOf(rank, now)) || rank.state === "idle" ? "" : noteOf(rank, now)].filter(Boolean).join(" · "));
+    put(say`state`, [stateWord(rank.state), noteOf(rank, now) === stateWord(rank.state) || rank.state === "idle" ? "" : noteOf(rank, now)].filter(Boolean).join(" · "));
     const host = procs?.hosts?.[hostNumber(procs, base)];
-    put("host", host && [state.hosts[host]?.name ?? host, proc?.pid && `pid ${proc.pid}`].filter(Boolean).join(" · "));
-    put("uses", usage(proc));
-    if (mesh.kind === "actors") put("calls", [rank.calls !== undefined && `${rank.calls}`, rank.rate && `${rank.rate.toFixed(1)}/s`, rank.queue && `${rank.queue} waiting`, rank.errors && `${rank.errors} raised`].filter(Boolean).join(" · "));
-    put("healed", rank.incarnation ? `${rank.incarnation} time${rank.incarnation === 1 ? "" : "s"}` : "");
+    put(say`host`, host && [state.hosts[host]?.name ?? host, proc?.pid && `pid ${proc.pid}`].filter(Boolean).join(" · "));
+    put(say`uses`, usage(proc));
+    if (mesh.kind === "actors") put(say`calls`, [rank.calls !== undefined && `${rank.calls}`, rank.rate && `${rank.rate.toFixed(1)}/s`, rank.queue && `${rank.queue} waiting`, rank.errors && `${rank.errors} raised`].filter(Boolean).join(" · "));
+    put(say`healed`, rank.incarnation ? plural(rank.incarnation, "time") : "");
     const failure = rank.failure ? state.failures[rank.failure] : undefined;
-    put("next", failure?.state === "open" ? failure.next : "");
+    put(say`next`, failure?.state === "open" ? failure.next : "");
   } else {
     const look = lookOf(state, row, now);
-    put("ranks", look.counts.map(([how, count]) => `${count} ${how}`).join(", "));
-    put("what", row.kind === "host" ? "host" : mesh.kind === "actors" ? `${mesh.class ?? "actors"} on ${state.meshes[mesh.on ?? ""]?.name ?? "?"}` : `processes, ${shapeOf(mesh)}`);
-    if (row.kind === "mesh") put("actors", Object.values(state.meshes).filter((other) => other.on === row.uid && !other.stopped && !other.inner).map((other) => other.name).join(", "));
-    put("owner", mesh.owner && mesh.owner !== "<root>" ? mesh.owner : "");
-    put("stopped", mesh.stopped);
+    put(say`ranks`, look.counts.map(([how, count]) => `${count} ${stateWord(how)}`).join(", "));
+    put(say`what`, row.kind === "host" ? "host" : mesh.kind === "actors" ? `${mesh.class ?? "actors"} on ${state.meshes[mesh.on ?? ""]?.name ?? "?"}` : `processes, ${shapeOf(mesh)}`);
+    if (row.kind === "mesh") put(say`actors`, Object.values(state.meshes).filter((other) => other.on === row.uid && !other.stopped && !other.inner).map((other) => other.name).join(", "));
+    put(say`owner`, mesh.owner && mesh.owner !== "<root>" ? mesh.owner : "");
+    put(say`stopped`, mesh.stopped);
   }
   return facts;
 }

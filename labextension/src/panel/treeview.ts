@@ -2,6 +2,7 @@
 
 import type { ClusterState, Patch, State } from "../cluster/state";
 import { h, setText } from "../page/dom";
+import { say } from "../page/language";
 import { LETTERS, RowText, Row, lookOf, rowsOf } from "./tree";
 
 export const ROW = 24; // px, as in the style sheet
@@ -28,7 +29,7 @@ export class TreeView {
 
   constructor(private _actions: TreeActions) {
     this._space = h("div", { class: "mnb-outline-space", role: "presentation" });
-    this.node = h("div", { class: "mnb-outline", role: "tree", tabindex: "0", "aria-label": "meshes" }, this._space);
+    this.node = h("div", { class: "mnb-outline", role: "tree", tabindex: "0", "aria-label": say`meshes` }, this._space);
     this.node.addEventListener("keydown", (event) => this._key(event));
     this.node.addEventListener("scroll", () => this.draw(), { passive: true });
     this._space.addEventListener("click", (event) => this._click(event));

@@ -5,6 +5,7 @@ import uPlot from "uplot";
 
 import { h } from "../page/dom";
 import { number } from "../page/words";
+import { say } from "../page/language";
 import { type BandPoint, type CurvePoint, type Line, band, nearest, runsOf } from "./curves";
 
 import "uplot/dist/uPlot.min.css";
@@ -29,7 +30,7 @@ export class Chart {
     private _name: string,
     private _unit: string,
   ) {
-    this.element = h("figure", { class: "mnb-figure" }, h("figcaption", {}, h("b", { text: _name }), h("span", { class: "mnb-dim", text: ` by ${_unit}` })), this._box, this._note);
+    this.element = h("figure", { class: "mnb-figure" }, h("figcaption", {}, h("b", { text: _name }), h("span", { class: "mnb-dim", text: say` by ${_unit}` })), this._box, this._note);
     this._resized.observe(this._box);
   }
 
@@ -120,17 +121,17 @@ export class Chart {
   private _values(x: number): { text: string; colour: string }[] {
     if (this._middle) {
       const [, mean, low, high] = nearest(this._middle, x) ?? [x, NaN, NaN, NaN];
-      return [{ text: `mean ${number(mean)} (${number(low)} to ${number(high)})`, colour: PALETTE[0] }];
+      return [{ text: say`mean ${number(mean)} (${number(low)} to ${number(high)})`, colour: PALETTE[0] }];
     }
     const values = this._lines.slice(0, SAID).flatMap(({ label, points }, at) => {
       const point = nearest(points, x);
       return point ? [{ text: `${label ? `${label} ` : ""}${number(point[1])}`, colour: colourAt(at) }] : [];
     });
-    if (this._lines.length > SAID) values.push({ text: `… ${this._lines.length} ranks`, colour: "" });
+    if (this._lines.length > SAID) values.push({ text: say`… ${this._lines.length} ranks`, colour: "" });
     return values;
   }
 
-  private _box = h("div", { class: "mnb-chart", role: "img", title: "drag to zoom in, double-click to reset" });
+  private _box = h("div", { class: "mnb-chart", role: "img", title: say`drag to zoom in, double-click to reset` });
   private _lines: Line[] = [];
   private _middle: BandPoint[] | null = null;
   private _note = h("div", { class: "mnb-note mnb-dim" });

@@ -3,6 +3,7 @@
 import type { Cluster } from "../cluster/client";
 import type { MetricMessage } from "../cluster/messages";
 import type { Rank, RankRecords } from "../cluster/state";
+import { say } from "../page/language";
 import { bytes, number, plural } from "../page/words";
 
 export interface Colour {
@@ -20,12 +21,12 @@ const percent = (value: number): string => `${Math.round(value * 100)} %`;
 
 const USES: Readonly<Record<string, Colour>> = {
   cpu: { name: "CPU", of: (rank) => rank.cpu, show: percent, top: 1 },
-  memory: { name: "memory", of: (rank) => rank.memory, show: bytes },
+  memory: { get name() { return say`memory`; }, of: (rank) => rank.memory, show: bytes },
   gpu: { name: "GPU", of: (rank) => rank.gpu, show: percent, top: 1 },
-  gpu_memory: { name: "GPU memory", of: (rank) => rank.gpu_memory, show: bytes },
-  queue: { name: "queue", of: (rank) => rank.queue, show: (value) => plural(value, "message") },
+  gpu_memory: { get name() { return say`GPU memory`; }, of: (rank) => rank.gpu_memory, show: bytes },
+  queue: { get name() { return say`queue`; }, of: (rank) => rank.queue, show: (value) => plural(value, "message") },
   rate: { name: "calls/s", of: (rank) => rank.rate, show: (value) => `${value} calls/s` },
-  errors: { name: "errors", of: (rank) => rank.errors, show: (value) => plural(value, "error") },
+  errors: { get name() { return say`errors`; }, of: (rank) => rank.errors, show: (value) => plural(value, "error") },
 };
 
 const LOOKED = 64; // ranks that are looked at for what there is

@@ -5,17 +5,18 @@ import type { DebugMessage, Group, Requests, StackNode, Value, Values } from "..
 import { askButton, messageLine } from "../page/buttons";
 import { h, setText } from "../page/dom";
 import { clock, plural } from "../page/words";
+import { say } from "../page/language";
 import { answerQuestions } from "./questions";
 import type { View } from "./view";
 
 import "./debugger.css";
 
-const MOVES: readonly [command: string, label: string, hint: string][] = [
-  ["next", "Next", "to the next line, over functions"],
-  ["step", "Step", "to the next line, into functions"],
-  ["return", "Return", "to the end of the function"],
-  ["up", "Up", "select the caller's frame"],
-  ["down", "Down", "select the called frame"],
+const moves = (): [command: string, label: string, hint: string][] => [
+  ["next", say`Next`, say`to the next line, over functions`],
+  ["step", say`Step`, say`to the next line, into functions`],
+  ["return", say`Return`, say`to the end of the function`],
+  ["up", say`Up`, say`select the caller's frame`],
+  ["down", say`Down`, say`select the called frame`],
 ];
 const MANY_VALUES = 8;
 const SHORT = 24; // characters of a value that shares a line with others
@@ -47,7 +48,7 @@ class DebugView {
     const { message, report } = messageLine();
     this._report = report;
     const act = (command: string, label: string, hint: string): HTMLButtonElement => askButton(label, () => this._request(command), report, { title: hint, "data-do": command });
-    this._buttons.append(act("continue", "Continue", "continue these ranks"), ...MOVES.map((move) => act(...move)));
+    this._buttons.append(act("continue", say`Continue`, say`continue these ranks`), ...moves().map((move) => act(...move)));
     this._fold.addEventListener("click", () => this._setOpen(!this._open));
     this._expression.addEventListener("keydown", (event) => {
       event.stopPropagation(); // or the notebook takes letters for commands
@@ -56,7 +57,7 @@ class DebugView {
     });
     this._body.append(
       h("div", { class: "mnb-dleft" }, this._groups, this._source),
-      h("div", { class: "mnb-dright" }, section("Variables", this._variables), section("Watched", this._watches, this._expression), section("Stacks", this._tree)),
+      h("div", { class: "mnb-dright" }, section(say`Variables`, this._variables), section(say`Watched`, this._watches, this._expression), section(say`Stacks`, this._tree)),
     );
     _root.classList.add("mnb-debug");
     _root.append(h("div", { class: "mnb-top" }, h("span", {}, this._fold, this._title), this._buttons), this._body, message);
@@ -85,7 +86,7 @@ class DebugView {
       const area = this._options.area ? this._options.area() : this._root.closest(".jp-OutputArea"); // this view may be removed by then
       this._settling = setTimeout(() => {
         this._over = false;
-        answerQuestions(area, this._continued ? "continued" : "no rank is stopped any more");
+        answerQuestions(area, this._continued ? "continued" : say`no rank is stopped any more`);
       }, SETTLED_MS);
     }
     if (JSON.stringify([before.groups, before.stopped]) !== JSON.stringify([stops.groups, stops.stopped])) void this._look();
@@ -156,7 +157,7 @@ class DebugView {
         ),
       ),
       ...(groups.length > 1 ? [this._row(`all ${count}`, "", "", "", this._every())] : []),
-      ...missing.map(({ name, where, what }) => h("div", { class: "mnb-dim mnb-absent", text: `not stopped: ${name} ${where}${what ? `: ${what}` : ""}` })),
+      ...missing.map(({ name, where, what }) => h("div", { class: "mnb-dim mnb-absent", text: say`not stopped: ${name} ${where}${what ? `: ${what}` : ""}` })),
     );
     const chosen = new Set(this._sessions());
     const shown = groups.find((group) => group.sessions.some((session) => chosen.has(session)));
@@ -173,13 +174,13 @@ class DebugView {
     const { stopped, groups } = this._stops;
     if (!stopped && this._keeps()) {
       this._until ||= this._cluster.now();
-      return `nothing is stopped any more; last state at ${clock(this._until)}`;
+      return say`nothing is stopped any more; last state at ${clock(this._until)}`;
     }
-    if (!stopped) return this._heard ? "nothing is stopped" : this._late !== null ? "…" : "not connected to the kernel";
+    if (!stopped) return this._heard ? say`nothing is stopped` : this._late !== null ? "…" : say`not connected to the kernel`;
     const ranks = (those: readonly Group[]): number => those.reduce((sum, group) => sum + group.ranks.length, 0);
     const opened = ranks(groups.filter((group) => group.post_mortem));
     const held = ranks(groups) - opened;
-    const parts = [held || !opened ? `${plural(held, "rank")} stopped` : "", opened ? `${plural(opened, "failed call")} opened` : ""];
+    const parts = [held || !opened ? say`${plural(held, "rank")} stopped` : "", opened ? say`${plural(opened, "failed call")} opened` : ""];
     return parts.filter(Boolean).join(", ");
   }
 
@@ -198,7 +199,7 @@ class DebugView {
 
   private _drawSource({ source }: Group): void {
     const { first, lines, line, file, function: name } = source;
-    this._source.setAttribute("aria-label", `${file}, line ${line} of ${name}: ${lines[line - first] ?? ""}`);
+    this._source.setAttribute("aria-label", say`${file}, line ${line} of ${name}: ${lines[line - first] ?? ""}`);
     this._source.replaceChildren(
       h("div", { class: "mnb-dim", text: `${file} · ${name}` }),
       ...lines.map((text, at) =>
@@ -228,7 +229,7 @@ class DebugView {
 
   private _drawVariables(rows: readonly (Values & { name: string })[], count: number): void {
     this._variables.replaceChildren(...rows.map((row) => h("tr", {}, h("th", { scope: "row", text: row.name }), h("td", {}, ...valuesOf(row, count)))));
-    if (!rows.length) this._variables.append(h("tr", {}, h("td", { class: "mnb-dim", text: "none in this frame" })));
+    if (!rows.length) this._variables.append(h("tr", {}, h("td", { class: "mnb-dim", text: say`none in this frame` })));
   }
 
   private _watch(text: string): void {
@@ -242,18 +243,18 @@ class DebugView {
       this._watched.delete(text);
       void this._look();
     };
-    const away = h("button", { type: "button", class: "mnb-b mnb-quiet", "aria-label": `stop watching ${text}`, text: "×", onclick: forget });
+    const away = h("button", { type: "button", class: "mnb-b mnb-quiet", "aria-label": say`stop watching ${text}`, text: "×", onclick: forget });
     const inside = answer.status === "fulfilled" ? watchedOf(answer.value) : [h("span", { class: "mnb-wrong", text: (answer.reason as Error).message })];
     return h("div", { class: "mnb-watch" }, h("code", { class: "mnb-what", text }), h("div", {}, ...inside), away);
   }
 
   private _body = h("div", { class: "mnb-body" });
-  private _buttons = h("span", { class: "mnb-tools", role: "toolbar", "aria-label": "debugger" });
+  private _buttons = h("span", { class: "mnb-tools", role: "toolbar", "aria-label": say`debugger` });
   private _chosen: Set<string> | null = null;
   private _continued = false;
-  private _expression = h("input", { class: "mnb-b mnb-expr", type: "text", placeholder: "watch an expression", "aria-label": "watch an expression", spellcheck: "false" });
-  private _fold = h("button", { class: "mnb-b mnb-quiet", type: "button", "aria-label": "details" });
-  private _groups = h("div", { class: "mnb-groups", role: "group", "aria-label": "groups of ranks" });
+  private _expression = h("input", { class: "mnb-b mnb-expr", type: "text", placeholder: say`watch an expression`, "aria-label": say`watch an expression`, spellcheck: "false" });
+  private _fold = h("button", { class: "mnb-b mnb-quiet", type: "button", "aria-label": say`details` });
+  private _groups = h("div", { class: "mnb-groups", role: "group", "aria-label": say`groups of ranks` });
   private _heard = false;
   private _late: ReturnType<typeof setTimeout> | null;
   private _open: boolean;
@@ -294,7 +295,7 @@ function watchedOf({ spark = "", values = [] }: Partial<Values>): HTMLElement[] 
 function valuesOf({ spark, values }: Values, count: number): HTMLElement[] {
   const parts: HTMLElement[] = values.slice(0, MANY_VALUES).map((value) => valueOf(value, count));
   if (values.length > 1 && /[^·]/.test(spark)) parts.unshift(h("div", { class: "mnb-spark", text: spark }));
-  if (values.length > MANY_VALUES) parts.push(h("div", { class: "mnb-dim", text: `… ${values.length - MANY_VALUES} more values` }));
+  if (values.length > MANY_VALUES) parts.push(h("div", { class: "mnb-dim", text: say`… ${values.length - MANY_VALUES} more values` }));
   return parts;
 }
 

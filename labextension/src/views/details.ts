@@ -6,18 +6,19 @@ import type { Mesh, Rank } from "../cluster/state";
 import { type Report, askButton, copyButton, messageLine } from "../page/buttons";
 import { h, setFacts } from "../page/dom";
 import { bytes, duration, memoryOf, placeOf, plural } from "../page/words";
+import { say } from "../page/language";
 
 const LINES = 200; // at most
 const STACKS = 16; // ranks of which stacks are asked for at once
 const CONFIRM_MS = 3000;
-const NOTHING_WRITTEN = "no output yet";
+const nothingWritten = (): string => say`no output yet`;
 
 export type Fact = [what: string, value: string];
 
 /** What a rank does, in words. */
 export function words(mesh: Pick<Mesh, "stopped">, rank: Partial<Rank>): string {
   if (mesh.stopped) return "stopped";
-  if (rank.state === "busy") return `busy with ${rank.endpoint}`;
+  if (rank.state === "busy") return say`busy with ${rank.endpoint}`;
   return `${rank.state}${rank.detail && rank.state === "failed" ? `: ${rank.detail}` : ""}`;
 }
 
@@ -27,7 +28,7 @@ export function usage(rank: Partial<Rank>): string {
   if (rank.pid) parts.push(`pid ${rank.pid}`);
   if (rank.cpu !== undefined) parts.push(`CPU ${Math.round(rank.cpu * 100)} %`);
   if (rank.memory) parts.push(memoryOf(rank));
-  if (rank.gpu_memory) parts.push(`GPU ${bytes(rank.gpu_memory)} of ${bytes(rank.gpu_total ?? 0)}`);
+  if (rank.gpu_memory) parts.push(say`GPU ${bytes(rank.gpu_memory)} of ${bytes(rank.gpu_total ?? 0)}`);
   if (rank.queue) parts.push(`${rank.queue} waiting`);
   if (rank.rate) parts.push(`${rank.rate} calls/s`);
   if (rank.errors) parts.push(plural(rank.errors, "error"));
@@ -44,21 +45,21 @@ export function factsOf(cluster: Pick<Cluster, "state" | "now">, uid: string, me
   const base = baseOf(mesh, index);
   const procs = procsOf(state, mesh);
   if (procs?.hosts) {
-    facts.push(["host", hostOf(state, mesh, base)]);
+    facts.push([say`host`, hostOf(state, mesh, base)]);
     const used = usage(rankOf(state, mesh.kind === "procs" ? uid : (mesh.on ?? ""), indexOfBase(procs, base)));
-    if (used) facts.push(["process", used]);
+    if (used) facts.push([say`process`, used]);
   }
-  if (mesh.kind === "actors" && usage(rank)) facts.push(["actor", usage(rank)]);
-  if (rank.incarnation) facts.push(["healed", rank.incarnation === 1 ? "once" : `${rank.incarnation} times`]);
+  if (mesh.kind === "actors" && usage(rank)) facts.push([say`actor`, usage(rank)]);
+  if (rank.incarnation) facts.push([say`healed`, rank.incarnation === 1 ? say`once` : plural(rank.incarnation, "time")]);
   for (const [other, actors, at] of mesh.kind === "procs" ? actorsOn(state, uid, base) : []) {
     const actor = rankOf(state, other, at);
     const waiting = actor.queue ? ` · ${actor.queue} waiting` : "";
     facts.push([actors.name, `${actors.class} · ${words(actors, { ...actor, detail: "" })}${waiting}`]);
   }
   for (const session of Object.values(state.sessions))
-    if (session.mesh === uid && session.rank === index) facts.push(["stopped at", `${session.file}:${session.line} in ${session.function}`]);
+    if (session.mesh === uid && session.rank === index) facts.push([say`stopped at`, `${session.file}:${session.line} in ${session.function}`]);
   const next = state.failures[rank.failure ?? ""]?.next;
-  if (next) facts.push(["next", next]);
+  if (next) facts.push([say`next`, next]);
   return facts;
 }
 
@@ -77,15 +78,15 @@ export interface Details {
 export function details(cluster: Cluster, uid: string, indices: number[], { title, expression, close }: { title: string; expression: string; close: () => void }): Details {
   const selection = { mesh: uid, ranks: indices };
   const facts = h("div", { class: "mnb-facts" });
-  const output = h("pre", { class: "mnb-lines", tabindex: "0", "aria-label": "last lines", text: NOTHING_WRITTEN });
+  const output = h("pre", { class: "mnb-lines", tabindex: "0", "aria-label": say`last lines`, text: nothingWritten() });
   output.hidden = indices.length > 1;
   const { message, report } = messageLine();
 
-  const heal = askButton("Heal", () => cluster.request("heal", selection), report, { class: "mnb-b mnb-main" });
-  const interrupt = askButton("Interrupt", () => cluster.request("interrupt", selection), report);
-  const stop = confirmedButton("Stop", "Stop permanently?", () => cluster.request("stop", selection), report);
+  const heal = askButton(say`Heal`, () => cluster.request("heal", selection), report, { class: "mnb-b mnb-main" });
+  const interrupt = askButton(say`Interrupt`, () => cluster.request("interrupt", selection), report);
+  const stop = confirmedButton(say`Stop`, say`Stop permanently?`, () => cluster.request("stop", selection), report);
   const stack = askButton(
-    "Stack",
+    say`Stack`,
     async () => {
       const { stacks } = await cluster.request("stack", { mesh: uid, ranks: indices.slice(0, STACKS) });
       endLines(); // the box shows stacks from now on
@@ -96,17 +97,17 @@ export function details(cluster: Cluster, uid: string, indices: number[], { titl
       output.scrollTop = 0;
     },
     report,
-    { title: "its current Python stack" },
+    { title: say`its current Python stack` },
   );
 
   const element = h(
     "div",
     { class: "mnb-details", "aria-live": "off" },
-    h("div", { class: "mnb-top" }, h("b", { text: title }), h("button", { class: "mnb-b mnb-quiet", type: "button", text: "×", "aria-label": "close", onclick: close })),
+    h("div", { class: "mnb-top" }, h("b", { text: title }), h("button", { class: "mnb-b mnb-quiet", type: "button", text: "×", "aria-label": say`close`, onclick: close })),
     facts,
     h("div", { class: "mnb-buttons" }, heal, stack, interrupt, stop.button),
     output,
-    expression ? h("div", { class: "mnb-slice" }, h("code", { text: expression }), copyButton("copy", () => expression)) : null,
+    expression ? h("div", { class: "mnb-slice" }, h("code", { text: expression }), copyButton(say`copy`, () => expression)) : null,
     message,
   );
   const endLines = indices.length === 1 ? showLines(cluster, selection, output) : () => undefined;
@@ -139,7 +140,7 @@ function showLines(cluster: Cluster, selection: { mesh: string; ranks: number[] 
     for (const [, , , text] of lines) tail.push(text);
     tail.splice(0, Math.max(0, tail.length - LINES));
     const down = output.scrollTop + output.clientHeight >= output.scrollHeight - 4;
-    output.textContent = tail.join("\n") || NOTHING_WRITTEN;
+    output.textContent = tail.join("\n") || nothingWritten();
     if (down) output.scrollTop = output.scrollHeight;
   });
 }

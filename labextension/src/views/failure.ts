@@ -6,6 +6,7 @@ import { askButton, copyButton, messageLine } from "../page/buttons";
 import { h, setText, setFacts } from "../page/dom";
 import { cellOf, runAgain } from "../page/notebook";
 import { clock, duration, endOf, reportOf as reporterText } from "../page/words";
+import { say } from "../page/language";
 import type { Fact } from "./details";
 import { postMortem } from "./postmortem";
 
@@ -22,17 +23,17 @@ export class Entry {
   ) {
     const { message, report } = messageLine();
     const heal = async (): Promise<object> => _cluster.request("heal", { mesh: this._failure.mesh });
-    this._heal = askButton("Heal", heal, report, { class: "mnb-b mnb-main", title: "start the failed ranks again" });
+    this._heal = askButton(say`Heal`, heal, report, { class: "mnb-b mnb-main", title: say`start the failed ranks again` });
     this._retry = askButton(
-      "Retry",
+      say`Retry`,
       async () => {
         if (this._failure.state === "open") await heal();
         runAgain(this._retry);
       },
       report,
-      { title: "heal, and run this cell again" },
+      { title: say`heal, and run this cell again` },
     );
-    const copyReport = copyButton("Copy report", () => reportOf(this._failure));
+    const copyReport = copyButton(say`Copy report`, () => reportOf(this._failure));
     this._toggle.append(this._title, this._mark);
     this._details.append(this._facts, this._written);
     this._show(_options.opened);
@@ -55,7 +56,7 @@ export class Entry {
     setText(this._title, failure.title);
     this._write();
     setText(this._mark, endOf(failure.state));
-    setText(this._when, `${clock(failure.at)}${failure.ended ? `, ${endOf(failure.state)} after ${duration(failure.ended - failure.at)}` : ""}`);
+    setText(this._when, `${clock(failure.at)}${failure.ended ? say`, ${endOf(failure.state)} after ${duration(failure.ended - failure.at)}` : ""}`);
     this._heal.hidden = failure.state !== "open" || !live;
     this._retry.hidden = !this._options.bar || !live || failure.state === "healing" || !cellOf(this.element);
     this._look.hidden = !OPENED.has(failure.cause ?? "") || failure.kind !== "actors" || !failure.ranks.length || !live;
@@ -97,7 +98,7 @@ export class Entry {
   private _facts = h("div", { class: "mnb-facts" });
   private _frames: HTMLElement | null = null;
   private _heal: HTMLButtonElement;
-  private _look = h("button", { class: "mnb-b", type: "button", text: "Post-mortem", title: "open the frames of the error" });
+  private _look = h("button", { class: "mnb-b", type: "button", text: say`Post-mortem`, title: say`open the frames of the error` });
   private _mark = h("span", { class: "mnb-end" });
   private _retry: HTMLButtonElement;
   private _details = h("div", { class: "mnb-failure-details" });
@@ -117,7 +118,7 @@ export function factsOfFailure(cluster: { state: Pick<ClusterState, "hosts"> }, 
   const facts: Fact[] = [
     ["what", failure.memory ?? ""],
     ["where", placeOf(cluster.state.hosts, failure)],
-    ["since", `${clock(failure.at)}${late >= 1 ? `, noticed ${duration(late)} later` : ""}`],
+    ["since", `${clock(failure.at)}${late >= 1 ? say`, noticed ${duration(late)} later` : ""}`],
     ...(failure.texts ?? []),
     ["reported", reportsOf(failure.told ?? []).join("; then ")],
     ["affects", (failure.also ?? []).join(", ")],
@@ -128,8 +129,8 @@ export function factsOfFailure(cluster: { state: Pick<ClusterState, "hosts"> }, 
 
 /** The last lines of the failed ranks, equal ones once, with the ranks they are of. */
 export function tailsOf(failure: Pick<Failure, "lines" | "last_lines" | "ranks">): [whose: string, lines: string[]][] {
-  if (failure.lines) return failure.lines.map(([where, lines]) => [`last lines of ${where}`, lines]);
-  return failure.last_lines ? [[failure.ranks.length > 1 ? "last lines of each" : "last lines", failure.last_lines]] : [];
+  if (failure.lines) return failure.lines.map(([where, lines]) => [say`last lines of ${where}`, lines]);
+  return failure.last_lines ? [[failure.ranks.length > 1 ? say`last lines of each` : say`last lines`, failure.last_lines]] : [];
 }
 
 function placeOf(hosts: ClusterState["hosts"], failure: Failure): string {
@@ -140,7 +141,7 @@ function placeOf(hosts: ClusterState["hosts"], failure: Failure): string {
 }
 
 function pidsOf(pids: readonly number[]): string {
-  const more = pids.length > PIDS ? ` and ${pids.length - PIDS} more` : "";
+  const more = pids.length > PIDS ? say` and ${pids.length - PIDS} more` : "";
   return `${pids.length === 1 ? "pid" : "pids"} ${pids.slice(0, PIDS).join(", ")}${more}`;
 }
 

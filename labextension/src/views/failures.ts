@@ -4,6 +4,7 @@ import type { Cluster } from "../cluster/client";
 import type { Failure, Patch } from "../cluster/state";
 import { eachFrame, h, setText } from "../page/dom";
 import { clock, duration, endOf, plural } from "../page/words";
+import { say } from "../page/language";
 import { Entry } from "./failure";
 import type { View } from "./view";
 
@@ -36,7 +37,7 @@ class FailureView {
     private _options: FailureOptions,
   ) {
     this._single = Boolean(_options.failure || _options.raised);
-    const top = h("div", { class: "mnb-top", hidden: this._single }, h("span", {}, h("b", { text: "Failures" }), " ", this._facts), this._status);
+    const top = h("div", { class: "mnb-top", hidden: this._single }, h("span", {}, h("b", { text: say`Failures` }), " ", this._facts), this._status);
     root.append(top, this._line, this._list);
     this._draw();
     this._unwatch = _cluster.watch((patch) => this._changed(patch));
@@ -63,8 +64,8 @@ class FailureView {
   private _draw(): void {
     const failures = this._failures();
     const open = failures.filter(([, failure]) => failure.state === "open").length;
-    setText(this._facts, failures.length ? `· ${plural(failures.length, "failure")}, ${open ? `${open} not healed` : "all healed or stopped"}` : "· none so far");
-    setText(this._status, this._cluster.live ? "" : `state at ${clock(this._cluster.now())}`);
+    setText(this._facts, failures.length ? `· ${plural(failures.length, "failure")}, ${open ? say`${open} not healed` : say`all healed or stopped`}` : say`· none so far`);
+    setText(this._status, this._cluster.live ? "" : say`state at ${clock(this._cluster.now())}`);
     this._drawLine(failures);
     const ids = new Set(failures.map(([id]) => id));
     for (const [id, entry] of this._entries)
@@ -93,10 +94,10 @@ class FailureView {
     const now = this._cluster.now();
     const span = Math.max(60, now - Math.min(...failures.map(([, failure]) => failure.at))) * 1.03;
     const percent = (time: number): number => (100 * (time - (now - span))) / span;
-    line.setAttribute("aria-label", `time line, the last ${duration(span)}`);
+    line.setAttribute("aria-label", say`time line, the last ${duration(span)}`);
     line.replaceChildren(
       h("span", { class: "mnb-dim", style: "left:0", text: clock(now - span) }),
-      h("span", { class: "mnb-dim", style: "right:0", text: this._cluster.live ? "now" : clock(now) }),
+      h("span", { class: "mnb-dim", style: "right:0", text: this._cluster.live ? say`now` : clock(now) }),
       ...failures.map(([id, failure]) => {
         const [from, to] = [percent(failure.at), percent(failure.ended ?? now)];
         const label = `${clock(failure.at)} ${failure.title}, ${endOf(failure.state)}`;

@@ -6,6 +6,7 @@ import { pointOf } from "../cluster/ranks";
 import type { Rank, State } from "../cluster/state";
 import { h, setText } from "../page/dom";
 import { FIND_FROM, queryLine } from "../page/query";
+import { say } from "../page/language";
 
 import "./finder.css";
 
@@ -68,7 +69,7 @@ export class Finder {
     if (this.element.hidden) return;
     if (first) this._fits = fitting(this.query, field.labels);
     const among = this._fits ? this._found().length : field.count;
-    setText(this._count, this._fits ? `${among.toLocaleString("en")} of ${field.count.toLocaleString("en")}` : "");
+    setText(this._count, this._fits ? say`${among.toLocaleString("en")} of ${field.count.toLocaleString("en")}` : "");
     this._choose.hidden = !this._fits || !among;
     this._list.hidden = !this._open;
     if (this._open) this._drawList(differences(field.count, (index) => field.rank(index), LISTED));
@@ -102,7 +103,7 @@ export class Finder {
   }
 
   private _row(at: number): HTMLElement {
-    const row = h("button", { class: "mnb-kind", type: "button", title: "select these ranks" }, h("i", { class: "mnb-swatch" }), h("b"), h("span"), h("span", { class: "mnb-dim" }));
+    const row = h("button", { class: "mnb-kind", type: "button", title: say`select these ranks` }, h("i", { class: "mnb-swatch" }), h("b"), h("span"), h("span", { class: "mnb-dim" }));
     row.addEventListener("click", () => this._pick(this._kinds[at]?.indices ?? []));
     return row;
   }
@@ -112,12 +113,12 @@ export class Finder {
     const hosts = new Set<string>();
     for (const index of indices) {
       hosts.add(this._field?.host(index) ?? "");
-      if (hosts.size > HOSTS_NAMED) return `on ${new Set(indices.map((each) => this._field?.host(each))).size.toLocaleString("en")} hosts`;
+      if (hosts.size > HOSTS_NAMED) return say`on ${new Set(indices.map((each) => this._field?.host(each))).size.toLocaleString("en")} hosts`;
     }
     return `on ${[...hosts].join(", ")}`;
   }
 
-  private _choose = h("button", { class: "mnb-b", type: "button", text: "Select", title: "select the matching ranks (Enter)", hidden: true });
+  private _choose = h("button", { class: "mnb-b", type: "button", text: say`Select`, title: say`select the matching ranks (Enter)`, hidden: true });
   private _count = h("span", { class: "mnb-dim", role: "status" });
   private _field: Field | null = null;
   private _fits: Fits | null = null;
@@ -126,7 +127,7 @@ export class Finder {
     () => this._pick(this._found()),
   );
   private _kinds: Difference[] = [];
-  private _list = h("div", { class: "mnb-kinds", role: "group", "aria-label": "what differs", hidden: true });
+  private _list = h("div", { class: "mnb-kinds", role: "group", "aria-label": say`what differs`, hidden: true });
   private _open = false;
-  private _toggle = h("button", { class: "mnb-b", type: "button", text: "What differs", "aria-expanded": "false", title: "one line for each group of similar ranks" });
+  private _toggle = h("button", { class: "mnb-b", type: "button", text: say`What differs`, "aria-expanded": "false", title: say`one line for each group of similar ranks` });
 }

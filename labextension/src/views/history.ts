@@ -4,6 +4,7 @@ import type { Cluster } from "../cluster/client";
 import type { HistoryCurves } from "../cluster/messages";
 import { h, setText } from "../page/dom";
 import { clock, plural } from "../page/words";
+import { say } from "../page/language";
 import { Chart } from "./chart";
 import { timelineView } from "./timeline";
 import type { View } from "./view";
@@ -55,13 +56,13 @@ class HistoryView {
 
   private _draw({ name, ranks, measures }: HistoryCurves): void {
     this._name = name;
-    setText(this._title, `History of ${name}`);
-    const when = this._cluster.live ? "" : ` · state at ${clock(this._cluster.now())}`;
-    setText(this._facts, `· ${measures.length ? plural(ranks, "rank") : "no samples yet: they come every few seconds"}${when}`);
+    setText(this._title, say`History of ${name}`);
+    const when = this._cluster.live ? "" : say` · state at ${clock(this._cluster.now())}`;
+    setText(this._facts, `· ${measures.length ? plural(ranks, "rank") : say`no samples yet: they come every few seconds`}${when}`);
     for (const measure of measures) {
       const { chart, peak } = this._chartOf(measure);
       chart.show(measure.lines, false);
-      setText(peak, `peak ${measure.peak}`);
+      setText(peak, say`peak ${measure.peak}`);
       peak.onclick = () => this._open(measure);
     }
   }
@@ -69,7 +70,7 @@ class HistoryView {
   private _chartOf({ name }: Measure): { chart: Chart; peak: HTMLButtonElement } {
     const known = this._charts.get(name);
     if (known) return known;
-    const made = { chart: new Chart(name, UNIT), peak: h("button", { class: "mnb-b mnb-peak", type: "button", title: "shows the timeline at that moment" }) };
+    const made = { chart: new Chart(name, UNIT), peak: h("button", { class: "mnb-b mnb-peak", type: "button", title: say`shows the timeline at that moment` }) };
     this._charts.set(name, made);
     this._field.append(h("div", {}, made.chart.element, made.peak));
     return made;
@@ -80,7 +81,7 @@ class HistoryView {
     this._end?.();
     this._end = null;
     this._below.className = "";
-    setText(this._note, timeline ? "" : `no timeline was recorded at ${clock(at)}: %timeline ${this._name} records one from now on`);
+    setText(this._note, timeline ? "" : say`no timeline was recorded at ${clock(at)}: %timeline ${this._name} records one from now on`);
     if (timeline) this._end = timelineView(this._cluster, this._below, { key: timeline, at });
   }
 

@@ -4,6 +4,7 @@ import { countOf, countsOf, hostNumber, present, procsOf } from "../cluster/rank
 import type { ClusterState, Counts, Host, Mesh, State } from "../cluster/state";
 import { setText } from "../page/dom";
 import { clock } from "../page/words";
+import { say } from "../page/language";
 import type { Part } from "./cells";
 
 /** Ranks from which on they can be shown by their hosts. */
@@ -57,9 +58,9 @@ export function noticeOf(state: Pick<ClusterState, "hosts">, hosts: readonly str
   const going = [...new Set(hosts)].map((id) => state.hosts[id]).filter((host): host is Host => Boolean(host?.notice));
   const [first] = going;
   if (!first) return "";
-  const which = going.length > 1 ? `${going.length} hosts are` : `host ${first.name} is`;
+  const which = going.length > 1 ? say`${going.length} hosts are` : say`host ${first.name} is`;
   const until = Math.min(...going.map((host) => host.until ?? Number.POSITIVE_INFINITY));
-  return `${which} about to be taken away (${first.notice})${Number.isFinite(until) ? `, at ${clock(until)}` : ""}`;
+  return say`${which} about to be taken away (${first.notice})${Number.isFinite(until) ? `, at ${clock(until)}` : ""}`;
 }
 
 /** Says it in a line that is not there while no host is about to be taken away. */

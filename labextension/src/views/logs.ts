@@ -7,6 +7,7 @@ import { ranksFrom } from "../cluster/slices";
 import type { Mesh } from "../cluster/state";
 import { eachFrame, h, setText } from "../page/dom";
 import { clock, placeOf, plural } from "../page/words";
+import { say } from "../page/language";
 import type { View } from "./view";
 
 import "./logs.css";
@@ -83,7 +84,7 @@ class LogView {
 
   private _turnPause(): void {
     this._paused = !this._paused;
-    this._pause.textContent = this._paused ? "Follow" : "Pause";
+    this._pause.textContent = this._paused ? say`Follow` : say`Pause`;
     if (this._paused) return;
     this._add(this._held);
     this._held = [];
@@ -137,7 +138,7 @@ class LogView {
       if (this._paused) this._held.push(...lines);
       else this._add(lines);
     }
-    if (this._paused) setText(this._pause, `Follow (${this._held.length})`);
+    if (this._paused) setText(this._pause, say`Follow (${this._held.length})`);
   }
 
   // -- drawing -------------------------------------------------------------------------------------------------------
@@ -182,15 +183,15 @@ class LogView {
         h("div", { class: "mnb-lane" }, h("div", { class: "mnb-lane-head", text: this._name(index) }), ...lines.slice(-LANE_LINES).map((line) => this._row(line, false))),
       ),
     );
-    if (lanes.length > LANES) this._field.append(h("div", { class: "mnb-dim mnb-lane", text: `${lanes.length - LANES} more: pick ranks above` }));
+    if (lanes.length > LANES) this._field.append(h("div", { class: "mnb-dim mnb-lane", text: say`${lanes.length - LANES} more: pick ranks above` }));
     for (const lane of this._field.children) lane.scrollTop = lane.scrollHeight;
   }
 
   private _count(): void {
     setText(this._title, this._mesh?.name ?? "");
     const parts = [plural(this._lines.length, "line")];
-    if (this._skipped) parts.push(`${this._skipped} not shown`);
-    if (!this._cluster.live) parts.push(`state at ${clock(this._cluster.now())}`);
+    if (this._skipped) parts.push(say`${this._skipped} not shown`);
+    if (!this._cluster.live) parts.push(say`state at ${clock(this._cluster.now())}`);
     setText(this._facts, `· ${parts.join(" · ")}`);
   }
 
@@ -200,24 +201,24 @@ class LogView {
     this._count();
   }
 
-  private _down = h("button", { class: "mnb-b mnb-down", type: "button", text: "newest ↓", hidden: true });
+  private _down = h("button", { class: "mnb-b mnb-down", type: "button", text: say`newest ↓`, hidden: true });
   private _facts = h("span", { class: "mnb-dim" });
-  private _field = h("div", { class: "mnb-log", role: "log", tabindex: "0", "aria-label": "lines" });
+  private _field = h("div", { class: "mnb-log", role: "log", tabindex: "0", "aria-label": say`lines` });
   private _frames = eachFrame(() => this._draw());
   private _held: LogLine[] = []; // that came while it pauses
   private _lanes = false;
-  private _level = h("select", { class: "mnb-pick", "aria-label": "level" }, ...LEVELS.map((level) => h("option", { value: level, text: level || "all levels" })));
+  private _level = h("select", { class: "mnb-pick", "aria-label": say`level` }, ...LEVELS.map((level) => h("option", { value: level, text: level || say`all levels` })));
   private _lines: LogLine[] = [];
   private _mesh: Mesh | undefined;
-  private _mode = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: "Lanes" });
-  private _pause = h("button", { class: "mnb-b", type: "button", text: "Pause" });
+  private _mode = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: say`Lanes` });
+  private _pause = h("button", { class: "mnb-b", type: "button", text: say`Pause` });
   private _paused = false;
-  private _save = h("button", { class: "mnb-b", type: "button", text: "Download" });
+  private _save = h("button", { class: "mnb-b", type: "button", text: say`Download` });
   private _skipped = 0;
-  private _text = h("input", { class: "mnb-pick mnb-find", type: "search", placeholder: "filter text", "aria-label": "filter text" });
+  private _text = h("input", { class: "mnb-pick mnb-find", type: "search", placeholder: say`filter text`, "aria-label": say`filter text` });
   private _title = h("b");
   private _typing: ReturnType<typeof setTimeout> | undefined;
   private _unsubscribe: (() => void) | null = null;
   private _unwatch: () => void;
-  private _where = h("input", { class: "mnb-pick mnb-where", placeholder: "ranks: 0-3, gpus=1", "aria-label": "ranks" });
+  private _where = h("input", { class: "mnb-pick mnb-where", placeholder: say`ranks: 0-3, gpus=1`, "aria-label": say`ranks` });
 }

@@ -8,6 +8,7 @@ import { askButton, messageLine } from "../page/buttons";
 import { eachFrame, h, setText } from "../page/dom";
 import { FIND_FROM } from "../page/query";
 import { clock, duration, overText, placeOf, plural, shapeOf } from "../page/words";
+import { say } from "../page/language";
 import type { Look } from "./cells";
 import { type Colour, METRIC, LatestMetrics, coloursOf, rangeOf } from "./colours";
 import { type Details, details, usage, words } from "./details";
@@ -51,7 +52,7 @@ class MeshView {
     this._metrics = new LatestMetrics(_cluster, this._uid, () => this._metric.startsWith(METRIC) && this._drawAll());
     this._tip = new Tip(_root);
     const { message, report } = messageLine();
-    this._healAll = askButton("Heal", () => _cluster.request("heal", { mesh: this._uid }), report, { class: "mnb-b mnb-main" });
+    this._healAll = askButton(say`Heal`, () => _cluster.request("heal", { mesh: this._uid }), report, { class: "mnb-b mnb-main" });
     this._tools.append(this._healAll, this._turns, this._level, this._pick);
     _root.append(
       h("div", { class: "mnb-top mnb-wrap" }, h("span", {}, this._title, " ", this._facts), this._status, this._tools),
@@ -149,7 +150,7 @@ class MeshView {
       type: "button",
       text: `${label} ${isAcross ? "→" : "↓"}`,
       "aria-pressed": String(isAcross),
-      title: `${label} runs ${isAcross ? "across" : "down"}; click to turn it`,
+      title: say`${label} runs ${isAcross ? say`across` : say`down`}; click to turn it`,
     });
     button.addEventListener("click", () => {
       const others = this._across.filter((other) => other !== d);
@@ -265,10 +266,10 @@ class MeshView {
 
   private _draw(): void {
     const before = this._mesh;
-    const mesh = this._cluster.state.meshes[this._uid] ?? (before && { ...before, stopped: before.stopped ?? "it no longer exists", ended: before.ended ?? this._cluster.now() });
+    const mesh = this._cluster.state.meshes[this._uid] ?? (before && { ...before, stopped: before.stopped ?? say`it no longer exists`, ended: before.ended ?? this._cluster.now() });
     this._mesh = mesh;
     this._tools.hidden = !mesh;
-    if (!mesh) return setText(this._facts, this._cluster.live ? "this mesh no longer exists" : "not connected to the kernel");
+    if (!mesh) return setText(this._facts, this._cluster.live ? say`this mesh no longer exists` : say`not connected to the kernel`);
     const grid = this._grid;
     if (!grid) return this._begin(mesh);
     this._drawHead(mesh);
@@ -310,14 +311,14 @@ class MeshView {
     setText(this._title, mesh.name);
     setText(this._facts, `· ${parts.filter(Boolean).join(" · ")}`);
     sayNotice(this._notice, this._cluster.state, hosts);
-    setText(this._status, this._cluster.live ? "" : `state at ${clock(this._cluster.now())}`);
+    setText(this._status, this._cluster.live ? "" : say`state at ${clock(this._cluster.now())}`);
     this._colours = coloursOf(this._cluster.state.ranks[this._uid] ?? {}, this._metrics);
     if (!this._colours[this._metric]) this._metric = "state";
     const offered = ["state", ...Object.keys(this._colours)].join();
     if (this._pick.dataset.offered !== offered) {
       this._pick.dataset.offered = offered;
       const options = Object.entries(this._colours).map(([key, colour]) => h("option", { value: key, text: colour.name }));
-      this._pick.replaceChildren(h("option", { value: "state", text: "state" }), ...options);
+      this._pick.replaceChildren(h("option", { value: "state", text: say`state` }), ...options);
       this._pick.value = this._metric;
     }
     this._pick.hidden = Boolean(mesh.stopped) || !this._cluster.live;
@@ -382,13 +383,13 @@ class MeshView {
   private _hosts: Hosts | null = null;
   private _inner: Grid | null = null; // the ranks of the host that is opened
   private _legend = h("div", { class: "mnb-legend" });
-  private _level = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: "Hosts", title: "show one cell for each host" });
+  private _level = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: say`Hosts`, title: say`show one cell for each host` });
   private _mesh: Mesh | undefined;
   private _metric = "state";
   private _notice = h("div", { class: "mnb-status", role: "status", hidden: true });
   private _metrics: LatestMetrics;
   private _opened = -1;
-  private _pick = h("select", { class: "mnb-pick", "aria-label": "colour by" });
+  private _pick = h("select", { class: "mnb-pick", "aria-label": say`colour by` });
   private _positions: Map<number, number> | null;
   private _range: [low: number, high: number] = [0, 1];
   private _selected = false;
@@ -398,7 +399,7 @@ class MeshView {
   private _tip: Tip;
   private _title = h("b");
   private _tools = h("span", { class: "mnb-tools" });
-  private _turns = h("span", { class: "mnb-turns", role: "group", "aria-label": "dimensions: across or down" });
+  private _turns = h("span", { class: "mnb-turns", role: "group", "aria-label": say`dimensions: across or down` });
   private _uid: string;
   private _unwatch: () => void;
 }

@@ -6,6 +6,7 @@ import { pointOf } from "../cluster/ranks";
 import type { Mesh, Rank } from "../cluster/state";
 import { eachFrame, h, setText } from "../page/dom";
 import { clock, overText, placeOf, plural } from "../page/words";
+import { say } from "../page/language";
 import { Chart } from "./chart";
 import { Curves } from "./curves";
 import type { View } from "./view";
@@ -106,12 +107,12 @@ class MetricView {
   private _draw(): void {
     const count = new Set([...this._curves.values()].flatMap((curves) => [...curves.ranks])).size;
     const before = this._mesh;
-    this._mesh = this._cluster.state.meshes[this._options.mesh] ?? (before && { ...before, stopped: before.stopped ?? "it no longer exists", ended: before.ended ?? this._cluster.now() });
+    this._mesh = this._cluster.state.meshes[this._options.mesh] ?? (before && { ...before, stopped: before.stopped ?? say`it no longer exists`, ended: before.ended ?? this._cluster.now() });
     const over = this._mesh?.stopped ? ` · ${overText(this._mesh, this._cluster.now())}` : "";
-    const when = this._cluster.live ? over : ` · state at ${clock(this._cluster.now())}`;
+    const when = this._cluster.live ? over : say` · state at ${clock(this._cluster.now())}`;
     this._root.classList.toggle("mnb-over", Boolean(over));
     setText(this._title, this._mesh?.name ?? "");
-    setText(this._facts, `· ${this._curves.size ? plural(count, "rank") : "no metrics yet: call monarch.telemetry.log(loss=…, step=…) in an actor"}${when}`);
+    setText(this._facts, `· ${this._curves.size ? plural(count, "rank") : say`no metrics yet: call monarch.telemetry.log(loss=…, step=…) in an actor`}${when}`);
     const mean = this._wantsMean ?? count > SINGLE;
     this._mean.hidden = count < 2;
     this._mean.setAttribute("aria-pressed", String(mean));
@@ -138,7 +139,7 @@ class MetricView {
   private _facts = h("span", { class: "mnb-dim" });
   private _field = h("div", { class: "mnb-charts" });
   private _frames = eachFrame(() => this._draw());
-  private _mean = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: "Mean" });
+  private _mean = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: say`Mean` });
   private _mesh: Mesh | undefined;
   private _sampling: ReturnType<typeof setInterval> | undefined;
   private _themed = new MutationObserver(() => {

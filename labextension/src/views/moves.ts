@@ -2,6 +2,7 @@
 
 import type { Busy, Movement, Tensors } from "../cluster/state";
 import { plural, size } from "../page/words";
+import { say } from "../page/language";
 
 export type DimensionRow = [dimension: string, collective: string, count: number, nbytes: number];
 
@@ -24,19 +25,19 @@ export function byDimension(moved: readonly Movement[]): DimensionRow[] {
 
 /** One sentence: "the last cell moved 1.20 GB in 14 all-gathers; 9 of them from Cell In[4]:7". */
 export function movedText(moved: readonly Movement[]): string {
-  if (!moved.length) return "the last cell moved nothing between ranks";
+  if (!moved.length) return say`the last cell moved nothing between ranks`;
   const kinds = sums(moved, (one) => one.collective).sort((a, b) => b[1] - a[1]);
   const lines = sums(moved, (one) => one.line.at).sort((a, b) => b[1] - a[1]);
   const [most, count] = lines[0] as [string, number, number];
-  const where = !most ? "" : lines.length > 1 ? `; ${count} of them from ${most}` : `, from ${most}`;
+  const where = !most ? "" : lines.length > 1 ? say`; ${count} of them from ${most}` : `, from ${most}`;
   const total = moved.reduce((sum, one) => sum + one.nbytes, 0);
-  return `the last cell moved ${size(total)} in ${kinds.map(([kind, times]) => plural(times, kind)).join(" and ")}${where}`;
+  return say`the last cell moved ${size(total)} in ${kinds.map(([kind, times]) => plural(times, kind)).join(" and ")}${where}`;
 }
 
 /** How long that took: "ranks were busy with it, or waited for each other, for 12.3 ms along data (the quickest 11.0 ms)". */
 export function busyText(busy: readonly Busy[]): string {
-  const times = busy.map(({ dimensions, most, least }) => `${seconds(most)} along ${dimensions}${least < 0.9 * most ? ` (the quickest ${seconds(least)})` : ""}`);
-  return `ranks were busy with it, or waited for each other, for ${times.join(", ")}`;
+  const times = busy.map(({ dimensions, most, least }) => `${seconds(most)} along ${dimensions}${least < 0.9 * most ? say` (the quickest ${seconds(least)})` : ""}`);
+  return say`ranks were busy with it, or waited for each other, for ${times.join(", ")}`;
 }
 
 function seconds(value: number): string {
@@ -48,5 +49,5 @@ export function factsOf(tensors: Pick<Tensors, "count" | "nbytes" | "largest" | 
   const mesh = tensors.labels.map((label, d) => `${label}=${tensors.sizes[d]}`).join(" ");
   const count = plural(tensors.count, "tensor");
   if (tensors.lost) return [mesh, `${count}, lost`, size(tensors.nbytes)].join(" · ");
-  return [mesh, count, ...(tensors.gone ? [`${tensors.gone} of them lost`] : []), size(tensors.nbytes), `${size(tensors.largest)} on the fullest rank`].join(" · ");
+  return [mesh, count, ...(tensors.gone ? [say`${tensors.gone} of them lost`] : []), size(tensors.nbytes), say`${size(tensors.largest)} on the fullest rank`].join(" · ");
 }

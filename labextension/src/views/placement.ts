@@ -3,11 +3,12 @@
 import type { Piece, PlacementData } from "../cluster/messages";
 import { copyButton } from "../page/buttons";
 import { h, setText, setFacts } from "../page/dom";
+import { say } from "../page/language";
 import { Drawing } from "./drawing";
 
 import "./placement.css";
 
-const HINT = "point at a shard to see its ranks, or at a rank to see its shard; click to keep the highlight";
+const hint = (): string => say`point at a shard to see its ranks, or at a rank to see its shard; click to keep the highlight`;
 const NONE: ReadonlySet<number> = new Set();
 
 /** What is lit: blocks of the tensor, and ranks of the mesh where single ones are meant. */
@@ -28,13 +29,13 @@ export class PlacementPicture {
     };
     const does = _data.rows.map(([dimension, , what]) => `${dimension} ${what}`).join("; ");
     this._tensor = new Drawing(_data.tensor, `${_data.title}: ${does}`, events);
-    this._mesh = new Drawing(_data.mesh, `the mesh ${_data.mesh_text}`, events);
+    this._mesh = new Drawing(_data.mesh, say`the mesh ${_data.mesh_text}`, events);
     const table = h("div", { class: "mnb-facts mnb-does" });
     setFacts(table, _data.rows.map(([dimension, placement, what]) => [dimension, `${placement}   ${what}`] as const));
     this.element = h(
       "div",
       { class: "mnb-placement" },
-      h("div", { class: "mnb-top" }, h("span", {}, h("b", { text: _data.name }), h("span", { class: "mnb-dim", text: ` · ${_data.title} · on ${_data.mesh_text} · ${_data.bytes}` }))),
+      h("div", { class: "mnb-top" }, h("span", {}, h("b", { text: _data.name }), h("span", { class: "mnb-dim", text: say` · ${_data.title} · on ${_data.mesh_text} · ${_data.bytes}` }))),
       h("div", { class: "mnb-pictures" }, this._tensor.element, this._mesh.element),
       h("div", { class: "mnb-slice mnb-description" }, this._description, this._copy),
       table,
@@ -85,7 +86,7 @@ export class PlacementPicture {
   private _show(): void {
     const lit = this._hovered ?? this._pinned;
     for (const drawing of [this._tensor, this._mesh]) drawing.light(lit?.blocks ?? NONE, NONE);
-    setText(this._description, lit?.description || HINT);
+    setText(this._description, lit?.description || hint());
     this._description.classList.toggle("mnb-dim", !lit);
     this._copy.hidden = !this._pinned || this._pinned.blocks.size !== 1;
   }
@@ -96,7 +97,7 @@ export class PlacementPicture {
     return block === undefined ? "" : (this._data.blocks[block] ?? "").split(" · ")[0] ?? "";
   }
 
-  private _copy = copyButton("copy index", () => this._index());
+  private _copy = copyButton(say`copy index`, () => this._index());
   private _hovered: Lit | null = null;
   private _pinned: Lit | null = null;
   private _mesh: Drawing;

@@ -3,12 +3,13 @@
 import type { Cluster } from "../cluster/client";
 import type { DebugCommand } from "../cluster/messages";
 import { h } from "../page/dom";
+import { say } from "../page/language";
 
 /** A small prompt on the frames of a failure. `closed` is called when it is closed. */
 export function postMortem(cluster: Cluster, about: { mesh: string; ranks: number[]; call?: string | undefined }, closed: () => void): HTMLElement {
-  const output = h("pre", { class: "mnb-lines mnb-frames", tabindex: "0", "aria-label": "frames", text: "…" });
-  const input = h("input", { class: "mnb-pick mnb-command", "aria-label": "command of the debugger", placeholder: "p x · up · where · any Python", spellcheck: "false", autocomplete: "off" });
-  const close = h("button", { class: "mnb-b mnb-quiet", type: "button", text: "×", "aria-label": "close" });
+  const output = h("pre", { class: "mnb-lines mnb-frames", tabindex: "0", "aria-label": say`frames`, text: "…" });
+  const input = h("input", { class: "mnb-pick mnb-command", "aria-label": say`command of the debugger`, placeholder: say`p x · up · where · any Python`, spellcheck: "false", autocomplete: "off" });
+  const close = h("button", { class: "mnb-b mnb-quiet", type: "button", text: "×", "aria-label": say`close` });
   const element = h("div", { class: "mnb-postmortem" }, output, h("div", { class: "mnb-ask" }, h("code", { text: "»" }), input, close));
   const history: string[] = [];
   let at = 0;

@@ -2,11 +2,12 @@
 
 import type { ProfileMessage } from "../cluster/messages";
 import { h } from "../page/dom";
+import { say } from "../page/language";
 import type { View } from "./view";
 
 import "./profiles.css";
 
-const NOTHING = "no profiles yet: put %%prof trainers in the first line of a cell";
+const nothing = (): string => say`no profiles yet: put ${"%%prof trainers"} in the first line of a cell`;
 
 // Sections are drawn anew when the theme changes, and keep what was picked.
 let picked = "";
@@ -14,8 +15,8 @@ let newest = "";
 
 export const profileView: View<object> = (cluster, root) => {
   root.classList.add("mnb-profiles");
-  const pick = h("select", { class: "mnb-pick", "aria-label": "profile" });
-  const drawn = h("div", { class: "mnb-dim", text: NOTHING });
+  const pick = h("select", { class: "mnb-pick", "aria-label": say`profile` });
+  const drawn = h("div", { class: "mnb-dim", text: nothing() });
   let profiles: ProfileMessage["profiles"] = [];
   let shown = "";
   const draw = (): void => {

@@ -5,7 +5,8 @@ import type { PlacementData } from "../cluster/messages";
 import { rankOf } from "../cluster/ranks";
 import type { Mesh, TensorRow, Tensors } from "../cluster/state";
 import { eachFrame, h, setText, svg } from "../page/dom";
-import { SIGNS, overText, size } from "../page/words";
+import { SIGNS, overText, plural, size } from "../page/words";
+import { say } from "../page/language";
 import { busyText, byDimension, factsOf, movedText } from "./moves";
 import { PlacementPicture } from "./placement";
 import { ValuesOf } from "./values";
@@ -64,7 +65,7 @@ class OneTensor {
     const mesh = state.meshes[this._mesh];
     if (mesh) this._seen = mesh;
     const over = this._cluster.live && this._seen && (!mesh || mesh.stopped);
-    if (over && !this._over.textContent) setText(this._over, `its mesh was ${overText(mesh ?? this._seen, this._cluster.now())}`);
+    if (over && !this._over.textContent) setText(this._over, say`its mesh was ${overText(mesh ?? this._seen, this._cluster.now())}`);
     this._over.hidden = !over;
     this._root.classList.toggle("mnb-over", Boolean(over));
     this._picture.mark((rank) => {
@@ -83,7 +84,7 @@ class OneTensor {
   private _values: ValuesOf | undefined;
 }
 
-const COLUMNS = ["", "name", "tensor", "placement", "on a rank", "made at"];
+const columns = (): string[] => ["", say`name`, say`tensor`, say`placement`, say`on a rank`, say`made at`];
 
 class TensorList {
   constructor(
@@ -119,8 +120,8 @@ class TensorList {
     this._written = written;
     const parts = Object.entries(found).map(([key, tensors]) => this._meshOf(key, tensors));
     for (const [key, [tensors, when]] of this._ended)
-      parts.push(h("div", { class: "mnb-over" }, h("div", { class: "mnb-over-since", text: `${tensors.name} was ${overText({ ended: when }, when)}; this is what it held` }), this._meshOf(key, tensors)));
-    if (!parts.length) parts.push(h("div", { class: "mnb-dim", text: "no sharded tensors: monarch.distribute(tensor, mesh, sharding_spec=[…]) makes one" }));
+      parts.push(h("div", { class: "mnb-over" }, h("div", { class: "mnb-over-since", text: say`${tensors.name} was ${overText({ ended: when }, when)}; this is what it held` }), this._meshOf(key, tensors)));
+    if (!parts.length) parts.push(h("div", { class: "mnb-dim", text: say`no sharded tensors: monarch.distribute(tensor, mesh, sharding_spec=[…]) makes one` }));
     this._root.replaceChildren(...parts);
     if (this._opened) this._reopen();
     else if (this._open.id) void this._show(this._open.id); // it was open when this was last seen
@@ -135,7 +136,7 @@ class TensorList {
 
   private _meshOf(key: string, tensors: Tensors): HTMLElement {
     const rows = tensors.rows.map((row) => this._rowOf(key, row));
-    const head = h("tr", {}, ...COLUMNS.map((text) => h("th", { text, scope: "col" })));
+    const head = h("tr", {}, ...columns().map((text) => h("th", { text, scope: "col" })));
     const hidden = tensors.count - rows.length;
     return h(
       "section",
@@ -143,7 +144,7 @@ class TensorList {
       h("div", { class: "mnb-top" }, h("span", {}, h("b", { text: tensors.name }), h("span", { class: "mnb-dim", text: ` · ${factsOf(tensors)}` }))),
       tensors.lost ? h("div", { text: tensors.lost }) : null,
       this._options.waits ? null : h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list" }, h("thead", {}, head), h("tbody", {}, ...rows))),
-      hidden > 0 && !this._options.waits ? h("div", { class: "mnb-dim", text: `… and ${hidden} smaller ones` }) : null,
+      hidden > 0 && !this._options.waits ? h("div", { class: "mnb-dim", text: say`… and ${hidden} smaller ones` }) : null,
       ...(tensors.lost ? [] : [memory(tensors), processes(tensors), movement(tensors)]),
       tensors.lost && !this._options.waits ? null : waits(tensors),
     );
@@ -151,7 +152,7 @@ class TensorList {
 
   private _rowOf(key: string, row: TensorRow): HTMLElement {
     const id = `${key}/${row.number}`;
-    const button = h("button", { class: "mnb-toggle", type: "button", text: row.name || "·", "aria-expanded": String(this._open.id === id), "aria-label": `where ${row.name || row.title} lies` });
+    const button = h("button", { class: "mnb-toggle", type: "button", text: row.name || "·", "aria-expanded": String(this._open.id === id), "aria-label": say`where ${row.name || row.title} lies` });
     const line = h(
       "tr",
       { "data-tensor": id, class: row.lost ? "mnb-dim" : "" },
@@ -159,7 +160,7 @@ class TensorList {
       h("td", {}, button),
       h("td", { text: row.title }),
       h("td", {}, h("code", { text: row.placement.join(" ") })),
-      h("td", { class: "mnb-count", text: row.lost ? "lost" : size(row.each) }),
+      h("td", { class: "mnb-count", text: row.lost ? say`lost` : size(row.each) }),
       h("td", { class: "mnb-dim", text: row.line.at, title: row.line.source }),
     );
     line.addEventListener("click", () => this._toggle(id));
@@ -174,7 +175,7 @@ class TensorList {
 
   private async _show(id: string): Promise<void> {
     this._open.id = id;
-    const cell = h("td", { colspan: COLUMNS.length, class: "mnb-open" });
+    const cell = h("td", { colspan: columns().length, class: "mnb-open" });
     const row = h("tr", {}, cell);
     this._opened = { row, end: () => undefined };
     this._reopen();
@@ -223,9 +224,9 @@ function pictureOf({ picture }: TensorRow): Element {
 function memory({ live, largest }: Tensors): HTMLElement | null {
   if (!live.length) return null;
   const same = new Set(live.map(size)).size === 1;
-  const bars = live.map((held, rank) => h("span", { class: "mnb-bar", title: `rank ${rank}: ${size(held)}`, style: `height:${Math.max(2, Math.round((22 * held) / (largest || 1)))}px` }));
-  const text = same ? `${size(live[0] ?? 0)} on each rank` : `${size(Math.min(...live))} to ${size(largest)} on a rank`;
-  return h("div", { class: "mnb-memory", role: "img", "aria-label": `live: ${text}` }, h("span", { class: "mnb-dim", text: "live " }), h("span", { class: "mnb-bars" }, ...bars), h("span", { text: ` ${text}` }));
+  const bars = live.map((held, rank) => h("span", { class: "mnb-bar", title: say`rank ${rank}: ${size(held)}`, style: `height:${Math.max(2, Math.round((22 * held) / (largest || 1)))}px` }));
+  const text = same ? say`${size(live[0] ?? 0)} on each rank` : say`${size(Math.min(...live))} to ${size(largest)} on a rank`;
+  return h("div", { class: "mnb-memory", role: "img", "aria-label": say`live: ${text}` }, h("span", { class: "mnb-dim", text: say`live ` }), h("span", { class: "mnb-bars" }, ...bars), h("span", { text: ` ${text}` }));
 }
 
 function processes({ memory }: Tensors): HTMLElement | null {
@@ -234,8 +235,8 @@ function processes({ memory }: Tensors): HTMLElement | null {
     const [least, most] = [size(Math.min(...held)), size(Math.max(...held))];
     return least === most ? most : `${least} to ${most}`;
   };
-  const of = memory.of === "process" ? "memory of a process" : "memory allocated on a device";
-  return h("div", { class: "mnb-dim", text: `${of}: ${between(memory.allocated)}, at most ${between(memory.peak)} so far` });
+  const of = memory.of === "process" ? say`memory of a process` : say`memory allocated on a device`;
+  return h("div", { class: "mnb-dim", text: say`${of}: ${between(memory.allocated)}, at most ${between(memory.peak)} so far` });
 }
 
 function movement({ moved, busy }: Tensors): HTMLElement {
@@ -251,5 +252,5 @@ function waits({ waits }: Tensors): HTMLElement | null {
   const rows = [...waits]
     .sort((a, b) => b.count - a.count)
     .map(({ line, what, count }) => h("tr", {}, h("td", { class: "mnb-count", text: `${count} ×` }), h("td", { text: what }), h("td", { class: "mnb-dim", text: line.at }), h("td", {}, h("code", { text: line.source }))));
-  return h("details", {}, h("summary", { text: `the last cell waited ${times} time${times === 1 ? "" : "s"} for a result` }), h("table", { class: "mnb-list" }, h("tbody", {}, ...rows)));
+  return h("details", {}, h("summary", { text: say`the last cell waited ${plural(times, "time")} for a result` }), h("table", { class: "mnb-list" }, h("tbody", {}, ...rows)));
 }

@@ -5,11 +5,12 @@ import type { TimelineMessage } from "../cluster/messages";
 import { askButton, messageLine } from "../page/buttons";
 import { h, setText } from "../page/dom";
 import { plural } from "../page/words";
+import { say } from "../page/language";
 import type { View } from "./view";
 
 import "./timeline.css";
 
-const NOTHING = "no timeline yet: %timeline trainers records one";
+const nothing = (): string => say`no timeline yet: %timeline trainers records one`;
 const LABELS = 150; // px of the column of names, at most
 const DRAG = 4; // px: less is a click
 const LEAST_S = 1e-5;
@@ -42,15 +43,15 @@ class TimelineView {
     const { message, report } = messageLine();
     this._details = message;
     const ask = (what: "stop" | "save") => () => _cluster.request("timeline", { do: what, key: this._shown?.key ?? "" });
-    this._stop = askButton("Stop", ask("stop"), report, { title: "ends the recording" });
-    this._save = askButton("Save", ask("save"), report, { title: "writes a file for ui.perfetto.dev" });
+    this._stop = askButton(say`Stop`, ask("stop"), report, { title: say`ends the recording` });
+    this._save = askButton(say`Save`, ask("save"), report, { title: say`writes a file for ui.perfetto.dev` });
     this._tools.append(
       this._query,
       tool("◀", "earlier", () => this._pan(-0.5)),
       tool("▶", "later", () => this._pan(0.5)),
-      tool("−", "zoom out", () => this._zoom(2)),
-      tool("+", "zoom in", () => this._zoom(0.5)),
-      tool("All", "show all of it", () => this._look(0, null)),
+      tool("−", say`zoom out`, () => this._zoom(2)),
+      tool("+", say`zoom in`, () => this._zoom(0.5)),
+      tool(say`All`, say`show all of it`, () => this._look(0, null)),
       this._stop,
       this._save,
     );
@@ -63,7 +64,7 @@ class TimelineView {
     this._unwatch = _cluster.watch((patch) => patch === null && this._connected(), []);
     this._resized.observe(this._picture);
     if (_options.svg !== undefined) this._draw({ type: "timeline", id: "", notes: [], key: "", name: "", facts: [], began: 0, recording: false, begin: 0, end: _options.seconds ?? 0, seconds: 0, ..._options, svg: _options.svg });
-    else setText(this._details, NOTHING);
+    else setText(this._details, nothing());
     this._connected();
   }
 
@@ -94,13 +95,13 @@ class TimelineView {
 
   private _draw(message: TimelineMessage): void {
     const first = !this._shown?.began;
-    if (!message.svg) return setText(this._details, this._shown ? "" : NOTHING);
+    if (!message.svg) return setText(this._details, this._shown ? "" : nothing());
     if (this._dragging) return;
     if (message.svg !== this._shown?.svg) this._picture.innerHTML = message.svg;
-    if (!this._shown && this._details.textContent === NOTHING) setText(this._details, "");
+    if (!this._shown && this._details.textContent === nothing()) setText(this._details, "");
     this._shown = message;
-    setText(this._title, `Timeline of ${message.name}`);
-    const part = message.end - message.begin < message.seconds - 0.01 ? [`shown ${message.begin.toFixed(2)} to ${message.end.toFixed(2)} s`] : [];
+    setText(this._title, say`Timeline of ${message.name}`);
+    const part = message.end - message.begin < message.seconds - 0.01 ? [say`shown ${message.begin.toFixed(2)} to ${message.end.toFixed(2)} s`] : [];
     setText(this._facts, [...message.facts, ...part].map((fact) => `· ${fact}`).join(" "));
     setText(this._notes, message.notes.map((note) => `! ${note}`).join("\n"));
     this._notes.hidden = !message.notes.length;
@@ -213,7 +214,7 @@ class TimelineView {
       bar.classList.toggle("mnb-other", other);
     }
     this._picture.querySelector("svg")?.classList.toggle("mnb-chosen", chosen);
-    if (wanted) setText(this._details, found ? `${plural(found, "match").replace("matchs", "matches")} in what is shown: Enter goes to the next` : "no match in what is shown");
+    if (wanted) setText(this._details, found ? say`${plural(found, "match", "matches")} in what is shown: Enter goes to the next` : say`no match in what is shown`);
   }
 
   /** Chooses the next of what is searched for. */
@@ -270,8 +271,8 @@ class TimelineView {
   private _facts = h("span", { class: "mnb-dim" });
   private _notes = h("div", { class: "mnb-dim", style: "white-space:pre-line", hidden: true });
   private _picked: { about: string; call: string } | null = null;
-  private _picture = h("div", { class: "mnb-tl-picture", tabindex: "0", role: "group", "aria-label": "timeline: arrow keys choose a call, + and − zoom, 0 shows all", title: "" });
-  private _query = h("input", { class: "mnb-query", type: "search", placeholder: "Search", "aria-label": "search calls and spans" });
+  private _picture = h("div", { class: "mnb-tl-picture", tabindex: "0", role: "group", "aria-label": say`timeline: arrow keys choose a call, + and − zoom, 0 shows all`, title: "" });
+  private _query = h("input", { class: "mnb-query", type: "search", placeholder: say`Search`, "aria-label": say`search calls and spans` });
   private _resizing: ReturnType<typeof setTimeout> | undefined;
   private _resized = new ResizeObserver(() => {
     clearTimeout(this._resizing);

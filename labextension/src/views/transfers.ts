@@ -3,13 +3,14 @@
 import type { Transfer } from "../cluster/state";
 import { eachFrame, h } from "../page/dom";
 import { clock, plural } from "../page/words";
+import { say } from "../page/language";
 import type { View } from "./view";
 
 import "./transfers.css";
 
 const MOST = 16; // processes in the matrix
-const COLUMNS = ["source", "target", "mover", "moved", "transfers", "rate"];
-const NOTHING = "no transfers between processes yet: see monarch.rdma";
+const columns = (): string[] => [say`source`, say`target`, say`mover`, say`moved`, say`transfers`, say`rate`];
+const nothing = (): string => say`no transfers between processes yet: see monarch.rdma`;
 
 const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
 
@@ -37,7 +38,7 @@ export const transferView: View<TransferOptions> = (cluster, root, options) => {
     const over = cluster.live && !options.current && written.length > 2 && now === "{}";
     written = now;
     root.classList.toggle("mnb-over", over);
-    if (over) root.prepend(h("div", { class: "mnb-over-since", role: "status", text: `all processes ended at ${clock(cluster.now())}; this is their last state` }));
+    if (over) root.prepend(h("div", { class: "mnb-over-since", role: "status", text: say`all processes ended at ${clock(cluster.now())}; this is their last state` }));
     else root.replaceChildren(...drawn(Object.values(known)));
   };
   const frames = eachFrame(draw);
@@ -58,15 +59,15 @@ export const transferView: View<TransferOptions> = (cluster, root, options) => {
 function drawn(all: readonly Transfer[]): HTMLElement[] {
   const routes = all.filter((transfer) => transfer.mover).sort((a, b) => b.bytes - a.bytes);
   const offered = all.filter((transfer) => !transfer.mover).sort((a, b) => b.bytes - a.bytes);
-  if (!all.length) return [h("div", { class: "mnb-dim", text: NOTHING })];
+  if (!all.length) return [h("div", { class: "mnb-dim", text: nothing() })];
   const total = routes.reduce((sum, route) => sum + route.bytes, 0);
   const rate = routes.reduce((sum, route) => sum + (route.rate ?? 0), 0);
   const facts = [plural(routes.length, "route"), size(total), rate ? `${size(rate)}/s now` : "idle"].join(" · ");
-  const parts: HTMLElement[] = [h("div", { class: "mnb-top" }, h("span", {}, h("b", { text: "Transfers" }), h("span", { class: "mnb-dim", text: ` · ${facts}` })))];
+  const parts: HTMLElement[] = [h("div", { class: "mnb-top" }, h("span", {}, h("b", { text: say`Transfers` }), h("span", { class: "mnb-dim", text: ` · ${facts}` })))];
   const names = [...new Set(routes.flatMap((route) => [route.from, route.to ?? ""]))].sort();
   if (names.length > 1 && names.length <= MOST) parts.push(legend(routes), matrix(names, routes));
-  if (routes.length) parts.push(tableOf(COLUMNS, routes.map(rowOf)));
-  if (offered.length) parts.push(tableOf(["registered memory of", "buffers", "bytes"], offered.map(({ from, regions, bytes }) => [from, String(regions ?? 0), size(bytes)])));
+  if (routes.length) parts.push(tableOf(columns(), routes.map(rowOf)));
+  if (offered.length) parts.push(tableOf([say`registered memory of`, say`buffers`, say`bytes`], offered.map(({ from, regions, bytes }) => [from, String(regions ?? 0), size(bytes)])));
   return parts;
 }
 
@@ -77,7 +78,7 @@ function rowOf(route: Transfer): (string | HTMLElement)[] {
 
 function legend(routes: readonly Transfer[]): HTMLElement {
   const movers = [...new Set(routes.map((route) => route.mover))].sort();
-  return h("div", { class: "mnb-dim mnb-legend" }, "from rows to columns, by ", ...movers.map((mover) => h("span", {}, h("i", { class: "mnb-mover", "data-mover": mover }), mover)));
+  return h("div", { class: "mnb-dim mnb-legend" }, say`from rows to columns, by `, ...movers.map((mover) => h("span", {}, h("i", { class: "mnb-mover", "data-mover": mover }), mover)));
 }
 
 function matrix(names: readonly string[], routes: readonly Transfer[]): HTMLElement {

@@ -4,10 +4,11 @@ import type { Cluster } from "../cluster/client";
 import type { TensorValues } from "../cluster/messages";
 import { askButton, messageLine } from "../page/buttons";
 import { h, setText } from "../page/dom";
+import { say } from "../page/language";
 
 import "./values.css";
 
-const ASK = "show values";
+const showValues = (): string => say`show values`;
 
 export class ValuesOf {
   constructor(
@@ -19,10 +20,10 @@ export class ValuesOf {
     this._name = name === "Tensor" ? "t" : name; // as a program calls it
     const { message, report } = messageLine();
     const ask = async (): Promise<void> => this._show(await this._cluster.request("values", { tensors: of[0], number: of[1] }));
-    const title = "the first elements, and the least, the largest and the mean of each rank; no cell need run for that";
-    this._button = askButton(ASK, ask, (text, wrong) => this._report(report, text, wrong), { title });
-    this._hide = h("button", { class: "mnb-b", type: "button", text: "hide", onclick: () => this._clear() });
-    this._hint.append("its values: ", h("code", { text: `${this._name}.full_tensor()` }), ", by rank: ", h("code", { text: `${this._name}.local_shards()` }));
+    const title = say`the first elements, and the least, the largest and the mean of each rank; no cell need run for that`;
+    this._button = askButton(showValues(), ask, (text, wrong) => this._report(report, text, wrong), { title });
+    this._hide = h("button", { class: "mnb-b", type: "button", text: say`hide`, onclick: () => this._clear() });
+    this._hint.append(say`its values: `, h("code", { text: `${this._name}.full_tensor()` }), say`, by rank: `, h("code", { text: `${this._name}.local_shards()` }));
     root.append(h("div", { class: "mnb-values" }, h("div", { class: "mnb-tools" }, this._button, this._hide, this._hint), message, this._found));
     this.draw();
   }
@@ -46,18 +47,18 @@ export class ValuesOf {
       return row;
     };
     this._found.replaceChildren(
-      ...(corner.length ? [h("div", { class: "mnb-dim", text: index ? `${this._name}${index}, the first of its elements` : "all elements" })] : []),
-      h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-corner", "aria-label": "elements" }, h("tbody", {}, ...corner.map((row) => h("tr", {}, ...row.map((text) => h("td", { text, class: ODD.test(text) ? "mnb-odd" : null }))))))),
+      ...(corner.length ? [h("div", { class: "mnb-dim", text: index ? say`${this._name}${index}, the first of its elements` : say`all elements` })] : []),
+      h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-corner", "aria-label": say`elements` }, h("tbody", {}, ...corner.map((row) => h("tr", {}, ...row.map((text) => h("td", { text, class: ODD.test(text) ? "mnb-odd" : null }))))))),
       ...notes.map((text) => h("div", { class: "mnb-note", text })),
-      ...(rows.length ? [h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list", "aria-label": "values by rank" }, h("thead", {}, head), h("tbody", {}, ...ranks.map(counted))))] : []),
+      ...(rows.length ? [h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list", "aria-label": say`values by rank` }, h("thead", {}, head), h("tbody", {}, ...ranks.map(counted))))] : []),
     );
-    setText(this._button, "show again");
+    setText(this._button, say`show again`);
     this.draw();
   }
 
   private _clear(): void {
     this._found.replaceChildren();
-    setText(this._button, ASK);
+    setText(this._button, showValues());
     this.draw();
   }
 

@@ -13,6 +13,7 @@ vi.mock("@jupyterlab/notebook", () => ({ INotebookTracker: {}, NotebookActions: 
 vi.mock("@jupyterlab/services", () => ({ KernelMessage: {} }));
 vi.mock("@jupyterlab/settingregistry", () => ({ ISettingRegistry: {} }));
 vi.mock("@jupyterlab/statusbar", () => ({ IStatusBar: {} }));
+vi.mock("@jupyterlab/translation", () => ({ ITranslator: {} }));
 vi.mock("@jupyterlab/ui-components", () => ({
   LabIcon: class {},
   SidePanel: class extends Widget {
