@@ -106,7 +106,6 @@ class MeshProcesses:
         # Streams of the program other than the main one are executed beside it.
         self._beside: weakref.WeakKeyDictionary[Lane, ActorMesh[StreamWorker]] = weakref.WeakKeyDictionary()
         self._threads: list[ActorMesh[StreamWorker]] = []
-        self._unused: list[ActorMesh[StreamWorker]] = []  # those of streams that are no more
         self._served: dict[int, ActorMesh[StreamWorker]] = {}  # by command stream
         self._order = threading.RLock()  # held while a batch is sent
         self._sent: dict[int, int] = {}  # operations, by stream
@@ -374,26 +373,19 @@ class MeshProcesses:
                         for number, sent in self._sent.items()
                         if number in self._openings
                     ]
-                if self._unused:
-                    found = self._unused.pop()
-                elif len(self._threads) < _THREADS:
+                used = {id(each) for each in self._beside.values()}
+                found = next((each for each in self._threads if id(each) not in used), None)
+                if found is None and len(self._threads) < _THREADS:
                     spawned: Any = self._procs.spawn(
                         f"{self._procs.name}_streams", StreamWorker, state_of(self._spawned).uid
                     )
                     found = spawned
                     self._threads.append(spawned)
-                else:
-                    found = self._threads[len(self._beside) % _THREADS]
+                elif found is None:
+                    found = self._threads.pop(0)  # the stream that came first may be over
+                    self._threads.append(found)
                 self._beside[lane] = found
-                weakref.finalize(lane, self._end_lane, weakref.ref(self), found).atexit = False
         return found
-
-    @staticmethod
-    def _end_lane(known: "weakref.ref[MeshProcesses]", threads: ActorMesh[StreamWorker]) -> None:
-        """Leaves the threads of a stream that is no more to others, unless another one shares them."""
-        processes = known()
-        if processes is not None and all(each is not threads for each in processes._beside.values()):
-            processes._unused.append(threads)
 
     def _send_batch(
         self,
