@@ -70,8 +70,22 @@ class Spool:
         if tail:
             for file in self._files:
                 file.at = max(0, file.size() - tail)
-        self._mark: Mark = BEGIN
+        self._mark: Mark = self._mark_before(self._text.at) if tail else BEGIN
         self._unclaimed_since: float | None = None
+
+    def _mark_before(self, at: int) -> Mark:
+        """The mark of what lies there: the middle of a display is no text."""
+        data, begin = b"", at
+        while begin > 0 and at - begin < _LONGEST_DISPLAY:
+            size = min(CHUNK, begin)
+            begin -= size
+            data = self._text.read(begin, size) + data
+            while (sign := data.rfind(SIGN)) >= 0:
+                mark = marks.decode(data[sign:].partition(b"\n")[0])
+                if mark is not None:
+                    return mark
+                data = data[:sign]
+        return BEGIN
 
     @property
     def position(self) -> int:

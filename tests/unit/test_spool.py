@@ -14,7 +14,7 @@ import pytest
 from monarch_nb.logs import marks
 from monarch_nb.logs.journal import ForgivingText, Journal
 from monarch_nb.logs.last_lines import last_lines
-from monarch_nb.logs.marks import ERR, OUT, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
+from monarch_nb.logs.marks import DISPLAY, ERR, OUT, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
 from monarch_nb.logs.spool import PATIENCE_S, Spool
 from monarch_nb.logs.tailer import LogFile
 from monarch_nb.logs.verbs import LogBlock
@@ -115,6 +115,13 @@ def test_reading_the_last_lines_takes_nothing_away(base: str) -> None:
     assert last_lines(base, 2, 16 * 1024) == ("line 299998", "line 299999")
     spool = Spool(base)
     assert b"".join(data for _ in range(100) for _, _, data in taken(spool)) == text
+
+
+def test_the_middle_of_a_figure_is_no_last_line(base: str) -> None:
+    figure = b'{"data": {"image/png": "%s"}}\n' % (b"A" * 200_000)
+    raw(base, TEXT, Mark(1.0, DISPLAY, 0, "", 0, 0, "").encode() + figure)
+    raw(base, TEXT, Mark(1.1, STDOUT, 0, "", 0, 0, "").encode() + b"one step\n")
+    assert last_lines(base, 5, 16 * 1024) == ("one step",)
 
 
 def test_a_large_log_file_is_rotated_and_the_oldest_removed(tmp_path: Path) -> None:

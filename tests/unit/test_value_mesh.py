@@ -277,7 +277,7 @@ def test_the_grid_of_many_different_tables_can_be_unfolded() -> None:
     assert "2 more; see .items() or .get(rank)" in folded
 
 
-def test_figures_of_ranks_have_a_text_for_those_who_cannot_see_them() -> None:
+def test_figures_of_ranks_have_a_text_that_can_be_read() -> None:
     class Figure:
         def _repr_png_(self) -> bytes:
             return b"\x89PNG"
