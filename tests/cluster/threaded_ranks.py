@@ -8,7 +8,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.runtime import Future
+from monarch_nb.runtime import Future, resolved_future
 from monarch_nb.shape import Extent
 from monarch_nb.tensor import device
 from monarch_nb.tensor.commands import WHOLE, PutTensor, decode_numbers, encode_numbers
@@ -38,23 +38,6 @@ SILENT_S = 20.0  # after which ranks are taken to wait for each other
 
 class RanksApart(BaseException):
     """Some ranks failed where others did not, or wait for others: this process is of no use any more."""
-
-
-@dataclass
-class Answer:
-    """A future that is done."""
-
-    value: Any
-    watched: int = 0
-
-    def get(self, timeout: float | None = None) -> Any:
-        return self.value
-
-    def done(self) -> bool:
-        return True
-
-    def exception(self, timeout: float | None = None) -> None:
-        return None
 
 
 class Member:
@@ -141,7 +124,7 @@ class Ranks:
 
         answers = self._each(layout.size, run)
         self.values += answers[0][1]
-        return Answer(ValueMesh(Extent(layout.names, layout.shape), answers))  # type: ignore[return-value]
+        return resolved_future(ValueMesh(Extent(layout.names, layout.shape), answers))
 
     def _each(self, count: int, what: Any) -> list[Any]:
         found: dict[int, Any] = {}
