@@ -6,7 +6,7 @@ import { fileURLToPath } from "node:url";
 
 import { build } from "esbuild";
 
-const VIEWS = ["debug", "failures", "history", "logs", "mesh", "metrics", "profiles", "tensors", "timeline", "transfers"];
+const VIEWS = ["debug", "failures", "history", "logs", "mesh", "metrics", "panel", "profiles", "tensors", "timeline", "transfers"];
 const SHIPPED = fileURLToPath(new URL("../kernel_ext/monarch_kernel/static/", import.meta.url));
 const MADE = "Made by `make setup` from labextension/src: change it there.";
 

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from .display import show
+from .display import panel, show
 from .extension import Extension
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["load_ipython_extension", "show", "unload_ipython_extension"]
+__all__ = ["load_ipython_extension", "panel", "show", "unload_ipython_extension"]
 
 _loaded: dict[int, Extension] = {}
 

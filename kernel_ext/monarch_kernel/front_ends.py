@@ -196,6 +196,10 @@ def _bug_button(facts: FrontEndFacts, where: str) -> tuple[str, str]:
 
 
 def _panel(facts: FrontEndFacts, where: str) -> tuple[str, str]:
+    if where == MARIMO and facts.widgets:
+        return "none: monarch_kernel.panel() shows it in a cell", ""
+    if where not in (*_LABS, TERMINAL, RUN, MARIMO) and facts.comms and facts.widgets:
+        return "none: %panel shows it in a cell", ""
     if where not in _LABS:
         return "none: only JupyterLab and Notebook 7 have one; %meshes, %failures and %logs show the same", ""
     if not facts.panel:

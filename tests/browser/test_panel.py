@@ -86,6 +86,12 @@ class Panel:
         dialog.get_by_role("button", name="Spawn").click()
         self.row("gpus=3", "idle")
 
+    def start_active(self) -> Any:
+        """Runs the active cell; gives its output area, at once."""
+        active = self.shown.evaluate("window.jupyterapp.shell.currentWidget.content.activeCellIndex")
+        self.command("notebook:run-cell")
+        return self.shown.locator(".jp-Notebook .jp-Cell").nth(active).locator(".jp-Cell-outputArea")
+
     def source(self) -> str:
         """What the active cell has in it."""
         found = "() => window.jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel.getSource()"

@@ -70,7 +70,9 @@ def test_features_without_subshells_comms_prompt_or_debugger_are_named_missing()
     assert told(lab)["buttons"] == "they work while a cell runs"
     assert told(lab)["bug button"] == "breakpoints in the margin of cells hold on the ranks"
     assert "ipykernel 6.17.1 has no subshells" in told(FRONT_ENDS[COLAB])["buttons"]
-    assert "none" in told(FRONT_ENDS[COLAB])["side panel"]
+    assert told(FRONT_ENDS[COLAB])["side panel"] == "none: %panel shows it in a cell"
+    assert "monarch_kernel.panel()" in told(FRONT_ENDS[MARIMO])["side panel"]
+    assert "%meshes" in told(FRONT_ENDS[RUN])["side panel"]
     assert "no comms" in told(Facts(SESSION, comms=False))["displays"]
     assert "anywidget" in told(Facts(SESSION, widgets=False))["displays"]
     assert told(Facts(SESSION, widgets=False))["buttons"].startswith("none")

@@ -30,6 +30,7 @@ from ..views.displays import (
     values_html,
 )
 from ..views.histories import history_html
+from ..views.panel import ClusterPanel
 from .failures import failure_bundle
 from .guide import checkup_html, guide_html
 from .handles import HandleForms
@@ -60,6 +61,7 @@ _FORMS: dict[type | str, Callable[[Any], str]] = {
     "monarch_kernel.doctor.Checkup": checkup_html,
     Failures: Failures.html,
     LogView: lambda view: logs_html(view.logs),
+    ClusterPanel: lambda panel: overview_html(panel.meshes),
     Metrics: metrics_html,
     History: history_html,
     TensorListing: tensors_html,
@@ -105,4 +107,9 @@ def show(value: Any) -> LiveValue:
     return shown(value, _FORMS)
 
 
-__all__ = ["install", "show", "uninstall"]
+def panel() -> LiveValue:
+    """The cluster, as the panel of JupyterLab shows it, where there is no IPython: in marimo's cells."""
+    return show(ClusterPanel())
+
+
+__all__ = ["install", "panel", "show", "uninstall"]

@@ -6,8 +6,21 @@ from pathlib import Path
 from typing import TypedDict
 
 STATIC = Path(__file__).parents[1] / "static"
-VIEWS = ("debug", "failures", "history", "logs", "mesh", "metrics", "profiles", "tensors", "timeline", "transfers")
+VIEWS = (
+    "debug",
+    "failures",
+    "history",
+    "logs",
+    "mesh",
+    "metrics",
+    "panel",
+    "profiles",
+    "tensors",
+    "timeline",
+    "transfers",
+)
 LARGEST = 80_000  # bytes of one view: it travels through the kernel with each widget
+LARGEST_PANEL = 240_000  # of the panel, which has most of the others in it, and is shown once
 
 
 class Bundle(TypedDict):

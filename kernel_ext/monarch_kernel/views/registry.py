@@ -7,9 +7,10 @@ from .histories import HISTORY
 from .lines import LOGS
 from .live import LiveViews
 from .meshes import MESH
+from .panel import PANEL
 from .tensors import TENSORS
 from .timelines import VIEW as TIMELINE
 from .transfers import TRANSFERS
 
-VIEWS = LiveViews((MESH, FAILURES, LOGS, HISTORY, METRICS, DEBUG, TENSORS, TIMELINE, TRANSFERS))
+VIEWS = LiveViews((MESH, FAILURES, LOGS, HISTORY, METRICS, DEBUG, TENSORS, TIMELINE, TRANSFERS, PANEL))
 register, unregister = VIEWS.register, VIEWS.unregister

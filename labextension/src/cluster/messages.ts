@@ -213,6 +213,7 @@ export interface Requests {
   why: { takes: Partial<Ranks>; gives: Diagnosis };
   slow: { takes: Partial<Ranks>; gives: Diagnosis & { phases: RankPhases[] } };
   abort: { takes: Partial<Ranks>; gives: Diagnosis };
+  logs: { takes: Ranks & { lines: number }; gives: { lines: Record<string, string[]> } };
   stack: { takes: Ranks; gives: { stacks: Record<string, string> } };
   places: { takes: object; gives: { places: Place[] } };
   left: { takes: object; gives: { meshes: LeftMesh[] } };

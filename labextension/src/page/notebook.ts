@@ -19,3 +19,18 @@ export function runAgain(element: HTMLElement): void {
   link.click();
   link.remove();
 }
+
+/** The name of the event by which displays ask the panel of their page. Outputs that are not trusted run no script that could. */
+export const ASKED = "monarch-nb-asked";
+
+/** A command of the panel. */
+export interface Asked {
+  command: string;
+  args: object;
+}
+
+/** Has the panel in JupyterLab do something, where it shows the cluster of this notebook; whether it is there. */
+export function askPanel(element: HTMLElement, command: string, args: object): boolean {
+  const detail: Asked = { command: `monarch-nb:${command}`, args };
+  return !element.dispatchEvent(new CustomEvent(ASKED, { bubbles: true, cancelable: true, composed: true, detail }));
+}

@@ -1,15 +1,12 @@
 // What can be done to the cluster by a click or a command: asks before something is lost, and reports the result.
 
-import { Dialog, InputDialog, showDialog } from "@jupyterlab/apputils";
-import { ISignal, Signal } from "@lumino/signaling";
-import { Widget } from "@lumino/widgets";
-
-import { phrase, say } from "../page/language";
-import { Dims, NewMesh, Variables, codeForMesh, codeForSpawn } from "./code";
+import type { Cluster } from "../cluster/client";
 import type { LeftMesh, RunningJob } from "../cluster/messages";
-import type { Connection } from "./connection";
+import type { Dialogs } from "../page/dialogs";
+import { phrase, say } from "../page/language";
+import { type Dims, type NewMesh, type Variables, codeForMesh, codeForSpawn } from "./code";
 import { askForMesh } from "./spawn";
-import { ACTIONS, Action, Part, Target, targetAt, words } from "./table";
+import { ACTIONS, type Action, type Part, type Target, targetAt, words } from "./table";
 
 /** What came of a click; `code` is what a cell needs to do the same. */
 export interface Outcome {
@@ -18,14 +15,15 @@ export interface Outcome {
   code: string;
 }
 
-/** What the panel and the notebook in front do for actions. */
+/** What the page around does for actions: the panel and the notebook in front, or a display in a cell. */
 export interface Page {
-  show(what: Part, on: Target): void;
-  /** The source of the active cell. */
+  show(what: Part, on: Target): Promise<void>;
+  /** The source of the active cell; "" where that is not known. */
   cell(): string;
-  insert(code: string): void;
-  /** Puts code into a cell below the active one, and runs it. */
-  run(code: string): void;
+  /** Whether the page can write cells. */
+  writes(): boolean;
+  /** Puts code into a cell below the active one, and with `run` runs it; false where it cannot. */
+  write(code: string, run: boolean): boolean;
 }
 
 const gone = (): string => say`That mesh has been stopped, or belongs to another notebook.`;
@@ -34,29 +32,25 @@ export class Actions {
   outcome: Outcome = { text: "", wrong: false, code: "" };
   /** What names the notebook has for meshes, as last seen. */
   variables: Variables = {};
+  /** Called with each outcome, and when something begins. */
+  changed: (outcome: Outcome) => void = () => undefined;
 
   constructor(
-    private _connection: () => Connection | null,
+    private _cluster: () => Cluster | null,
     private _page: Page,
-    private _done: (outcome: Outcome) => void,
+    private _dialogs: Dialogs,
+    private _done: (code: string) => void = () => undefined,
   ) {}
 
-  /** Something was done, or was not. */
-  get changed(): ISignal<this, Outcome> {
-    return this._changed;
-  }
-
+  /** Says what came of something; "" for nothing. */
   report(text: string, wrong = false, code = ""): void {
-    this._show({ text, wrong, code });
-    if (text && !wrong) this._done(this.outcome);
-  }
-
-  clear(): void {
-    this._show({ text: "", wrong: false, code: "" });
+    this.outcome = { text, wrong, code };
+    this.changed(this.outcome);
+    if (code) this._done(code);
   }
 
   target(uid: string, ranks: number[] | null): Target | null {
-    const state = this._connection()?.cluster.state;
+    const state = this._cluster()?.state;
     return state ? targetAt(state, uid, ranks, this.variables) : null;
   }
 
@@ -68,7 +62,7 @@ export class Actions {
   /** Asks the kernel for the names of meshes. */
   async learn(): Promise<void> {
     try {
-      this.variables = (await this._connection()?.cluster.request("variables", {}))?.variables ?? {};
+      this.variables = (await this._cluster()?.request("variables", {}))?.variables ?? {};
     } catch {
       this.variables = {};
     }
@@ -80,31 +74,31 @@ export class Actions {
     const on = this.target(uid, ranks);
     const action = named(name);
     if (!on) return this.report(gone(), true);
-    const code = this.code(action, on);
-    this._page.insert(code);
-    this._show({ text: say`the code of “${phrase(action.label)}” is in a cell`, wrong: false, code: "" });
+    const typed = await this._typed(action, on);
+    if (typed === null) return;
+    const code = action.code(on, typed || codeOfCell(this._page.cell()));
+    if (!this._page.write(code, false)) return this.report(say`the code of “${phrase(action.label)}”`, false, code);
+    this.report(say`the code of “${phrase(action.label)}” is in a cell`);
   }
 
   /** Acts on a mesh or some of its ranks; asks nothing where somebody is `sure`. */
   async act(name: string, uid: string, ranks: number[] | null, sure = false): Promise<void> {
-    const connection = this._connection();
+    const cluster = this._cluster();
     const on = this.target(uid, ranks);
-    if (!connection || !on) return this.report(gone(), true);
+    if (!cluster || !on) return this.report(gone(), true);
     const action = named(name);
-    const typed = action.asks ? await ask(phrase(action.asks.title), action.asks.proposes(on), phrase(action.asks.example)) : "";
-    if (typed === null || (!sure && !(await agreed(action, on)))) return;
+    const typed = await this._typed(action, on);
+    if (typed === null || (!sure && !(await this._agreed(action, on)))) return;
     const { does } = action;
-    if ("shows" in does) return this._page.show(does.shows, on);
-    await this.learn();
-    const code = action.code(this.target(uid, ranks) ?? on, typed || codeOfCell(this._page.cell()));
-    if ("runs" in does) {
-      this._page.run(code);
-      return this._show({ text: say`the cell runs on ${on.place}`, wrong: false, code: "" });
-    }
-    this._show({ text: `${phrase(does.waiting)} ${on.mesh.name} …`, wrong: false, code: "" });
     try {
-      const result = (await connection.cluster.request(does.verb, { mesh: uid, ...(ranks === null ? {} : { ranks }), ...does.more?.(typed) } as never)) as { text?: string };
+      if ("shows" in does) return await this._page.show(does.shows, on);
+      await this.learn();
+      const code = action.code(this.target(uid, ranks) ?? on, typed || codeOfCell(this._page.cell()));
+      if ("runs" in does) return this._write(code, say`the cell runs on ${on.place}`);
+      this.report(`${phrase(does.waiting)} ${on.mesh.name} …`);
+      const result = (await cluster.request(does.verb, { mesh: uid, ...(ranks === null ? {} : { ranks }), ...does.more?.(typed) } as never)) as { text?: string };
       this.report(result.text ?? "", false, code);
+      if (does.then) await this._page.show(does.then, on);
     } catch (error) {
       this.report((error as Error).message, true);
     }
@@ -112,12 +106,12 @@ export class Actions {
 
   /** Attaches a mesh that is not of this kernel, or stops it. */
   async take(verb: "attach" | "end", { uid, name, held }: LeftMesh): Promise<void> {
-    const cluster = this._connection()?.cluster;
+    const cluster = this._cluster();
     if (!cluster) return;
     const label = verb === "end" ? say`Stop` : say`Take Over`;
     const lost = verb === "end" ? say`Its processes end, with all that is on them.` : say`The kernel that has it loses it, and is notified.`;
-    if ((verb === "end" || held) && !(await agreedTo(`${label} ${name}?`, lost, label))) return;
-    this._show({ text: verb === "end" ? say`stopping ${name} …` : say`attaching ${name} …`, wrong: false, code: "" });
+    if ((verb === "end" || held) && !(await this._dialogs.agree(`${label} ${name}?`, lost, label))) return;
+    this.report(verb === "end" ? say`stopping ${name} …` : say`attaching ${name} …`);
     try {
       const { text } = await cluster.request(verb, { uid, steal: held });
       this.report(text ?? "", false, verb === "end" ? `!monarch-nb mesh stop ${name}${held ? " --steal" : ""}` : `%attach ${name}${held ? " --steal" : ""}`);
@@ -128,18 +122,18 @@ export class Actions {
 
   /** Asks for a mesh on the hosts of a job that runs. */
   async useJob({ id, label, hosts }: RunningJob): Promise<void> {
-    const cluster = this._connection()?.cluster;
+    const cluster = this._cluster();
     if (!cluster) return;
     const name = id.slice(0, 8);
     const place = { name, text: say`job ${label}, which runs`, why: "", hosts };
-    this._make(await askForMesh(cluster.state, [place], { job: name, name: Object.keys(hosts)[0] ?? "" }));
+    this._make(await askForMesh(this._dialogs, cluster.state, [place], this._page.writes(), { job: name, name: Object.keys(hosts)[0] ?? "" }));
   }
 
   /** Ends a job, with its hosts. */
   async endJob({ id, label }: RunningJob): Promise<void> {
-    const cluster = this._connection()?.cluster;
-    if (!cluster || !(await agreedTo(say`Stop the job ${label}?`, say`Its hosts end, with all that runs on them.`, say`Stop`))) return;
-    this._show({ text: say`stopping the job ${label} …`, wrong: false, code: "" });
+    const cluster = this._cluster();
+    if (!cluster || !(await this._dialogs.agree(say`Stop the job ${label}?`, say`Its hosts end, with all that runs on them.`, say`Stop`))) return;
+    this.report(say`stopping the job ${label} …`);
     try {
       const { text } = await cluster.request("end_job", { job: id });
       this.report(text ?? "", false, `!monarch-nb job kill ${id.slice(0, 8)}`);
@@ -150,7 +144,7 @@ export class Actions {
 
   /** Heals all that has failed. */
   async healAll(): Promise<void> {
-    const state = this._connection()?.cluster.state;
+    const state = this._cluster()?.state;
     const failed = Object.entries(state?.meshes ?? {}).filter(([, mesh]) => !mesh.stopped && mesh.counts?.failed);
     const roots = failed.filter(([, mesh]) => mesh.kind === "procs" || !failed.some(([other]) => other === mesh.on));
     if (!roots.length) this.report(say`Nothing has failed, so there is nothing to heal.`);
@@ -159,15 +153,15 @@ export class Actions {
 
   /** Spawns a mesh; asks for its name and shape where they are not given. */
   async spawn(name?: string, dims?: Dims): Promise<void> {
-    const connection = this._connection();
-    if (!connection) return;
-    const asked = name && dims ? null : await this._askForMesh(connection);
+    const cluster = this._cluster();
+    if (!cluster) return;
+    const asked = name && dims ? null : await this._askForMesh(cluster);
     if (this._make(asked)) return;
     const mesh = asked ? { name: asked.name, dims: asked.dims } : name && dims ? { name, dims } : null;
     if (!mesh) return;
-    this._show({ text: say`spawning ${mesh.name} …`, wrong: false, code: "" });
+    this.report(say`spawning ${mesh.name} …`);
     try {
-      const result = await connection.cluster.request("spawn", mesh);
+      const result = await cluster.request("spawn", mesh);
       this.report(result.text ?? "", false, codeForSpawn(mesh.name, mesh.dims));
     } catch (error) {
       this.report((error as Error).message, true);
@@ -177,22 +171,31 @@ export class Actions {
   /** Makes a mesh by a cell, where that is wanted. */
   private _make(asked: NewMesh | null): boolean {
     if (!asked?.inCell) return false;
-    this._page.run(codeForMesh(asked));
-    this._show({ text: say`the cell makes ${asked.name}`, wrong: false, code: "" });
+    this._write(codeForMesh(asked), say`the cell makes ${asked.name}`);
     return true;
   }
 
-  private async _askForMesh({ cluster }: Connection): Promise<NewMesh | null> {
+  private async _askForMesh(cluster: Cluster): Promise<NewMesh | null> {
     const { places } = await cluster.request("places", {}).catch(() => ({ places: [] }));
-    return askForMesh(cluster.state, places);
+    return askForMesh(this._dialogs, cluster.state, places, this._page.writes());
   }
 
-  private _show(outcome: Outcome): void {
-    this.outcome = outcome;
-    this._changed.emit(outcome);
+  /** What is to be typed for an action, "" for nothing; null where that is given up. */
+  private async _typed({ asks }: Action, on: Target): Promise<string | null> {
+    return asks ? this._dialogs.type(phrase(asks.title), asks.proposes(on), phrase(asks.example)) : "";
   }
 
-  private _changed = new Signal<this, Outcome>(this);
+  private async _agreed(action: Action, on: Target): Promise<boolean> {
+    const lost = action.loses?.(on);
+    const label = phrase(action.label);
+    return !lost || this._dialogs.agree(action.label.includes(" Host") ? say`${label} of ${words(on)}?` : `${label} ${words(on)}?`, lost, label);
+  }
+
+  /** Has a cell run, or gives its code to be copied. */
+  private _write(code: string, written: string): void {
+    if (this._page.write(code, true)) this.report(written);
+    else this.report(say`this does it, in a cell`, false, code);
+  }
 }
 
 function named(name: string): Action {
@@ -204,25 +207,4 @@ function named(name: string): Action {
 /** The source of a cell without a line that says where it runs. */
 function codeOfCell(source: string): string {
   return source.replace(/^\s*%%on\b.*\n?/, "").trimEnd();
-}
-
-async function agreed(action: Action, on: Target): Promise<boolean> {
-  const lost = action.loses?.(on);
-  const label = phrase(action.label);
-  return !lost || agreedTo(action.label.includes(" Host") ? say`${label} of ${words(on)}?` : `${label} ${words(on)}?`, lost, label);
-}
-
-/** Asks whether something may be lost. */
-async function agreedTo(title: string, lost: string, label: string): Promise<boolean> {
-  const body = new Widget();
-  body.node.textContent = lost;
-  const answer = await showDialog({ title, body, buttons: [Dialog.cancelButton(), Dialog.warnButton({ label })], defaultButton: 0 });
-  return answer.button.accept;
-}
-
-/** What is typed; null where nothing is. */
-async function ask(title: string, text: string, placeholder: string): Promise<string | null> {
-  const answer = await InputDialog.getText({ title, text, placeholder, label: placeholder, selectionRange: 0 });
-  const typed = answer.button.accept ? (answer.value ?? "").trim() : "";
-  return typed || null;
 }

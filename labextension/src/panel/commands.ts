@@ -8,6 +8,7 @@ import { Menu } from "@lumino/widgets";
 
 import { phrase, say } from "../page/language";
 import type { Actions } from "./actions";
+import { ASKED, type Asked } from "../page/notebook";
 import type { Dims } from "./code";
 import type { Front } from "./front";
 import { icon } from "./icon";
@@ -32,7 +33,7 @@ export interface Views {
   selected(): Row | null;
 }
 
-const TREE = ".mnb-outline"; // what has the keys
+const TREE = ".mnb-panel .mnb-outline"; // what has the keys
 
 export function commandOf(action: Pick<Action, "name">): string {
   return `monarch-nb:${action.name}`;
@@ -136,8 +137,18 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
   });
   commands.addCommand(IDS.insert, {
     label: say`Insert the Code of the Last Action`,
-    isEnabled: () => Boolean(actions.outcome.code),
-    execute: () => front.insert(actions.outcome.code),
+    isEnabled: ({ code }) => Boolean(code || actions.outcome.code),
+    execute: ({ code, run }) => {
+      // A display in a cell gives the code of what was done there.
+      if (typeof code !== "string") return front.insert(actions.outcome.code);
+      return run ? front.run(code) : front.insert(code);
+    },
+  });
+  document.addEventListener(ASKED, (event) => {
+    const { command, args } = (event as CustomEvent<Asked>).detail;
+    if (!live() || !front.notebook?.node.contains(event.target as Node)) return;
+    event.preventDefault(); // which tells that it is done
+    void commands.execute(command, args as ReadonlyPartialJSONObject);
   });
   if (!palette) return;
   const category = "Monarch";

@@ -20,6 +20,7 @@ import { EndNotices } from "./ended";
 import { Front } from "./front";
 import { guardQuestions } from "./guard";
 import { icon } from "./icon";
+import { labDialogs } from "./labdialogs";
 import { phaseOf } from "./link";
 import { activeCodeOf, askWhere, offerInCells } from "./oncell";
 import { MonarchPanel } from "./panel";
@@ -75,16 +76,21 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const page: Page = {
       show: (what, on) => {
         open();
-        panel.showPart(what, on);
+        return panel.parts.show(what, on);
       },
       cell: () => front.cell,
-      insert: (code) => front.insert(code),
-      run: (code) => void front.run(code),
+      writes: () => true,
+      write: (code, run) => {
+        if (run) void front.run(code);
+        else front.insert(code);
+        return true;
+      },
     };
     const actions = new Actions(
-      () => front.connection,
+      () => front.connection?.cluster ?? null,
       page,
-      ({ code }) => settings.insertCode === "always" && code && front.insert(code),
+      labDialogs,
+      (code) => settings.insertCode === "always" && front.insert(code),
     );
     const panel = new MonarchPanel(front, actions, {
       load: () => void front.connection?.load(),
@@ -97,7 +103,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       app,
       front,
       actions,
-      { open, failures: () => panel.showFailures(), findings: () => panel.ask(), codes: () => panel.showCodes(), selected: () => panel.meshes.view.row },
+      { open, failures: () => panel.showFailures(), findings: () => panel.ask(), codes: () => panel.showCodes(), selected: () => panel.parts.meshes.view.row },
       palette,
     );
     addCommand(app, palette, NEW_NOTEBOOK, {

@@ -4,6 +4,7 @@ import type { Cluster } from "../cluster/client";
 import type { FromKernel } from "../cluster/messages";
 import { h, setText } from "../page/dom";
 import { say } from "../page/language";
+import { Section } from "./sections";
 
 type Callback = (message: FromKernel) => void;
 type End = () => void;
@@ -57,4 +58,24 @@ function modelOf(cluster: Cluster, later: (end: End) => void): object {
       listeners.delete(callback);
     },
   };
+}
+
+/** A view that the kernel has brought. */
+export class KernelSection extends Section {
+  constructor(
+    readonly name: string,
+    label: string,
+  ) {
+    super(`view-${name}`, label);
+  }
+
+  protected mount(cluster: Cluster): () => void {
+    const root = h("div");
+    this.body.append(root);
+    const end = drawKernelView(cluster, this.name, root);
+    return () => {
+      end();
+      root.remove();
+    };
+  }
 }

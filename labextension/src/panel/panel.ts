@@ -10,29 +10,45 @@ import { h, setText } from "../page/dom";
 import { say } from "../page/language";
 import type { Front } from "./front";
 import { icon } from "./icon";
+import { KernelSection } from "./kernelview";
 import { NOTHING, phaseOf, wordsFor } from "./link";
-import { DebugSection, FailureSection, FindingSection, HistorySection, KernelSection, LeftSection, LogSection, MeshSection, Section, SelectedSection, TensorSection, TimelineSection, TransferSection } from "./sections";
+import { keepOpen, openSections } from "./open";
+import { Parts } from "./parts";
+import type { Section } from "./sections";
 import { summaryOf } from "./summary";
-import type { Part, Target } from "./table";
 
-const KEPT = "monarch-nb:sections";
-
-/** The sections that are open, as this browser has kept them. */
-function openSections(): Set<string> {
-  try {
-    const kept = JSON.parse(localStorage.getItem(KEPT) ?? "null") as string[] | null;
-    if (kept) return new Set(kept);
-  } catch {
-    // Nothing that can be read: as usual.
+/** A section as a widget, which says when it can be seen. */
+class SectionWidget extends Widget {
+  constructor(readonly section: Section) {
+    super({ node: section.node });
+    this.id = `mnb-section-${section.id}`;
+    this.title.label = section.label;
+    section.renamed = (label) => (this.title.label = label);
   }
-  return new Set(["mnb-section-meshes", "mnb-section-selected"]);
-}
 
-function keepOpen(sections: readonly string[]): void {
-  try {
-    localStorage.setItem(KEPT, JSON.stringify(sections));
-  } catch {
-    // Where a page may store nothing, they are as usual in the next one.
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this.section.shown = true;
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    if (this.isVisible) this.section.shown = true;
+  }
+
+  protected override onBeforeHide(message: Message): void {
+    this.section.shown = false;
+    super.onBeforeHide(message);
+  }
+
+  protected override onBeforeDetach(message: Message): void {
+    this.section.shown = false;
+    super.onBeforeDetach(message);
+  }
+
+  protected override onResize(message: Widget.ResizeMessage): void {
+    super.onResize(message);
+    this.section.resized();
   }
 }
 
@@ -44,12 +60,7 @@ export interface PanelHooks {
 }
 
 export class MonarchPanel extends SidePanel {
-  readonly meshes: MeshSection;
-  readonly selected: SelectedSection;
-  readonly logs = new LogSection();
-  readonly failures = new FailureSection();
-  readonly findings = new FindingSection();
-  readonly timeline = new TimelineSection();
+  readonly parts: Parts;
 
   constructor(
     private _front: Front,
@@ -70,15 +81,17 @@ export class MonarchPanel extends SidePanel {
     this._insert.addEventListener("click", () => _front.insert(_actions.outcome.code));
     this.node.addEventListener("keydown", (event) => event.key === "Escape" && !event.defaultPrevented && this._leave());
 
-    const menu = (x: number, y: number): void => hooks.menu(x, y);
-    const selected = (this.selected = new SelectedSection(_actions, menu));
-    this.meshes = new MeshSection((row) => (selected.row = row), menu);
-    this._sessions = new DebugSection(() => _front.notebook?.node ?? null);
-    this._sections = [this.meshes, selected, this.failures, this.findings, this._sessions, this.timeline, new HistorySection(), this.logs, new TensorSection(), new TransferSection(), new LeftSection(_actions)];
-    for (const section of this._sections) this.addWidget(section);
+    this.parts = new Parts(_actions, {
+      menu: (x, y) => hooks.menu(x, y),
+      key: () => false, // they are bindings of commands
+      area: () => _front.notebook?.node ?? null,
+      open: (section) => this._expand(section),
+    });
+    const sections = this.parts.all;
+    for (const section of sections) this.addWidget(new SectionWidget(section));
     const open = openSections();
-    this._sections.forEach(({ id }, at) => !open.has(id) && this._accordion.collapse(at));
-    this._accordion.setRelativeSizes(this._sections.map((_, at) => (at === 1 ? 3 : 4)));
+    sections.forEach(({ id }, at) => !open.has(id) && this._accordion.collapse(at));
+    this._accordion.setRelativeSizes(sections.map((_, at) => (at === 1 ? 3 : 4)));
     this._accordion.expansionToggled.connect((_, index) => this._opened(index));
 
     const head = new Widget({ node: h("div", { class: "mnb-v mnb-panel-head" }, h("div", { class: "mnb-top" }, this._name, this._spawn), this._summary) });
@@ -92,42 +105,35 @@ export class MonarchPanel extends SidePanel {
     this._foot = foot;
 
     _front.changed.connect(this._changed, this);
-    _actions.changed.connect(this._showOutcome, this);
+    _actions.changed = () => this._showOutcome();
     this._showOutcome();
     this._changed();
   }
 
-  /** Shows something about what an action is applied to, and gives it the keys. */
-  showPart(what: Part, { uid, ranks }: Pick<Target, "uid" | "ranks">): void {
-    const sections: Record<Part, Section> = { logs: this.logs, timeline: this.timeline, stacks: this.selected, findings: this.findings, debugger: this._sessions };
-    this._accordion.expand(this._sections.indexOf(sections[what]));
-    sections[what].focus();
-    if (what === "logs") this.logs.follow(uid, ranks);
-    else if (what === "stacks") void this.selected.showStacks(uid, ranks);
-    else if (what === "timeline") void this.timeline.record(uid, ranks);
-    else if (what === "findings") this.findings.ask(uid);
-  }
-
   /** Lists the code of all that can be done to what is selected. */
   showCodes(): void {
-    this._accordion.expand(this._sections.indexOf(this.selected));
-    this.selected.codes = true;
+    this._expand(this.parts.selected);
+    this.parts.selected.codes = true;
   }
 
   /** Opens the section of findings, and looks for the reason why nothing makes progress. */
   ask(): void {
-    this._accordion.expand(this._sections.indexOf(this.findings));
-    this.findings.ask(undefined);
+    this._expand(this.parts.findings);
+    this.parts.findings.ask(undefined);
   }
 
   showFailures(): void {
-    this._accordion.expand(this._sections.indexOf(this.failures));
+    this._expand(this.parts.failures);
+  }
+
+  private _expand(section: Section): void {
+    this._accordion.expand(this.parts.all.indexOf(section));
   }
 
   /** Remembers which sections are open. Who opens a section wants to see it: those that were open before share what it leaves. */
   private _opened(index: number): void {
     const widgets = this._accordion.widgets;
-    keepOpen(widgets.filter((widget) => !widget.isHidden).map(({ id }) => id));
+    keepOpen(widgets.flatMap((widget) => (widget.isHidden || !(widget instanceof SectionWidget) ? [] : [widget.section.id])));
     if (widgets[index]?.isHidden ?? true) return;
     this._accordion.setRelativeSizes(widgets.map((widget, at) => (widget.isHidden ? 0 : at === index ? 6 : at === 0 ? 3 : 2)));
   }
@@ -136,14 +142,14 @@ export class MonarchPanel extends SidePanel {
   protected override onActivateRequest(message: Message): void {
     super.onActivateRequest(message);
     if (this.node.contains(document.activeElement)) return;
-    if (!this.content.isHidden) this.meshes.focus();
+    if (!this.content.isHidden) this.parts.meshes.focus();
     else (this._load.hidden ? this._spawn : this._load).focus();
   }
 
   /** Gives the keys to the tree, or from there to the notebook. */
   private _leave(): void {
-    if (this.content.isHidden || this.meshes.node.contains(document.activeElement)) this._front.notebook?.activate();
-    else this.meshes.focus();
+    if (this.content.isHidden || this.parts.meshes.node.contains(document.activeElement)) this._front.notebook?.activate();
+    else this.parts.meshes.focus();
   }
 
   private get _accordion(): AccordionPanel {
@@ -156,8 +162,8 @@ export class MonarchPanel extends SidePanel {
     if (cluster !== this._cluster) {
       this._unwatch?.();
       this._cluster = cluster;
-      for (const section of [...this._sections, ...this._brought]) section.cluster = cluster;
-      this._actions.clear();
+      for (const section of [...this.parts.all, ...this._brought.map(({ section }) => section)]) section.cluster = cluster;
+      this._actions.report("");
       this._unwatch = cluster?.watch(() => (this._pending ??= requestAnimationFrame(() => this._draw()))) ?? null;
     }
     setText(this._name, notebook?.title.label ?? "Monarch");
@@ -187,22 +193,21 @@ export class MonarchPanel extends SidePanel {
     setText(this._summary, !state || !live ? (shown ? say`last seen: ${words.title.toLowerCase()}` : "") : summaryOf(state).text);
     this._summary.title = this._summary.textContent ?? ""; // where the panel is narrow
     if (!state) return;
-    this.failures.count(state);
-    this._sessions.count(state);
+    this.parts.count(state);
   }
 
   /** Has a section for each view that the kernel has brought, behind those of the panel. */
   private _bring(): void {
     const wanted = this._cluster?.views ?? [];
-    const same = ({ name, label }: KernelSection): boolean => wanted.some((view) => view.name === name && view.title === label);
-    for (const section of this._brought.filter((each) => !same(each))) section.dispose();
-    this._brought = this._brought.filter((section) => !section.isDisposed);
+    const same = ({ section: { id, label } }: SectionWidget): boolean => wanted.some(({ name, title }) => id === `view-${name}` && title === label);
+    for (const widget of this._brought.filter((each) => !same(each))) widget.dispose();
+    this._brought = this._brought.filter((widget) => !widget.isDisposed);
     for (const { name, title } of wanted) {
-      if (this._brought.some((section) => section.name === name)) continue;
-      const section = new KernelSection(name, title);
-      section.cluster = this._cluster;
-      this._brought.push(section);
-      this.addWidget(section);
+      if (this._brought.some(({ section }) => section.id === `view-${name}`)) continue;
+      const widget = new SectionWidget(new KernelSection(name, title));
+      widget.section.cluster = this._cluster;
+      this._brought.push(widget);
+      this.addWidget(widget);
     }
   }
 
@@ -215,7 +220,7 @@ export class MonarchPanel extends SidePanel {
     this._insert.style.visibility = code ? "visible" : "hidden";
   }
 
-  private _brought: KernelSection[] = [];
+  private _brought: SectionWidget[] = [];
   private _cluster: Cluster | null = null;
   private _code = h("code");
   private _foot: Widget;
@@ -228,8 +233,6 @@ export class MonarchPanel extends SidePanel {
   private _noteTitle = h("b");
   private _outcome = h("div", { class: "mnb-panel-outcome" });
   private _pending: number | null = null;
-  private _sections: Section[];
-  private _sessions: DebugSection;
   private _spawn = h("button", { class: "mnb-b", type: "button", text: say`Spawn…`, title: say`make a mesh of processes` });
   private _summary = h("div", { class: "mnb-panel-summary", role: "status" });
   private _typed = h("code", { class: "mnb-typed" });

@@ -1,11 +1,8 @@
 // The sections of the panel. Each is alive only while it can be seen.
 
-import type { Message } from "@lumino/messaging";
-import { Widget } from "@lumino/widgets";
-
 import type { Actions } from "./actions";
 import type { Cluster } from "../cluster/client";
-import { countOf, pointOf, sizeOf, unheldOf } from "../cluster/ranks";
+import { pointOf, sizeOf, unheldOf } from "../cluster/ranks";
 import type { LeftMesh, RunningJob } from "../cluster/messages";
 import type { ClusterState } from "../cluster/state";
 import { eachFrame, h, setText, setFacts } from "../page/dom";
@@ -20,33 +17,58 @@ import { logView } from "../views/logs";
 import { tensorView } from "../views/tensors";
 import { type TimelineOptions, timelineView } from "../views/timeline";
 import { transferView } from "../views/transfers";
-import { drawKernelView } from "./kernelview";
-import { ACTIONS, Action, Target } from "./table";
-import { Row, factsOf, lookOf, targetOf } from "./tree";
+import { stacksText } from "./answers";
+import { ACTIONS, type Action, type Target } from "./table";
+import { type Row, factsOf, lookOf, targetOf } from "./tree";
 import { TreeView, isStructural } from "./treeview";
 
-/** A part of the panel that shows a cluster. */
-export abstract class Section extends Widget {
-  constructor(id: string, label: string) {
-    super();
-    this.id = `mnb-section-${id}`;
-    this.title.label = label;
-    this.addClass("mnb-section");
-    this.node.append(this.body);
+/** A part of the panel that shows a cluster, while it is shown. */
+export abstract class Section {
+  readonly node: HTMLElement;
+  /** Called when it has another label. */
+  renamed: (label: string) => void = () => undefined;
+
+  constructor(
+    readonly id: string,
+    private _label: string,
+  ) {
+    this.node = h("div", { class: `mnb-section mnb-section-${id}` }, this.body);
   }
 
   /** What a section draws into: the node itself is laid out by the panel. */
   protected readonly body = h("div", { class: "mnb-v", tabindex: "0" }); // it scrolls
 
+  get label(): string {
+    return this._label;
+  }
+
+  set label(label: string) {
+    if (label === this._label) return;
+    this._label = label;
+    this.renamed(label);
+  }
+
   set cluster(cluster: Cluster | null) {
     if (cluster === this._cluster) return;
     this._stop();
     this._cluster = cluster;
-    if (this.isVisible) this._start();
+    if (this._shown) this._start();
   }
 
   get cluster(): Cluster | null {
     return this._cluster;
+  }
+
+  /** Whether it can be seen. */
+  set shown(shown: boolean) {
+    this._shown = shown;
+    if (shown) this._start();
+    else this._stop();
+  }
+
+  /** Its size has changed. */
+  resized(): void {
+    // most are laid out by the browser
   }
 
   /** Builds what is seen; the result ends it. */
@@ -59,27 +81,7 @@ export abstract class Section extends Widget {
 
   protected again(): void {
     this._stop();
-    if (this.isVisible) this._start();
-  }
-
-  protected override onAfterShow(message: Message): void {
-    super.onAfterShow(message);
-    this._start();
-  }
-
-  protected override onAfterAttach(message: Message): void {
-    super.onAfterAttach(message);
-    if (this.isVisible) this._start();
-  }
-
-  protected override onBeforeHide(message: Message): void {
-    this._stop();
-    super.onBeforeHide(message);
-  }
-
-  protected override onBeforeDetach(message: Message): void {
-    this._stop();
-    super.onBeforeDetach(message);
+    if (this._shown) this._start();
   }
 
   private _start(): void {
@@ -93,6 +95,7 @@ export abstract class Section extends Widget {
 
   private _cluster: Cluster | null = null;
   private _end: (() => void) | null = null;
+  private _shown = false;
 }
 
 /** Calls `draw` once for all changes between two frames. */
@@ -117,9 +120,9 @@ function drawing(cluster: Cluster, draw: (structure: boolean) => void, every = 0
 }
 
 export class MeshSection extends Section {
-  constructor(private _select: (row: Row | null) => void, menu: (x: number, y: number) => void) {
+  constructor(private _select: (row: Row | null) => void, menu: (x: number, y: number) => void, key: (event: KeyboardEvent) => boolean) {
     super("meshes", say`Meshes`);
-    this.view = new TreeView({ select: (row) => this._select(row), menu });
+    this.view = new TreeView({ select: (row) => this._select(row), menu, key });
     this.body.removeAttribute("tabindex"); // the tree in it scrolls
     this.body.append(this._query, this.view.node, this._unheld);
   }
@@ -163,8 +166,7 @@ export class MeshSection extends Section {
 
   private _query = queryLine((query) => (this.view.query = query));
 
-  protected override onResize(message: Widget.ResizeMessage): void {
-    super.onResize(message);
+  override resized(): void {
     this.view.draw();
   }
 }
@@ -178,8 +180,10 @@ export class SelectedSection extends Section {
   constructor(
     private _actions: Actions,
     private _menu: (x: number, y: number) => void,
+    hasCode = true,
   ) {
     super("selected", say`Selected`);
+    this._code.hidden = !hasCode;
     for (const action of ACTIONS.filter((each) => each.button)) {
       const button = h("button", { class: "mnb-b", type: "button", text: phrase(action.label), title: say`${phrase(action.hint)} (${action.key} in the tree)`, onclick: () => void this._act(action) });
       this._buttons.push([action, button]);
@@ -222,10 +226,10 @@ export class SelectedSection extends Section {
     const row = this._row;
     if (!row) {
       setText(this._facts, "");
-      this.title.label = say`Selected`;
+      this.label = say`Selected`;
       return () => undefined;
     }
-    this.title.label = `Selected: ${lookOf(cluster.state, row, cluster.now()).name}`;
+    this.label = say`Selected: ${lookOf(cluster.state, row, cluster.now()).name}`;
     const ends = [drawing(cluster, () => this._draw(cluster), 1000), this._follow(cluster, row)];
     return () => ends.forEach((end) => end());
   }
@@ -249,18 +253,10 @@ export class SelectedSection extends Section {
   /** Shows the stacks of some ranks in place of the last lines. */
   async showStacks(uid: string, ranks: number[] | null): Promise<void> {
     const { cluster } = this;
-    const mesh = cluster?.state.meshes[uid];
-    if (!cluster || !mesh) return;
+    if (!cluster) return;
     this._stacked = true;
     setText(this._lines, say`asking the processes …`);
-    try {
-      const wanted = (ranks ?? Array.from({ length: 16 }, (_, at) => at)).slice(0, Math.min(16, countOf(mesh.sizes)));
-      const { stacks } = await cluster.request("stack", { mesh: uid, ranks: wanted });
-      const several = Object.keys(stacks).length > 1;
-      setText(this._lines, Object.entries(stacks).map(([index, text]) => (several ? `── ${placeOf(mesh.labels, pointOf(mesh.sizes, Number(index)))}\n${text}` : text)).join("\n"));
-    } catch (error) {
-      setText(this._lines, (error as Error).message);
-    }
+    setText(this._lines, await stacksText(cluster, uid, ranks).catch((error: Error) => error.message));
     this._lines.scrollTop = 0;
   }
 
@@ -323,7 +319,7 @@ export class FailureSection extends Section {
   /** Says in the title how many are not healed; also while it is closed. */
   count(state: ClusterState): void {
     const open = Object.values(state.failures).filter((failure) => failure.state === "open").length;
-    this.title.label = open ? say`Failures · ${open} not healed` : say`Failures`;
+    this.label = open ? say`Failures · ${open} not healed` : say`Failures`;
   }
 }
 
@@ -443,7 +439,7 @@ export class DebugSection extends Section {
   /** Says in the title how many are stopped; also while it is closed. */
   count(state: ClusterState): void {
     const stopped = Object.keys(state.sessions).length;
-    this.title.label = stopped ? say`Debugger · ${stopped} stopped` : say`Debugger`;
+    this.label = stopped ? say`Debugger · ${stopped} stopped` : say`Debugger`;
   }
 }
 
@@ -584,24 +580,4 @@ export class TimelineSection extends Section {
   }
 
   private _options: TimelineOptions = {};
-}
-
-/** A view that the kernel has brought. */
-export class KernelSection extends Section {
-  constructor(
-    readonly name: string,
-    readonly label: string,
-  ) {
-    super(`view-${name}`, label);
-  }
-
-  protected mount(cluster: Cluster): () => void {
-    const root = h("div");
-    this.body.append(root);
-    const end = drawKernelView(cluster, this.name, root);
-    return () => {
-      end();
-      root.remove();
-    };
-  }
 }

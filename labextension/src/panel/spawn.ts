@@ -1,14 +1,12 @@
 // Asks for a new mesh: its name, where it is to be, its shape and set-up; shows what comes of it, and the cell that makes it.
 
-import { Dialog, showDialog } from "@jupyterlab/apputils";
-import { Widget } from "@lumino/widgets";
-
 import type { Place } from "../cluster/messages";
 import type { ClusterState } from "../cluster/state";
+import type { Dialogs } from "../page/dialogs";
 import { h, setText } from "../page/dom";
 import { plural } from "../page/words";
 import { say } from "../page/language";
-import { Dims, NewMesh, codeForMesh, dimsText, freshName, newMeshFrom } from "./code";
+import { type Dims, type NewMesh, codeForMesh, dimsText, freshName, newMeshFrom } from "./code";
 
 const KEPT = "monarch-nb:spawned";
 const MOST_KEPT = 5;
@@ -57,14 +55,15 @@ export function previewOf(dims: Dims, has?: number): { text: string; hosts: numb
   return { text, hosts: Array.from({ length: Math.min(hosts, DRAWN) }, () => Math.min(each, DRAWN)) };
 }
 
-export class SpawnForm extends Widget implements Dialog.IBodyWidget<NewMesh | string> {
+export class SpawnForm {
+  readonly node = h("div", { class: "mnb-form" });
+
   constructor(
     private _state: ClusterState,
     private _places: readonly Place[],
     typed: Partial<NewMesh & { shape: string }> | null,
+    writes = true,
   ) {
-    super();
-    this.addClass("mnb-form");
     const taken = Object.values(_state.meshes).filter((mesh) => !mesh.stopped).map((mesh) => mesh.name);
     const [last] = recent();
     const usable = [..._places].sort((a, b) => Number(Boolean(a.why)) - Number(Boolean(b.why)));
@@ -75,7 +74,7 @@ export class SpawnForm extends Widget implements Dialog.IBodyWidget<NewMesh | st
     this._where.value = usable.some(({ name, why }) => name === job && !why) ? job : "";
     this._arguments.value = typed?.arguments ?? last?.arguments ?? "";
     this._setup.value = typed?.setup ?? "";
-    this._inCell.checked = typed?.inCell ?? true;
+    this._inCell.checked = typed?.inCell ?? writes;
     const shapes = h("datalist", { id: "mnb-shapes" }, ...[...new Set(recent().map(({ dims }) => dims))].map((value) => h("option", { value })));
     this._options = h("label", {}, say`Options`, this._arguments);
     this.node.append(
@@ -88,7 +87,7 @@ export class SpawnForm extends Widget implements Dialog.IBodyWidget<NewMesh | st
       this._preview,
       this._drawing,
       this._code,
-      h("label", { class: "mnb-form-cell" }, this._inCell, say`write this cell into the notebook and run it`),
+      h("label", { class: "mnb-form-cell" }, this._inCell, writes ? say`write this cell into the notebook and run it` : say`show this cell to be copied, and make nothing`),
       this._note,
     );
     for (const field of [this._name, this._dims, this._where, this._arguments, this._setup, this._inCell]) field.addEventListener("input", () => this._update());
@@ -145,12 +144,12 @@ export class SpawnForm extends Widget implements Dialog.IBodyWidget<NewMesh | st
   private _where = h("select", { "aria-label": say`where` });
 }
 
-/** Asks until it can be done or is given up: null. */
-export async function askForMesh(state: ClusterState, places: readonly Place[], typed: SpawnForm["typed"] | null = null): Promise<NewMesh | null> {
-  const body = new SpawnForm(state, places, typed);
-  const answer = await showDialog({ title: say`Spawn a mesh`, body, buttons: [Dialog.cancelButton(), Dialog.okButton({ label: say`Spawn` })], focusNodeSelector: "input" });
-  if (!answer.button.accept) return null;
-  if (typeof answer.value === "string" || !answer.value) return askForMesh(state, places, body.typed);
-  keep(answer.value);
-  return answer.value;
+/** Asks until it can be done or is given up: null. `writes`: the page can write cells. */
+export async function askForMesh(dialogs: Dialogs, state: ClusterState, places: readonly Place[], writes: boolean, typed: SpawnForm["typed"] | null = null): Promise<NewMesh | null> {
+  const form = new SpawnForm(state, places, typed, writes);
+  if (!(await dialogs.fill(say`Spawn a mesh`, form.node, say`Spawn`))) return null;
+  const mesh = form.getValue();
+  if (typeof mesh === "string") return askForMesh(dialogs, state, places, writes, form.typed);
+  keep(mesh);
+  return mesh;
 }

@@ -27,9 +27,9 @@ export type Verb = "heal" | "stop" | "interrupt" | "kill" | "resize" | "post_mor
 /** The parts of the panel that actions open. */
 export type Part = "logs" | "timeline" | "stacks" | "findings" | "debugger";
 
-/** How an action is done: by a request to the kernel, by opening a part of the panel, or by running a cell. */
+/** How an action is done: by a request to the kernel, which may open a part of the panel, by opening a part of the panel, or by running a cell. */
 export type Deed =
-  | { verb: Verb; waiting: string; more?: (typed: string) => object }
+  | { verb: Verb; waiting: string; more?: (typed: string) => object; then?: Part }
   | { shows: Part }
   | { runs: "code" };
 
@@ -92,7 +92,7 @@ export const ACTIONS: readonly Action[] = [
   { name: "debug", label: "Debugger", key: "D", hint: "shows where ranks are stopped, and takes commands",
     applies: some("paused"), code: (on) => `%%mdb ${on.place}\nwhere`, does: { shows: "debugger" } },
   { name: "frames", label: "Open Frames of the Failure", key: "M", hint: "opens the frames of the last failure there",
-    applies: (on) => present(on) && on.mesh.kind === "actors", code: magic("%mpm"), does: { verb: "post_mortem", waiting: "opening the frames of" } },
+    applies: (on) => present(on) && on.mesh.kind === "actors", code: magic("%mpm"), does: { verb: "post_mortem", waiting: "opening the frames of", then: "debugger" } },
   { name: "grow", label: "Add a Host", key: "G", hint: "asks the job for one more host",
     applies: hosts, code: (on) => `%mesh ${on.name} hosts=+1`, does: { verb: "resize", waiting: "growing", more: () => ({ label: "hosts", by: 1 }) } },
   { name: "spare", label: "Replace Lost Host", key: "P", hint: "takes a spare host, or a new one of the job, in place of a lost one",

@@ -20,6 +20,8 @@ export interface TreeActions {
   select(row: Row | null): void;
   /** Opens the menu of what is selected. */
   menu(x: number, y: number): void;
+  /** A key that is none of the tree's own; whether it did something. */
+  key(event: KeyboardEvent): boolean;
 }
 
 export class TreeView {
@@ -39,6 +41,7 @@ export class TreeView {
       const line = this._lines.get(this.selected)?.element.getBoundingClientRect();
       if (!line) return;
       event.preventDefault();
+      event.stopPropagation(); // the page around has a menu of its own
       if (row) this._actions.menu(event.clientX, event.clientY);
       else this._actions.menu(line.left + ROW, line.bottom);
     });
@@ -205,10 +208,10 @@ export class TreeView {
       " ": () => row.expandable && this.toggle(row.key),
     };
     const act = keys[event.key];
-    if (!act) return;
+    if (!act && !this._actions.key(event)) return;
     event.preventDefault();
     event.stopPropagation();
-    act();
+    act?.();
   }
 
   private _reveal(): void {

@@ -1,16 +1,16 @@
 // What is selected in a mesh: how it is, what it wrote last, where it is, and what can be done with it.
 
 import type { Cluster } from "../cluster/client";
-import { actorsOn, baseOf, countsOf, hostOf, indexOfBase, pointOf, present, procsOf, rankOf } from "../cluster/ranks";
+import { actorsOn, baseOf, countsOf, hostOf, indexOfBase, present, procsOf, rankOf } from "../cluster/ranks";
 import type { Mesh, Rank } from "../cluster/state";
-import { type Report, askButton, copyButton, messageLine } from "../page/buttons";
+import { copyButton } from "../page/buttons";
 import { h, setFacts } from "../page/dom";
-import { bytes, duration, memoryOf, placeOf, plural } from "../page/words";
-import { say } from "../page/language";
+import { bytes, duration, memoryOf, plural } from "../page/words";
+import { phrase, say } from "../page/language";
+import type { InCell } from "../panel/incell";
+import { ACTIONS } from "../panel/table";
 
 const LINES = 200; // at most
-const STACKS = 16; // ranks of which stacks are asked for at once
-const CONFIRM_MS = 3000;
 const nothingWritten = (): string => say`no output yet`;
 
 export type Fact = [what: string, value: string];
@@ -74,61 +74,40 @@ export interface Details {
   end(): void;
 }
 
-/** The panel of a selection; `indices` are those of the whole mesh. */
-export function details(cluster: Cluster, uid: string, indices: number[], { title, expression, close }: { title: string; expression: string; close: () => void }): Details {
-  const selection = { mesh: uid, ranks: indices };
+/** The panel of a selection; `indices` are those of the whole mesh, `ranks` the same, or null for all of it. */
+export function details(cluster: Cluster, uid: string, indices: number[], acting: InCell, { title, expression, ranks, close }: { title: string; expression: string; ranks: number[] | null; close: () => void }): Details {
   const facts = h("div", { class: "mnb-facts" });
   const output = h("pre", { class: "mnb-lines", tabindex: "0", "aria-label": say`last lines`, text: nothingWritten() });
   output.hidden = indices.length > 1;
-  const { message, report } = messageLine();
-
-  const heal = askButton(say`Heal`, () => cluster.request("heal", selection), report, { class: "mnb-b mnb-main" });
-  const interrupt = askButton(say`Interrupt`, () => cluster.request("interrupt", selection), report);
-  const stop = confirmedButton(say`Stop`, say`Stop permanently?`, () => cluster.request("stop", selection), report);
-  const stack = askButton(
-    say`Stack`,
-    async () => {
-      const { stacks } = await cluster.request("stack", { mesh: uid, ranks: indices.slice(0, STACKS) });
-      endLines(); // the box shows stacks from now on
-      const mesh = cluster.state.meshes[uid];
-      const head = (index: string): string => (indices.length > 1 && mesh ? `── ${placeOf(mesh.labels, pointOf(mesh.sizes, Number(index)))}\n` : "");
-      output.textContent = Object.entries(stacks).map(([index, text]) => head(index) + text).join("\n");
-      output.hidden = false;
-      output.scrollTop = 0;
-    },
-    report,
-    { title: say`its current Python stack` },
-  );
+  const buttons = ACTIONS.filter((action) => action.button).map((action) => ({
+    action,
+    button: h("button", { class: action.name === "heal" ? "mnb-b mnb-main" : "mnb-b", type: "button", text: phrase(action.label), title: say`${phrase(action.hint)} (${action.key} at its cell)`, onclick: () => void acting.actions.act(action.name, uid, ranks) }),
+  }));
+  const more = acting.menuButton(say`More`, () => ({ uid, ranks }));
 
   const element = h(
     "div",
     { class: "mnb-details", "aria-live": "off" },
     h("div", { class: "mnb-top" }, h("b", { text: title }), h("button", { class: "mnb-b mnb-quiet", type: "button", text: "×", "aria-label": say`close`, onclick: close })),
     facts,
-    h("div", { class: "mnb-buttons" }, heal, stack, interrupt, stop.button),
+    h("div", { class: "mnb-buttons" }, ...buttons.map(({ button }) => button), more),
     output,
     expression ? h("div", { class: "mnb-slice" }, h("code", { text: expression }), copyButton(say`copy`, () => expression)) : null,
-    message,
   );
-  const endLines = indices.length === 1 ? showLines(cluster, selection, output) : () => undefined;
+  const end = indices.length === 1 ? showLines(cluster, { mesh: uid, ranks: indices }, output) : () => undefined;
 
   return {
     element,
     draw() {
       const mesh = cluster.state.meshes[uid];
       if (!mesh) return;
-      const failed = countsOf(cluster.state, uid, indices).failed ?? 0;
-      const over = !cluster.live || Boolean(mesh.stopped);
-      heal.hidden = !failed || over;
-      stack.hidden = interrupt.hidden = failed === indices.length || over;
-      stop.button.hidden = over;
+      const on = cluster.live ? acting.actions.target(uid, ranks) : null;
+      for (const { action, button } of buttons) button.hidden = !on || !action.applies(on);
+      more.hidden = !on;
       const [only] = indices;
       setFacts(facts, indices.length === 1 && only !== undefined ? factsOf(cluster, uid, mesh, only) : factsOfMany(cluster, uid, indices));
     },
-    end() {
-      endLines();
-      stop.end();
-    },
+    end,
   };
 }
 
@@ -143,29 +122,4 @@ function showLines(cluster: Cluster, selection: { mesh: string; ranks: number[] 
     output.textContent = tail.join("\n") || nothingWritten();
     if (down) output.scrollTop = output.scrollHeight;
   });
-}
-
-/** A button that acts at the second click, within a few seconds of the first. */
-function confirmedButton(label: string, question: string, ask: () => Promise<{ text?: string }>, report: Report): { button: HTMLButtonElement; end: () => void } {
-  const button = h("button", { class: "mnb-b", type: "button", text: label });
-  let armed: ReturnType<typeof setTimeout> | null = null;
-  const disarm = (): void => {
-    if (armed !== null) clearTimeout(armed);
-    armed = null;
-    button.textContent = label;
-  };
-  button.addEventListener("click", async () => {
-    if (armed === null) {
-      button.textContent = question;
-      armed = setTimeout(disarm, CONFIRM_MS);
-      return;
-    }
-    disarm();
-    try {
-      report((await ask()).text ?? "");
-    } catch (error) {
-      report((error as Error).message, true);
-    }
-  });
-  return { button, end: disarm };
 }

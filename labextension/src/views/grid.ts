@@ -1,6 +1,7 @@
 // A mesh as a grid of cells: what is under the pointer, what is selected, keys.
 
 import { pointOf } from "../cluster/ranks";
+import { asksForMenu } from "../page/menu";
 import { CanvasCells, type Cells, type Look, TableCells } from "./cells";
 import { type CellSize, layout } from "./layout";
 
@@ -10,6 +11,10 @@ export interface GridEvents {
   /** The pointer or the focus is at a cell, whose box is given; -1 where it has left. */
   hover(index: number, box: DOMRect | null): void;
   select(indices: number[]): void;
+  /** What can be done with these cells is asked for, at a point of the window. */
+  menu(indices: number[], x: number, y: number): void;
+  /** A key at these cells that is none of the grid's own; whether it did something. */
+  key(event: KeyboardEvent, indices: number[]): boolean;
 }
 
 const MOVES: Readonly<Record<string, [x: number, y: number]>> = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
@@ -48,7 +53,7 @@ export class Grid {
     const before = this._selected;
     this._selected = new Set(more ? [...before, ...indices] : indices);
     this._cells.select([...before, ...this._selected], this._selected, this._look);
-    this._events.select([...this._selected].sort((a, b) => a - b));
+    this._events.select(this._chosen);
   }
 
   private _listen(): void {
@@ -56,6 +61,8 @@ export class Grid {
     element.addEventListener("pointermove", (event) => this._hover(this._cells.indexAt(event)));
     element.addEventListener("pointerleave", () => this._hover(-1));
     element.addEventListener("focusin", (event) => {
+      const index = this._cells.indexAt(event);
+      if (index >= 0) this._focus(index, false); // also by what is none of the grid's keys
       if ((event.target as Element).matches(":focus-visible")) this._hover(this._cells.indexAt(event));
     });
     element.addEventListener("focusout", () => this._hover(-1));
@@ -63,7 +70,24 @@ export class Grid {
       const index = this._cells.indexAt(event);
       if (index >= 0) this._pick(index, event);
     });
+    element.addEventListener("contextmenu", (event) => {
+      const index = this._cells.indexAt(event);
+      if (index < 0 || event.shiftKey) return; // with Shift it is the page's own
+      event.preventDefault();
+      event.stopPropagation();
+      this._focus(index);
+      this._events.menu(this._meant(index), event.clientX, event.clientY);
+    });
     element.addEventListener("keydown", (event) => this._key(event));
+  }
+
+  /** The cells that are selected, if this is one of them; else it alone. */
+  private _meant(index: number): number[] {
+    return this._selected.has(index) ? this._chosen : [index];
+  }
+
+  private get _chosen(): number[] {
+    return [...this._selected].sort((a, b) => a - b);
   }
 
   private _hover(index: number): void {
@@ -107,7 +131,10 @@ export class Grid {
     else if (event.key === "Enter" || event.key === " ") this._pick(this._focused, event);
     else if (event.key === "Escape") this.select([]);
     else if (event.key === "a" && (event.ctrlKey || event.metaKey)) this.select(this._order);
-    else return;
+    else if (asksForMenu(event)) {
+      const { left, bottom } = this._cells.boxOf(this._focused);
+      this._events.menu(this._meant(this._focused), left, bottom);
+    } else if (!this._events.key(event, this._meant(this._focused))) return;
     event.preventDefault();
     event.stopPropagation();
   }

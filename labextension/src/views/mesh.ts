@@ -1,19 +1,19 @@
 // The mesh view: a grid that lives, by hosts first where there are many ranks; what is selected has its details beside.
 
 import type { Cluster } from "../cluster/client";
-import { baseOf, countOf, countsOf, hostOf, pointOf, present, procsOf, rankOf } from "../cluster/ranks";
+import { baseOf, countOf, countsOf, hostOf, pointOf, present, procsOf, rankOf, sizeOf } from "../cluster/ranks";
 import { sliceExpression } from "../cluster/slices";
 import type { Mesh, Patch, Rank, State } from "../cluster/state";
-import { askButton, messageLine } from "../page/buttons";
 import { eachFrame, h, setText } from "../page/dom";
 import { FIND_FROM } from "../page/query";
 import { clock, duration, overText, placeOf, plural, shapeOf } from "../page/words";
 import { say } from "../page/language";
+import { InCell } from "../panel/incell";
 import type { Look } from "./cells";
 import { type Colour, METRIC, LatestMetrics, coloursOf, rangeOf } from "./colours";
 import { type Details, details, usage, words } from "./details";
 import { Finder } from "./finder";
-import { CANVAS_FROM, Grid } from "./grid";
+import { CANVAS_FROM, Grid, type GridEvents } from "./grid";
 import { HOSTS_FROM, type Hosts, hostsOf, sayNotice, together } from "./hosts";
 import { Tip } from "./tip";
 import type { View } from "./view";
@@ -51,15 +51,16 @@ class MeshView {
     this._uid = _options.mesh;
     this._metrics = new LatestMetrics(_cluster, this._uid, () => this._metric.startsWith(METRIC) && this._drawAll());
     this._tip = new Tip(_root);
-    const { message, report } = messageLine();
-    this._healAll = askButton(say`Heal`, () => _cluster.request("heal", { mesh: this._uid }), report, { class: "mnb-b mnb-main" });
-    this._tools.append(this._healAll, this._turns, this._level, this._pick);
+    this._acting = new InCell(_cluster, _root);
+    this._healAll = h("button", { class: "mnb-b mnb-main", type: "button", text: say`Heal`, onclick: () => void this._acting.actions.act("heal", this._uid, null) });
+    this._actions = this._acting.menuButton(say`Actions`, () => ({ uid: this._uid, ranks: this._ranksOf(_options.ranks ?? null) }));
+    this._tools.append(this._healAll, this._turns, this._level, this._pick, this._actions);
     _root.append(
       h("div", { class: "mnb-top mnb-wrap" }, h("span", {}, this._title, " ", this._facts), this._status, this._tools),
       this._notice,
       this._finder.element,
       h("div", { class: "mnb-body" }, h("div", { class: "mnb-left-side" }, this._field, this._legend), this._side),
-      message,
+      this._acting.element,
       this._tip.element,
     );
     for (const begin of ["pointerdown", "focus"]) this._pick.addEventListener(begin, () => this._metrics.begin());
@@ -98,6 +99,23 @@ class MeshView {
     return rankOf(this._cluster.state, this._uid, this._whole(index));
   }
 
+  /** Ranks of the whole mesh for requests: null for all. */
+  private _ranksOf(ranks: number[] | null): number[] | null {
+    return ranks && this._mesh && ranks.length < sizeOf(this._mesh) ? ranks : null;
+  }
+
+  /** The menu and the keys of cells, each of which stands for some ranks of the view. */
+  private _acts(of: (cell: number) => readonly number[]): Pick<GridEvents, "menu" | "key"> {
+    const meant = (cells: number[]): number[] | null => this._ranksOf(cells.flatMap(of).map((index) => this._whole(index)));
+    return {
+      menu: (cells, x, y) => {
+        this._tip.hide();
+        this._acting.menu(this._uid, meant(cells), x, y);
+      },
+      key: (event, cells) => this._acting.key(event, this._uid, meant(cells)),
+    };
+  }
+
   /** The host that a rank is on. */
   host(index: number): string {
     return this._mesh ? hostOf(this._cluster.state, this._mesh, baseOf(this._mesh, this._whole(index))) : "";
@@ -131,10 +149,12 @@ class MeshView {
       ? new Grid(hosts.labels, hosts.sizes, hosts.sizes.length - 1, (host) => this._lookOfHost(hosts, host), {
           hover: (host, box) => this._hoverHost(hosts, host, box),
           select: (chosen) => this._openHosts(hosts, chosen),
+          ...this._acts((host) => hosts.on(host)),
         })
       : new Grid(this.labels, this.sizes, this._across, (index) => this._look(index), {
           hover: (index, box) => this._hover(index, box),
           select: (indices) => this._select(indices),
+          ...this._acts((index) => [index]),
         });
     this._field.replaceChildren(this._grid.element);
     this._root.classList.toggle("mnb-many", this._grid.size === "s" || this._byHosts);
@@ -208,6 +228,7 @@ class MeshView {
       this._inner = new Grid(labels, sizes, sizes.length - 1, (at) => this._look(index(at)), {
         hover: (at, box) => this._hover(at < 0 ? -1 : index(at), box),
         select: (places) => this._select(places.length ? places.map(index) : indices),
+        ...this._acts((at) => [index(at)]),
       });
       this._inner.update();
       this._field.append(h("div", { class: "mnb-inner" }, h("div", { class: "mnb-dim", text: hosts.names[this._opened] }), this._inner.element));
@@ -248,7 +269,9 @@ class MeshView {
     this._side.replaceChildren();
     if (first === undefined) return;
     const name = this._mesh?.name ?? "";
-    this._details = details(this._cluster, this._uid, indices.map((index) => this._whole(index)), {
+    const wholes = indices.map((index) => this._whole(index));
+    this._details = details(this._cluster, this._uid, wholes, this._acting, {
+      ranks: this._ranksOf(wholes),
       title: indices.length === 1 ? placeOf(this.labels, pointOf(this.sizes, first)) || name : plural(indices.length, "rank"),
       expression: this.labels.length ? sliceExpression(name, this.labels, this.sizes, indices) : "",
       close: () => this._grid?.select([]),
@@ -328,6 +351,7 @@ class MeshView {
     const { ranks } = this._options;
     const counts = ranks ? countsOf(this._cluster.state, this._uid, ranks) : (mesh.counts ?? {});
     this._healAll.hidden = !counts.failed || Boolean(mesh.stopped) || !this._cluster.live;
+    this._actions.hidden = !this._cluster.live;
     const colour = this._colour;
     const items: [string, string][] = colour
       ? [["metric", `${colour.name}, ${colour.show(this._range[0])} to ${colour.show(this._range[1])}`]]
@@ -362,7 +386,9 @@ class MeshView {
     if (ranks || mesh !== undefined || near || patch.hosts) this._frames.soon();
   }
 
+  private _acting: InCell;
   private _across: number[] = [];
+  private _actions: HTMLButtonElement;
   private _all = true;
   private _byHosts = false;
   private _colours: Record<string, Colour> = {};

@@ -1,9 +1,6 @@
-import { Widget } from "@lumino/widgets";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 
-vi.mock("@jupyterlab/apputils", () => ({ Dialog: {}, InputDialog: {}, showDialog: vi.fn() }));
-
-const { LeftSection } = await import("../../src/panel/sections");
+import { LeftSection } from "../../src/panel/sections";
 
 const mesh = { uid: "m1", name: "away", held: false, text: "away {gpus=2}: 5m of its lease left" };
 const job = { id: "5e6f3a21-7", label: "5e6f3a21 (lab)", text: "slurm job 5e6f3a21 (lab): trainers=4, 4 running", hosts: { trainers: 4 }, here: false };
@@ -12,7 +9,7 @@ const request = vi.fn((_verb: string) => Promise.resolve(left));
 const take = vi.fn(() => Promise.resolve());
 const useJob = vi.fn(() => Promise.resolve());
 const endJob = vi.fn(() => Promise.resolve());
-let section: InstanceType<typeof LeftSection>;
+let section: LeftSection;
 
 async function settle(ms = 0): Promise<void> {
   await vi.advanceTimersByTimeAsync(ms);
@@ -21,11 +18,13 @@ async function settle(ms = 0): Promise<void> {
 beforeEach(() => {
   vi.useFakeTimers();
   section = new LeftSection({ take, useJob, endJob } as never);
-  Widget.attach(section, document.body);
+  document.body.append(section.node);
+  section.shown = true;
   section.cluster = { request, watch: () => () => undefined } as never;
 });
 afterEach(() => {
-  section.dispose();
+  section.shown = false;
+  section.node.remove();
   vi.useRealTimers();
 });
 

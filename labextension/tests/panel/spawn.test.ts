@@ -1,13 +1,11 @@
 import { readFileSync } from "node:fs";
 
-import { beforeEach, describe, expect, it, vi } from "vitest";
+import { beforeEach, describe, expect, it } from "vitest";
 
-vi.mock("@jupyterlab/apputils", () => ({ Dialog: {}, InputDialog: {}, Notification: {}, showDialog: vi.fn() }));
-
-const { SpawnForm, previewOf } = await import("../../src/panel/spawn");
-const { codeForMesh } = await import("../../src/panel/code");
-const { ACTIONS } = await import("../../src/panel/table");
-const { empty, four } = await import("../made");
+import { codeForMesh } from "../../src/panel/code";
+import { SpawnForm, previewOf } from "../../src/panel/spawn";
+import { ACTIONS } from "../../src/panel/table";
+import { empty, four } from "../made";
 
 const places = [
   { name: "slurm", text: "slurm job", why: "there is no sbatch here", hosts: {} },
@@ -15,7 +13,7 @@ const places = [
   { name: "lab", text: "lab of monarch.toml (ssh)", why: "", hosts: { trainers: 3, loaders: 1 } },
 ];
 
-function typed(form: InstanceType<typeof SpawnForm>, name: string, value: string): void {
+function typed(form: SpawnForm, name: string, value: string): void {
   const field = form.node.querySelector<HTMLInputElement>(`[aria-label="${name}"]`) as HTMLInputElement;
   field.value = value;
   field.dispatchEvent(new Event("input", { bubbles: true }));

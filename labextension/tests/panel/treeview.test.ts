@@ -8,6 +8,7 @@ let state: ClusterState;
 let view: TreeView;
 const select = vi.fn();
 const menu = vi.fn();
+const key = vi.fn(() => false);
 
 function shown(): HTMLElement[] {
   return [...view.node.querySelectorAll<HTMLElement>('[role="treeitem"]')];
@@ -22,7 +23,7 @@ beforeEach(() => {
   select.mockClear();
   menu.mockClear();
   state = four();
-  view = new TreeView({ select, menu });
+  view = new TreeView({ select, menu, key });
   document.body.append(view.node);
   view.show(state, 1000, true);
 });

@@ -1,0 +1,54 @@
+// The sections of a panel, and what actions open in them.
+
+import type { ClusterState } from "../cluster/state";
+import type { Actions } from "./actions";
+import { DebugSection, FailureSection, FindingSection, HistorySection, LeftSection, LogSection, MeshSection, type Section, SelectedSection, TensorSection, TimelineSection, TransferSection } from "./sections";
+import type { Part, Target } from "./table";
+
+export interface PartHooks {
+  /** Opens the menu of what is selected. */
+  menu(x: number, y: number): void;
+  /** A key of the tree that is none of its own; whether it did something. */
+  key(event: KeyboardEvent): boolean;
+  /** The element in which a prompt may be left. */
+  area(): HTMLElement | null;
+  /** Opens a section. */
+  open(section: Section): void;
+}
+
+export class Parts {
+  readonly meshes: MeshSection;
+  readonly selected: SelectedSection;
+  readonly failures = new FailureSection();
+  readonly findings = new FindingSection();
+  readonly all: readonly Section[];
+
+  constructor(actions: Actions, private _hooks: PartHooks, code = true) {
+    const menu = (x: number, y: number): void => _hooks.menu(x, y);
+    const selected = (this.selected = new SelectedSection(actions, menu, code));
+    this.meshes = new MeshSection((row) => (selected.row = row), menu, (event) => _hooks.key(event));
+    this._sessions = new DebugSection(() => _hooks.area());
+    this.all = [this.meshes, selected, this.failures, this.findings, this._sessions, this._timeline, new HistorySection(), this._logs, new TensorSection(), new TransferSection(), new LeftSection(actions)];
+  }
+
+  /** Shows something about what an action is applied to, and gives it the keys. Rejects with the reason where that cannot be. */
+  async show(what: Part, { uid, ranks }: Pick<Target, "uid" | "ranks">): Promise<void> {
+    const sections: Record<Part, Section> = { logs: this._logs, timeline: this._timeline, stacks: this.selected, findings: this.findings, debugger: this._sessions };
+    this._hooks.open(sections[what]);
+    sections[what].focus();
+    if (what === "logs") this._logs.follow(uid, ranks);
+    else if (what === "stacks") await this.selected.showStacks(uid, ranks);
+    else if (what === "timeline") await this._timeline.record(uid, ranks);
+    else if (what === "findings") this.findings.ask(uid);
+  }
+
+  /** Says in titles how many failures and stopped ranks there are. */
+  count(state: ClusterState): void {
+    this.failures.count(state);
+    this._sessions.count(state);
+  }
+
+  private _logs = new LogSection();
+  private _sessions: DebugSection;
+  private _timeline = new TimelineSection();
+}

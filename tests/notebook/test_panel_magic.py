@@ -1,0 +1,26 @@
+"""%panel in a real kernel."""
+
+import pytest
+
+from tests.notebook.notebook import Notebook
+
+pytestmark = pytest.mark.timeout(60)
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def test_the_panel_is_a_display_of_the_cluster_and_a_table_where_no_script_runs(nb: Notebook) -> None:
+    cell = nb.run("%panel").ok()
+    assert cell.text.splitlines()[0].split()[:3] == ["mesh", "kind", "shape"]
+    assert "gpus=4" in cell.text
+    assert "<table" in cell.html
+    assert VIEW in cell.result
+    assert nb.run("%panel").ok().result[VIEW] == cell.result[VIEW]  # the same one, as it is now
+
+
+def test_the_panel_takes_no_arguments_and_says_what_to_do(nb: Notebook) -> None:
+    assert "%panel takes no arguments" in nb.run("%panel w").stderr
+
+
+def test_without_ipython_it_is_a_value_that_shows_itself(nb: Notebook) -> None:
+    shown = nb.run("import monarch_kernel\nmonarch_kernel.panel()._repr_html_()").ok().text
+    assert "gpus=4" in shown
