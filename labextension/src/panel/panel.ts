@@ -142,7 +142,7 @@ export class MonarchPanel extends SidePanel {
   protected override onActivateRequest(message: Message): void {
     super.onActivateRequest(message);
     if (this.node.contains(document.activeElement)) return;
-    if (!this.content.isHidden) this.parts.meshes.focus();
+    if (this._note.isHidden) this.parts.meshes.focus();
     else (this._load.hidden ? this._spawn : this._load).focus();
   }
 
@@ -177,12 +177,20 @@ export class MonarchPanel extends SidePanel {
     const facts = this._front.connection?.facts ?? NOTHING;
     const phase = phaseOf(facts);
     const live = phase === "live";
+    if (!live) this._looked = null; // another kernel may come
     const state = this._cluster?.state;
     const something = Boolean(state && (Object.keys(state.meshes).length || Object.keys(state.failures).length));
     const shown = something && (live || phase === "starting");
     const words = wordsFor(facts);
+    const others = live && !something && this._runsElsewhere();
     this._note.setHidden(shown);
-    this.content.setHidden(!shown);
+    const appears = others && this.content.isHidden;
+    this._note.toggleClass("mnb-small", others);
+    this.content.setHidden(!shown && !others);
+    if (appears) {
+      this._accordion.expand(this.parts.all.indexOf(this.parts.left));
+      this._accordion.fit();
+    }
     this._foot.setHidden(!live);
     setText(this._noteTitle, words.title);
     setText(this._noteText, words.text);
@@ -194,6 +202,22 @@ export class MonarchPanel extends SidePanel {
     this._summary.title = this._summary.textContent ?? ""; // where the panel is narrow
     if (!state) return;
     this.parts.count(state);
+  }
+
+  /** Whether anything runs without this kernel: it is shown, though the kernel has no mesh of its own. Looked for once. */
+  private _runsElsewhere(): boolean {
+    const cluster = this._cluster;
+    if (!cluster || this._looked === cluster) return this._others;
+    this._looked = cluster;
+    this._others = false;
+    void Promise.all([cluster.request("left", {}), cluster.request("jobs", {})])
+      .then(([{ meshes }, { jobs }]) => {
+        if (this._looked !== cluster) return;
+        this._others = meshes.length + jobs.length > 0;
+        this._draw();
+      })
+      .catch(() => undefined);
+    return false;
   }
 
   /** Has a section for each view that the kernel has brought, behind those of the panel. */
@@ -231,6 +255,8 @@ export class MonarchPanel extends SidePanel {
   private _note: Widget;
   private _noteText = h("div", { class: "mnb-dim" });
   private _noteTitle = h("b");
+  private _looked: Cluster | null = null;
+  private _others = false;
   private _outcome = h("div", { class: "mnb-panel-outcome" });
   private _pending: number | null = null;
   private _spawn = h("button", { class: "mnb-b", type: "button", text: say`Spawn…`, title: say`make a mesh of processes` });

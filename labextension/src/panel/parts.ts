@@ -21,6 +21,7 @@ export class Parts {
   readonly selected: SelectedSection;
   readonly failures = new FailureSection();
   readonly findings = new FindingSection();
+  readonly left: LeftSection;
   readonly all: readonly Section[];
 
   constructor(actions: Actions, private _hooks: PartHooks, code = true) {
@@ -28,7 +29,8 @@ export class Parts {
     const selected = (this.selected = new SelectedSection(actions, menu, code));
     this.meshes = new MeshSection((row) => (selected.row = row), menu, (event) => _hooks.key(event));
     this._sessions = new DebugSection(() => _hooks.area());
-    this.all = [this.meshes, selected, this.failures, this.findings, this._sessions, this._timeline, new HistorySection(), this._logs, new TensorSection(), new TransferSection(), new LeftSection(actions)];
+    this.left = new LeftSection(actions);
+    this.all = [this.meshes, selected, this.failures, this.findings, this._sessions, this._timeline, new HistorySection(), this._logs, new TensorSection(), new TransferSection(), this.left];
   }
 
   /** Shows something about what an action is applied to, and gives it the keys. Rejects with the reason where that cannot be. */
