@@ -481,7 +481,8 @@ class Mesh(MeshTrait, Destination):
 
     def exit(self) -> None:
         """Waits for all that was issued. Raises TensorError for an operation that failed, fetched or not."""
-        self.stream.raise_unseen()
+        for stream in (self.stream, *self._processes.streams_beside):
+            stream.raise_unseen()
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Ends the processes, and with them all tensors."""

@@ -183,6 +183,11 @@ class MeshProcesses:
         self._streams[stream.number] = stream
         self._openings[stream.number] = opening
 
+    @property
+    def streams_beside(self) -> list[Stream]:
+        """The streams that are executed beside the main one."""
+        return [stream for stream in tuple(self._streams.values()) if stream.lane is not None]
+
     def failure(self, stream: int, number: int) -> TensorError | None:
         """The error of an operation of a stream, if it is known to have failed; it counts as seen."""
         found = self._streams.get(stream)

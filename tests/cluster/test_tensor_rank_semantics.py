@@ -345,3 +345,8 @@ def test_the_end_of_a_program_raises_what_nobody_fetched(mesh: Mesh, t: Any) -> 
     t.index_select(0, t.long()[:1] + 5)
     with pytest.raises(TensorError, match="index_select"):
         mesh.client.shutdown()
+    other = monarch_nb.Stream("other")
+    with other.activate(), mesh.activate():
+        torch.ones(1).index_select(0, torch.tensor([3]))
+    with pytest.raises(TensorError, match="index_select"):
+        mesh.client.shutdown()
