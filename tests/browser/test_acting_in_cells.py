@@ -58,7 +58,7 @@ def agree(display: Any, button: str) -> None:
     dialog.get_by_role("button", name=button, exact=True).click()
 
 
-def test_a_rank_of_a_display_is_killed_and_healed_where_it_is_shown(panel: Panel) -> None:
+def test_a_rank_of_a_display_is_killed_and_healed_there(panel: Panel) -> None:
     output, keys = panel.lab.run("workers"), panel.shown.keyboard
     panel.lab.cell(output, 3, "idle").click(button="right")
     choose(output, "Kill")
@@ -75,7 +75,7 @@ def test_a_rank_of_a_display_is_killed_and_healed_where_it_is_shown(panel: Panel
     assert panel.lab.errors == []
 
 
-def test_the_menu_key_opens_the_menu_and_what_lives_is_in_the_panel(panel: Panel) -> None:
+def test_the_menu_key_opens_the_menu_of_a_rank(panel: Panel) -> None:
     output, keys = panel.lab.run("trainers"), panel.shown.keyboard
     panel.lab.cell(output, 1, "idle").focus()
     keys.press("Shift+F10")
@@ -178,7 +178,7 @@ def test_the_panel_in_a_cell_asks_in_dialogs_of_its_own(alone: Lab) -> None:
     assert alone.errors == []
 
 
-def test_a_stack_in_the_panel_of_a_cell_is_taken_while_another_cell_runs(alone: Lab) -> None:
+def test_the_panel_of_a_cell_works_while_another_cell_runs(alone: Lab) -> None:
     display = alone.run("%panel").locator(".mnb-cellpanel")
     alone.start("trainers.slice(gpus=2).step.call_one(3600).get()")
     row(display, "gpus=2", "busy").click()

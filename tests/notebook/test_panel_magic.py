@@ -8,7 +8,7 @@ pytestmark = pytest.mark.timeout(60)
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-def test_the_panel_is_a_display_of_the_cluster_and_a_table_where_no_script_runs(nb: Notebook) -> None:
+def test_the_panel_is_a_widget_and_a_table_of_meshes(nb: Notebook) -> None:
     cell = nb.run("%panel").ok()
     assert cell.text.splitlines()[0].split()[:3] == ["mesh", "kind", "shape"]
     assert "gpus=4" in cell.text

@@ -18,7 +18,7 @@ let sent: Sent[];
 let tell: (message: FromKernel) => void;
 
 /** The answers of the kernel, by verb. */
-const answers: Record<string, object> = { variables: { variables: { mine: "w" } }, kill: { text: "killed 1 proc of workers" }, stack: { stacks: { 1: "in Trainer.step" } }, places: { places: [] }, left: { meshes: [], jobs: [], text: "" }, debug: { text: "breakpoint 1" } };
+const answers: Record<string, object> = { variables: { variables: { mine: "w" } }, kill: { text: "killed 1 proc of workers" }, stack: { stacks: { 1: "in Trainer.step" } }, places: { places: [] }, left: { meshes: [] }, jobs: { jobs: [], text: "" }, debug: { text: "breakpoint 1" } };
 
 function cluster(state = four()): Cluster {
   sent = [];
