@@ -153,6 +153,11 @@ victim = overnight.slice(gpus=1).run(os.getpid).get().item()
 overnight.detach(lease="2h")
 os.kill(victim, signal.SIGKILL)
 """
+LAB = """
+import pathlib
+pathlib.Path("monarch.toml").write_text('[jobs.lab]\\nkind = "process"\\nmeshes = { trainers = 2, loaders = 1 }\\n')
+"""
+END_LEFT = f"!{sys.executable} -m monarch_nb job kill lab\n!{sys.executable} -m monarch_nb mesh stop overnight"
 LEFT = f"""
 import subprocess, sys
 subprocess.run([sys.executable, "-c", {LEAVE!r}], check=True, stdout=subprocess.DEVNULL)
@@ -169,6 +174,7 @@ class Scene(NamedTuple):
     whole: bool = False  # the page, with the panel, not the cell's output alone
     before: str = ""  # a cell of its own before it
     answer: str = ""  # what is answered to the question that the cell asks, once the picture is taken
+    part: str = ""  # what of the page is in the picture, by a selector, in place of the cell's output
 
 
 def pick(index: int, more: tuple[int, ...] = ()) -> Any:
@@ -223,6 +229,39 @@ def side_by_side(row: str, section: str = "") -> Any:
             panel.locator(".mnb-outline-row", has_text=row).first.click(timeout=15_000)
         if section:
             panel.locator(".jp-AccordionPanel-title", has_text=re.compile(f"^{section}")).click()
+        shown.wait_for_timeout(1200)
+
+    return do
+
+
+def spawn(shown: Any, output: Any) -> None:
+    """Opens the dialog, as if a mesh on two hosts of a job were wanted."""
+    shown.evaluate("() => void window.jupyterapp.commands.execute('monarch-nb:spawn')")
+    form = shown.locator(".mnb-form")
+    form.get_by_label("name").fill("trainers")
+    form.get_by_label("where").select_option("lab")
+    form.get_by_label("shape").fill("gpus=4")
+    form.get_by_label("set-up").fill("import torch")
+
+
+def choose_ranks(shown: Any, output: Any) -> None:
+    """Has the last cell run on ranks, by its toolbar."""
+    cell = shown.locator(".jp-Notebook .jp-Cell.jp-mod-active")
+    cell.locator(".mnb-on-cell select").select_option("workers")
+    shown.evaluate("() => window.jupyterapp.commands.execute('notebook:run-cell')")
+    cell.locator(".jp-OutputArea-output", has_text="ValueMesh").wait_for(timeout=20_000)
+
+
+def section(name: str) -> Any:
+    """Opens the panel with one section alone in it."""
+
+    def do(shown: Any, output: Any) -> None:
+        shown.evaluate("() => window.jupyterapp.commands.execute('monarch-nb:open')")
+        titles = shown.locator(".mnb-panel .jp-AccordionPanel-title")
+        for at in range(titles.count()):
+            title = titles.nth(at)
+            if (title.get_attribute("aria-expanded") == "true") != title.inner_text().startswith(name):
+                title.click()
         shown.wait_for_timeout(1200)
 
     return do
@@ -449,6 +488,51 @@ place((8, 512, 1024), "bfloat16", 2, ("pipeline", "data", "model"), (4, 4, 4), [
         '[data-state="idle"]',
         before="%stop --all\n" + LEFT,
     ),
+    "spawn": Scene("%meshes", ".jp-OutputArea-output", spawn, part=".jp-Dialog-content", before=LAB),
+    "left": Scene(
+        "%meshes",
+        ".jp-OutputArea-output",
+        section("Left Running"),
+        part="#mnb-section-left",
+        before=f"{LAB}{LEFT}!{sys.executable} -m monarch_nb job start lab",
+    ),
+    "cell-toolbar": Scene(
+        "import os\nos.cpu_count()",
+        ".jp-OutputArea-output",
+        choose_ranks,
+        part=".jp-Notebook .jp-Cell.jp-mod-active",
+        before=f"{END_LEFT}\n%mesh workers gpus=4\ntrainers = workers.spawn('trainers', Trainer)",
+        width=800,
+    ),
+    "notify": Scene(
+        "%notify 1s\ntrainers.step.call(30, 0.1).get()",
+        ".jp-OutputArea-output",
+        lambda shown, output: shown.locator(".mnb-status-item", has_text="ended after").wait_for(timeout=20_000),
+        part="#jp-main-statusbar",
+        width=700,
+    ),
+    "timeline": Scene(
+        """
+%timeline trainers
+import time
+for _ in range(3):
+    trainers.step.call(2, 0.1).get()
+trainers.slice(gpus=2).step.call_one(6, 0.1).get()
+%timeline --stop
+clear_output()
+%timeline
+""",
+        ".mnb-tl-view .b",
+        lambda shown, output: (
+            output.locator(".mnb-tl-picture").focus(),
+            shown.keyboard.press("ArrowDown"),
+            shown.wait_for_timeout(600),
+        ),
+    ),
+    "history": Scene(
+        "trainers.step.call(100, 0.1).get()\nclear_output()\n%history workers",
+        ".mnb-history canvas",
+    ),
     "static": Scene(
         "from monarch_kernel import show\nfrom IPython.display import HTML\nHTML(show(workers)._repr_html_())",
         "text=workers",
@@ -496,11 +580,13 @@ def take(shown: Any, scene: Scene, folder: Path, name: str) -> None:
         theme(shown, f"JupyterLab {kind}")
         shown.wait_for_timeout(400)
         output.scroll_into_view_if_needed()
-        pictured = shown if scene.whole else output
+        pictured = shown.locator(scene.part).first if scene.part else shown if scene.whole else output
         pictured.screenshot(path=folder / f"{name}-{kind.lower()}.png")
     if scene.answer:
         answer(output, scene.answer)
-    if scene.whole:
+    if scene.part:
+        shown.keyboard.press("Escape")  # a dialog
+    if scene.whole or scene.part:
         shown.evaluate("window.jupyterapp.commands.execute('notebook:show-all-cell-code')")
         shown.evaluate("window.jupyterapp.shell.collapseLeft()")
 
@@ -527,6 +613,7 @@ def take_all(wanted: list[str], folder: Path) -> None:
                     take(shown, SCENES[name], Path(made), name)
                 if name in wanted:
                     publish(Path(made), name, folder)
+            run(shown, END_LEFT)
 
 
 def publish(made: Path, name: str, folder: Path) -> None:
