@@ -77,9 +77,7 @@ class Trace:
         names = [event for event in self._events if event["name"] == "thread_name"]
         threads = {(name["pid"], name["tid"]) for name in names if name["args"]["name"] == "CrRendererMain"}
         tasks = [event for event in self._events if event["name"].endswith("RunTask")]
-        return max(
-            (task.get("tdur", 0) / 1000 for task in tasks if (task["pid"], task["tid"]) in threads), default=0.0
-        )
+        return max((task.get("tdur", 0) / 1000 for task in tasks if (task["pid"], task["tid"]) in threads), default=0.0)
 
 
 class Kernel:

@@ -271,7 +271,7 @@ away.detach(lease="5m")
 """
 
 
-def test_what_was_left_is_seen_where_a_kernel_has_no_mesh_of_its_own(desk: Desk, tmp_path: Path) -> None:
+def test_what_was_left_is_seen_where_a_kernel_has_no_mesh(desk: Desk, tmp_path: Path) -> None:
     panel_built()
     with desk.open(write_notebook(tmp_path / "fresh.ipynb", ["x = 1"])) as shown:
         opened = Panel(Lab(shown))
