@@ -156,8 +156,8 @@ class Mesh(MeshTrait, Destination):
         stream = Stream(self._procs.name, propagator, device.new_device(), send, processes)
         stream.lane = lane
         processes.add_stream(stream, opening)
+        stream.issue_object(opening)  # before all else, such as a seed
         device.occupy(stream, self._procs, self._finder())
-        stream.issue_object(opening)
         return stream
 
     def _finder(self) -> Callable[[Stream], "Mesh"]:

@@ -22,7 +22,6 @@ from monarch_nb.runtime import (
     Future,
     current,
     current_runtime,
-    error_of,
     pending_future,
     resolve_later,
     unretrieved,
@@ -285,7 +284,7 @@ class Stream:
 
     def _settle_replied(self) -> None:
         """Processes replies that are there, and does nothing about them."""
-        while self._batches and self._batches[0].future.done() and error_of(self._batches[0].future) is None:
+        while self._batches and self._batches[0].future.done() and self._batches[0].future.exception(0) is None:
             batch = self._batches[0]
             self._settle_batch(batch, batch.future.get(0))
 

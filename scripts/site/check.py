@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from scripts.site import versions
 from scripts.site.names import first_home, modules, names
-from scripts.site.reference import page_of
+from scripts.site.reference import apart, page_of, page_of_class
 
 
 class Page(HTMLParser):
@@ -49,7 +49,10 @@ def missing(folder: Path) -> list[str]:
         texts = dict(zip(parts[1::2], parts[2::2], strict=True))
         for name in names(module):
             here = not name.home or first_home()[name.home] != name
-            if name.anchor not in texts or not (here or "doc-contents" in texts[name.anchor]):
+            described = texts.get(name.anchor, "")
+            if name in apart(module):
+                described = (folder / page_of_class(name).removesuffix(".md") / "index.html").read_text("utf-8")
+            if name.anchor not in texts or not (here or "doc-contents" in described):
                 found.append(f"{name.full} is not described")
     return found
 

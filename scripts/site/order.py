@@ -31,7 +31,7 @@ def nav() -> list[Entry]:
         {"Manual": ["manual/README.md", *chapters(), {"Configuration": "configuration.md"}]},
         {"Frameworks": [*frameworks()]},
         {"Guides": [*guides()]},
-        {"Reference": [{module_path(module): reference.page_of(module)} for module in modules()]},
+        {"Reference": [{module_path(module): _of_module(module)} for module in modules()]},
         {
             "Behind it": [
                 {"Compatibility": "compatibility.md"},
@@ -49,6 +49,11 @@ def nav() -> list[Entry]:
             ]
         },
     ]
+
+
+def _of_module(module: str) -> str | list[Any]:
+    classes = [{name.name: reference.page_of_class(name)} for name in reference.apart(module)]
+    return [reference.page_of(module), *classes] if classes else reference.page_of(module)
 
 
 def chapters() -> list[Entry]:

@@ -1,9 +1,15 @@
-"""Pages of the reference: one for each public module, from its docstrings, with code that tests run."""
+"""Pages of the reference: one for each public module, from its docstrings, with code that tests run.
+
+A module with many classes has a page for each of them, and its own page lists these.
+"""
 
 import inspect
+from functools import cache
 from pathlib import PurePosixPath
 
 from scripts.site.names import Name, example, first_home, module_of, module_path, modules, names
+
+FEW = 8  # classes that one page describes
 
 
 def page_of(module: str) -> str:
@@ -11,9 +17,22 @@ def page_of(module: str) -> str:
     return f"reference/{module or 'monarch'}.md"
 
 
+def page_of_class(name: Name) -> str:
+    """The file of the page of a class that has one."""
+    return f"reference/{name.module or 'monarch'}/{name.name}.md"
+
+
 def pages() -> dict[str, str]:
     """All pages, by file."""
-    return {page_of(module): text(module) for module in modules()}
+    of_modules = {page_of(module): text(module) for module in modules()}
+    return of_modules | {page_of_class(name): _class(name) for module in modules() for name in apart(module)}
+
+
+@cache
+def apart(module: str) -> tuple[Name, ...]:
+    """The classes of a module that have pages of their own."""
+    own = tuple(name for name in names(module) if name.kind == "class" and first_home()[name.home] == name)
+    return own if len(own) > FEW else ()
 
 
 def text(module: str) -> str:
@@ -21,6 +40,13 @@ def text(module: str) -> str:
     parts = [f"# {module_path(module)}", inspect.getdoc(module_of(module)) or ""]
     parts[1] = _prose(parts[1])
     parts += [_entry(name) for name in names(module)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _class(name: Name) -> str:
+    """The page of a class."""
+    module = f"[`{module_path(name.module)}`](../{PurePosixPath(page_of(name.module)).name})"
+    parts = [f"# {name.name}", f"*{name.kind}* · `{name.full}`, of {module}", *_described(name, "../")]
     return "\n\n".join(parts) + "\n"
 
 
@@ -37,18 +63,54 @@ def _entry(name: Name) -> str:
     described = first_home().get(name.home)
     if not name.home:
         lines.append(_value(name))
+        lines += _example(name, "")
     elif described is not None and described != name:
         there = PurePosixPath(page_of(described.module)).name
         lines.append(f"The same as [`{described.full}`]({there}#{described.anchor}).")
-        return "\n\n".join(lines)
+    elif name in apart(name.module):
+        there = PurePosixPath(page_of_class(name)).relative_to("reference")
+        lines.append((inspect.getdoc(name.value) or "").partition("\n\n")[0])
+        lines.append(f"[Members and example]({there})")
     else:
-        lines.append(f"::: {name.home}")
-    used = example(name)
-    if used is not None:
-        page = f"../{used.page.removeprefix('docs/')}" if used.page.startswith("docs/") else "../index.md"
-        title = "README" if page.endswith("index.md") else PurePosixPath(page).stem
-        lines.append(f"Example, from [{title}]({page}), which tests run:\n\n```python\n{used.text.rstrip()}\n```")
+        lines += _described(name, "")
     return "\n\n".join(lines)
+
+
+def _described(name: Name, up: str) -> list[str]:
+    """The docstrings of an object, without members that a public class describes, and code that uses it."""
+    lines = [f"::: {name.home}"]
+    if inspect.isclass(name.value):
+        shown, elsewhere = _inherited(name.value)
+        lines[0] += f"\n    options:\n      inherited_members: {shown or 'false'}"
+        for base, members in elsewhere.items():
+            there = f"{up}{PurePosixPath(page_of(base.module)).name}#{base.anchor}"
+            lines.append(f"Inherited from [`{base.full}`]({there}): {', '.join(f'`{member}`' for member in members)}.")
+    return lines + _example(name, up)
+
+
+def _inherited(kind: type) -> tuple[list[str], dict[Name, list[str]]]:
+    """The public members that a class has from private classes of ours, and those from each public one."""
+    known, shown, elsewhere = set(vars(kind)), list[str](), dict[Name, list[str]]()
+    for base in kind.__mro__[1:]:
+        if not base.__module__.startswith("monarch_nb"):
+            continue
+        members = [name for name in vars(base) if not name.startswith("_") and name not in known]
+        known.update(members)
+        described = first_home().get(f"{base.__module__}.{base.__qualname__}")
+        if described is None:
+            shown += members
+        elif members:
+            elsewhere[described] = members
+    return shown, elsewhere
+
+
+def _example(name: Name, up: str) -> list[str]:
+    used = example(name)
+    if used is None:
+        return []
+    page = f"{up}../{used.page.removeprefix('docs/')}" if used.page.startswith("docs/") else f"{up}../index.md"
+    title = "README" if page.endswith("index.md") else PurePosixPath(page).stem
+    return [f"Example, from [{title}]({page}), which tests run:\n\n```python\n{used.text.rstrip()}\n```"]
 
 
 def _value(name: Name) -> str:

@@ -13,6 +13,8 @@ import torch
 import monarch_nb
 from monarch_nb.actor import Actor, ProcMesh, context, endpoint, this_host
 from monarch_nb.distributed import Mesh, RankTensorError, TensorError
+from monarch_nb.runtime import Future, pending_future, resolve_later
+from monarch_nb.tensor.flusher import CommandBatch
 from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -350,3 +352,15 @@ def test_the_end_of_a_program_raises_what_nobody_fetched(mesh: Mesh, t: Any) -> 
         torch.ones(1).index_select(0, torch.tensor([3]))
     with pytest.raises(TensorError, match="index_select"):
         mesh.client.shutdown()
+
+
+def test_a_batch_that_fails_as_a_whole_is_raised_at_the_next_use() -> None:
+    mesh = Mesh(shape=(1,), mesh_dim_names=("gpus",))
+    mesh.stream.synchronise()
+    broken: Future[Any] = pending_future()
+    resolve_later(broken, lambda: 1 / 0)  # which is known when somebody looks
+    mesh.stream._batches.append(CommandBatch(mesh.stream._issued, [], 0, broken))
+    mesh.stream.tick()  # on a thread that flushes other streams, too
+    with pytest.raises(ZeroDivisionError):
+        mesh.stream.synchronise()
+    mesh.stop().get(30)

@@ -25,6 +25,7 @@ from scripts.site.names import Name, example, first_home, modules, names
 pytestmark = [pytest.mark.timeout(60), pytest.mark.sources]
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [name for module in modules() for name in names(module)]
+REFERENCE = reference.pages()
 
 
 def test_every_page_of_docs_is_in_the_order() -> None:
@@ -38,7 +39,7 @@ def test_every_page_of_docs_is_in_the_order() -> None:
 def markdown(page: str) -> str:
     """A page as the site has it."""
     if page.startswith("reference/"):
-        return reference.text(page.removeprefix("reference/").removesuffix(".md").replace("monarch", ""))
+        return REFERENCE[page]
     if page.startswith("stories/"):
         return adapted(page, stories.text(page.removeprefix("stories/").removesuffix(".md")))
     return adapted(page, (ROOT / file_of(page)).read_text(encoding="utf-8"))
