@@ -23,15 +23,20 @@ WINDOW_BYTES = 64 << 20  # the same for bytes of tensors
 
 
 class CommandBatch:
-    """Commands that were sent together: number of the first operation, and the call site of each.
+    """Commands that were sent together: number of the first operation, and the call site of each, if there are any.
 
-    `first_byte` counts the bytes of tensors that were sent before.
+    `number` counts batches. `first_byte` counts the bytes of tensors that were sent before.
     """
 
     def __init__(
-        self, first: int, sites: list[CallSite | None], first_byte: int, future: Future[ValueMesh[Receipt]]
+        self,
+        number: int,
+        first: int,
+        sites: list[CallSite | None],
+        first_byte: int,
+        future: Future[ValueMesh[Receipt]],
     ) -> None:
-        self.first, self.sites, self.first_byte, self.future = first, sites, first_byte, future
+        self.number, self.first, self.sites, self.first_byte, self.future = number, first, sites, first_byte, future
 
 
 class BatchesInFlight(deque[CommandBatch]):

@@ -331,7 +331,7 @@ class Stream:
         self._full = BATCH_PART
         future.watched += 1  # its error is raised where the mesh is used next
         when_done(future, self._on_reply)
-        batch = CommandBatch(first, sites, first_byte, future)
+        batch = CommandBatch(number, first, sites, first_byte, future)
         self._batches.append(batch)
         return batch
 
@@ -373,7 +373,7 @@ class Stream:
     def _settle_up_to(self, batch: CommandBatch) -> ValueMesh[Receipt]:
         """Waits for the replies to a batch and all earlier ones, and returns those to the batch."""
         with self._settling:
-            while self._batches and self._batches[0].first < batch.first:
+            while self._batches and self._batches[0].number < batch.number:
                 self._settle_up_to(self._batches[0])
             try:
                 replies = batch.future.get()

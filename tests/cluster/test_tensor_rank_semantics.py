@@ -13,7 +13,9 @@ import torch
 import monarch_nb
 from monarch_nb.actor import Actor, ProcMesh, context, endpoint, this_host
 from monarch_nb.distributed import Mesh, RankTensorError, TensorError
-from monarch_nb.runtime import Future, pending_future, resolve_later
+from monarch_nb.mesh import ValueMesh
+from monarch_nb.runtime import Future, pending_future, resolve_future, resolve_later
+from monarch_nb.shape import Extent
 from monarch_nb.tensor.flusher import CommandBatch
 from tests.polling import until
 
@@ -354,13 +356,27 @@ def test_the_end_of_a_program_raises_what_nobody_fetched(mesh: Mesh, t: Any) -> 
         mesh.client.shutdown()
 
 
-def test_a_batch_that_fails_as_a_whole_is_raised_at_the_next_use() -> None:
+@pytest.fixture
+def alone() -> Iterator[Mesh]:
     mesh = Mesh(shape=(1,), mesh_dim_names=("gpus",))
     mesh.stream.synchronise()
+    yield mesh
+    mesh.stop().get(30)
+
+
+def test_a_batch_that_fails_as_a_whole_is_raised_at_the_next_use(alone: Mesh) -> None:
     broken: Future[Any] = pending_future()
     resolve_later(broken, lambda: 1 / 0)  # which is known when somebody looks
-    mesh.stream._batches.append(CommandBatch(mesh.stream._issued, [], 0, broken))
-    mesh.stream.tick()  # on a thread that flushes other streams, too
+    alone.stream._batches.append(CommandBatch(-1, alone.stream._issued, [], 0, broken))
+    alone.stream.tick()  # on a thread that flushes other streams, too
     with pytest.raises(ZeroDivisionError):
-        mesh.stream.synchronise()
-    mesh.stop().get(30)
+        alone.stream.synchronise()
+
+
+def test_an_error_behind_a_batch_without_operations_is_raised_once(alone: Mesh) -> None:
+    late: Future[Any] = pending_future()
+    alone.stream._batches.append(CommandBatch(-1, alone.stream._issued, [], 0, late))  # which has freed tensors
+    threading.Timer(0.5, resolve_future, (late, ValueMesh(Extent(("gpus",), (1,)), [([], [], -1)]))).start()
+    with pytest.raises(TensorError, match="division by zero"):
+        alone.execute(lambda: 1 / 0)
+    alone.stream.synchronise()
