@@ -54,6 +54,30 @@ def agree(panel: Panel, button: str) -> None:
     panel.shown.keyboard.press("Enter")
 
 
+LEAVE = """
+from monarch.actor import this_host
+away = this_host().spawn_procs(per_host={"gpus": 1}, name="away")
+away.initialized.get()
+away.detach(lease="5m")
+"""
+
+
+# First: the page of the others would be closed.
+def test_what_was_left_is_seen_where_a_kernel_has_no_mesh(desk: Desk, tmp_path: Path) -> None:
+    panel_built()
+    with desk.open(write_notebook(tmp_path / "fresh.ipynb", ["x = 1"])) as shown:
+        opened = Panel(Lab(shown))
+        opened.lab.run(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {LEAVE!r}], check=True)")
+        opened.lab.run("%load_ext monarch")
+        opened.open()
+        opened.note("No processes yet")
+        left = opened.node.locator("#mnb-section-left")
+        left.get_by_role("button", name="Stop away").wait_for(timeout=20_000)
+        left.get_by_role("button", name="Stop away").click(timeout=20_000)
+        shown.locator(".jp-Dialog").get_by_role("button", name="Stop").click()
+        left.get_by_text("no mesh was left").wait_for(timeout=20_000)
+
+
 def test_a_rank_is_killed_and_healed_by_keys_alone(panel: Panel) -> None:
     keys = panel.shown.keyboard
     panel.node.locator(".mnb-outline").focus()
@@ -261,29 +285,6 @@ def test_a_card_of_the_launcher_starts_a_notebook_with_a_mesh(desk: Desk) -> Non
             assert shown.evaluate(sources)[:2] == ["%load_ext monarch", "%%mesh grid hosts=2 gpus=1\nx = 1"]
         finally:
             shown.evaluate("() => window.jupyterapp.shell.currentWidget?.sessionContext?.shutdown()")
-
-
-LEAVE = """
-from monarch.actor import this_host
-away = this_host().spawn_procs(per_host={"gpus": 1}, name="away")
-away.initialized.get()
-away.detach(lease="5m")
-"""
-
-
-def test_what_was_left_is_seen_where_a_kernel_has_no_mesh(desk: Desk, tmp_path: Path) -> None:
-    panel_built()
-    with desk.open(write_notebook(tmp_path / "fresh.ipynb", ["x = 1"])) as shown:
-        opened = Panel(Lab(shown))
-        opened.lab.run(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {LEAVE!r}], check=True)")
-        opened.lab.run("%load_ext monarch")
-        opened.open()
-        opened.note("No processes yet")
-        left = opened.node.locator("#mnb-section-left")
-        left.get_by_role("button", name="Stop away").wait_for(timeout=20_000)
-        left.get_by_role("button", name="Stop away").click(timeout=20_000)
-        shown.locator(".jp-Dialog").get_by_role("button", name="Stop").click()
-        left.get_by_text("no mesh was left").wait_for(timeout=20_000)
 
 
 def test_the_menu_mesh_acts_on_what_is_selected(panel: Panel) -> None:
