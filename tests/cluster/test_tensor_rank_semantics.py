@@ -364,7 +364,7 @@ def alone() -> Iterator[Mesh]:
     mesh.stop().get(30)
 
 
-def test_a_batch_that_fails_as_a_whole_is_raised_at_next_use(alone: Mesh) -> None:
+def test_a_batch_that_fails_whole_is_raised_at_the_next_use(alone: Mesh) -> None:
     broken: Future[Any] = pending_future()
     resolve_later(broken, lambda: 1 / 0)  # which is known when somebody looks
     alone.stream._batches.append(CommandBatch(-1, alone.stream._issued, [], 0, broken))
