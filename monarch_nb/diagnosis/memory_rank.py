@@ -22,7 +22,8 @@ from monarch_nb.wire import ENGINE, is_users_file
 if TYPE_CHECKING:
     from monarch_nb.diagnosis.tensor_allocations import AllocatedAt
 
-PERIOD_S = 0.1  # between two readings, at first
+PERIOD_S = 0.01  # between two readings, at first
+COST = 0.05  # of the time, that readings take at most
 OBJECTS_S = 1.0  # after which Python objects are first counted
 MOST_SECONDS = 3600.0  # of tracing
 MOST_READINGS = 64  # then every other one is dropped, and they are taken half as often
@@ -185,7 +186,9 @@ class GrowthReadings:
     def _run(self) -> None:
         pause, next_objects = PERIOD_S, OBJECTS_S
         while not self._over.wait(pause) and (moment := self._clock.moment()).wall < MOST_SECONDS:
+            began = time.thread_time()
             self._readings.append(_Reading(moment, self._alive()))
+            pause = max(pause, (time.thread_time() - began) / COST)
             if moment.wall >= next_objects and tracemalloc.is_tracing():
                 counted_at = self._clock.moment()  # the reading above may have waited for a busy program
                 self._objects.append(_Objects(counted_at, tracemalloc.take_snapshot()))
