@@ -5,9 +5,9 @@ threads, forks a light template, which has the engine only; that one forks the t
 
 Protocol, on one unix socket with the agent: a request is one 4-byte count with that many descriptors (the far ends of
 channels); the template sends one JSON line when ready, then one "+" for each request done. A count of zero before that
-line makes the template proper import at once; without it, it leaves the processors to the first procs for a moment. Each child sends on its own
-channel from its first moment, so nothing is lost whoever dies in between. A child's parent leaves at once: the agent,
-as the nearest subreaper, adopts it.
+line makes the template proper import at once; without it, it leaves the processors to the first procs for a moment.
+Each child sends on its own channel from its first moment, so nothing is lost whoever dies in between. A child's parent
+leaves at once: the agent, as the nearest subreaper, adopts it.
 """
 
 import gc
