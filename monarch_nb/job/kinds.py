@@ -8,11 +8,11 @@ from monarch_nb.job.adapter import HERE, Agent, Agents, AgentsWanted, EngineErro
 # One line each: what gives the adapter of a kind of jobs, called when such a job is first made.
 _LOADERS: dict[str, Callable[[], JobAdapter]] = {
     "kubernetes": lambda: import_module("monarch_nb.job.kubernetes.adapter").Kubernetes(),
-    "lightning": lambda: import_module("monarch_nb.job.lightning.adapter").Lightning(),
-    "mpi": lambda: import_module("monarch_nb.job.batch.mpi").MPI(),
+    "lightning": lambda: import_module("monarch_nb.job.lightning").Lightning(),
+    "mpi": lambda: import_module("monarch_nb.job.mpi").MPI(),
     "ray": lambda: import_module("monarch_nb.job.ray_engine.adapter").Ray(),
-    "skypilot": lambda: import_module("monarch_nb.job.skypilot.adapter").SkyPilot(),
-    "slurm": lambda: import_module("monarch_nb.job.batch.slurm").Slurm(),
+    "skypilot": lambda: import_module("monarch_nb.job.skypilot").SkyPilot(),
+    "slurm": lambda: import_module("monarch_nb.job.slurm").Slurm(),
     "local": lambda: OwnHost(),
     "process": lambda: import_module("monarch_nb.job.processes").ProcessAdapter(),
     "ssh": lambda: import_module("monarch_nb.job.ssh.adapter").SSH(),

@@ -15,17 +15,18 @@ import msgspec
 from monarch_nb._package import more
 from monarch_nb.job.adapted import AdapterJob, running_jobs
 from monarch_nb.job.adapter import EngineError
-from monarch_nb.job.batch import MPIJob, SlurmJob
 from monarch_nb.job.kinds import kinds
 from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch_nb.job.lightning import LightningJob
 from monarch_nb.job.local import LocalJob
+from monarch_nb.job.mpi import MPIJob
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.ray_engine import RayJob
 from monarch_nb.job.record import JobFileError, ago
 from monarch_nb.job.role import Role
 from monarch_nb.job.skypilot import SkyPilotJob
+from monarch_nb.job.slurm import SlurmJob
 from monarch_nb.job.ssh import SSHJob
 from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, load_file
 from monarch_nb.mesh import HostMesh

@@ -1,12 +1,19 @@
 """A job of processes on this machine, one for each host: what a cluster is, in small."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from monarch_nb.job.adapted import AdapterJob
-from monarch_nb.job.later import ProcessState
 from monarch_nb.job.processes import agent_of_process, process_of
 from monarch_nb.job.role import Role
 from monarch_nb.job.state import JobState
+
+
+class ProcessState(NamedTuple):
+    """A worker process that a job has started: its number and its address."""
+
+    pid: int
+    channel: str
 
 
 class ProcessJob(AdapterJob):

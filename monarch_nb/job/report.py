@@ -1,4 +1,4 @@
-"""The report of a job's agent on itself, in a file or for its starter."""
+"""What the starter of a job's agents and each agent write for each other: the list of hosts, and an agent's report."""
 
 import os
 import platform
@@ -12,6 +12,13 @@ from monarch_nb._package import __version__
 from monarch_nb.host.gpus import devices
 from monarch_nb.host.linux import boot_id
 from monarch_nb.wire import json_decoder
+
+
+class WantedHost(msgspec.Struct, frozen=True):
+    """A host in the list of a job's hosts, which their starter writes."""
+
+    name: str
+    env: dict[str, str] = {}
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,10 +7,11 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import msgspec
 
+from monarch_nb._package import refuse
 from monarch_nb.job import record as files
 from monarch_nb.job.record import JobFileError, JobOrigin, JobRecord
 from monarch_nb.job.state import JobState
@@ -202,6 +203,17 @@ class JobTrait(UpstreamServices, ABC):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.realpath(path))
         return None
+
+
+class BatchJob(JobTrait):
+    """A job whose client script runs inside it, in name only. Raises NotImplementedError."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        refuse(
+            cls.__name__,
+            "batch jobs",
+            "Start run_worker_loop_forever on each machine yourself, and attach_to_workers to them",
+        )
 
 
 def _started_by() -> JobTrait | None:

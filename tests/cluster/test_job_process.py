@@ -33,7 +33,7 @@ from monarch_nb.job import (
     service_proc_addr,
     set_current_job,
 )
-from monarch_nb.job.later import ProcessState
+from monarch_nb.job.process import ProcessState
 from tests.cluster.fault_tools import ROOT, SOON
 from tests.cluster.worker_tools import light_host, start_worker, where  # noqa: F401 - a fixture
 from tests.polling import until

@@ -8,7 +8,7 @@ import pytest
 
 from monarch_nb.job.adapter import Agent, Running, deduplicated
 from monarch_nb.job.arrival import HostsMissingError
-from monarch_nb.job.batch import slurm
+from monarch_nb.job import slurm
 
 pytestmark = pytest.mark.timeout(20)
 
