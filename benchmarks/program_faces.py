@@ -26,7 +26,7 @@ import os, random, resource, threading, time
 import msgspec
 from types import SimpleNamespace
 from monarch_nb.mesh import ActorMesh
-from monarch_nb.profiling.messages import Recorded, RecordedSpan
+from monarch_nb.profiling.verbs import Recorded, RecordedSpan
 from monarch_nb.profiling.service import PROFILING
 from monarch_nb.profiling.timelines import Timeline
 from monarch_nb.runtime import ActorState, ProcState, current_runtime

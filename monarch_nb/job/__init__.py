@@ -6,7 +6,6 @@ from monarch_nb._package import lazy_names
 from monarch_nb.job.adapted import AdapterJob, running_jobs
 from monarch_nb.job.adapter import HERE, Agent, AgentsWanted, EngineError, JobAdapter, Running, Seen
 from monarch_nb.job.arrival import HostsMissingError
-from monarch_nb.job.current import load_current_job, set_current_job
 from monarch_nb.job.identity import (
     SERVICE_PROC_IDS_ENV,
     SERVICE_PROC_RANK_ENV,
@@ -22,7 +21,15 @@ from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch_nb.job.lightning import LightningJob
 from monarch_nb.job.local import LocalJob
 from monarch_nb.job.mpi import MPIJob
-from monarch_nb.job.named import JobsFileError, hosts_from_config, job_load, job_named, make_job
+from monarch_nb.job.named import (
+    JobsFileError,
+    hosts_from_config,
+    job_load,
+    job_named,
+    load_current_job,
+    make_job,
+    set_current_job,
+)
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.ray_engine import RayJob

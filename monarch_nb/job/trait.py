@@ -206,9 +206,10 @@ class JobTrait(UpstreamServices, ABC):
 
 
 class BatchJob(JobTrait):
-    """A job whose client script runs inside it, in name only. Raises NotImplementedError."""
+    """A job whose client script runs inside it: in name only."""
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Raises NotImplementedError, with what to do instead."""
         refuse(
             cls.__name__,
             "batch jobs",

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_nb.profiling.messages import StackFrame
 from monarch_nb.profiling.seen import SeenRank
 from monarch_nb.profiling.tree import WAITS, CallNode, tree, users_part
+from monarch_nb.profiling.verbs import StackFrame
 
 APART = 0.15  # of the time that two ranks spend in different functions, from which on they are of two groups
 NOISE = 1.5  # standard errors of the difference of two sampled profiles, which comes on top

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias, TypeVar
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, ValueMesh, region_of, run_on_each, state_of, values_or_errors
 from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
-from monarch_nb.profiling.messages import Began, Begin, StopSampling
 from monarch_nb.profiling.result import Profile
 from monarch_nb.profiling.service import PROFILING
+from monarch_nb.profiling.verbs import Began, Begin, StopSampling
 from monarch_nb.runtime import Future, MeshState, Runtime, current_runtime, when_done
 from monarch_nb.shape import MeshTrait
 from monarch_nb.wire import kind_of, text_of

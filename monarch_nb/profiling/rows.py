@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from monarch_nb.profiling.messages import Recorded, RecordedCall, RecordedSpan
 from monarch_nb.profiling.recording import drawn_together
+from monarch_nb.profiling.verbs import Recorded, RecordedCall, RecordedSpan
 
 MOST = 200_000  # spans of all ranks together: of more, each rank keeps its newest
 FEWEST = 200  # that each rank keeps

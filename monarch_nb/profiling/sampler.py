@@ -4,8 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from monarch_nb.profiling.messages import Samples, StackFrame, Weight
 from monarch_nb.profiling.stacks import Stack, Step
+from monarch_nb.profiling.verbs import Samples, StackFrame, Weight
 
 Look = Callable[[], Iterable[tuple[str, int, Stack]]]
 

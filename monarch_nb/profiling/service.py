@@ -9,7 +9,11 @@ import msgspec
 
 from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
-from monarch_nb.profiling.messages import (
+from monarch_nb.profiling.recording import ProcessRecording
+from monarch_nb.profiling.sampler import Sampler
+from monarch_nb.profiling.seen import ProfileSamples
+from monarch_nb.profiling.stacks import Stack, Stacks
+from monarch_nb.profiling.verbs import (
     Began,
     Begin,
     BeginRecording,
@@ -19,10 +23,6 @@ from monarch_nb.profiling.messages import (
     StopRecording,
     StopSampling,
 )
-from monarch_nb.profiling.recording import ProcessRecording
-from monarch_nb.profiling.sampler import Sampler
-from monarch_nb.profiling.seen import ProfileSamples
-from monarch_nb.profiling.stacks import Stack, Stacks
 from monarch_nb.runtime import Feature, Future, Runtime
 from monarch_nb.wire import Asker, Verb
 

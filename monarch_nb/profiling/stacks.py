@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-from monarch_nb.profiling.messages import StackFrame
+from monarch_nb.profiling.verbs import StackFrame
 from monarch_nb.runtime import ActorCell
 from monarch_nb.wire import ENGINE, is_users_file
 

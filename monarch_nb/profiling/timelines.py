@@ -18,11 +18,11 @@ from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, region_of, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
 from monarch_nb.profiling.measuring import CLOCKS_S, part_of_mesh, sort_answers
-from monarch_nb.profiling.messages import Began, BeginRecording, Recorded, RecordedCall, RecordedSpan, StopRecording
 from monarch_nb.profiling.result import line_text
 from monarch_nb.profiling.rows import MOST_GROUPS, ODD, CallEnds, GroupRow, TimelineRows
 from monarch_nb.profiling.service import PROFILING
 from monarch_nb.profiling.trace_events import chrome_trace
+from monarch_nb.profiling.verbs import Began, BeginRecording, Recorded, RecordedCall, RecordedSpan, StopRecording
 from monarch_nb.runtime import Future, MeshState, Runtime, current_runtime, when_done
 from monarch_nb.shape import MeshTrait, places_of
 from monarch_nb.store import store_of

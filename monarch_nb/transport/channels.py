@@ -9,8 +9,7 @@ import zmq
 from zmq.backend import Socket as _Raw
 
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.tcp.monitor import Monitor
-from monarch_nb.transport.tcp.sockets import Socket, read_dealer
+from monarch_nb.transport.tcp.sockets import Monitor, Socket, read_dealer
 from monarch_nb.wire import Frame
 
 _send = _Raw.send  # the compiled method: the wrapper around it costs more than the call

@@ -22,9 +22,8 @@ from monarch_nb.transport.keys import Keys, KeyStep, require_keys
 from monarch_nb.transport.peer import Peer
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import Message, UnixStream
-from monarch_nb.transport.tcp import monitor, sockets
-from monarch_nb.transport.tcp.monitor import Monitor
-from monarch_nb.transport.tcp.sockets import Context, Limits, Socket
+from monarch_nb.transport.tcp import sockets
+from monarch_nb.transport.tcp.sockets import Context, Limits, Monitor, Socket
 from monarch_nb.wire import Lane, agent_of, host_of, parse_address
 
 if TYPE_CHECKING:
@@ -399,17 +398,17 @@ class Links:
             return self._context
 
     def _on_monitor_event(self, peer: Peer, event: int, keys: Keys | None) -> None:
-        if event == monitor.UP:
+        if event == sockets.UP:
             peer.found()
-        elif event == monitor.DOWN:
+        elif event == sockets.DOWN:
             peer.lost()
-        elif event & monitor.REFUSED and not self._refused(peer, keys):
+        elif event & sockets.REFUSED and not self._refused(peer, keys):
             if self._on_connection is not None:
                 self._on_connection(peer.address, False, "refused")
             else:
                 self.dropped(peer.address, f"{peer.endpoint} did not accept our key, or is not a monarch-nb process")
-        if self._on_connection is not None and event in (monitor.UP, monitor.DOWN):
-            self._on_connection(peer.address, event == monitor.UP, "connected" if event == monitor.UP else "cut")
+        if self._on_connection is not None and event in (sockets.UP, sockets.DOWN):
+            self._on_connection(peer.address, event == sockets.UP, "connected" if event == sockets.UP else "cut")
 
     def mark_busy(self, peer: Peer) -> None:
         """Tick it from now on."""

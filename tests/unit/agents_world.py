@@ -16,7 +16,7 @@ from monarch_nb.routing import LinkConfig, LinkIncarnations
 from monarch_nb.transport.channels import Dialled, Inbound
 from monarch_nb.transport.links import Links
 from monarch_nb.transport.parcel import Parcel
-from monarch_nb.transport.tcp import monitor
+from monarch_nb.transport.tcp import sockets
 from monarch_nb.transport.tcp.sockets import Limits
 from monarch_nb.wire.header import Header, Kind
 
@@ -252,7 +252,7 @@ class World:
             wire = dealer.wire = Wire(dealer, listener)
             listener.wires[dealer.name] = wire
             self.wires.append(wire)
-            dealer.agent.links._on_monitor_event(dealer.peer, monitor.UP, None)
+            dealer.agent.links._on_monitor_event(dealer.peer, sockets.UP, None)
 
     def _move(self, wire: Wire) -> None:
         """One message arrives, or, where there is none, the dialler hears that the connection is gone."""
@@ -272,4 +272,4 @@ class World:
             if dealer.wire is wire:
                 dealer.wire = None
                 if dealer.agent.alive and dealer.open:
-                    dealer.agent.links._on_monitor_event(dealer.peer, monitor.DOWN, None)
+                    dealer.agent.links._on_monitor_event(dealer.peer, sockets.DOWN, None)

@@ -16,12 +16,12 @@ import pytest
 from monarch_kernel.display.profile import flame_graph
 from monarch_nb.profiling.groups import differences, grouped
 from monarch_nb.profiling.measuring import RankTrace, joined
-from monarch_nb.profiling.messages import Samples, StackFrame, Weight
 from monarch_nb.profiling.result import Profile, folded, speedscope
 from monarch_nb.profiling.sampler import MOST_STACKS, Sampler
 from monarch_nb.profiling.seen import ProfileSamples, SeenRank, Stack
 from monarch_nb.profiling.stacks import Stacks, Step
 from monarch_nb.profiling.tree import recursion_folded, tree, users_part
+from monarch_nb.profiling.verbs import Samples, StackFrame, Weight
 from monarch_nb.shape import Extent
 
 pytestmark = pytest.mark.timeout(30)
