@@ -11,12 +11,6 @@ from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.rdma import (
     RDMAAction,
     RDMABuffer,
-    RDMAReadTransferWarning,
-    RDMATcpFallbackWarning,
-    RDMAWriteTransferWarning,
-    get_rdma_backend,
-    is_ibverbs_available,
-    is_rdma_available,
 )
 
 pytestmark = pytest.mark.timeout(60)
@@ -102,22 +96,3 @@ def test_buffers_work_where_nobody_is_an_actor() -> None:
 
     assert (asyncio.run(main()), memory) == (b"0123", b"ab23")
     buffer.drop().get()
-
-
-def test_sizes_that_do_not_fit_are_value_errors() -> None:
-    with pytest.raises(ValueError):
-        RDMABuffer(torch.zeros(0))
-    buffer = RDMABuffer(torch.zeros(8))
-    with pytest.raises(ValueError):
-        buffer.read_into(torch.zeros(7))
-    with pytest.raises(ValueError):
-        buffer.write_from(torch.zeros(9))
-
-
-def test_available_movers_are_listed_by_name() -> None:
-    assert get_rdma_backend() in ("ibverbs", "tcp", "none")
-    assert is_ibverbs_available() is (get_rdma_backend() == "ibverbs")
-    with pytest.warns(DeprecationWarning, match="get_rdma_backend"):
-        assert is_rdma_available() in (True, False)
-    for warning in (RDMAReadTransferWarning, RDMAWriteTransferWarning, RDMATcpFallbackWarning):
-        assert issubclass(warning, UserWarning)

@@ -67,22 +67,6 @@ def test_a_local_job_has_one_mesh_called_hosts(tmp_path: Path, monkeypatch: pyte
     assert isinstance(job, JobTrait)
 
 
-@pytest.mark.slow
-def test_a_job_of_processes_from_beginning_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    job = ProcessJob({"workers": 2}, env={"COMPAT": "1"})
-    try:
-        state = job.state(cached_path=None)
-        assert state.workers.sizes == {"hosts": 2}
-        procs = state.workers.spawn_procs(per_host={"gpus": 1})
-        assert sorted(procs.spawn("echo", Echo).echo.call(2).get(30).values()) == [2, 2]
-        assert job.active
-        procs.stop().get(20)
-    finally:
-        job.kill()
-    assert not job.active
-
-
 def test_telemetry_and_admin_have_the_defaults_of_theirs() -> None:
     config = TelemetryConfig()
     assert (config.retention_secs, config.include_dashboard, config.dashboard_port) == (3600, False, 8265)

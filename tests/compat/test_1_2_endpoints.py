@@ -15,15 +15,12 @@ from monarch.actor import (
     Actor,
     ActorError,
     Channel,
-    Endpoint,
-    Future,
     Port,
     ProcMesh,
     SupervisionError,
     ValueMesh,
     as_endpoint,
     concurrent_endpoint,
-    current_rank,
     endpoint,
     send,
 )
@@ -60,9 +57,6 @@ class Counter(Actor):
             except NotImplementedError as error:
                 told.append(str(error))
         return told
-
-    def plain(self) -> int:
-        return current_rank().rank
 
 
 class Empty(Actor):
@@ -127,18 +121,6 @@ def test_decorators_keep_what_they_were_given() -> None:
     assert Counter.increment._instrument is True
 
 
-def test_an_endpoint_of_a_mesh_is_an_endpoint(quad: ProcMesh) -> None:
-    assert isinstance(quad.spawn("counters", Counter).increment, Endpoint)
-
-
-def test_a_stream_gives_as_many_futures_as_there_are_actors(quad: ProcMesh) -> None:
-    stream = quad.spawn("counters", Counter, 7).value_of.stream()
-    assert iter(stream) is not None
-    futures = list(stream)
-    assert all(isinstance(future, Future) for future in futures)
-    assert [future.get(20) for future in futures] == [7] * 4
-
-
 def test_send_to_one_that_is_chosen(quad: ProcMesh) -> None:
     port, receiver = Channel[int].open()
     send(quad.spawn("counters", Counter, 5).value_of, (), {}, port=port, selection="choose")
@@ -164,15 +146,6 @@ def test_concurrent_endpoints_may_answer_through_a_port_too(quad: ProcMesh) -> N
     assert task.answer.call_one("x").get(20) == "x"
     with pytest.raises(ActorError, match="KeyError"):
         task.raises.call_one().get(20)
-
-
-def test_a_method_without_decorator_is_called_as_an_endpoint(quad: ProcMesh) -> None:
-    counters = quad.spawn("counters", Counter)
-    with pytest.raises(
-        RuntimeError, match=r"not annotated as an endpoint\. To call it as one, add a @endpoint decorator"
-    ):
-        counters.plain.call()  # type: ignore[attr-defined]
-    assert list(as_endpoint(counters.plain).call().get(20).values()) == [0, 1, 2, 3]
 
 
 def test_the_return_value_of_an_endpoint_with_a_port_is_ignored(quad: ProcMesh) -> None:

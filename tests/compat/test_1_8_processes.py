@@ -15,7 +15,6 @@ import pytest
 
 from monarch.actor import (
     Actor,
-    Channel,
     ProcMesh,
     attach_to_workers,
     current_rank,
@@ -23,7 +22,6 @@ from monarch.actor import (
     endpoint,
     get_or_spawn_controller,
     run_worker_loop_forever,
-    send,
     shutdown_context,
     start_worker_loop_forever,
     this_host,
@@ -56,27 +54,6 @@ def test_a_controller_can_be_awaited(quad: ProcMesh) -> None:
         return await registry.told.call_one()
 
     assert asyncio.run(main()) == (3, os.getpid())
-
-
-@pytest.mark.slow
-def test_workers_started_with_one_line_are_a_mesh_of_hosts() -> None:
-    with short_folder() as folder:
-        addresses = [f"ipc://{folder}/w{n}" for n in range(2)]
-        with workers_at(*addresses):
-            hosts = attach_to_workers(ca="trust_all_connections", workers=addresses, name="workers")
-            assert hosts.initialized.get(30) is True
-            assert hosts.sizes == {"hosts": 2}
-            with pytest.raises(ValueError, match="hosts"):
-                hosts.spawn_procs(per_host={"hosts": 2})
-            procs = hosts.spawn_procs(per_host={"gpus": 2})
-            assert procs.sizes == {"hosts": 2, "gpus": 2}
-            users = procs.spawn("users", User)
-            assert users.rank.call().get(30).item(hosts=1, gpus=0) == 2
-            port, receiver = Channel[int].open()
-            send(users.rank, (), {}, port=port)
-            assert sorted(receiver.recv().get(20) for _ in range(4)) == [0, 1, 2, 3]
-            procs.stop().get(20)
-            hosts.shutdown().get(20)
 
 
 @pytest.mark.slow
@@ -162,13 +139,6 @@ def test_a_program_can_be_worker_and_client_at_once(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50, check=False)
     assert "got 1" in done.stdout, done.stderr
     assert callable(start_worker_loop_forever)
-
-
-@pytest.mark.slow
-def test_twelve_processes_on_a_small_machine() -> None:
-    procs = this_host().spawn_procs(per_host={"gpus": 12})
-    assert list(procs.spawn("users", User).rank.call().get(50).values()) == list(range(12))
-    procs.stop().get(20)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e300])
