@@ -25,7 +25,6 @@ THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 LAST = "kill to healed"
 ALL_NUMBERED = """() => [...document.querySelectorAll(".jp-CodeCell .jp-InputPrompt")].every(
     prompt => /\\[\\d+\\]:/.test(prompt.textContent))"""
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture(scope="module")

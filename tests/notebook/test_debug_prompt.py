@@ -146,15 +146,6 @@ def test_frames_of_an_error_open_at_a_prompt_by_ipythons_debug(nb: Debugged) -> 
         assert talk.cell.error is None
 
 
-def test_killing_a_rank_at_the_prompt_ends_the_cell(nb: Debugged) -> None:
-    nb.run("v = w.spawn('victims', Trainer); v.pid.call().get()").ok()
-    talk = nb.talk("v.slice(gpus=7).step.call_one(2).get()", "import signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert talk.cell.error is not None
-    assert "SIGKILL" in talk.cell.traceback
-    nb.run("%heal w").ok()
-    assert nb.run("v.slice(gpus=7).pid.call_one().get() > 0").ok().text == "True"
-
-
 def test_a_question_that_nobody_needs_answered_any_more_is_given_up(nb: Debugged, tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     elsewhere = f"while not os.path.exists({str(asked)!r}): time.sleep(0.01)\nmonarch.debug.resume()"
