@@ -1,6 +1,5 @@
 """What one rank's end, or one that never was, means for a call: an error where it belongs, and no wait for ever."""
 
-
 import msgspec
 import pytest
 

@@ -34,6 +34,7 @@ class Sync(Actor):
     def same_thread(self) -> bool:
         return threading.get_ident() == self.born_on
 
+
 class Async(Actor):
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

@@ -28,6 +28,7 @@ class Log(Actor):
     def size_of(self, x: bytes) -> None:
         self.seen.append(len(x))
 
+
 @pytest.fixture(scope="module")
 def logs(quad: ProcMesh) -> Any:
     return quad.spawn("logs", Log)

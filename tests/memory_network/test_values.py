@@ -59,6 +59,7 @@ class Keeper(Actor):
     def give(self) -> Any:
         return self.value
 
+
 @pytest.fixture(scope="module")
 def keepers(quad: ProcMesh) -> Any:
     return quad.slice(gpus=slice(0, 2)).spawn("keepers", Keeper)  # each imports torch

@@ -41,6 +41,7 @@ class Counter(Actor):
         while time.monotonic() < until:
             pass
 
+
 @pytest.fixture
 def two() -> Iterator[Cluster]:
     with cluster(hosts=2) as made:

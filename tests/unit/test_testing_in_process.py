@@ -33,6 +33,7 @@ class Counter(Actor):
     def boom(self):
         raise ValueError("no")
 
+
 class Asker(Actor):
     @endpoint
     async def ask(self, counters):
