@@ -7,7 +7,7 @@ from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import ExternalHost, HostRoutes, Tunnel
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
-from monarch_nb.host.introduction import Found
+from monarch_nb.host.introduction import IntroductionResult
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import Keys, UnreachableError
@@ -48,12 +48,12 @@ class Gateway:
         except (TimeoutError, RuntimeError) as error:
             return p.Introduced(error=f"the gateway {self.address} cannot find out who is at {endpoint}: {error}")
 
-    def introduce(self, endpoints: Sequence[str], timeout: float) -> list[Found]:
+    def introduce(self, endpoints: Sequence[str], timeout: float) -> list[IntroductionResult]:
         """Returns the host, or the error, at each endpoint; blocks."""
         if not endpoints:
             return []
 
-        def ask(endpoint: str) -> Found:
+        def ask(endpoint: str) -> IntroductionResult:
             answer = self.ask(endpoint, timeout)
             return answer.state or UnreachableError(f"{answer.error} (asked by the gateway {self.address})")
 

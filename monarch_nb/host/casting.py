@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from monarch_nb.host import protocol as p
 from monarch_nb.host.sender import AgentSender, SendingNode
 from monarch_nb.host.verbs import CASTS
-from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
+from monarch_nb.routing import Batch, Branch, Fold, branches_below, expand, indices, size_of
 from monarch_nb.transport import Body, Parcel, UnreachableError, reason_of, reason_parcel
 from monarch_nb.wire import Asker, Flags, Folded, Header, Kind, Lane, agent_of, fold, host_of, parse_address, unfold
 from monarch_nb.wire.header import SKIP, CastPlan
@@ -34,7 +34,7 @@ class _Cast(Struct, eq=False):
     request: Header
     fold: Fold[Reply]
     local: dict[str, list[int]] = field(default_factory=dict)  # proc address -> places
-    below: list[CastPlan] = field(default_factory=list)
+    branches_below: list[CastPlan] = field(default_factory=list)
 
 
 class Caster:
@@ -207,7 +207,7 @@ class Caster:
         elif kind == Kind.CAST and header.plan is not None:
             plan = header.plan
             head = Branch(agent_of(plan.head), plan)
-            for agent, part in (head, *below(plan)):
+            for agent, part in (head, *branches_below(plan)):
                 self._stand_in(replace(header, kind=int(Kind.CAST), dst=agent, plan=part))
 
     def _stand_in(self, header: Header, pause: float = FILL_S) -> None:

@@ -50,5 +50,5 @@ HOST_CUT = Verb("host.cut", p.HostsLost, doc="a gateway's connection to hosts be
 HOST_NOTICE = Verb(
     "host.notice", p.PreemptionNotice, doc="the sender's host is about to be taken away, or stays after all"
 )
-WHO = Verb("controller.who", p.HostState, p.IdentifyReply, doc="may this host join, and which controller is it?")
+IDENTIFY = Verb("controller.who", p.HostState, p.IdentifyReply, doc="may this host join, and which controller is it?")
 HOST_JOINS = Verb("host.joins", p.HostState, doc="a host that dialled has joined")

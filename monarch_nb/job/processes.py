@@ -135,7 +135,7 @@ class ProcessAdapter(JobAdapter):
         process = self._children.get(pid)
         if process is not None:
             return process.poll() is None
-        return bool(birth) and born(pid) == birth
+        return bool(birth) and start_time(pid) == birth
 
     def _await_end(self, agents: Agents, deadline: float) -> bool:
         """Blocks until workers and their agents are gone."""
@@ -151,7 +151,7 @@ class ProcessAdapter(JobAdapter):
 
 def agent_of_process(pid: int, join: str) -> Agent:
     """The agent that a process keeps at an address."""
-    return Agent(f"{pid}@{born(pid)}", join)
+    return Agent(f"{pid}@{start_time(pid)}", join)
 
 
 def process_of(agent: Agent) -> tuple[int, str]:
@@ -160,7 +160,7 @@ def process_of(agent: Agent) -> tuple[int, str]:
     return (int(pid), birth) if pid.isdecimal() and int(pid) > 1 else (0, "")
 
 
-def born(pid: int) -> str:
+def start_time(pid: int) -> str:
     """When a process began, in a form that no other process with its id will have; empty if there is none."""
     try:
         if os.path.exists("/proc/self/stat"):

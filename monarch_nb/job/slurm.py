@@ -72,7 +72,7 @@ _LIMITS = re.compile(r"(Assoc|QOS)(Max\w*PerJob|\w*(PerJobLimit|MaxWallDurationP
 _KILL_S = 10.0
 _TIDY_S = 3.0  # for agents that were asked to end
 _LOOK_S = 0.2
-OTHERS = "others"  # the file in a job's folder with the numbers of batch jobs that end with the one of the client
+OTHER_JOBS = "others"  # the file in a job's folder with the numbers of batch jobs that end with the one of the client
 _OPTION = re.compile(r"-[-\w]+([ =].*)?")
 # One agent per node, with all that the batch job has there; those of other nodes live on when one ends.
 _SRUN = "srun --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none --wait=0 --kill-on-bad-exit=0 --label"
@@ -231,7 +231,7 @@ class Slurm(JobAdapter):
         said = ask(["sbatch", "--parsable"], _PACKAGE, _script(wanted, names, file, number))
         slurm = said.strip().splitlines()[-1].partition(";")[0]
         if number:
-            with open(wanted.folder / OTHERS, "a") as others:
+            with open(wanted.folder / OTHER_JOBS, "a") as others:
                 others.write(f"{slurm}\n")
         return {name: Agent(f"{slurm}/{rank}") for rank, name in enumerate(names)}
 
@@ -369,7 +369,7 @@ def _script(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) 
         f"until [ -s {job_file} ]; do sleep 0.2; done",
         f"MONARCH_BATCH_JOB=1 MONARCH_NB_BATCH_JOB={job_file} {python} {shlex.quote(str(client))}",
         "status=$?",
-        f"others=$(cat {shlex.quote(str(wanted.folder / OTHERS))} 2>/dev/null)",
+        f"others=$(cat {shlex.quote(str(wanted.folder / OTHER_JOBS))} 2>/dev/null)",
         f"scancel --quiet --signal={END.name[3:]} $SLURM_JOB_ID $others",
         '[ -z "$others" ] || scancel --quiet $others',
         "wait",

@@ -24,7 +24,7 @@ from monarch_nb.mesh.mesh_events import (
 )
 from monarch_nb.runtime import MeshState, PendingCall, ProcState, Runtime, when_done
 from monarch_nb.store import events as e
-from monarch_nb.store.facts import is_ready, now, rank_of, spawned, turned
+from monarch_nb.store.facts import is_ready, mesh_description, now, rank_of, rank_state_changed
 from monarch_nb.store.failures import record
 from monarch_nb.store.history import UsageHistory, UsageSample
 from monarch_nb.store.records import FailureState
@@ -177,7 +177,7 @@ class Collector:
 
     def _activity(self, activity: Activity, asker: Asker[None]) -> None:
         for doing in activity.doings:
-            self._put(e.Doings(*msgspec.structs.astuple(doing)))
+            self._put(e.ActivityChanged(*msgspec.structs.astuple(doing)))
         if activity.used is not None:
             (uid, rank), used = rank_of(asker.src), activity.used
             sample = UsageSample(now(), used.cpu, used.memory, used.gpu, used.gpu_memory, used.received, used.sent)
@@ -220,13 +220,13 @@ class Collector:
     def _spawned(self, state: MeshState) -> None:
         if state.spawn_spec is not None and state.stopped is None:
             self._ended.discard(state.uid)
-            self._put(spawned(self._runtime, state))
+            self._put(mesh_description(self._runtime, state))
 
     def _resized(self, state: MeshState) -> None:
         """Reports a mesh anew: events of new ranks came before the store knew them."""
         if state.spawn_spec is None or state.stopped is not None:
             return
-        self._put(e.MeshRedescribed(spawned(self._runtime, state, ready=True)))
+        self._put(e.MeshRedescribed(mesh_description(self._runtime, state, ready=True)))
         self._odd.pop(state.uid, None)
         if isinstance(state, ProcState):
             for rank in state.ranks:
@@ -271,14 +271,14 @@ class Collector:
             case RootFault(failure, route):
                 self._failed(failure)
                 how = "asked" if route == "call" else "shown"
-                self._put(e.Notified(str(failure.failure_id), "a call" if route == "call" else "<root>", how))
+                self._put(e.OwnerNotified(str(failure.failure_id), "a call" if route == "call" else "<root>", how))
             case ShowFailure(failure):
-                self._put(e.Notified(str(failure.failure_id), "<root>", "shown"))
+                self._put(e.OwnerNotified(str(failure.failure_id), "<root>", "shown"))
             case OwnerSaid(failure_id, owner, handled):
                 self._owner(failure_id, owner, "handled" if handled else "not handled")
 
     def _owner(self, failure_id: int, owner: str, how: str) -> None:
-        self._put(e.Notified(str(failure_id), self._driver.owner_name(owner), how))
+        self._put(e.OwnerNotified(str(failure_id), self._driver.owner_name(owner), how))
 
     def _failed(self, failure: MeshFailure) -> None:
         if failure.failure_id in self._failures or not failure.failure_id:
@@ -308,12 +308,12 @@ class Collector:
                     self._over(failure_id, {key for key in hit if key[0] == uid}, "stopped", at)
 
     def _turned(self, uid: str, rank: int, status: RankStatus, at: float) -> None:
-        event = turned(uid, rank, status, at)
+        event = rank_state_changed(uid, rank, status, at)
         self._put(event)
         key = (uid, rank)
         if event.failure:
             self._hit.setdefault(status.failure_id, set()).add(key)
-            self._put(e.Settled(event.failure, "healing" if status.state == "healing" else "open", at))
+            self._put(e.FailureStateChanged(event.failure, "healing" if status.state == "healing" else "open", at))
         for failure_id, hit in tuple(self._hit.items()):
             if key in hit and (not event.failure or failure_id != status.failure_id):
                 self._over(failure_id, {key}, "stopped" if status.state == "stopped" else "healed", at)
@@ -323,7 +323,7 @@ class Collector:
         left -= places
         if not left:
             del self._hit[failure_id]
-            self._put(e.Settled(str(failure_id), how, at))
+            self._put(e.FailureStateChanged(str(failure_id), how, at))
 
 
 def _shown(used: ResourcesUsed) -> tuple[float, int, float, int, int, str]:

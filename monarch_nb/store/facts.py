@@ -29,12 +29,12 @@ def is_ready(state: MeshState) -> bool:
     return state.spawn_spec is None or state.spawn_spec.initialized.done()
 
 
-def spawned(runtime: Runtime, state: MeshState, *, ready: bool = False) -> e.Spawned:
+def mesh_description(runtime: Runtime, state: MeshState, *, ready: bool = False) -> e.MeshDescription:
     """The event for a spawned mesh."""
     spawn_spec = state.spawn_spec
     form = RegionForm.of(state.region)
     procs = isinstance(state, ProcState)
-    return e.Spawned(
+    return e.MeshDescription(
         uid=state.uid,
         name=state.name,
         kind="procs" if procs else "actors",
@@ -56,21 +56,21 @@ def spawned(runtime: Runtime, state: MeshState, *, ready: bool = False) -> e.Spa
     )
 
 
-def turned(uid: str, rank: int, status: RankStatus, at: float) -> e.Turned:
+def rank_state_changed(uid: str, rank: int, status: RankStatus, at: float) -> e.RankStateChanged:
     """The event for the condition of a rank in supervision."""
     cause, failed = status.cause, status.state == "failed"
-    return e.Turned(
+    return e.RankStateChanged(
         uid,
         rank,
         status.state,
         status.incarnation,
         round(cause.at, 3) if failed and cause is not None and cause.at else at,
-        how_it_ended(cause) if failed and cause is not None else "",
+        end_text(cause) if failed and cause is not None else "",
         str(status.failure_id) if status.failure_id and status.state in ("failed", "healing") else "",
     )
 
 
-def how_it_ended(cause: Cause) -> str:
+def end_text(cause: Cause) -> str:
     """The reason for the end of a rank, in a few words."""
     origin = cause.origin
     ended = dict(report_facts(origin)).get("ended", "")
@@ -87,7 +87,7 @@ def facts_of(runtime: Runtime, state: MeshState) -> Iterator[e.Event]:
     procs = proc_state_of(state)
     states: list[MeshState] = [procs] if procs is state else [procs, state]
     for shown in states:
-        yield spawned(runtime, shown, ready=is_ready(shown))
+        yield mesh_description(runtime, shown, ready=is_ready(shown))
     for noticed in runtime.part(HostNotices).of(procs.hosts):
         yield e.HostSeen(noticed.host, notice=noticed.by, until=noticed.until or 0.0)
     for rank in procs.ranks:
@@ -103,7 +103,7 @@ def facts_of(runtime: Runtime, state: MeshState) -> Iterator[e.Event]:
     for shown in states:
         for uid, ended, odd in runtime.part(Driver).ranks_not_alive(shown.uid):
             for rank, status in odd.items():
-                yield turned(uid, rank, status, now())
+                yield rank_state_changed(uid, rank, status, now())
             if ended is not None:
                 yield e.MeshEnded(uid, ended.text or ended.kind, now(), ended.kind != "stopped")
         if shown.stopped is not None:

@@ -15,7 +15,7 @@ import pytest
 
 from monarch_kernel.display.profile import flame_graph
 from monarch_nb.profiling.groups import differences, grouped
-from monarch_nb.profiling.measuring import RankTrace, joined
+from monarch_nb.profiling.measuring import RankTrace, merged_trace
 from monarch_nb.profiling.result import Profile, folded, speedscope
 from monarch_nb.profiling.sampler import MOST_STACKS, Sampler
 from monarch_nb.profiling.seen import ProfileSamples, SeenRank, Stack
@@ -320,7 +320,7 @@ def trace(*events: dict[str, Any], base: int = 0) -> dict[str, Any]:
 def test_traces_of_ranks_are_aligned_at_one_zero_of_time() -> None:
     add = {"ph": "X", "name": "add", "pid": 77, "tid": 1, "ts": 5.0, "dur": 2.0}
     label = {"ph": "M", "name": "process_labels", "pid": 77, "args": {"labels": "CPU"}}
-    merged = joined(
+    merged = merged_trace(
         [
             RankTrace(1, "trainers gpus=1", trace(add, base=3_000_000)),
             RankTrace(0, "trainers gpus=0", trace(label, add, base=1_000_000)),
@@ -337,7 +337,7 @@ def test_traces_of_ranks_are_aligned_at_one_zero_of_time() -> None:
 
 def test_a_fast_clock_is_corrected_and_arrows_stay_in_their_rank() -> None:
     flow = {"ph": "s", "id": 4, "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 1.0}
-    merged = joined([RankTrace(0, "a", trace(flow)), RankTrace(1, "b", trace(flow), ahead=2.0)])["traceEvents"]
+    merged = merged_trace([RankTrace(0, "a", trace(flow)), RankTrace(1, "b", trace(flow), ahead=2.0)])["traceEvents"]
     here, there = (event for event in merged if event["name"] == "fwdbwd")
     assert (here["id"], there["id"]) == ("0.4", "1.4")
     assert here["ts"] - there["ts"] == pytest.approx(2e6)

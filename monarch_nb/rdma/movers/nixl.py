@@ -15,7 +15,7 @@ from monarch_nb.rdma.leases import LEASE_S, LeaseClient
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
-from monarch_nb.rdma.verbs import Leased, Leasing, TransferOutcome
+from monarch_nb.rdma.verbs import LeaseReply, LeaseRequest, TransferOutcome
 from monarch_nb.runtime import Future
 
 _PIECE = 16 << 20  # bytes under way between two checks of the limit
@@ -92,9 +92,9 @@ class Nixl:
             peer.busy += 1
             return peer
 
-    def _lease(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> Leased:
+    def _lease(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> LeaseReply:
         handles = list({move.handle.number: move.handle for move in moves}.values())
-        question = Leasing(tuple((handle.number, handle.secret) for handle in handles), write, self._asked_for())
+        question = LeaseRequest(tuple((handle.number, handle.secret) for handle in handles), write, self._asked_for())
         lease = self._lease_client.lease(handles[0], question, limit)
         if lease.how == "done":
             return lease
@@ -105,7 +105,7 @@ class Nixl:
             raise owner_lost(handle, lease.text)
         raise CannotReachError(f"at its process: {lease.text}")
 
-    def _exchange(self, peer: _Peer, lease: Leased, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
+    def _exchange(self, peer: _Peer, lease: LeaseReply, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
         first = moves[0].handle
         watch = _Watch(self._lease_client, first, lease.lease)
         local: list[Span] = []

@@ -12,7 +12,7 @@ from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, owner_los
 from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.limits import Limit, side_by_side
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
-from monarch_nb.rdma.verbs import Listening
+from monarch_nb.rdma.verbs import StreamAddresses
 from monarch_nb.rdma.wire import GO, HEAD, READ, WRITE, StreamError, greet, receive, receive_into
 
 _DIAL_S = 2.0  # per address of the owner
@@ -27,11 +27,11 @@ class Streams:
 
     alone = False
 
-    def __init__(self, dial: Callable[[BufferHandle, Limit], Listening], parallel: Callable[[], int]) -> None:
+    def __init__(self, dial: Callable[[BufferHandle, Limit], StreamAddresses], parallel: Callable[[], int]) -> None:
         self._dial = dial  # asks the owner where it listens
         self._parallel = parallel
         self._lock = threading.Lock()
-        self._listening: dict[str, Listening] = {}
+        self._listening: dict[str, StreamAddresses] = {}
         self._idle: dict[str, list[socket.socket]] = {}
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
