@@ -32,7 +32,7 @@ from monarch_nb.job.named import (
 )
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
-from monarch_nb.job.ray_engine import RayJob
+from monarch_nb.job.ray import RayJob
 from monarch_nb.job.record import JobFileError
 from monarch_nb.job.reopening import job_of
 from monarch_nb.job.role import Role

@@ -23,7 +23,7 @@ from monarch_nb.job.local import LocalJob
 from monarch_nb.job.mpi import MPIJob
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
-from monarch_nb.job.ray_engine import RayJob
+from monarch_nb.job.ray import RayJob
 from monarch_nb.job.record import JobFileError, ago, read, write
 from monarch_nb.job.role import Role
 from monarch_nb.job.skypilot import SkyPilotJob
