@@ -17,11 +17,7 @@ from tests.ports import kernel_ports
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(240)
 
 BEGIN = """
 import os, time
