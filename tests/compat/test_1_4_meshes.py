@@ -54,33 +54,6 @@ def test_this_host_has_no_dimensions_unless_one_called_hosts_is_requested() -> N
     single.stop().get(20)
 
 
-def test_every_mesh_slices_splits_flattens_and_renames(quad: ProcMesh) -> None:
-    actors: Any = quad.spawn("place", Place)
-    for mesh in (quad, actors, actors.place.call().get(20)):
-        grid = mesh.split(gpus=("dp", "pp"), pp=2)
-        assert grid.sizes == {"dp": 2, "pp": 2}
-        assert grid.slice(dp=1).sizes == {"pp": 2}
-        assert grid.slice(dp=slice(0, 1)).sizes == {"dp": 1, "pp": 2}
-        assert grid.flatten("all").sizes == {"all": 4}
-        assert grid.rename(dp="x").sizes == {"x": 2, "pp": 2}
-        assert (grid.size(), grid.size("dp"), grid.size(["dp", "pp"]), len(grid)) == (4, 2, 4, 4)
-        with pytest.raises(KeyError):
-            grid.size("tp")
-        with pytest.raises(IndexError, match="out of range"):
-            grid.slice(dp=2)
-        with pytest.raises(TypeError):
-            grid.slice(tp=0)
-        with pytest.raises(ValueError, match="cannot flatten sparse mesh"):
-            grid.slice(pp=slice(0, 1)).flatten("all")
-
-
-def test_a_renamed_slice_is_the_place_of_its_messages(quad: ProcMesh) -> None:
-    actors = quad.spawn("place", Place)
-    column = actors.split(gpus=("dp", "pp"), pp=2).slice(pp=1).rename(dp="x")
-    born, message, _ = column.place.call().get(20).item(x=1)
-    assert (born, message) == ("{'gpus': 3/4}", "{'x': 1/2}")
-
-
 def test_host_meshes_are_equal_by_what_they_are() -> None:
     assert this_host() == this_host()
     assert this_host() != "this host"

@@ -391,7 +391,7 @@ def test_a_debugger_switched_on_before_the_extension_stops_no_engine() -> None:
         notebook.close()
 
 
-# -- awkward code: it is async, has changed since, hangs or is huge ------------------------------------------------------
+# -- awkward code: it is async, has changed since, hangs or is huge
 
 
 LOOPER = """\
