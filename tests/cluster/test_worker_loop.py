@@ -29,7 +29,7 @@ from monarch_nb.job import new_service_proc_id
 from monarch_nb.mesh import give_up
 from monarch_nb.routing.addresses import AddressError
 from monarch_nb.transport import Keys, TransportError
-from tests.cluster.fault_tools import ROOT, SOON, spawned
+from tests.cluster.fault_tools import ROOT, SOON
 from tests.cluster.worker_tools import (
     TRUST_ALL,
     light_host,  # noqa: F401 - a fixture
@@ -368,20 +368,6 @@ def test_a_killed_client_leaves_nothing_on_workers_that_live_on(folder: Path) ->
         assert processes[0].poll() is None
         hosts = attach(address)
         assert hosts.initialized.get(30) is True
-        hosts.shutdown().get(SOON)
-
-
-@pytest.mark.slow
-def test_processes_of_workers_and_of_this_host_reach_each_other(folder: Path, host: Any) -> None:
-    address = f"ipc://{folder}/w"
-    with workers_at(address), spawned(host, 1) as mine:
-        hosts = attach(address)
-        there = where(hosts.spawn_procs())
-
-        def ask(actor: Any) -> Any:
-            return actor.pid.call().get(20).values()
-
-        assert mine.run(ask, there).get(30).values()[0] == there.pid.call().get(20).values()
         hosts.shutdown().get(SOON)
 
 

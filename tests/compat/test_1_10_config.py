@@ -1,6 +1,7 @@
-"""Section 1.10: accumulator, telemetry, configuration.
+"""Section 1.10: the configuration.
 
-Elsewhere: tests/unit/test_config*.py, test_telemetry.py, tests/cluster/test_api_config.py, test_api_transport.py.
+Elsewhere: what it accepts (tests/unit/test_config*.py), accumulators (tests/memory_network/test_api_local.py), telemetry
+(tests/unit/test_telemetry.py), transports (tests/cluster/test_api_transport.py).
 """
 
 from typing import Any
@@ -8,10 +9,9 @@ from typing import Any
 import pytest
 
 import monarch
-from monarch.actor import Actor, ProcMesh, endpoint, get_meter, span, traced
 from monarch.config import clear_runtime_config, configure, configured, get_global_config, get_runtime_config
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
+pytestmark = pytest.mark.timeout(120)
 
 DEFAULTS: dict[str, Any] = {
     "message_delivery_timeout": "30s",
@@ -30,25 +30,6 @@ DEFAULTS: dict[str, Any] = {
     "prefix_with_rank": True,
     "mesh_admin_addr": "[::]:1729",
 }
-
-
-class Ranked(Actor):
-    @endpoint
-    @traced
-    async def traced_one(self) -> int:
-        with span("inside"):
-            return 1
-
-
-def test_spans_and_meters_work_where_nobody_records(quad: ProcMesh) -> None:
-    @traced(name="other")
-    def add(a: int, b: int) -> int:
-        return a + b
-
-    with span("outside"):
-        assert add(1, 2) == 3
-    get_meter().create_counter("things").add(1)
-    assert quad.slice(gpus=0).spawn("ranked", Ranked).traced_one.call_one().get(20) == 1
 
 
 @pytest.mark.parametrize("key", sorted(DEFAULTS))
