@@ -1,7 +1,7 @@
 """Section 1.10: the configuration.
 
-Elsewhere: what it accepts (tests/unit/test_config*.py), accumulators (tests/memory_network/test_api_local.py), telemetry
-(tests/unit/test_telemetry.py), transports (tests/cluster/test_api_transport.py).
+Elsewhere: what it accepts (unit/test_config*.py), accumulators (memory_network/test_api_local.py), telemetry
+(unit/test_telemetry.py), transports (cluster/test_api_transport.py), all in tests.
 """
 
 from typing import Any

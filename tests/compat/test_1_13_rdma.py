@@ -1,8 +1,6 @@
 """`monarch.rdma` as programs written for torchmonarch use it."""
 
-import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -82,17 +80,3 @@ def test_one_actor_owns_buffers_and_another_reads_and_writes_them(procs: ProcMes
     total, gradient, owner = blocking.both.call_one(buffers).get()
     assert (total, gradient, owner) == (-100.0, 100.0, buffers[0].owner)
     assert "server" in owner
-
-
-def test_buffers_work_where_nobody_is_an_actor() -> None:
-    memory = bytearray(b"0123")
-    buffer = RDMABuffer(memoryview(memory))
-
-    async def main() -> Any:
-        target = torch.zeros(4, dtype=torch.uint8)
-        await buffer.read_into(target)
-        await RDMAAction().write_remote(buffer, memoryview(b"ab")).submit()
-        return bytes(target.tolist())
-
-    assert (asyncio.run(main()), memory) == (b"0123", b"ab23")
-    buffer.drop().get()
