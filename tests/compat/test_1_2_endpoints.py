@@ -17,7 +17,6 @@ from monarch.actor import (
     Channel,
     Port,
     ProcMesh,
-    SupervisionError,
     ValueMesh,
     as_endpoint,
     concurrent_endpoint,
@@ -78,10 +77,6 @@ class Task(Actor):
     @concurrent_endpoint
     async def raises(self) -> None:
         raise KeyError("who")
-
-    @concurrent_endpoint(explicit_response_port=True)
-    async def escapes(self, port: Port[str]) -> None:
-        raise KeyError("nobody")
 
     @endpoint(explicit_response_port=True)
     async def answers_once(self, port: Port[str]) -> str:
@@ -150,15 +145,6 @@ def test_concurrent_endpoints_may_answer_through_a_port_too(quad: ProcMesh) -> N
 
 def test_the_return_value_of_an_endpoint_with_a_port_is_ignored(quad: ProcMesh) -> None:
     assert quad.slice(gpus=0).spawn("task", Task).answers_once.call_one().get(20) == "through the port"  # type: ignore[call-arg]
-
-
-def test_an_error_of_a_concurrent_port_endpoint_ends_the_actor(quad: ProcMesh, faults: Any) -> None:
-    task: Any = quad.slice(gpus=0).spawn("task", Task)
-    with pytest.raises(SupervisionError, match="nobody"):
-        task.escapes.call_one().get(20)
-    assert faults.next().mesh_name == "task"
-    with pytest.raises(SupervisionError):
-        task.answer.call_one("?").get(20)
 
 
 def test_an_actor_without_endpoints_is_async(quad: ProcMesh) -> None:

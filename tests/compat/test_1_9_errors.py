@@ -21,6 +21,7 @@ class Fails(Actor):
     async def leave(self) -> None:
         raise NotOrdinary(3)
 
+
 def test_an_actor_error_can_be_made_and_has_a_message() -> None:
     error = ActorError(ValueError("x"), "mine")
     assert (error.message, error.exception.args) == ("mine", ("x",))
