@@ -40,13 +40,13 @@ class Gateway:
         """Whether it is connected."""
         return not self.remote.lost and (self.remote.is_local or self._runtime.node.connected(self.agent))
 
-    def ask(self, endpoint: str, timeout: float) -> p.Introduced:
+    def ask(self, endpoint: str, timeout: float) -> p.IntroduceReply:
         """Has the gateway connect to an endpoint and returns what it found there. Blocks."""
         question = p.Introduce(endpoint, timeout)
         try:
             return request(self._runtime, self.agent, verbs.INTRODUCE, question).get(timeout + _MARGIN_S)
         except (TimeoutError, RuntimeError) as error:
-            return p.Introduced(error=f"the gateway {self.address} cannot find out who is at {endpoint}: {error}")
+            return p.IntroduceReply(error=f"the gateway {self.address} cannot find out who is at {endpoint}: {error}")
 
     def introduce(self, endpoints: Sequence[str], timeout: float) -> list[IntroductionResult]:
         """Returns the host, or the error, at each endpoint; blocks."""
@@ -70,7 +70,7 @@ class GatewayHost(RemoteHost):
                  ) -> None:  # fmt: skip
         super().__init__(runtime, endpoint, state, gateway.remote.keys, False, lease)
         self.gateway = gateway
-        self._answer: p.Introduced | None = None  # the gateway's last answer
+        self._answer: p.IntroduceReply | None = None  # the gateway's last answer
 
     def is_still(self, endpoint: str, incarnation: int, keys: Keys | None) -> bool:
         """Whether it is the same healthy host; the key is the gateway's own."""

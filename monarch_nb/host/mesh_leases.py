@@ -267,10 +267,10 @@ class MeshLeaseService:
         self._is_left(left, wanted.unread)
         return Done()
 
-    def _attach(self, wanted: p.Attach, asker: Asker[p.Attached]) -> p.Attached | None:
+    def _attach(self, wanted: p.Attach, asker: Asker[p.AttachReply]) -> p.AttachReply | None:
         one = self._leases.get(wanted.uid)
         if one is None:
-            return p.Attached(known=False)
+            return p.AttachReply(known=False)
         if self._leases.was_left(wanted):  # its owner's end is not known here yet
             why = "its program has ended"
             self._is_left(self._leases.leave(one.uid, wanted.ended, time.monotonic(), time.time(), why))
@@ -297,7 +297,7 @@ class MeshLeaseService:
         exits = tuple(one.exits)
         one.exits.clear()
         findings = self._end_diagnosis(one.uid)
-        return p.Attached(
+        return p.AttachReply(
             grant=one.grant, turn=one.turn, left_at=left_at, why=why, parts=one.parts,
             procs=tuple(child.describe() for child in mine),
             logs={child.address: child.log_file for child in mine}, exits=exits, before=before,

@@ -26,7 +26,7 @@ _OWN = frozenset({"_applied", "_cached"})
 
 
 @dataclass
-class Applied:
+class AppliedRecord:
     """The record of an applied job; empty before it is applied, and after it was ended."""
 
     apply_id: str | None = None  # another one each time
@@ -52,7 +52,7 @@ class JobTrait(UpstreamServices, ABC):
         self._fresh()
 
     def _fresh(self) -> None:
-        self._applied = Applied()
+        self._applied = AppliedRecord()
         self._cached: JobTrait | None = None  # the job that is used instead of this one
 
     # -- for subclasses to define
@@ -89,11 +89,11 @@ class JobTrait(UpstreamServices, ABC):
     def apply(self, client_script: str | None = None) -> None:
         """Brings the job into existence, if it is not there; with `client_script`, it gets that for its client."""
         if self._running is None:
-            self._applied = Applied(str(uuid.uuid4()), time.time(), JobOrigin.here())
+            self._applied = AppliedRecord(str(uuid.uuid4()), time.time(), JobOrigin.here())
             try:
                 self._create(client_script)
             except BaseException:
-                self._applied = Applied()
+                self._applied = AppliedRecord()
                 raise
 
     @property
@@ -238,7 +238,7 @@ def job_from(data: bytes, where: str, *, load: bool) -> JobTrait:
         raise JobFileError(f"{where} names {record.kind}, which is not a job")
     job: JobTrait = cls.__new__(cls)
     job._fresh()
-    job._applied = Applied(record.apply_id, record.started, record.origin)
+    job._applied = AppliedRecord(record.apply_id, record.started, record.origin)
     fields = files.plain(record.fields, _OWN | cls._transient)
     try:
         if cls._form is not None:

@@ -43,7 +43,7 @@ def write_parts(socket: Socket, frame0: bytes, frames: Sequence[Any]) -> None:
         _send(socket, frame, _LAST if place == last else _MORE, len(frame) < COPY_BELOW, False)
 
 
-class Dialled:
+class DialledChannel:
     """Our own DEALER, connected to the peer's listening socket."""
 
     __slots__ = ("_closed", "_fd", "_monitor", "_reader", "socket")
@@ -90,7 +90,7 @@ class Dialled:
         self.socket.close(linger_ms)
 
 
-class Inbound:
+class InboundChannel:
     """The peer's connection to our ROUTER, which only the reader thread may touch: others hand it their messages."""
 
     __slots__ = ("_closed", "_fd", "_gone", "_lost", "_queue", "_reader", "_router", "_routing_id")

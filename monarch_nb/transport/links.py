@@ -16,7 +16,7 @@ from monarch_nb.routing.incarnations import (
 )
 from monarch_nb.routing.routes import Hop, NoRoute, RoutingTable, agent_meant
 from monarch_nb.transport import streams
-from monarch_nb.transport.channels import Dialled, Inbound
+from monarch_nb.transport.channels import DialledChannel, InboundChannel
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.keys import Keys, KeyStep, require_keys
 from monarch_nb.transport.peer import Peer
@@ -174,7 +174,9 @@ class Links:
         peer = self._identify_peer(routing_id, tcp=True)
         if peer is not None:
             peer.attach(
-                Inbound(router, routing_id, self._reader, lost=peer.lost, gone=lambda: self._on_inbound_closed(peer))
+                InboundChannel(
+                    router, routing_id, self._reader, lost=peer.lost, gone=lambda: self._on_inbound_closed(peer)
+                )
             )
             if self._on_connection is not None:
                 self._on_connection(peer.address, True, "it dialled")
@@ -360,7 +362,7 @@ class Links:
 
     # what a peer asks
 
-    def dial(self, peer: Peer) -> Dialled | UnixStream | None:
+    def dial(self, peer: Peer) -> DialledChannel | UnixStream | None:
         """A connection to the peer; None if it cannot be had now. Raises DescriptorLimitError, TrustError."""
         if self._closed:
             return None
@@ -372,7 +374,7 @@ class Links:
         dealer = sockets.dial(self.context(), peer.endpoint, name, trust[0], self._limits)
         watcher = Monitor(dealer, self._reader, lambda event, _: self._on_monitor_event(peer, event, trust[0]))
         sockets.connect(dealer, peer.endpoint)
-        return Dialled(dealer, self._reader, watcher)
+        return DialledChannel(dealer, self._reader, watcher)
 
     def _dial_inside(self, peer: Peer, name: str) -> UnixStream | None:
         connection = streams.dial(peer.endpoint.removeprefix("ipc://"), name.encode())

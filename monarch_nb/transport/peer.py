@@ -23,7 +23,7 @@ from monarch_nb.routing.actions import (
     Unblocked,
 )
 from monarch_nb.routing.link import Link
-from monarch_nb.transport.channels import FrameSink, Inbound
+from monarch_nb.transport.channels import FrameSink, InboundChannel
 from monarch_nb.transport.connection import Connection
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.interrupts import uninterrupted
@@ -129,7 +129,7 @@ class Peer:
     @property
     def has_dialled(self) -> bool:
         """Whether it is written to on a TCP connection that it has dialled."""
-        return isinstance(self.connection.channel, Inbound)
+        return isinstance(self.connection.channel, InboundChannel)
 
     @property
     def up(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from monarch_nb.routing import LinkConfig, LinkIncarnations
-from monarch_nb.transport.channels import Dialled, Inbound
+from monarch_nb.transport.channels import DialledChannel, InboundChannel
 from monarch_nb.transport.links import Links
 from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.tcp import sockets
@@ -33,7 +33,7 @@ class Wire:
         self.whole = True
 
 
-class Dealer(Dialled):
+class Dealer(DialledChannel):
     """A dialled socket, which connects by itself, again and again."""
 
     def __init__(self, agent: "Agent", peer: Any, name: bytes) -> None:
@@ -60,7 +60,7 @@ class Dealer(Dialled):
             self.agent.world.breaks(self.wire)
 
 
-class Back(Inbound):
+class Back(InboundChannel):
     """The way back over a connection that the peer has dialled."""
 
     def __init__(self, router: Any, routing_id: bytes, reader: Any, *, lost: Any, gone: Any) -> None:

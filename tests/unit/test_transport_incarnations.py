@@ -15,7 +15,7 @@ SOON = 2.0  # seconds of the world's clock: a question after something was lost 
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(request.param)
     monkeypatch.setattr(peer, "_clock", made.clock)
-    monkeypatch.setattr(links, "Inbound", Back)
+    monkeypatch.setattr(links, "InboundChannel", Back)
     return made
 
 

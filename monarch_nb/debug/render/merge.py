@@ -30,14 +30,14 @@ def answer_text(answer: CommandAnswer) -> str:
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedAnswer:
     """A text, and the ranks whose answer it is."""
 
     text: str
     records: tuple[Stopped, ...]
 
 
-def folded(pairs: Sequence[Pair]) -> list[tuple[Merged, CommandAnswer]]:
+def folded(pairs: Sequence[Pair]) -> list[tuple[MergedAnswer, CommandAnswer]]:
     """Equal answers once, each with one of them; those that differ in nothing but addresses in memory are equal."""
     by_text: dict[str, list[tuple[str, Pair]]] = {}
     for record, answer in pairs:
@@ -45,7 +45,7 @@ def folded(pairs: Sequence[Pair]) -> list[tuple[Merged, CommandAnswer]]:
         by_text.setdefault(_ADDRESS.sub("0x…", text), []).append((text, (record, answer)))
     return [
         (
-            Merged(
+            MergedAnswer(
                 same if len({text for text, _ in members}) > 1 else members[0][0], tuple(pair[0] for _, pair in members)
             ),
             members[0][1][1],
@@ -54,7 +54,7 @@ def folded(pairs: Sequence[Pair]) -> list[tuple[Merged, CommandAnswer]]:
     ]
 
 
-def merged(pairs: Sequence[Pair]) -> list[Merged]:
+def merged(pairs: Sequence[Pair]) -> list[MergedAnswer]:
     """Equal answers once; the commonest first."""
     return sorted((answer for answer, _ in folded(pairs)), key=lambda answer: -len(answer.records))
 
@@ -96,7 +96,7 @@ def number_of(value: Value | None) -> float | None:
     return None
 
 
-def outliers(pairs: Sequence[Pair]) -> list[tuple[Merged, float]]:
+def outliers(pairs: Sequence[Pair]) -> list[tuple[MergedAnswer, float]]:
     """Values by rank, the most unusual first, with how unusual each is: inf for NaN and errors, else the distance from
     the median in units of the usual distance; where they are no numbers, the rarest first.
     """

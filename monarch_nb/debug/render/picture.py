@@ -8,7 +8,16 @@ from typing import Any
 from monarch_nb.debug.messages import CommandAnswer
 from monarch_nb.debug.records import Frame, Stopped, Value
 from monarch_nb.debug.render.groups import FileName, StackGroup, StackNode, grouped, named, ranks_of, short, tree
-from monarch_nb.debug.render.merge import UNUSUAL, Merged, Pair, folded, number_of, outliers, ranks_text, sparkline
+from monarch_nb.debug.render.merge import (
+    UNUSUAL,
+    MergedAnswer,
+    Pair,
+    folded,
+    number_of,
+    outliers,
+    ranks_text,
+    sparkline,
+)
 from monarch_nb.debug.render.table import Missing
 
 Picture = dict[str, Any]
@@ -133,7 +142,7 @@ def _kind(pairs: Sequence[Pair]) -> int:
     return 2 if values and all(_ANONYMOUS.match(value.text) for value in values) else 1
 
 
-def _value(merged: Merged, far: float, answer: CommandAnswer, among: Sequence[Stopped]) -> Picture:
+def _value(merged: MergedAnswer, far: float, answer: CommandAnswer, among: Sequence[Stopped]) -> Picture:
     value = answer.value
     number = number_of(value)
     odd = "" if number is None or math.isfinite(number) else "NaN" if math.isnan(number) else "infinite"
