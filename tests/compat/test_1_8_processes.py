@@ -6,8 +6,6 @@ Elsewhere: workers, keys, addresses, stop and reconnect (tests/cluster/test_work
 
 import asyncio
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -41,36 +39,6 @@ def test_a_controller_can_be_awaited(quad: ProcMesh) -> None:
         return await registry.told.call_one()
 
     assert asyncio.run(main()) == (3, os.getpid())
-
-
-ENABLE = """
-import os
-from monarch.actor import *
-def enables(word):
-    enable_transport(word)
-    enable_transport(word)
-    context()
-    enable_transport(word)
-    try:
-        enable_transport(ChannelTransport.Local)
-    except RuntimeError:
-        return 0
-    finally:
-        shutdown_context().get()
-    return 1
-for word in ("tcp", "ipc", "tls", "metatls", "metatls-hostname", "tcp://127.0.0.1:4444"):
-    pid = os.fork()  # each in a program of its own
-    if pid == 0:
-        os._exit(enables(word))
-    print(word, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
-
-
-def test_every_transport_name_is_accepted_once_and_before_all_else() -> None:
-    done = subprocess.run([sys.executable, "-c", ENABLE], capture_output=True, text=True, check=True)
-    words = [line.rpartition(" ") for line in done.stdout.splitlines()]
-    assert len(words) == 6, done.stderr
-    assert {status for *_, status in words} == {"0"}, done.stdout + done.stderr
 
 
 def test_a_mesh_of_processes_without_a_name_is_called_anon() -> None:

@@ -60,6 +60,18 @@ def test_a_second_interrupt_reaches_what_the_ranks_run(nb: Notebook, way: str) -
     assert nb.run("a.pid.call().get(10); 'free'").ok().text == "'free'"
 
 
+@pytest.mark.parametrize("way", ["press", "magic"])
+def test_a_cell_on_the_ranks_is_ended_by_press_or_magic(nb: Notebook, way: str) -> None:
+    request, cell = stopped(nb, "%%on w\nimport time\nprint('begun')\ntime.sleep(60)")
+    assert "%interrupt w ends it there" in cell.traceback
+    if way == "press":
+        nb.interrupt()
+        assert last(nb, request, "Interrupted") == "Interrupted the cell on w gpus=0-3."
+    else:
+        nb.run("%interrupt w").ok()
+    assert nb.run("%%on w\nrank").ok().text.startswith("ValueMesh")
+
+
 @pytest.mark.parametrize("way", ["get", "await"])
 def test_a_second_interrupt_may_come_before_the_cell_has_ended(nb: Notebook, way: str) -> None:
     request, cell = nb.start(WAITS[way]), Cell()
@@ -185,9 +197,11 @@ while True: time.sleep(0.01)"""
     assert nb.finish(request).traceback.splitlines()[-1].startswith("KeyboardInterrupt")
 
 
-def test_a_call_that_ends_meanwhile_takes_the_offer_back(nb: Notebook, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wait", ["left.get()", "await left"])
+def test_a_call_that_ends_meanwhile_takes_the_offer_back(nb: Notebook, tmp_path: Path, wait: str) -> None:
     gate = tmp_path / "gate"
-    request, _ = stopped(nb, f"left = a.work.call(0, 'begun', {str(gate)!r})\nleft.get()")
+    request, cell = stopped(nb, f"left = a.work.call(0, 'begun', {str(gate)!r})\n{wait}")
+    assert "0 of 4 ranks have answered a.work()" in cell.traceback
     gate.touch()
     assert last(nb, request, "Meanwhile") == "Meanwhile a.work() on a gpus=0-3 has ended."
     nb.interrupt()
