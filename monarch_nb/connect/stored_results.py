@@ -9,7 +9,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.mesh.verbs import RESULT, RESULTS, StoredResult, WantedResult, WantedResults
 from monarch_nb.runtime import ActorState, MeshState, Runtime, current_runtime, proc_state_of
-from monarch_nb.runtime.actors.raised import RankError, RankNames, actor_error, in_order
+from monarch_nb.runtime.actors.rank_errors import RankError, RankNames, actor_error, in_order
 from monarch_nb.shape import Extent, places_of
 from monarch_nb.wire import counted, decode, size_text
 

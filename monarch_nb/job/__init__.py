@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from monarch_nb._package import lazy_names
-from monarch_nb.job.adapted import AdapterJob, running_jobs
 from monarch_nb.job.adapter import HERE, Agent, AgentsWanted, EngineError, JobAdapter, Running, Seen
+from monarch_nb.job.adapter_job import AdapterJob, running_jobs
 from monarch_nb.job.arrival import HostsMissingError
 from monarch_nb.job.identity import (
     SERVICE_PROC_IDS_ENV,

@@ -25,7 +25,7 @@ from monarch_nb.transport import TrustError, held_back
 from monarch_nb.wire import host_name
 
 if TYPE_CHECKING:
-    from monarch_nb.job.adapted import AdapterJob
+    from monarch_nb.job.adapter_job import AdapterJob
 
 logger = logging.getLogger("monarch_nb.job")
 _keeping = threading.Lock()  # for a job without a folder to lock

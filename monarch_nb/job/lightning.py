@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec import structs
 
-from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.adapter import (
     ALL_LINES,
     Agent,
@@ -22,6 +21,7 @@ from monarch_nb.job.adapter import (
     log_words,
     state_folder,
 )
+from monarch_nb.job.adapter_job import AdapterJob
 from monarch_nb.job.role import Role
 
 _STUDIO = Path("/teamspace/studios/this_studio")  # what of a Studio goes to the machines of its jobs

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.host.bootstrap import untraced
-from monarch_nb.job.adapted import AdapterForm, AdapterJob
 from monarch_nb.job.adapter import HERE, Agent, Agents, AgentsWanted, JobAdapter, Running, Seen
+from monarch_nb.job.adapter_job import AdapterForm, AdapterJob
 from monarch_nb.job.trait import BATCH_FILE, JobTrait
 
 BATCH = "MONARCH_BATCH_JOB"

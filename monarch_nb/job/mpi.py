@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.host.preemption import END
-from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
+from monarch_nb.job.adapter_job import AdapterJob
 from monarch_nb.job.batch import last_lines, look_again, prepare, seen_of, worker_line
 from monarch_nb.job.process import ProcessAdapter
 from monarch_nb.job.role import Role

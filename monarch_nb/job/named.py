@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from monarch_nb._package import more
-from monarch_nb.job.adapted import AdapterJob, running_jobs
 from monarch_nb.job.adapter import EngineError
+from monarch_nb.job.adapter_job import AdapterJob, running_jobs
 from monarch_nb.job.kinds import kinds
 from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch_nb.job.lightning import LightningJob

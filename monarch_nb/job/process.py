@@ -13,7 +13,6 @@ from monarch_nb.host.bootstrap import untraced
 from monarch_nb.host.folders import base_folder
 from monarch_nb.host.linux import process_state
 from monarch_nb.host.preemption import END
-from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.adapter import (
     ALL_LINES,
     Agent,
@@ -25,6 +24,7 @@ from monarch_nb.job.adapter import (
     living_jobs,
     log_words,
 )
+from monarch_nb.job.adapter_job import AdapterJob
 from monarch_nb.job.report import read_report
 from monarch_nb.job.role import Role
 from monarch_nb.job.state import JobState

@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec import structs
 
-from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.adapter import (
     Agent,
     Agents,
@@ -20,6 +19,7 @@ from monarch_nb.job.adapter import (
     living_jobs,
     log_words,
 )
+from monarch_nb.job.adapter_job import AdapterJob
 from monarch_nb.job.role import Role
 
 _INSTALL = "pip install 'monarch-nb[skypilot]'"

@@ -15,7 +15,6 @@ from typing import Any
 from msgspec import structs
 
 from monarch_nb.host.preemption import END
-from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.adapter import (
     ALL_LINES,
     Agent,
@@ -28,6 +27,7 @@ from monarch_nb.job.adapter import (
     living_jobs,
     log_words,
 )
+from monarch_nb.job.adapter_job import AdapterJob
 from monarch_nb.job.batch import ask, last_lines, look_again, prepare, seen_of, worker_line
 from monarch_nb.job.report import read_report
 from monarch_nb.job.role import Role

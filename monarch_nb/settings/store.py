@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Mapping
 
-from monarch_nb.settings.accepted import accepted
+from monarch_nb.settings.accepted_keys import accepted
 from monarch_nb.settings.effective import Effective
 from monarch_nb.settings.kinds import checked, from_text, public_value, to_text
 from monarch_nb.settings.setting import Setting, Value

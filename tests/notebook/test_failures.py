@@ -154,9 +154,9 @@ if rank in (1, 2):
     time.sleep(3600)  # this thread may be stopped a moment later
 """
     nb.run("import monarch; monarch.configure(heal_max_restarts=50)").ok()  # other tests have healed these ranks too
-    patience = nb.run("from monarch_kernel import waited; waited.GIVE_UP_SECONDS").ok().text
+    patience = nb.run("from monarch_kernel import interrupted_calls; interrupted_calls.GIVE_UP_SECONDS").ok().text
     assert float(patience) == 5
-    nb.run("waited.GIVE_UP_SECONDS = 2.0").ok()
+    nb.run("interrupted_calls.GIVE_UP_SECONDS = 2.0").ok()
     before = [pid_of(nb, rank) for rank in range(4)]
     request = nb.start(f"%%on w{source}")
     cell = Cell()
@@ -169,7 +169,7 @@ if rank in (1, 2):
     nb.finish(request)
     nb.interrupt()
     told = nb.shows(request, "has not stopped")
-    nb.run(f"waited.GIVE_UP_SECONDS = {patience}").ok()
+    nb.run(f"interrupted_calls.GIVE_UP_SECONDS = {patience}").ok()
     assert "w gpus=1-2 has not stopped within 2 s" in told
     assert "%heal w gpus=1-2 --kill kills their processes and starts them again" in told
     assert "killed 2 procs of w and healed 2" in nb.run("%heal w gpus=1-2 --kill").ok().stdout

@@ -94,7 +94,7 @@ def test_a_sleep_of_a_sync_endpoint_is_ended(nb: Notebook) -> None:
 
 
 def test_an_uninterruptible_c_call_is_named_with_what_ends_it(nb: Notebook) -> None:
-    nb.run("from monarch_kernel import waited; waited.GIVE_UP_SECONDS = 2.0").ok()
+    nb.run("from monarch_kernel import interrupted_calls; interrupted_calls.GIVE_UP_SECONDS = 2.0").ok()
     request, _ = stopped(nb, "left = a.slice(gpus=1).receive.call_one()\nleft.get()", "waiting for a byte")
     nb.interrupt()
     told = nb.shows(request, "has not reacted within 1 s")
@@ -102,7 +102,7 @@ def test_an_uninterruptible_c_call_is_named_with_what_ends_it(nb: Notebook) -> N
     assert "a gpus=1 has not reacted within 1 s: a.receive() waits in `mine.recv(1)` (Cell In[" in told
     assert "%heal a gpus=1 --kill kills its process and starts it again" in told
     assert "a.receive() on a gpus=1 has not stopped within 2 s" in nb.shows(request, "has not stopped")
-    nb.run("waited.GIVE_UP_SECONDS = 5.0").ok()
+    nb.run("interrupted_calls.GIVE_UP_SECONDS = 5.0").ok()
     assert "a gpus=1 has not reacted within 1 s" in nb.run("%interrupt a").ok().stdout
     assert "healed 1" in nb.run("%heal a gpus=1 --kill").ok().stdout
 

@@ -2,7 +2,7 @@
 
 from monarch_nb.debug.control.breakpoints import Breakpoint, Breakpoints
 from monarch_nb.debug.control.controller import STEP_S, Controller
-from monarch_nb.debug.control.stopped import StoppedThreads
+from monarch_nb.debug.control.stopped_threads import StoppedThreads
 from monarch_nb.debug.control.whereabouts import inspect_stacks, missing, running_text, stacks_text
 
 __all__ = [

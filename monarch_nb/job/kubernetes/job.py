@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.job.adapted import AdapterJob
+from monarch_nb.job.adapter_job import AdapterJob
 from monarch_nb.job.kubernetes.config import KubeConfig
 from monarch_nb.job.kubernetes.template import RANK_LABEL, USER, selector_of
 from monarch_nb.job.role import Role

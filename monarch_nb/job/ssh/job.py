@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal, NoReturn
 
-from monarch_nb.job.adapted import AdapterJob
+from monarch_nb.job.adapter_job import AdapterJob
 from monarch_nb.job.role import Role
 
 _TRANSPORTS = ("tcp",)

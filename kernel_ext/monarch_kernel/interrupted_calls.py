@@ -14,7 +14,7 @@ GIVE_UP_SECONDS = 5.0  # how long interrupted ranks have to end what they run
 Reactions = Mapping[int, RunningEndpoint | None]  # by base rank; None for a rank that has not answered
 
 
-class Waited:
+class InterruptedCall:
     """A call that a cell waited for when it was interrupted."""
 
     def __init__(self, future: Future[Any], call: PendingCall[object], state: MeshState) -> None:
@@ -80,13 +80,13 @@ class Waited:
 
 
 def interrupt(
-    runtime: Runtime, calls: Iterable[Waited], name: FileName, say: Callable[[Sequence[str]], None]
+    runtime: Runtime, calls: Iterable[InterruptedCall], name: FileName, say: Callable[[Sequence[str]], None]
 ) -> dict[str, Reactions]:
     """Interrupts the ranks that calls wait for, and says which do not react; by the uid of their mesh.
 
     Calls of the notebook that have not begun on these meshes do not begin. Blocks up to 2 s for each mesh.
     """
-    by_mesh: dict[str, list[Waited]] = {}
+    by_mesh: dict[str, list[InterruptedCall]] = {}
     for call in calls:
         call.count_again()
         by_mesh.setdefault(call.state.uid, []).append(call)
