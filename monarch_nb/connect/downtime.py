@@ -149,7 +149,7 @@ def _missed(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) 
     groups: dict[tuple[str, str, bool, str], list[p.UndeliveredReply]] = {}
     for welcome in welcomes.values():
         for missed in welcome.missed:
-            key = missed.mesh, missed.endpoint.lstrip("@!"), missed.kept, missed.error
+            key = missed.mesh, missed.endpoint.lstrip("@!"), missed.stored, missed.error
             groups.setdefault(key, []).append(missed)
     events = []
     for (mesh, endpoint, kept, error), group in groups.items():

@@ -61,7 +61,7 @@ class GatewayService:
             if host in hosts:
                 self._sender.post(controller, verbs.HOST_CUT, p.HostsLost({host: word}))
 
-    def gone(self, controller: str, why: str) -> None:
+    def controller_ended(self, controller: str, why: str) -> None:
         """Reports a controller's end to the hosts behind, for which this agent's connection hides it."""
         for host in self._behind.pop(controller, ()):
             self._sender.post(agent_of(host), verbs.LOST, p.HostsLost({host_of(controller): why}))

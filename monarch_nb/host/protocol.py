@@ -418,7 +418,7 @@ class UndeliveredReply(Harmless, frozen=True, kw_only=True):
     endpoint: str
     at: float
     well: bool
-    kept: bool = False  # whether its value is stored
+    stored: bool = False  # whether its value is stored
     error: str = ""  # in a line
 
 

@@ -213,7 +213,7 @@ class AgentService:
         self._leases.end(owner)
         self.keeper.owner_gone(owner, why)
         self._children.spares.owner_gone(owner)
-        self._gateway.gone(owner, why)
+        self._gateway.controller_ended(owner, why)
         owned = [child for child in self._children.alive() if child.spec.owner == owner]
         if owned:
             self._stopper.stop(owned, timeout_s=0, grace_s=0.5, reason=f"its owner {owner} is gone: {why}")

@@ -78,9 +78,9 @@ class ProfilingService:
     def _stacks(self, stacks: Stacks, mesh: str, rank: int) -> Iterable[tuple[str, int, Stack]]:
         cells = self._runtime.cells
         if not mesh:
-            return stacks.seen(tuple(cells.values()), others=True)
+            return stacks.samples(tuple(cells.values()), others=True)
         cell = cells.get((mesh, rank))
-        return () if cell is None else stacks.seen((cell,), others=False)
+        return () if cell is None else stacks.samples((cell,), others=False)
 
     def _end(self, wanted: StopSampling, asker: Asker[Samples]) -> Samples | None:
         sampler = self._samplers.pop((asker.src, wanted.number, wanted.mesh, wanted.rank), None)

@@ -170,9 +170,9 @@ class LeaseClient:
         self._runtime = runtime
 
     def lease(self, handle: BufferHandle, question: LeaseRequest, limit: Limit) -> LeaseReply:
-        """Requests a lease. Blocks; raises CannotReachError, OwnerLostError and what `Limit.left` raises."""
+        """Requests a lease. Blocks; raises CannotReachError, OwnerLostError and what `Limit.remaining` raises."""
         future = request(self._runtime, handle.process, LEASE, question)
-        while not future.wait(min(_POLL_S, limit.left())):
+        while not future.wait(min(_POLL_S, limit.remaining())):
             pass
         try:
             return future.get()

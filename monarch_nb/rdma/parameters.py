@@ -204,7 +204,7 @@ class ParameterSource:
                         _transfer([Move(handle, offset, memory) for offset, memory in pieces], limit)
                     if all(writing < version + 2 for _, writing in self._marks(limit)):
                         return version
-                limit.left()
+                limit.remaining()
                 time.sleep(_AGAIN_S)
 
         return aside(work, Limit(timeout, "pulling parameters"))

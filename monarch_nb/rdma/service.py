@@ -237,7 +237,7 @@ class RdmaService:
         future = request(self.runtime, handle.process, verb, question)
 
         def wait(limit: Limit) -> TransferOutcome:
-            while not future.wait(min(0.2, limit.left())):
+            while not future.wait(min(0.2, limit.remaining())):
                 pass
             try:
                 return future.get()
@@ -253,8 +253,8 @@ class RdmaService:
         future = request(
             self.runtime, handle.process, verbs.DIAL, verbs.Dial(own_identity(), not settings.rdma_encrypt_streams)
         )
-        if not future.wait(min(_ASK_S, limit.left())):
-            limit.left()
+        if not future.wait(min(_ASK_S, limit.remaining())):
+            limit.remaining()
             raise CannotReachError(f"its process has not answered within {_ASK_S:g} s where it listens")
         try:
             return future.get()
@@ -267,7 +267,7 @@ class RdmaService:
         """Asks the owner for the location of a value; None if the process that should fetch it does not."""
         future = request(self.runtime, handle.process, verbs.LOCATE, question)
         again = time.monotonic() + _FETCHED_S
-        while not future.wait(min(0.2, limit.left())):
+        while not future.wait(min(0.2, limit.remaining())):
             if time.monotonic() > again:
                 return None
         try:

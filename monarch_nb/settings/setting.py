@@ -74,7 +74,7 @@ class Setting(Generic[T]):
     def __get__(self, instance: "Settings | None", owner: type) -> Any:
         if instance is None:
             return self
-        value = instance.kept(self)
+        value = instance.value_of(self)
         return value / SECOND if self.kind == "duration" and isinstance(value, int) else value
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ class Settings(Effective):
         """Whether anybody has set it."""
         return name in self._runtime or name in self._sent or name in self._environment()
 
-    def kept(self, key: Setting[object]) -> Value:
+    def value_of(self, key: Setting[object]) -> Value:
         """The value of a key in force, durations in nanoseconds."""
         for layer in (self._runtime, self._sent, self._environment()):
             if key.name in layer:
@@ -95,7 +95,7 @@ class Settings(Effective):
 
     def everything(self) -> dict[str, Value]:
         """All keys with the values in force, durations as text."""
-        return {key.name: public_value(key, self.kept(key)) for key in KEYS.values()}
+        return {key.name: public_value(key, self.value_of(key)) for key in KEYS.values()}
 
     def _say(self, key: Setting[object], value: Value) -> None:
         if key.meaning or value == key.default or key.name in self._said:

@@ -180,7 +180,7 @@ class Driver:
         with self._lock:
             return self.machine.since(uid)
 
-    def gone(self, uid: str) -> set[int]:
+    def lost_ranks(self, uid: str) -> set[int]:
         """Ranks of a mesh that have failed, were stopped, or are being healed."""
         with self._lock:
             return {rank for rank, status in self.machine.status(uid).items() if status.state != "alive"}

@@ -93,14 +93,20 @@ class DialledChannel:
 class InboundChannel:
     """The peer's connection to our ROUTER, which only the reader thread may touch: others hand it their messages."""
 
-    __slots__ = ("_closed", "_fd", "_gone", "_lost", "_queue", "_reader", "_router", "_routing_id")
+    __slots__ = ("_closed", "_fd", "_lost", "_queue", "_reader", "_reroute", "_router", "_routing_id")
 
     def __init__(
-        self, router: Socket, routing_id: bytes, reader: Reader, *, lost: Callable[[], None], gone: Callable[[], None]
+        self,
+        router: Socket,
+        routing_id: bytes,
+        reader: Reader,
+        *,
+        lost: Callable[[], None],
+        reroute: Callable[[], None],
     ) -> None:
-        """`lost` marks the link so that its frames are stored; `gone` finds another route. Reader thread."""
+        """`lost` marks the link so that its frames are stored; `reroute` finds another route. Reader thread."""
         self._router, self._routing_id, self._reader = router, routing_id, reader
-        self._lost, self._gone = lost, gone
+        self._lost, self._reroute = lost, reroute
         self._queue: deque[tuple[bytes, Sequence[Frame]]] = deque()
         self._fd = int(router.FD)
         self._closed = False
@@ -119,11 +125,11 @@ class InboundChannel:
         if not self._flush():
             # Before anything else is read: a later word of the peer, which has dialled again, must come after it.
             self._lost()
-            self._gone()
+            self._reroute()
 
     def _leave_it(self) -> None:
         if not self._closed:
-            self._gone()
+            self._reroute()
 
     def _flush(self) -> bool:
         try:

@@ -123,9 +123,9 @@ class Connection:
 
     # connections that the peer has dialled
 
-    def attach(self, channel: FrameSink, *, gone: bool) -> None:
+    def attach(self, channel: FrameSink, *, unreachable: bool) -> None:
         """The peer has dialled us, perhaps again: answer there, unless we dial it, or it is gone."""
-        if not self.endpoint and not gone:
+        if not self.endpoint and not unreachable:
             if isinstance(self.channel, InboundChannel):
                 self.channel.close(0)  # what it has not written is kept: whoever dials says first what is lacking
             self.channel = channel

@@ -97,7 +97,7 @@ class Links:
         with self._lock:
             peers = self._of(agent)
             previous = [peer for peer in peers if 0 < process_incarnation(peer.last_seen) < incarnation]
-            stale = [peer for peer in peers if peer in previous or peer.gone is not None or peer.awaits_redial]
+            stale = [peer for peer in peers if peer in previous or peer.unreachable is not None or peer.awaits_redial]
             self._forget_ids(previous)
             if stale:
                 self._routes.detached(agent)
@@ -126,12 +126,12 @@ class Links:
                 hop = self._routes.next_hop(destination)
             except NoRoute as error:
                 host = host_of(destination)
-                known = self._incarnations.gone.get(host) or self._incarnations.gone.get(agent_of(host))
+                known = self._incarnations.ended.get(host) or self._incarnations.ended.get(agent_of(host))
                 text = str(error) if known is None else f"{destination} cannot be reached: {known}"
                 raise UnreachableError(text) from None
             for address in (destination, hop.address):
-                if address in self._incarnations.gone:
-                    raise UnreachableError(f"{destination} cannot be reached: {self._incarnations.gone[address]}")
+                if address in self._incarnations.ended:
+                    raise UnreachableError(f"{destination} cannot be reached: {self._incarnations.ended[address]}")
             peer = self._peer(hop, lane)
             if len(self._ways) > 65536:
                 self._ways.clear()
@@ -175,7 +175,7 @@ class Links:
         if peer is not None:
             peer.attach(
                 InboundChannel(
-                    router, routing_id, self._reader, lost=peer.lost, gone=lambda: self._on_inbound_closed(peer)
+                    router, routing_id, self._reader, lost=peer.lost, reroute=lambda: self._on_inbound_closed(peer)
                 )
             )
             if self._on_connection is not None:
@@ -240,7 +240,7 @@ class Links:
             self._by_id[routing_id], self._ids[peer] = peer, routing_id
             self._ways.clear()
             since = first_link_incarnation(self._incarnations.since(address))
-        if peer.gone is not None:
+        if peer.unreachable is not None:
             peer.since(since)
             peer.revive("")
         peer.connection.over_tcp = tcp
@@ -306,7 +306,7 @@ class Links:
         for peer in dead:
             if peer.address == agent:  # its next incarnation will find the same link: there is one for each of ours
                 peer.bury(reason)
-        if agent and agent not in self._incarnations.gone:  # it has spoken meanwhile
+        if agent and agent not in self._incarnations.ended:  # it has spoken meanwhile
             self._renew(agent, 0)
 
     def _forget_ids(self, peers: Iterable[Peer]) -> None:

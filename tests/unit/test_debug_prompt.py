@@ -81,7 +81,7 @@ class Terminal:
     def beside(self) -> None:
         pass
 
-    def gone(self) -> None:
+    def question_withdrawn(self) -> None:
         self.write("gone\n")
 
     def ask(self, prompt: str, useless: Callable[[], bool] = lambda: False) -> str:

@@ -299,7 +299,7 @@ def test_frames_are_named_by_function_and_line_and_threads_by_name() -> None:
     begun.wait(20)
     cell: Any = Idle(lambda: over.wait(20))
     try:
-        found = {name: [stacks.place(step) for step in stack] for name, _, stack in stacks.seen([cell], others=True)}
+        found = {name: [stacks.place(step) for step in stack] for name, _, stack in stacks.samples([cell], others=True)}
     finally:
         over.set()
     assert found["idle"] == []

@@ -52,7 +52,7 @@ def test_a_connection_found_gone_is_told_before_anything_else_is_read() -> None:
         router = sockets.listener(context, "tcp://127.0.0.1:0", None, LIMITS)
         sockets.listen(router, "tcp://127.0.0.1:0", LIMITS)
         nobody = InboundChannel(
-            router, b"never/seen|0|1", reader, lost=lambda: told.append("lost"), gone=lambda: told.append("gone")
+            router, b"never/seen|0|1", reader, lost=lambda: told.append("lost"), reroute=lambda: told.append("gone")
         )
         nobody.write(b"left for the reading thread", ())
         assert told == []

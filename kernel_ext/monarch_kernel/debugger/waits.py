@@ -95,7 +95,7 @@ class CellTerminal:
         """Shows the live view below the table, where there are widgets."""
         self._has_view = self._beside()
 
-    def gone(self) -> None:
+    def question_withdrawn(self) -> None:
         """Prints that nothing is left to ask; the view, where there is one, does so at the question itself."""
         if not self._has_view:
             self.write("» no rank is stopped any more\n")

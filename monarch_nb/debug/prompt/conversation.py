@@ -114,7 +114,7 @@ class Conversation:
                         return
                     continue
             except NothingToAsk:
-                self._terminal.gone()
+                self._terminal.question_withdrawn()
                 return
             except EOFError:
                 line = "detach"

@@ -51,7 +51,7 @@ class Messages:
             view, handle = move.local.view(), move.handle
             for start in range(0, move.local.size, _PIECE):
                 target = view[start : start + _PIECE]
-                limit.left()
+                limit.remaining()
                 question = ReadRequest(handle.number, handle.secret, move.offset + start, len(target))
                 waiting.append((handle, target, self._ask(handle, READ, question)))
                 if len(waiting) >= _UNDER_WAY:
@@ -65,7 +65,7 @@ class Messages:
         for move in moves:
             view, handle = move.local.view(), move.handle
             for start in range(0, move.local.size, _PIECE):
-                limit.left()
+                limit.remaining()
                 data = bytes(view[start : start + _PIECE])
                 message = WriteRequest(handle.number, handle.secret, move.offset + start, data)
                 waiting.append((handle, self._ask(handle, WRITE, message)))

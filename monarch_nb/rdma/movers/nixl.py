@@ -77,7 +77,7 @@ class Nixl:
                 with self._lock:
                     peer.busy -= 1
                 self._lease_client.release(moves[0].handle, lease.lease)
-        limit.left()
+        limit.remaining()
         raise CannotReachError(f"its process answers, but bytes do not arrive ({cut})")
 
     def _peer(self, agent: str, count: int) -> _Peer:
@@ -127,12 +127,12 @@ class Nixl:
         """Connects, as NIXL does in the first transfer, which never ends if the devices are not connected."""
         byte = memory_of(bytearray(1))
         span = self._fabric.register(byte)
-        soon = Limit(min(_FIRST_S, limit.left()), "connecting to", handle)
+        soon = Limit(min(_FIRST_S, limit.remaining()), "connecting to", handle)
         try:
             there = (handle.address, 1, handle.number)
             self._wait(self._fabric.start(peer.agent, [span], [there], write=False), peer, soon, watch)
         except TimeoutError:
-            limit.left()
+            limit.remaining()
             self._forget(peer)
             raise CannotReachError(f"no byte has come through the RDMA devices within {soon.seconds:g} s") from None
         finally:
@@ -143,7 +143,7 @@ class Nixl:
         spinning = time.monotonic() + _SPIN_S
         try:
             while not transfer.over():
-                limit.left()
+                limit.remaining()
                 if time.monotonic() > spinning:
                     watch.check()
                     time.sleep(_NAP_S)
