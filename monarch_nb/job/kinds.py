@@ -1,27 +1,15 @@
 """The kinds of jobs there are."""
 
 from collections.abc import Callable
-from importlib import import_module
 
 from monarch_nb.job.adapter import EngineError, JobAdapter
 
-# One line each: what gives the adapter of a kind of jobs, called when such a job is first made.
-_LOADERS: dict[str, Callable[[], JobAdapter]] = {
-    "kubernetes": lambda: import_module("monarch_nb.job.kubernetes.adapter").Kubernetes(),
-    "lightning": lambda: import_module("monarch_nb.job.lightning").Lightning(),
-    "mpi": lambda: import_module("monarch_nb.job.mpi").MPI(),
-    "ray": lambda: import_module("monarch_nb.job.ray").Ray(),
-    "skypilot": lambda: import_module("monarch_nb.job.skypilot").SkyPilot(),
-    "slurm": lambda: import_module("monarch_nb.job.slurm").Slurm(),
-    "local": lambda: import_module("monarch_nb.job.local").OwnHost(),
-    "process": lambda: import_module("monarch_nb.job.process").ProcessAdapter(),
-    "ssh": lambda: import_module("monarch_nb.job.ssh.adapter").SSH(),
-}
+_LOADERS: dict[str, Callable[[], JobAdapter]] = {}  # each kind's module adds its own
 _adapters: dict[str, JobAdapter] = {}
 
 
 def register_job(kind: str, load: Callable[[], JobAdapter]) -> None:
-    """Adds a kind of jobs. Raises ValueError for a name that is taken."""
+    """Adds a kind of jobs; `load` gives its adapter when such a job is first made. Raises ValueError for one known."""
     if kind in _LOADERS:
         raise ValueError(f"there is a kind of jobs {kind!r} already")
     _LOADERS[kind] = load

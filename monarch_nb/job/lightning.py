@@ -22,6 +22,7 @@ from monarch_nb.job.adapter import (
     state_folder,
 )
 from monarch_nb.job.adapter_job import AdapterJob
+from monarch_nb.job.kinds import register_job
 from monarch_nb.job.role import Role
 
 _STUDIO = Path("/teamspace/studios/this_studio")  # what of a Studio goes to the machines of its jobs
@@ -210,3 +211,6 @@ def _sdk() -> Any:
     except ImportError:
         raise EngineError(f"a LightningJob needs the package lightning-sdk: {_INSTALL}") from None
     return Job
+
+
+register_job("lightning", Lightning)

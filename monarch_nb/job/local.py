@@ -10,6 +10,7 @@ from pathlib import Path
 from monarch_nb.host.bootstrap import untraced
 from monarch_nb.job.adapter import HERE, Agent, Agents, AgentsWanted, JobAdapter, Running, Seen
 from monarch_nb.job.adapter_job import AdapterForm, AdapterJob
+from monarch_nb.job.kinds import register_job
 from monarch_nb.job.trait import BATCH_FILE, JobTrait
 
 BATCH = "MONARCH_BATCH_JOB"
@@ -99,3 +100,6 @@ class OwnHost(JobAdapter):
     def running(self) -> Mapping[str, Running]:
         """None that others could use."""
         return {}
+
+
+register_job("local", OwnHost)

@@ -9,6 +9,7 @@ from monarch_nb.host.preemption import END
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.adapter_job import AdapterJob
 from monarch_nb.job.batch import last_lines, look_again, prepare, seen_of, worker_line
+from monarch_nb.job.kinds import register_job
 from monarch_nb.job.process import ProcessAdapter
 from monarch_nb.job.role import Role
 
@@ -83,3 +84,6 @@ class MPI(JobAdapter):
     def lines(self, job: Running, name: str, count: int) -> list[str]:
         """Returns the output that mpirun has passed on, of all ranks."""
         return last_lines([Path(job.folder, f"{_LOG}.log")], count)
+
+
+register_job("mpi", MPI)

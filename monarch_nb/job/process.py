@@ -25,6 +25,7 @@ from monarch_nb.job.adapter import (
     log_words,
 )
 from monarch_nb.job.adapter_job import AdapterJob
+from monarch_nb.job.kinds import register_job
 from monarch_nb.job.report import read_report
 from monarch_nb.job.role import Role
 from monarch_nb.job.state import JobState
@@ -226,3 +227,6 @@ def start_time(pid: int) -> str:
         return "" if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
     except psutil.Error:
         return ""
+
+
+register_job("process", ProcessAdapter)

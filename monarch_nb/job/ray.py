@@ -12,6 +12,7 @@ import msgspec
 from monarch_nb.host.options import UNUSED_WORDS
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.adapter_job import AdapterJob
+from monarch_nb.job.kinds import register_job
 from monarch_nb.job.report import Ask, HelperReply
 from monarch_nb.job.role import Role
 from monarch_nb.wire import counted, json_decoder
@@ -255,3 +256,6 @@ def _ray(options: Mapping[str, Any]) -> Any:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise EngineError(f"no Ray cluster is reached: {error}. Start one (ray start --head), or name it") from None
     return ray
+
+
+register_job("ray", Ray)

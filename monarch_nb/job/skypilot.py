@@ -20,6 +20,7 @@ from monarch_nb.job.adapter import (
     log_words,
 )
 from monarch_nb.job.adapter_job import AdapterJob
+from monarch_nb.job.kinds import register_job
 from monarch_nb.job.role import Role
 
 _INSTALL = "pip install 'monarch-nb[skypilot]'"
@@ -254,3 +255,6 @@ def _sdk() -> Any:
     except ImportError:
         raise EngineError(f"a SkyPilotJob needs the package skypilot: {_INSTALL}") from None
     return sky
+
+
+register_job("skypilot", SkyPilot)

@@ -29,6 +29,7 @@ from monarch_nb.job.adapter import (
 )
 from monarch_nb.job.adapter_job import AdapterJob
 from monarch_nb.job.batch import ask, last_lines, look_again, prepare, seen_of, worker_line
+from monarch_nb.job.kinds import register_job
 from monarch_nb.job.report import read_report
 from monarch_nb.job.role import Role
 from monarch_nb.wire import counted
@@ -383,3 +384,6 @@ def _plain(name: str, value: object) -> str:
     if "\n" in text or "\r" in text:
         raise ValueError(f"{name}={text!r} has more than one line")
     return text
+
+
+register_job("slurm", Slurm)
