@@ -63,9 +63,9 @@ class Dealer(DialledChannel):
 class Back(InboundChannel):
     """The way back over a connection that the peer has dialled."""
 
-    def __init__(self, router: Any, routing_id: bytes, reader: Any, *, lost: Any, gone: Any) -> None:
+    def __init__(self, router: Any, routing_id: bytes, reader: Any, *, lost: Any, reroute: Any) -> None:
         self._wires, self._name = router, routing_id
-        self._reader, self._gone, self._closed = reader, gone, False
+        self._reader, self._reroute, self._closed = reader, reroute, False
 
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
         wire = self._wires.get(self._name)
