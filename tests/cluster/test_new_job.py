@@ -25,7 +25,7 @@ from monarch_nb.job import (
     Role,
     Running,
     Seen,
-    adapted,
+    adapter_job,
     job_loads,
     kinds,
     register_job,
@@ -238,7 +238,7 @@ def test_killing_a_loaded_job_gives_up_its_hosts_first(
     monkeypatch.setattr(racks, "kill", kill)
     other = job_loads(job.dumps())
     if forgotten:  # as after an attach by name
-        monkeypatch.setattr(adapted, "_jobs", weakref.WeakSet())
+        monkeypatch.setattr(adapter_job, "_jobs", weakref.WeakSet())
     other.kill()
     with pytest.raises(SupervisionError, match="status: stopped"):
         where.environment.call_one("MONARCH_JOB_MARK").get(SOON)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from monarch_kernel.display.html import ALIGN_LEFT
+from monarch_kernel.display.html import LEFT
 from monarch_kernel.display.tensors import module_html, module_text, tensors_html
 from monarch_kernel.tensors import TensorListing
 from monarch_nb.store import ClusterState
@@ -140,7 +140,7 @@ def test_text_and_html_tell_the_same() -> None:
     assert "live by rank: 8.00 kB to 8.05 kB" in html
     waits = shown(summary, waits=True)
     assert "Cell In[3]:7  item        3" in repr(waits)
-    assert f"<td{ALIGN_LEFT}>item</td><td{ALIGN_LEFT}>3</td>" in tensors_html(waits)
+    assert f"<td{LEFT}>item</td><td{LEFT}>3</td>" in tensors_html(waits)
 
 
 def test_a_module_is_a_table_of_its_parameters_with_their_pictures() -> None:
