@@ -59,7 +59,7 @@ class Shown:
             self.after.append(self.at - max(one.since for one in debug.sessions()))
         return True
 
-    def gone(self) -> None:
+    def question_withdrawn(self) -> None:
         pass
 
     def beside(self) -> None:

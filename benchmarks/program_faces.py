@@ -26,7 +26,7 @@ import os, random, resource, threading, time
 import msgspec
 from types import SimpleNamespace
 from monarch_nb.mesh import ActorMesh
-from monarch_nb.profiling.messages import Recorded, RecordedSpan
+from monarch_nb.profiling.verbs import Recorded, RecordedSpan
 from monarch_nb.profiling.service import PROFILING
 from monarch_nb.profiling.timelines import Timeline
 from monarch_nb.runtime import ActorState, ProcState, current_runtime
@@ -44,8 +44,8 @@ count = RANKS
 now = time.time()
 hosts = tuple(f"node{i}" for i in range(count // 8))
 shape = dict(ranks=range(count), labels=("hosts", "gpus"), sizes=(count // 8, 8), strides=(8, 1), ready=True, at=now)
-store.put(e.Spawned(uid="p", name="workers", kind="procs", hosts=hosts, per_host=8, **shape))
-store.put(e.Spawned(uid="a", name="trainers", kind="actors", actor_class="Trainer", on="p", **shape))
+store.put(e.MeshDescription(uid="p", name="workers", kind="procs", hosts=hosts, per_host=8, **shape))
+store.put(e.MeshDescription(uid="a", name="trainers", kind="actors", actor_class="Trainer", on="p", **shape))
 widgets = next(iter(_loaded.values()))._widgets
 
 region = Region(("hosts", "gpus"), NDSlice(0, (count // 8, 8), (8, 1)))
@@ -132,7 +132,7 @@ def reducer(plan: Plan) -> None:
     count = plan.face_ranks * 10
     for watching in (True, False):
         store = Store()
-        spawned = e.Spawned(
+        spawned = e.MeshDescription(
             uid="p", name="w", kind="procs", ranks=range(count), hosts=("h",), per_host=count, ready=True, at=1.0
         )
         store.put(spawned)
@@ -150,7 +150,7 @@ def reducer(plan: Plan) -> None:
 
         chance = random.Random(7)
         events = [
-            e.Doings("p", chance.randrange(count), 0, chance.choice(("busy", "idle")), float(i), "step")
+            e.ActivityChanged("p", chance.randrange(count), 0, chance.choice(("busy", "idle")), float(i), "step")
             for i in range(plan.face_events)
         ]
         if watching:

@@ -262,7 +262,7 @@ class VirtualHost(MemoryHost):
         self._holdings.leave(wanted.uid, asker.src, time.monotonic(), time.time(), wanted.why)
         return Done()
 
-    def _attach(self, wanted: p.Attach, asker: Asker[p.Attached]) -> p.Attached:
+    def _attach(self, wanted: p.Attach, asker: Asker[p.AttachReply]) -> p.AttachReply:
         self._holdings.attach(
             wanted.uid, wanted.secret, wanted.holder, steal=wanted.steal, grant=wanted.grant, turn=wanted.turn
         )
@@ -274,7 +274,7 @@ class VirtualHost(MemoryHost):
             p.ProcStatus(address=address, pid=self._pids[address], state="running", owner=asker.src)
             for address in self.workers
         )
-        return p.Attached(
+        return p.AttachReply(
             grant=one.grant, turn=one.turn, left_at=one.left_at, why=one.why, parts=one.parts, procs=procs,
             logs=dict.fromkeys(self.workers, ""), exits=(),
         )  # fmt: skip

@@ -80,9 +80,9 @@ def told(uid, name, **dims):
     store, now = store_of(current_runtime()), time.time()
     hosts = tuple(f"node{i:02d}" for i in range(sizes[0] if len(sizes) > 1 else 1))
     put = store.put
-    put(e.Spawned(uid=uid, name=name, kind="procs", ranks=range(count), labels=labels, sizes=sizes,
+    put(e.MeshDescription(uid=uid, name=name, kind="procs", ranks=range(count), labels=labels, sizes=sizes,
                   strides=tuple(strides), hosts=hosts, per_host=count // len(hosts), ready=True, at=now - 900))
-    put(e.Spawned(uid=uid + "a", name="trainers", kind="actors", ranks=range(count), labels=labels, sizes=sizes,
+    put(e.MeshDescription(uid=uid + "a", name="trainers", kind="actors", ranks=range(count), labels=labels, sizes=sizes,
                   strides=tuple(strides), actor_class="Trainer", on=uid, ready=True, at=now - 890))
     for rank in range(count):
         put(e.Started(uid, rank, 40_000 + rank, now))
@@ -272,7 +272,7 @@ def all_busy(uid: str, name: str) -> str:
     return f"""{TOLD}
 store, now, count = told("{uid}", "{name}", hosts=8, gpus=8)
 for rank in range(count):
-    store.put(e.Doings("{uid}a", rank, 0, "busy", now - random.random() * 3, "step", 0, 900, 2.1, 0))
+    store.put(e.ActivityChanged("{uid}a", rank, 0, "busy", now - random.random() * 3, "step", 0, 900, 2.1, 0))
     store.put(e.Usage("{uid}", rank, 0.9 + random.random() / 5, 2_000_000_000 + rank * 9_000_000))
 shown("{uid}")
 """
@@ -346,11 +346,11 @@ store, now, count = told("many", "cluster", hosts=125, gpus=8)
 for rank in range(count):
     kind = random.random()
     if kind < 0.75:
-        store.put(e.Doings("manya", rank, 0, "busy", now - 1, "step"))
+        store.put(e.ActivityChanged("manya", rank, 0, "busy", now - 1, "step"))
 for rank in (133, 702):
-    store.put(e.Turned("many", rank, "failed", 0, now, "it ended by signal 9 (SIGKILL)"))
+    store.put(e.RankStateChanged("many", rank, "failed", 0, now, "it ended by signal 9 (SIGKILL)"))
 store.put(e.Answers("many", 411, now - 8, now))
-store.put(e.Turned("many", 640, "healing", 1, now))
+store.put(e.RankStateChanged("many", 640, "healing", 1, now))
 shown("many")
 """,
         '[data-state="busy"]',
@@ -360,7 +360,7 @@ shown("many")
         + """
 store, now, count = told("cube", "grid", hosts=4, nodes=2, gpus=8)
 for rank in range(0, count, 3):
-    store.put(e.Doings("cubea", rank, 0, "busy", now - 1, "step"))
+    store.put(e.ActivityChanged("cubea", rank, 0, "busy", now - 1, "step"))
 shown("cube")
 """,
         '[data-state="busy"]',
@@ -372,9 +372,9 @@ shown("cube")
 store, now, count = told("huge", "fleet", hosts=1250, gpus=8)
 for rank in range(count):
     if random.random() < 0.9:
-        store.put(e.Doings("hugea", rank, 0, "busy", now - 1, "step"))
+        store.put(e.ActivityChanged("hugea", rank, 0, "busy", now - 1, "step"))
 for rank in (4242, 4243, 8001):
-    store.put(e.Turned("huge", rank, "failed", 0, now, "it ended by signal 9 (SIGKILL)"))
+    store.put(e.RankStateChanged("huge", rank, "failed", 0, now, "it ended by signal 9 (SIGKILL)"))
 shown("huge")
 """,
         ".mnb-grid, .mnb-canvas",
@@ -392,9 +392,9 @@ shown("huge")
 store, now, count = told("pmany", "fleet", hosts=125, gpus=8)
 for rank in range(count):
     if random.random() < 0.75:
-        store.put(e.Doings("pmanya", rank, 0, "busy", now - 1, "step"))
+        store.put(e.ActivityChanged("pmanya", rank, 0, "busy", now - 1, "step"))
 for rank in (133, 702):
-    store.put(e.Turned("pmany", rank, "failed", 0, now, "it ended by signal 9 (SIGKILL)"))
+    store.put(e.RankStateChanged("pmany", rank, "failed", 0, now, "it ended by signal 9 (SIGKILL)"))
 store.put(e.Answers("pmany", 411, now - 8, now))
 shown("pmany")
 """,

@@ -24,7 +24,6 @@ from .display.errors import Errors
 from .display.failures import raised_bar
 from .display.notices import FailureNotice, Notices, show_notice
 from .files import cell_name
-from .forgotten import UnretrievedErrors
 from .front import Front
 from .guide import GuideMagics
 from .importing import ImportNotices
@@ -41,7 +40,8 @@ from .reruns import Reruns
 from .session import Session
 from .stopping import Stopping
 from .tensors import TENSOR_REPORTER
-from .unheld import UnheldMeshes
+from .unreferenced import UnreferencedMeshes
+from .unretrieved_errors import UnretrievedErrors
 from .views import Views
 from .views.histories import with_usage
 from .views.magics import ViewMagics
@@ -184,20 +184,20 @@ class _Attached:
         self._output.start()
         self._notebook = Notebook(front, session, runtime)
         self._reruns = Reruns(shell, front, session, runtime)
-        self._unheld = UnheldMeshes(front, session, runtime)
+        self._unreferenced = UnreferencedMeshes(front, session, runtime)
         self._progress = CallProgress(front, runtime, self._output, lambda: widgets.has_panel)
         self.prompt = CellPrompt(shell, front, runtime, widgets.debugger, elsewhere)
         self._name: Callable[[str], str] = lambda file: cell_name(shell, file)
         self.stopping = Stopping(front, runtime, self._name)
         self._imports = ImportNotices(front)
-        self.forgotten = UnretrievedErrors(shell, front, self._output.flush)
+        self.unretrieved_errors = UnretrievedErrors(shell, front, self._output.flush)
         self.notices = Notices(front, store_of(runtime), widgets, self._output.flush)
         notebook_mode(self.notices.show)
         runtime.part(HostNotices).present(lambda event: show_notice(front, self._output.flush, event))
         self.prompt.install()
         self.stopping.install()
         self._imports.install()
-        self.forgotten.install()
+        self.unretrieved_errors.install()
         file_names.namers.append(self._name)
         waiting.join(self._progress)
         front.ending.append(self._output.settle)
@@ -211,11 +211,11 @@ class _Attached:
         self.runtime.part(HostNotices).present(None)
         self.prompt.uninstall()
         self._reruns.close()
-        self._unheld.close()
+        self._unreferenced.close()
         self._notebook.close()
         self.stopping.uninstall()
         self._imports.uninstall()
-        self.forgotten.uninstall()
+        self.unretrieved_errors.uninstall()
         file_names.namers.remove(self._name)
         self._logs.present(None)
         self._cells.close()

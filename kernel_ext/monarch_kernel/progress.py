@@ -17,7 +17,7 @@ from monarch_nb.store import describe
 
 from .front import Front, TransientLines
 from .output import CellOutput
-from .reactions import at, grouped, what
+from .reactions import call_text, grouped, ranks_text
 
 AFTER_SECONDS = 2.0
 EVERY_SECONDS = 0.5
@@ -166,8 +166,8 @@ class _Busy:
             begun = min(since[rank] for rank in busy)
             clock = time.strftime("%H:%M:%S", time.localtime(begun))
             lines.append(
-                f"{at(state, busy)} busy with {what(state, said.endpoint)} since {clock} ({_duration(now - begun)}); "
-                f"%interrupt {state.name} ends it"
+                f"{ranks_text(state, busy)} busy with {call_text(state, said.endpoint)} since {clock} "
+                f"({_duration(now - begun)}); %interrupt {state.name} ends it"
             )
         return lines
 

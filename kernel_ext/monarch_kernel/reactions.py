@@ -13,21 +13,21 @@ _CONSOLE = {"cell": "the cell", "setup": "the set-up"}  # endpoints of processes
 FileName = Callable[[str], str]
 
 
-def what(state: MeshState, endpoint: str) -> str:
+def call_text(state: MeshState, endpoint: str) -> str:
     """The running call, `a.step()`, or the cell."""
     name = endpoint.lstrip("@!")
     known = _ENGINES.get(endpoint) or (_CONSOLE.get(name) if isinstance(state, ProcState) else None)
     return known or f"{state.name}.{name}()"
 
 
-def at(state: MeshState, ranks: Iterable[int]) -> str:
+def ranks_text(state: MeshState, ranks: Iterable[int]) -> str:
     """Base ranks of a mesh, by its name: `a gpus=0-3`."""
     base = state.region
     where = places(base.labels, (tuple(base.point_of_base_rank(rank).values()) for rank in ranks))
     return f"{state.name} {where}".rstrip()
 
 
-def anew(state: MeshState, ranks: Sequence[int]) -> str:
+def restart_commands(state: MeshState, ranks: Sequence[int]) -> str:
     """Commands that kill and restart the processes of ranks that do not react."""
     base = state.region
     pick = places(base.labels, (tuple(base.point_of_base_rank(rank).values()) for rank in ranks))
@@ -53,7 +53,7 @@ def ended(state: MeshState, reactions: Mapping[int, RunningEndpoint | None]) -> 
     """Description of the calls that an interrupt ended, and their ranks."""
     over = {rank: doing for rank, doing in reactions.items() if doing is not None and doing.ended}
     return [
-        f"interrupted {what(state, doing.endpoint)} on {at(state, ranks)}"
+        f"interrupted {call_text(state, doing.endpoint)} on {ranks_text(state, ranks)}"
         for doing, ranks in grouped(over, lambda doing: (doing.endpoint,))
     ]
 
@@ -67,14 +67,14 @@ def stuck(state: MeshState, reactions: Mapping[int, RunningEndpoint | None], nam
         inside = f" in `{doing.source}` ({place})" if doing.source else f" ({place})" if place else ""
         one = len(ranks) == 1
         lines.append(
-            f"{at(state, ranks)} {'has' if one else 'have'} not reacted within {SILENT_AFTER:g} s: "
-            f"{what(state, doing.endpoint)} waits{inside} for something that an interrupt does not end. It ends when "
-            f"that does, or {anew(state, ranks)}"
+            f"{ranks_text(state, ranks)} {'has' if one else 'have'} not reacted within {SILENT_AFTER:g} s: "
+            f"{call_text(state, doing.endpoint)} waits{inside} for something that an interrupt does not end. It ends "
+            f"when that does, or {restart_commands(state, ranks)}"
         )
     silent = [rank for rank, doing in reactions.items() if doing is None]
     if silent:
         lines.append(
-            f"{at(state, silent)} {'does' if len(silent) == 1 else 'do'} not answer: a long call in C, or stopped. "
-            f"{anew(state, silent)}"
+            f"{ranks_text(state, silent)} {'does' if len(silent) == 1 else 'do'} not answer: a long call in C, or "
+            f"stopped. {restart_commands(state, silent)}"
         )
     return lines

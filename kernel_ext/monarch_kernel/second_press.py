@@ -13,14 +13,14 @@ from typing import Any
 
 from monarch_nb.runtime import Future, waiting, when_done
 
-from . import waited
+from . import interrupted_calls
 from .display.html import framed, lab_button
 from .front import Front
-from .waited import Reactions, Waited
+from .interrupted_calls import InterruptedCall, Reactions
 
 SECONDS = 10.0
 
-Interrupt = Callable[[Sequence[Waited], Callable[[Sequence[str]], None]], dict[str, Reactions]]
+Interrupt = Callable[[Sequence[InterruptedCall], Callable[[Sequence[str]], None]], dict[str, Reactions]]
 
 
 class _News(Enum):
@@ -64,7 +64,7 @@ class SecondPress(waiting.WaitObserver):
         """True if this kernel lets SIGINT be handled between cells, and displays be updated."""
         return self._front.idle_handler is not None
 
-    def offer(self, calls: Iterable[Waited], before: object = None, *, pressed: bool = False) -> None:
+    def offer(self, calls: Iterable[InterruptedCall], before: object = None, *, pressed: bool = False) -> None:
         """A cell stops waiting for these; `before` is what handles SIGINT in it otherwise, `pressed` if it came again.
 
         Called on the main thread. Does not wait. Until it returns a KeyboardInterrupt may come, as long as the handler
@@ -154,7 +154,7 @@ class SecondPress(waiting.WaitObserver):
             offer.show(["Interrupting the ranks…", *stuck])
 
         reactions = self._interrupt(calls, say)
-        until = time.monotonic() + waited.GIVE_UP_SECONDS
+        until = time.monotonic() + interrupted_calls.GIVE_UP_SECONDS
         for call in calls:
             call.future.wait(max(0.0, until - time.monotonic()))
         lines: list[str] = []
@@ -174,7 +174,7 @@ class SecondPress(waiting.WaitObserver):
 class _Offer:
     """The display in the interrupted cell, and the events of its offer."""
 
-    def __init__(self, front: Front, calls: Sequence[Waited]) -> None:
+    def __init__(self, front: Front, calls: Sequence[InterruptedCall]) -> None:
         self.cell = front.parent
         self.calls = calls
         self._front = front
@@ -188,7 +188,7 @@ class _Offer:
         self._head = f"Stopped waiting for {' and '.join(dict.fromkeys(call.label for call in calls))}."
         self._names = list(dict.fromkeys(call.state.name for call in calls))
 
-    def pending(self) -> list[Waited]:
+    def pending(self) -> list[InterruptedCall]:
         """The calls that have not ended."""
         return [call for call in self.calls if not call.future.done()]
 
@@ -240,6 +240,6 @@ class _Offer:
     def _magic(self) -> str:
         return f"%interrupt {' '.join(self._names)}"
 
-    def _button(self, call: Waited) -> str:
+    def _button(self, call: InterruptedCall) -> str:
         which = f" of {call.state.name}" if len(self._names) > 1 else ""
         return lab_button(f"Interrupt the ranks{which}", "monarch-nb:interrupt", {"mesh": call.state.uid, "sure": True})

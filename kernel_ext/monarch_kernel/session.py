@@ -23,7 +23,7 @@ from monarch_nb.wire import counted, kind_of
 
 from .files import cell_name
 from .namespace import Mesh, Namespace, whole_mesh
-from .reactions import at, ended, stuck
+from .reactions import ended, ranks_text, stuck
 from .tensors import workers_on
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Session(Namespace):
             state: MeshState = state_of(part)
             reactions = interrupted(state, region_of(part).ranks())
             lines += ended(state, reactions) + stuck(state, reactions, lambda file: cell_name(self._shell, file))
-        return "\n".join(lines) or f"nothing runs on {at(state_of(mesh), region_of(mesh).ranks())}"
+        return "\n".join(lines) or f"nothing runs on {ranks_text(state_of(mesh), region_of(mesh).ranks())}"
 
 
 def resized(mesh: ProcMesh, label: str, by: int) -> str:

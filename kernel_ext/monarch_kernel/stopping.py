@@ -8,11 +8,11 @@ from typing import Any
 
 from monarch_nb.runtime import Future, MeshState, Runtime, waiting
 
-from . import waited
+from . import interrupted_calls
 from .front import Front
+from .interrupted_calls import InterruptedCall, Reactions, interrupt
 from .reactions import FileName
 from .second_press import SecondPress
-from .waited import Reactions, Waited, interrupt
 
 AGAIN_SECONDS = 2.0  # within that long a second Ctrl-C means the ranks, where the cell waits for it
 
@@ -75,19 +75,19 @@ class Stopping(waiting.WaitObserver):
                 pass
             try:
                 reactions = self.interrupt([call])[call.state.uid]
-                return call.outcome(reactions) if future.wait(waited.GIVE_UP_SECONDS) else call.offers()
+                return call.outcome(reactions) if future.wait(interrupted_calls.GIVE_UP_SECONDS) else call.offers()
             except KeyboardInterrupt:
                 return call.goes_on()
         finally:
             self._asking = False
 
-    def pending(self, future: Future[object]) -> Waited | None:
+    def pending(self, future: Future[object]) -> InterruptedCall | None:
         """The call that a future waits for; None for what no rank can be interrupted for."""
         call = self._runtime.calls.get(future.wait_id)
         state = self._runtime.meshes.get(call.mesh) if call is not None else None
-        return Waited(future, call, state) if call is not None and isinstance(state, MeshState) else None
+        return InterruptedCall(future, call, state) if call is not None and isinstance(state, MeshState) else None
 
-    def offer(self, call: Waited) -> None:
+    def offer(self, call: InterruptedCall) -> None:
         """Shows what a second Ctrl-C does while the cell waits for the call."""
         self._front.write(
             f"Stopped waiting for {call.label}. "
@@ -96,7 +96,7 @@ class Stopping(waiting.WaitObserver):
         )
 
     def interrupt(
-        self, calls: Sequence[Waited], say: Callable[[Sequence[str]], None] | None = None
+        self, calls: Sequence[InterruptedCall], say: Callable[[Sequence[str]], None] | None = None
     ) -> dict[str, Reactions]:
         """Interrupts the ranks that are waited for, and says which do not react."""
         return interrupt(self._runtime, calls, self._name, say or self._write)
@@ -115,7 +115,7 @@ class _Awaits:
         self._before: Any = None  # the handler of SIGINT that was there
         self._timer: asyncio.TimerHandle | None = None
         self._presses = 0
-        self._pending: list[Waited] = []
+        self._pending: list[InterruptedCall] = []
         self._reactions: dict[str, Reactions] = {}  # by uid of the mesh
 
     def begin(self, future: Future[object], sleeper: "asyncio.Future[None]") -> Callable[[], None] | None:
@@ -176,7 +176,7 @@ class _Awaits:
             self._stopping.second.press()
         elif self._presses == 2:
             self._reactions = self._stopping.interrupt(self._pending)
-            self._timer = loop.call_later(waited.GIVE_UP_SECONDS, self._end)
+            self._timer = loop.call_later(interrupted_calls.GIVE_UP_SECONDS, self._end)
         else:
             self._end()
 

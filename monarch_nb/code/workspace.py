@@ -144,7 +144,7 @@ def _on_living(
 ) -> list[Future[ValueMesh[T]]]:
     """Runs a function in the processes of a mesh that have not failed."""
     state, region = state_of(mesh), region_of(mesh)
-    failed = current_runtime().part(Driver).gone(state.uid)
+    failed = current_runtime().part(Driver).lost_ranks(state.uid)
     if not failed:
         return [mesh.run(function, *args, **kwargs)]
     living = [rank for rank in region.ranks() if rank not in failed]

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from monarch_nb.connect.stored_results import Result, ResultLostError, Results, results
     from monarch_nb.connect.transports import enable_transport
     from monarch_nb.connect.worker_loop import (
-        UNUSED_WORDS,
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
         run_worker_until_killed,
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from monarch_nb.connect.workers import attach, attach_to_workers
 
 __all__ = [
-    "UNUSED_WORDS",
     "AttachError",
     "AttachedMesh",
     "DetachError",
@@ -96,7 +94,6 @@ __getattr__ = lazy_names(
         ),
         "transports": ("enable_transport",),
         "worker_loop": (
-            "UNUSED_WORDS",
             "run_worker_loop_forever",
             "run_worker_loop_until_shutdown",
             "run_worker_until_killed",

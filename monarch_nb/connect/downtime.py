@@ -48,7 +48,7 @@ def downtime_report(
     runtime: Runtime,
     procs: ProcState,
     actors: Sequence[ActorState],
-    answer: p.Attached,
+    answer: p.AttachReply,
     exits: Sequence[p.Exited],
     welcomes: Mapping[str, p.Welcome],
     ended: Sequence[RankEnd] = (),
@@ -76,7 +76,7 @@ def _procs(count: int) -> str:
     return f"{counted(count, 'proc')}"
 
 
-def _since(answer: p.Attached) -> str:
+def _since(answer: p.AttachReply) -> str:
     if answer.before is not None:
         return f"taken over from {answer.before.what} (process {answer.before.pid} on {answer.before.machine})"
     away = format_duration(max(1, round(time.time() - answer.left_at)) * 10**9)
@@ -149,7 +149,7 @@ def _missed(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) 
     groups: dict[tuple[str, str, bool, str], list[p.UndeliveredReply]] = {}
     for welcome in welcomes.values():
         for missed in welcome.missed:
-            key = missed.mesh, missed.endpoint.lstrip("@!"), missed.kept, missed.error
+            key = missed.mesh, missed.endpoint.lstrip("@!"), missed.stored, missed.error
             groups.setdefault(key, []).append(missed)
     events = []
     for (mesh, endpoint, kept, error), group in groups.items():
@@ -183,7 +183,7 @@ def _running(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome])
     return events
 
 
-def _lines(runtime: Runtime, procs: ProcState, answer: p.Attached, addresses: Mapping[str, p.Welcome]) -> list[str]:
+def _lines(runtime: Runtime, procs: ProcState, answer: p.AttachReply, addresses: Mapping[str, p.Welcome]) -> list[str]:
     receiver = runtime.part(MeshLogs).receiver
     receiver.await_past(addresses, _PAST_S)
     found = []

@@ -7,7 +7,7 @@ from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import ExternalHost, HostRoutes, Tunnel
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
-from monarch_nb.host.introduction import Found
+from monarch_nb.host.introduction import IntroductionResult
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import Keys, UnreachableError
@@ -40,20 +40,20 @@ class Gateway:
         """Whether it is connected."""
         return not self.remote.lost and (self.remote.is_local or self._runtime.node.connected(self.agent))
 
-    def ask(self, endpoint: str, timeout: float) -> p.Introduced:
+    def ask(self, endpoint: str, timeout: float) -> p.IntroduceReply:
         """Has the gateway connect to an endpoint and returns what it found there. Blocks."""
         question = p.Introduce(endpoint, timeout)
         try:
             return request(self._runtime, self.agent, verbs.INTRODUCE, question).get(timeout + _MARGIN_S)
         except (TimeoutError, RuntimeError) as error:
-            return p.Introduced(error=f"the gateway {self.address} cannot find out who is at {endpoint}: {error}")
+            return p.IntroduceReply(error=f"the gateway {self.address} cannot find out who is at {endpoint}: {error}")
 
-    def introduce(self, endpoints: Sequence[str], timeout: float) -> list[Found]:
+    def introduce(self, endpoints: Sequence[str], timeout: float) -> list[IntroductionResult]:
         """Returns the host, or the error, at each endpoint; blocks."""
         if not endpoints:
             return []
 
-        def ask(endpoint: str) -> Found:
+        def ask(endpoint: str) -> IntroductionResult:
             answer = self.ask(endpoint, timeout)
             return answer.state or UnreachableError(f"{answer.error} (asked by the gateway {self.address})")
 
@@ -70,7 +70,7 @@ class GatewayHost(RemoteHost):
                  ) -> None:  # fmt: skip
         super().__init__(runtime, endpoint, state, gateway.remote.keys, False, lease)
         self.gateway = gateway
-        self._answer: p.Introduced | None = None  # the gateway's last answer
+        self._answer: p.IntroduceReply | None = None  # the gateway's last answer
 
     def is_still(self, endpoint: str, incarnation: int, keys: Keys | None) -> bool:
         """Whether it is the same healthy host; the key is the gateway's own."""

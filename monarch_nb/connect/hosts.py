@@ -8,7 +8,7 @@ from monarch_nb.connect.gateway import Gateway, GatewayHost
 from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.host import protocol as p
-from monarch_nb.host.introduction import Found, introduce
+from monarch_nb.host.introduction import IntroductionResult, introduce
 from monarch_nb.host.packages import differences
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.mesh.host import HostMesh, host_labels
@@ -179,7 +179,7 @@ def _is_behind_gateway(endpoint: str) -> bool:
 
 def _introduce(
     endpoints: Sequence[str], keys: Keys | None, insecure_loopback: bool, timeout: float, given_up: Callable[[], bool]
-) -> list[Found]:
+) -> list[IntroductionResult]:
     """Returns the host, or the error, at each endpoint, as found by this process or by its gateway."""
     gateway = current_runtime().part(HostRoutes).gateway
     if not isinstance(gateway, Gateway):

@@ -87,12 +87,12 @@ class Reception:
         self._new: dict[str, p.HostState] = {}
         self._asked: dict[str, tuple[p.HostState, float]] = {}  # the last agent by name that was accepted, and when
         self._changed = threading.Condition()
-        runtime.verbs.handle(verbs.WHO, self._on_identify)
+        runtime.verbs.handle(verbs.IDENTIFY, self._on_identify)
         runtime.verbs.handle(verbs.HOST_JOINS, self._on_joined)
         try:
             self.endpoint = runtime.node.listen(at, keys, insecure_loopback)
         except BaseException:
-            runtime.verbs.release(verbs.WHO)
+            runtime.verbs.release(verbs.IDENTIFY)
             runtime.verbs.release(verbs.HOST_JOINS)
             raise
 

@@ -344,7 +344,7 @@ def _state(mesh: MeshFile) -> str:
     return f"left at {clock(mesh.left_at)}"
 
 
-def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failures: Failures) -> AttachedMesh:
+def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.AttachReply], failures: Failures) -> AttachedMesh:
     first = answers[0]
     registry, driver = runtime.part(MeshRegistry), runtime.part(Driver)
     living = {proc.address: proc for answer in answers for proc in answer.procs if proc.exit is None}
@@ -382,7 +382,7 @@ def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failu
     return AttachedMesh(ProcMesh(procs, procs.region), whole, report, notes)
 
 
-def _missing(procs: ProcState, answers: Sequence[p.Attached], unreached: Container[str]) -> list[p.Exited]:
+def _missing(procs: ProcState, answers: Sequence[p.AttachReply], unreached: Container[str]) -> list[p.Exited]:
     """Returns the ends of dead processes that no host has reported.
 
     They ended before the mesh was detached, in the middle of a heal, or with an agent that was restarted.
@@ -497,7 +497,7 @@ def _unreachable(mesh: MeshFile, host: str, why: str) -> str:
     return f"{mesh.name} cannot be attached, its host {host_name(host)} cannot be reached: {why}"
 
 
-def _claim(runtime: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool) -> list[p.Attached]:
+def _claim(runtime: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool) -> list[p.AttachReply]:
     """Claims the mesh at the first of its hosts that knows it, which decides, then at the others.
 
     The deciding answer comes first. A restarted agent knows nothing and has no processes of the mesh. Silent hosts are
@@ -506,8 +506,8 @@ def _claim(runtime: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool)
     holder = runtime.part(Detacher).holder
     wanted = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal, ended=mesh.former)
     keepers = [way.host for way in mesh.ways[:KEEPERS]]
-    answers: dict[str, p.Attached] = {}
-    first = p.Attached(known=False)
+    answers: dict[str, p.AttachReply] = {}
+    first = p.AttachReply(known=False)
     for host in keepers:
         if host not in failures and not first.known:
             first = answers[host] = _attached(runtime, mesh, host, wanted, failures)
@@ -527,17 +527,17 @@ def _claim(runtime: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool)
     return [first, *(answer for answer in answers.values() if answer is not first)]
 
 
-def _attached(runtime: Runtime, mesh: MeshFile, host: str, wanted: p.Attach, failures: Failures) -> p.Attached:
+def _attached(runtime: Runtime, mesh: MeshFile, host: str, wanted: p.Attach, failures: Failures) -> p.AttachReply:
     return _answer(mesh, host, request(runtime, agent_of(host), verbs.ATTACH, wanted), failures)
 
 
-def _answer(mesh: MeshFile, host: str, asked: Future[p.Attached], failures: Failures) -> p.Attached:
+def _answer(mesh: MeshFile, host: str, asked: Future[p.AttachReply], failures: Failures) -> p.AttachReply:
     """Awaits a host's answer and records the failure of a silent host. Raises AttachError if it refuses."""
     try:
         return msgspec.structs.replace(asked.get(_ANSWER_S), host=host)
     except (TimeoutError, UnansweredError) as error:
         failures[host] = text_of(error)
-        return p.Attached(known=False)
+        return p.AttachReply(known=False)
     except RuntimeError as error:
         raise AttachError.of(f"{mesh.name} cannot be attached: {error}") from error
 

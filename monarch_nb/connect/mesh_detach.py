@@ -217,7 +217,7 @@ class Detacher:
         for one in (state, *state.actors.values()):
             one.detached, one.stopped = one.stopped is None, one.stopped or cause.text
         self._forget_calls(state)
-        runtime.part(Driver).feed(lambda machine: machine.left(state.uid, cause))
+        runtime.part(Driver).feed(lambda machine: machine.detached(state.uid, cause))
         self._held.pop(state.uid, None)
         self.hosts.update(host for host in state.hosts if host in runtime.part(HostRoutes).local)
         runtime.part(MeshEvents).publish(MeshStopped(state))

@@ -9,7 +9,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.mesh.verbs import RESULT, RESULTS, StoredResult, WantedResult, WantedResults
 from monarch_nb.runtime import ActorState, MeshState, Runtime, current_runtime, proc_state_of
-from monarch_nb.runtime.actors.raised import RankError, RankNames, actor_error, in_order
+from monarch_nb.runtime.actors.rank_errors import RankError, RankNames, actor_error, in_order
 from monarch_nb.shape import Extent, places_of
 from monarch_nb.wire import counted, decode, size_text
 
@@ -48,7 +48,7 @@ class Result:
 
     @property
     def _dropped(self) -> dict[int, StoredResult]:
-        return {place: one for place, (_, one) in self._stored.items() if not (one.kept or one.error)}
+        return {place: one for place, (_, one) in self._stored.items() if not (one.stored or one.error)}
 
     @property
     def _missing(self) -> list[int]:
@@ -59,7 +59,7 @@ class Result:
 
         Raises ActorError for what was raised, as the future would have, and ResultLostError if results are missing.
         """
-        raised = {place: RankError(self._frames(place), None) for place, one in self._errors.items() if one.kept}
+        raised = {place: RankError(self._frames(place), None) for place, one in self._errors.items() if one.stored}
         if raised:
             ranks = [self._stored[place][1].rank if place in self._stored else -1 for place in range(self._asked)]
             title = f"{self._state.name}.{self.endpoint}"
@@ -74,7 +74,7 @@ class Result:
         """Returns the available results by rank, an exception for a rank that has raised. Blocks."""
         found = {}
         for place, (_, one) in self._stored.items():
-            if one.kept:
+            if one.stored:
                 error = RankError(self._frames(place), None) if one.error else None
                 found[one.rank] = self._value(place) if error is None else error.exception(self._runtime)
         return found
@@ -109,7 +109,7 @@ class Result:
             here = self._where(list(self._stored))
             lacks.append(f"{len(self._stored)} of {counted(self._asked, 'rank')} ({here}) ended while nobody was there")
         for place, one in self._errors.items():
-            if not one.kept:
+            if not one.stored:
                 lacks.append(f"{self._where([place])}: {one.error}, of which no more is kept")
         if self._dropped:
             size = size_text(sum(one.size for one in self._dropped.values()))

@@ -15,7 +15,7 @@ from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, bound_end, check
 from monarch_nb.host import AgentHandle, AgentStartError, begin_agent, new_host_id, run_folder_for
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
 from monarch_nb.host.linux import become_subreaper
-from monarch_nb.host.options import UNUSED
+from monarch_nb.host.options import UNUSED, UNUSED_WORDS
 from monarch_nb.host.preemption import BURST_S, END, LATE_S, UNKNOWN_S
 from monarch_nb.host.procs.reaper import end_all_descendants
 from monarch_nb.host.protocol import PreemptionNotice
@@ -27,7 +27,6 @@ from monarch_nb.settings import settings
 from monarch_nb.transport import Keys, TransportError, TrustError, bound_at
 from monarch_nb.wire import error_line
 
-UNUSED_WORDS = "no program has used this host for"  # the last words of a worker that ends by itself
 _ENDING_S = 2.0
 _RESTARTS, _RESTARTS_S = 5, 60.0  # of an agent: so many within so many seconds
 

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any, Literal
 
 from monarch_nb.data.rows import Batch, Rows, batches_of
-from monarch_nb.data.server import FeedServer, Progress, Serving, server
+from monarch_nb.data.server import FeedServer, Progress, ServedFeed, server
 from monarch_nb.runtime import Future, current_runtime
 from monarch_nb.shape import Extent, Point
 
@@ -59,9 +59,9 @@ class Feed:
         if rows.skip(self._before) < self._before:
             raise ValueError(f"the state is of {self._before:,} rows, and the source has fewer: it is another source")
         parts = prod(self._extent[name] for name in self._split) if self._split else 1
-        self._number = next(Serving.numbers)
+        self._number = next(ServedFeed.numbers)
         self._server = server()
-        FeedServer.open[self._number] = Serving(
+        FeedServer.open[self._number] = ServedFeed(
             rows,
             ranks=self._extent.nelements,
             parts=parts,

@@ -82,7 +82,7 @@ class Ledger:
         return self._held[index] if index < len(self._held) else None
 
 
-class Serving:
+class ServedFeed:
     """Serves one feed, which is read at most `ahead` steps before the slowest rank.
 
     A thread reads when there is room, and encodes each part into memory that messages send from. All requests for a
@@ -203,7 +203,7 @@ class Serving:
 class FeedServer(Actor):
     """Serves all feeds of this process. Feeds add themselves to `open`, since a source cannot be sent."""
 
-    open: ClassVar[dict[int, Serving]] = {}  # of the process
+    open: ClassVar[dict[int, ServedFeed]] = {}  # of the process
 
     @concurrent_endpoint
     async def begin(self, feed: int, rank: int) -> int:
@@ -234,7 +234,7 @@ class FeedServer(Actor):
         if serving is not None:
             await serving.stop()
 
-    def _of(self, feed: int) -> Serving:
+    def _of(self, feed: int) -> ServedFeed:
         serving = self.open.get(feed)
         if serving is None:
             raise LookupError("this feed was stopped")

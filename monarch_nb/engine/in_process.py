@@ -108,7 +108,7 @@ class InlineHost:
             self.kill(address)
         return Done()
 
-    def _spawn(self, request: p.SpawnProcs, asker: Asker[p.Spawning]) -> p.Spawning:
+    def _spawn(self, request: p.SpawnProcs, asker: Asker[p.SpawnReply]) -> p.SpawnReply:
         started = []
         for place, rank in enumerate(request.ranks):
             incarnation = request.incarnations[place] if request.incarnations else 0
@@ -121,7 +121,7 @@ class InlineHost:
             self._alive[address] = console
             console.executor.start()
             started.append(address)
-        return p.Spawning(tuple(started))
+        return p.SpawnReply(tuple(started))
 
     def alive(self) -> list[str]:
         """The addresses of the would-be processes that live."""

@@ -158,7 +158,7 @@ class MemoryHost:
         """A process, not started yet."""
         return MemoryWorker(self._time, spec)
 
-    def _spawn(self, request: p.SpawnProcs, asker: Asker[p.Spawning]) -> p.Spawning:
+    def _spawn(self, request: p.SpawnProcs, asker: Asker[p.SpawnReply]) -> p.SpawnReply:
         addresses = []
         for place, rank in enumerate(request.ranks):
             incarnation = request.incarnations[place] if request.incarnations else 0
@@ -181,7 +181,7 @@ class MemoryHost:
             started = p.StartedProc(address=address, pid=pid, how="memory")
             self._sender.post_all(p.observers(self._watchers[address], spec.owner), verbs.PROC_STARTED, started)
             addresses.append(address)
-        return p.Spawning(tuple(addresses))
+        return p.SpawnReply(tuple(addresses))
 
     def _watch(self, request: p.Addresses, asker: Asker[Done]) -> Done:
         for address in request.addresses:

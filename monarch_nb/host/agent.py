@@ -235,7 +235,7 @@ class HostAgent:
         self._logs.ended(child.address)
         self._service.keeper.exited(child)
         self._service.owner_gone(child.address, child.exit.reason)
-        self._stopper.gone(child)
+        self._stopper.child_ended(child)
         self._look_around()
 
     def pong(self, child: Child) -> None:
@@ -277,7 +277,7 @@ class HostAgent:
     def _owner_pipe(self, _events: int) -> None:
         assert self._options.owner_fd is not None
         if said := os.read(self._options.owner_fd, 4096):
-            self._preemption.said(said)
+            self._preemption.receive(said)
             return
         self._loop.unregister(self._options.owner_fd)
         self._node.settled(self._loop.post, self._owner_ended)  # its last messages may still be unread

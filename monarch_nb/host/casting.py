@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from monarch_nb.host import protocol as p
 from monarch_nb.host.sender import AgentSender, SendingNode
 from monarch_nb.host.verbs import CASTS
-from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
+from monarch_nb.routing import Batch, Branch, Fold, branches_below, expand, indices, size_of
 from monarch_nb.transport import Body, Parcel, UnreachableError, reason_of, reason_parcel
 from monarch_nb.wire import Asker, Flags, Folded, Header, Kind, Lane, agent_of, fold, host_of, parse_address, unfold
 from monarch_nb.wire.header import SKIP, CastPlan
@@ -34,7 +34,7 @@ class _Cast(Struct, eq=False):
     request: Header
     fold: Fold[Reply]
     local: dict[str, list[int]] = field(default_factory=dict)  # proc address -> places
-    below: list[CastPlan] = field(default_factory=list)
+    plans_below: list[CastPlan] = field(default_factory=list)
 
 
 class Caster:
@@ -75,7 +75,7 @@ class Caster:
             cast = _Cast(header, Fold(size_of(header.plan.runs)))
             for delivery in deliveries:
                 cast.local.setdefault(delivery.address, []).append(delivery.index)
-            cast.below = [plan for _, plan in branches]
+            cast.plans_below = [plan for _, plan in branches]
             with self._lock:
                 self._casts[port] = cast
         for agent, plan in branches:
@@ -129,7 +129,7 @@ class Caster:
     def host_lost(self, host: str, reason: str) -> None:
         """Fails replies that were to come through another host's agent."""
         with self._lock:
-            hit = [(port, cast.request, plan) for port, cast in self._casts.items() for plan in cast.below
+            hit = [(port, cast.request, plan) for port, cast in self._casts.items() for plan in cast.plans_below
                    if plan.head == host]  # fmt: skip
         for port, request, plan in hit:
             why = f"it was sent through host {host}, which is lost: {reason}"
@@ -164,7 +164,7 @@ class Caster:
         asked: dict[str, list[tuple[int, CastPlan]]] = {}
         with self._lock:
             for port, cast in self._casts.items():
-                for plan in cast.below:
+                for plan in cast.plans_below:
                     places = cast.fold.waits_for(indices(plan.runs))
                     if places if not before else any((port, place) in before for place in places):
                         asked.setdefault(plan.head, []).append((port, plan))
@@ -207,7 +207,7 @@ class Caster:
         elif kind == Kind.CAST and header.plan is not None:
             plan = header.plan
             head = Branch(agent_of(plan.head), plan)
-            for agent, part in (head, *below(plan)):
+            for agent, part in (head, *branches_below(plan)):
                 self._stand_in(replace(header, kind=int(Kind.CAST), dst=agent, plan=part))
 
     def _stand_in(self, header: Header, pause: float = FILL_S) -> None:

@@ -26,7 +26,7 @@ class GatewayService:
         self._soon = soon
         self._behind: dict[str, set[str]] = {}
 
-    def introduce(self, request: p.Introduce, asker: Asker[p.Introduced]) -> None:
+    def introduce(self, request: p.Introduce, asker: Asker[p.IntroduceReply]) -> None:
         """Finds out who is at an endpoint, on a thread of its own, and replies then."""
 
         def look() -> None:
@@ -35,7 +35,7 @@ class GatewayService:
 
         threading.Thread(target=look, name="monarch-introduce", daemon=True).start()
 
-    def _look(self, asker: str, request: p.Introduce) -> p.Introduced:
+    def _look(self, asker: str, request: p.Introduce) -> p.IntroduceReply:
         back = p.Hosts({}, {asker: self._sender.address})
         try:
             for keys in self._keys.candidates:
@@ -44,12 +44,12 @@ class GatewayService:
                 if not isinstance(answer, TrustError):
                     break
         except (TransportError, ValueError) as error:
-            return p.Introduced(error=str(error))
+            return p.IntroduceReply(error=str(error))
         if isinstance(answer, p.HostState):
-            return p.Introduced(answer)
-        return p.Introduced(error=str(answer), nobody=knock(request.endpoint, _KNOCK_S) is False)
+            return p.IntroduceReply(answer)
+        return p.IntroduceReply(error=str(answer), nobody=knock(request.endpoint, _KNOCK_S) is False)
 
-    def _found(self, asker: Asker[p.Introduced], endpoint: str, introduced: p.Introduced) -> None:
+    def _found(self, asker: Asker[p.IntroduceReply], endpoint: str, introduced: p.IntroduceReply) -> None:
         if introduced.state is not None and introduced.state.host != self._node.host:
             self._node.learn(introduced.state.host, endpoint, incarnation=introduced.state.incarnation)
             self._behind.setdefault(asker.src, set()).add(introduced.state.host)
@@ -61,7 +61,7 @@ class GatewayService:
             if host in hosts:
                 self._sender.post(controller, verbs.HOST_CUT, p.HostsLost({host: word}))
 
-    def gone(self, controller: str, why: str) -> None:
+    def controller_ended(self, controller: str, why: str) -> None:
         """Reports a controller's end to the hosts behind, for which this agent's connection hides it."""
         for host in self._behind.pop(controller, ()):
             self._sender.post(agent_of(host), verbs.LOST, p.HostsLost({host_of(controller): why}))

@@ -29,7 +29,7 @@ _CALMS = 3  # such moments in a row
 _PAUSE_S = 0.1
 _GLANCE_S = 0.2  # between checks whether the answer is still wanted
 
-Found = p.HostState | TransportError
+IntroductionResult = p.HostState | TransportError
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -42,7 +42,7 @@ def introduce(
     timeout: float = 10.0,
     ways: p.Hosts | None = None,
     given_up: Callable[[], bool] = lambda: False,
-) -> list[Found]:
+) -> list[IntroductionResult]:
     """Returns the host, or the error, at each endpoint. Blocks up to `timeout` seconds, and a little.
 
     A refused connection is tried again until then, or until it is `given_up`. Each agent is sent `ways`, if any, before
@@ -53,7 +53,7 @@ def introduce(
         require_keys(endpoint, keys, insecure_loopback)
     deadline = time.monotonic() + timeout
 
-    def ask(endpoint: str) -> Found:
+    def ask(endpoint: str) -> IntroductionResult:
         wrong = _look(endpoint, keys, deadline, given_up)
         if wrong is not None:
             return wrong
@@ -78,7 +78,7 @@ def ask_controller(
     if wrong is not None:
         raise wrong
     left = max(1.0, deadline - time.monotonic())
-    answer = _Question(endpoint, keys, insecure_loopback, verbs.WHO).ask(left, me)
+    answer = _Question(endpoint, keys, insecure_loopback, verbs.IDENTIFY).ask(left, me)
     if isinstance(answer, TransportError):
         raise answer
     return answer

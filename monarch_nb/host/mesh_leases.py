@@ -52,7 +52,7 @@ class MeshLease(Struct, eq=False):
     unwatched: Unwatched | None = None
 
     @property
-    def left(self) -> bool:
+    def detached(self) -> bool:
         """Whether it is detached."""
         return self.holder is None
 
@@ -79,9 +79,9 @@ class MeshLeases:
         return list(self._all.values())
 
     @property
-    def left(self) -> list[MeshLease]:
+    def detached(self) -> list[MeshLease]:
         """Returns the leases of detached meshes."""
-        return [one for one in self._all.values() if one.left]
+        return [one for one in self._all.values() if one.detached]
 
     def hold(self, wanted: Hold, owner: str) -> MeshLease:
         """Records how an owner wants a mesh held; later messages replace the parts they name. Raises HeldError."""
@@ -162,7 +162,7 @@ class MeshLeases:
     def exited(self, uid: str, gone: Exited) -> None:
         """Stores the end of a process of the mesh for its next owner."""
         known = self._all.get(uid)
-        if known is not None and known.left:
+        if known is not None and known.detached:
             known.exits.append(gone)
 
     def end(self, uid: str) -> MeshLease | None:
@@ -171,14 +171,14 @@ class MeshLeases:
 
     def expired(self, now: float) -> list[MeshLease]:
         """Removes and returns meshes whose lease has ended, which are to be stopped."""
-        over = [one for one in self.left if one.until <= now]
+        over = [one for one in self.detached if one.until <= now]
         for one in over:
             del self._all[one.uid]
         return over
 
     def due(self, now: float) -> float | None:
         """Returns the seconds until the next lease ends, or None."""
-        return min((max(0.0, one.until - now) for one in self.left), default=None)
+        return min((max(0.0, one.until - now) for one in self.detached), default=None)
 
     @staticmethod
     def _held_by(one: MeshLease) -> str:
@@ -221,7 +221,7 @@ class MeshLeaseService:
     @property
     def waits(self) -> bool:
         """Whether there are detached meshes here."""
-        return bool(self._leases.left)
+        return bool(self._leases.detached)
 
     @property
     def holders(self) -> list[str]:
@@ -241,7 +241,7 @@ class MeshLeaseService:
     def agent_ends(self, reason: str) -> None:
         """Records the end of the host for controllers that come later."""
         for one in self._leases.all():
-            if one.file and one.left:
+            if one.file and one.detached:
                 mesh_files.end(Path(one.file), reason)
 
     def exited(self, child: Child) -> None:
@@ -253,7 +253,7 @@ class MeshLeaseService:
                 self._diagnoses[uid][0](child.exit)
         one = self._leases.get(uid)
         stopped = child.exit is not None and child.exit.expected
-        if one is not None and stopped and not one.left and not self._alive(one):  # by its owner
+        if one is not None and stopped and not one.detached and not self._alive(one):  # by its owner
             self._leases.end(uid)
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -267,10 +267,10 @@ class MeshLeaseService:
         self._is_left(left, wanted.unread)
         return Done()
 
-    def _attach(self, wanted: p.Attach, asker: Asker[p.Attached]) -> p.Attached | None:
+    def _attach(self, wanted: p.Attach, asker: Asker[p.AttachReply]) -> p.AttachReply | None:
         one = self._leases.get(wanted.uid)
         if one is None:
-            return p.Attached(known=False)
+            return p.AttachReply(known=False)
         if self._leases.was_left(wanted):  # its owner's end is not known here yet
             why = "its program has ended"
             self._is_left(self._leases.leave(one.uid, wanted.ended, time.monotonic(), time.time(), why))
@@ -297,7 +297,7 @@ class MeshLeaseService:
         exits = tuple(one.exits)
         one.exits.clear()
         findings = self._end_diagnosis(one.uid)
-        return p.Attached(
+        return p.AttachReply(
             grant=one.grant, turn=one.turn, left_at=left_at, why=why, parts=one.parts,
             procs=tuple(child.describe() for child in mine),
             logs={child.address: child.log_file for child in mine}, exits=exits, before=before,
@@ -368,7 +368,7 @@ class MeshLeaseService:
     def _note(one: MeshLease) -> None:
         """Updates the mesh's file, which controllers read that look for meshes."""
         if one.file:
-            if one.left:
+            if one.detached:
                 mesh_files.leave(Path(one.file), max(0.0, one.until - time.monotonic()), one.why, left_at=one.left_at)
             else:
                 mesh_files.change(Path(one.file), holder=one.holder, left_at=one.left_at, until=0.0, why=one.why)

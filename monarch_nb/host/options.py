@@ -15,6 +15,7 @@ from monarch_nb.host.protocol import AgentReady
 from monarch_nb.transport import split
 
 UNUSED = 4  # the exit status of an agent that has ended because nobody used it
+UNUSED_WORDS = "no program has used this host for"  # the last words of a worker that ends by itself
 
 
 class Options(Struct, frozen=True):

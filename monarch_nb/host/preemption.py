@@ -73,7 +73,7 @@ class Preemption:
         else:
             self.given(notice)
 
-    def said(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         """Reads notices that the agent's worker has written, one per line. Ignores invalid ones."""
         for line in data.splitlines():
             try:

@@ -79,7 +79,7 @@ class KeepSpares(msgspec.Struct, frozen=True, kw_only=True):
     prepare: str
 
 
-class Spawning(msgspec.Struct, frozen=True):
+class SpawnReply(msgspec.Struct, frozen=True):
     """Reply to agent.spawn: the procs that are being started; proc.started or proc.exited follows for each."""
 
     addresses: tuple[str, ...]
@@ -366,7 +366,7 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
     turn: int = 0
 
 
-class Attached(msgspec.Struct, frozen=True, kw_only=True):
+class AttachReply(msgspec.Struct, frozen=True, kw_only=True):
     """Reply to agent.attach: the mesh is the sender's; with all that it needs, and what has happened meanwhile."""
 
     host: str = ""  # that answers; set by the receiver
@@ -418,7 +418,7 @@ class UndeliveredReply(Harmless, frozen=True, kw_only=True):
     endpoint: str
     at: float
     well: bool
-    kept: bool = False  # whether its value is stored
+    stored: bool = False  # whether its value is stored
     error: str = ""  # in a line
 
 
@@ -492,7 +492,7 @@ class Introduce(msgspec.Struct, frozen=True):
     timeout_s: float = 10.0
 
 
-class Introduced(msgspec.Struct, frozen=True):
+class IntroduceReply(msgspec.Struct, frozen=True):
     """Reply to agent.introduce: the host at the endpoint, or the error.
 
     Later host.cut (a HostsLost) reports a broken connection to such a host to the sender.

@@ -150,7 +150,7 @@ class AgentService:
         mine = (address for child in alive for address in (child.address, child.spec.owner))
         return {*self._leases.owners, *self.keeper.holders, *watching, *mine} - {NOBODY}
 
-    def _spawn(self, request: p.SpawnProcs, asker: Asker[p.Spawning]) -> None:
+    def _spawn(self, request: p.SpawnProcs, asker: Asker[p.SpawnReply]) -> None:
         owner = request.owner or asker.src
         count = len(request.ranks)
         incarnations = _spread(request.incarnations, count, 0, "incarnations")
@@ -172,7 +172,7 @@ class AgentService:
             )  # fmt: skip
             starts.append(Start(spec, request.python, bind, request.bootstrap_env_cold, launch))
         self._see_owner(owner)
-        asker.reply(p.Spawning(tuple(start.spec.address for start in starts)))
+        asker.reply(p.SpawnReply(tuple(start.spec.address for start in starts)))
         files = [self._logs.begin(start.spec.address, start.spec.log, start.spec.name) for start in starts]
         self._children.start(starts, {owner, asker.src}, heavy=request.heavy)
         for start, file in zip(starts, files, strict=True):
@@ -213,7 +213,7 @@ class AgentService:
         self._leases.end(owner)
         self.keeper.owner_gone(owner, why)
         self._children.spares.owner_gone(owner)
-        self._gateway.gone(owner, why)
+        self._gateway.controller_ended(owner, why)
         owned = [child for child in self._children.alive() if child.spec.owner == owner]
         if owned:
             self._stopper.stop(owned, timeout_s=0, grace_s=0.5, reason=f"its owner {owner} is gone: {why}")

@@ -4,7 +4,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.wire import Done, Lane, Verb
 
 # To an agent.
-SPAWN = Verb("agent.spawn", p.SpawnProcs, p.Spawning, doc="starts ranks of a proc mesh on its host")
+SPAWN = Verb("agent.spawn", p.SpawnProcs, p.SpawnReply, doc="starts ranks of a proc mesh on its host")
 SPARES = Verb("agent.spares", p.KeepSpares, doc="processes that are started ahead for a mesh")
 WATCH = Verb(
     "agent.watch", p.Addresses, Done, doc="notifies the sender when procs end, at once for those that have ended"
@@ -18,13 +18,13 @@ HOSTS = Verb("agent.hosts", p.Hosts, Done, doc="routes to other hosts")
 LOST = Verb("agent.lost", p.HostsLost, Done, doc="hosts are gone, with all that ran there")
 LEAVE = Verb("agent.leave", Done, Done, doc="the sender goes: its procs are stopped")
 INTRODUCE = Verb(
-    "agent.introduce", p.Introduce, p.Introduced, doc="makes the agent a gateway to the host at an endpoint"
+    "agent.introduce", p.Introduce, p.IntroduceReply, doc="makes the agent a gateway to the host at an endpoint"
 )
 LEASE = Verb("agent.lease", p.OwnerLease, Done, doc="the owner lives; its procs do for so long")
 BEAT = Verb("agent.beat", Done, doc="the sender lives: it renews its lease")
 HOLD = Verb("agent.hold", p.Hold, Done, doc="a mesh of the sender that may outlive it, and what it takes to come back")
 DETACH = Verb("agent.detach", p.Detach, Done, doc="the sender leaves a mesh, which keeps running for its lease")
-ATTACH = Verb("agent.attach", p.Attach, p.Attached, doc="the sender attaches a mesh that was left, or takes it over")
+ATTACH = Verb("agent.attach", p.Attach, p.AttachReply, doc="the sender attaches a mesh that was left, or takes it over")
 CASTS = Verb(
     "relays.casts",
     p.AskCasts,
@@ -50,5 +50,5 @@ HOST_CUT = Verb("host.cut", p.HostsLost, doc="a gateway's connection to hosts be
 HOST_NOTICE = Verb(
     "host.notice", p.PreemptionNotice, doc="the sender's host is about to be taken away, or stays after all"
 )
-WHO = Verb("controller.who", p.HostState, p.IdentifyReply, doc="may this host join, and which controller is it?")
+IDENTIFY = Verb("controller.who", p.HostState, p.IdentifyReply, doc="may this host join, and which controller is it?")
 HOST_JOINS = Verb("host.joins", p.HostState, doc="a host that dialled has joined")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from monarch_nb._package import more
-from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.adapter import EngineError, Running
+from monarch_nb.job.adapter_job import AdapterJob
 from monarch_nb.job.kinds import adapter_of, kinds
 from monarch_nb.job.leftovers import KEPT_S, tidied
 from monarch_nb.job.named import (

@@ -6,17 +6,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from monarch_nb.connect import own_hosts
 from monarch_nb.connect.routes import HostRoutes
-from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, mesh_of
+from monarch_nb.job.adapter import Agent, Agents, EngineError, Running, Seen, mesh_of
 from monarch_nb.job.arrival import Arrival, HostsMissingError
-from monarch_nb.job.role import Role
 from monarch_nb.job.spares import Spares
 from monarch_nb.lifecycle.elastic import run_in_background
 from monarch_nb.lifecycle.notices import show_host_message
@@ -25,68 +24,19 @@ from monarch_nb.runtime import Future, current_runtime, fail_future, pending_fut
 from monarch_nb.transport import TrustError, held_back
 from monarch_nb.wire import host_name
 
+if TYPE_CHECKING:
+    from monarch_nb.job.adapter_job import AdapterJob
+
 logger = logging.getLogger("monarch_nb.job")
 _keeping = threading.Lock()  # for a job without a folder to lock
 _ANSWER_S = 4.0  # for a scheduler to report the fate of hosts
 _LOCK_S = 0.02  # between two attempts
 
 
-class ElasticJob(Protocol):
-    """What a job is asked for."""
-
-    @property
-    def adapter(self) -> JobAdapter:
-        """Of its engine."""
-
-    @property
-    def known_as(self) -> str:
-        """What people call it."""
-
-    @property
-    def agents(self) -> dict[str, Agent]:
-        """By the names of their hosts; as the job's folder has them, which other processes share."""
-
-    @property
-    def spare_agents(self) -> tuple[str, ...]:
-        """The names of those of its agents that are part of no mesh."""
-
-    def keep_agents(self, agents: dict[str, Agent], spares: Iterable[str] | None = None) -> None:
-        """These are its agents from now on, with other spares if so; they are written down, for who loads the job.
-
-        Raises EngineError where it was killed meanwhile.
-        """
-
-    @property
-    def host_ids(self) -> Mapping[str, str]:
-        """The ids of its hosts that have joined, here or elsewhere, by their names."""
-
-    def joined(self, hosts: Mapping[str, str]) -> None:
-        """The ids of hosts that have joined, by name; they are written down, for who loads the job."""
-
-    def running(self, agents: dict[str, Agent]) -> Running:
-        """The job with some of its agents."""
-
-    def wanting(self, mesh: str, names: Sequence[str], places: Sequence[str]) -> AgentsWanted:
-        """What its engine is asked for, for more hosts of a mesh. Raises EngineError where there are none."""
-
-    def written(self, mesh: str) -> str:
-        """What another process has this job and its mesh of; "" for a job that cannot be saved."""
-
-    def role_of(self, mesh: str) -> Role:
-        """What the hosts of a mesh must have."""
-
-    @property
-    def arrivals(self) -> list[Arrival]:
-        """How its hosts have come in."""
-
-    def arrived(self, arrival: Arrival) -> None:
-        """More hosts come in."""
-
-
 class JobHosts:
     """Those of one mesh of a job."""
 
-    def __init__(self, job: ElasticJob, mesh: str) -> None:
+    def __init__(self, job: "AdapterJob", mesh: str) -> None:
         self._job, self._mesh = job, mesh
         self._lock = threading.Lock()
         self._came: list[str] = []  # behind those that it had at first
@@ -98,7 +48,7 @@ class JobHosts:
             self.spares.follow(self._arrivals_of(agents), wanted)
 
     @property
-    def job(self) -> ElasticJob:
+    def job(self) -> "AdapterJob":
         """Whose they are."""
         return self._job
 

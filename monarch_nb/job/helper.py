@@ -12,44 +12,21 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from monarch_nb.host.bootstrap import command
 from monarch_nb.job.adapter import Agent, Agents, EngineError, Running, Seen, state_folder
 from monarch_nb.job.leftovers import KEPT_S, newest
-from monarch_nb.job.processes import ProcessAdapter
+from monarch_nb.job.process import ProcessAdapter
+from monarch_nb.job.report import HELLO, Ask, HelperReply
 from monarch_nb.wire import json_decoder
 
-HELLO = '{"monarch-nb helper":'  # begins the first line, after any output of a login shell
 _AGENTS = "mnb-agents-"  # of the names of folders, one for each job
 _LIST = "agents.json"
 _READY_S = 60.0
 _LOOK_S = 0.01
 _LOGIN_S = ("XDG_RUNTIME_DIR",)  # a folder that goes away with the login, which agents outlive
-
-
-class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request, about the agents of one job on this machine."""
-
-    do: Literal["start", "look", "kill", "end", "lines"]
-    job: str
-    names: dict[str, dict[str, str]] = {}  # start: the environment of each; end: which of them end
-    address: str = "tcp://0.0.0.0:0"  # start: where they listen
-    known_as: str = ""  # start: the requester's name of this machine
-    key: str = ""  # start: the job's key, as its file has it
-    count: int = 0  # lines
-    bound: bool = False  # start: agents end with this process
-    keep_s: float | None = None  # start: how long they live on when no program uses them
-
-
-class HelperReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of a request; `error` if it failed."""
-
-    seen: dict[str, Seen] = {}
-    lines: dict[str, list[str]] = {}
-    error: str = ""
 
 
 class Helper:

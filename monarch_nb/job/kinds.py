@@ -1,27 +1,15 @@
 """The kinds of jobs there are."""
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Callable
 
-from monarch_nb.job.adapter import HERE, Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen
+from monarch_nb.job.adapter import EngineError, JobAdapter
 
-# One line each: what gives the adapter of a kind of jobs, called when such a job is first made.
-_LOADERS: dict[str, Callable[[], JobAdapter]] = {
-    "kubernetes": lambda: import_module("monarch_nb.job.kubernetes.adapter").Kubernetes(),
-    "lightning": lambda: import_module("monarch_nb.job.lightning.adapter").Lightning(),
-    "mpi": lambda: import_module("monarch_nb.job.batch.mpi").MPI(),
-    "ray": lambda: import_module("monarch_nb.job.ray_engine.adapter").Ray(),
-    "skypilot": lambda: import_module("monarch_nb.job.skypilot.adapter").SkyPilot(),
-    "slurm": lambda: import_module("monarch_nb.job.batch.slurm").Slurm(),
-    "local": lambda: OwnHost(),
-    "process": lambda: import_module("monarch_nb.job.processes").ProcessAdapter(),
-    "ssh": lambda: import_module("monarch_nb.job.ssh.adapter").SSH(),
-}
+_LOADERS: dict[str, Callable[[], JobAdapter]] = {}  # each kind's module adds its own
 _adapters: dict[str, JobAdapter] = {}
 
 
 def register_job(kind: str, load: Callable[[], JobAdapter]) -> None:
-    """Adds a kind of jobs. Raises ValueError for a name that is taken."""
+    """Adds a kind of jobs; `load` gives its adapter when such a job is first made. Raises ValueError for one known."""
     if kind in _LOADERS:
         raise ValueError(f"there is a kind of jobs {kind!r} already")
     _LOADERS[kind] = load
@@ -49,27 +37,3 @@ def adapter_of(kind: str) -> JobAdapter:
         except ModuleNotFoundError as error:
             raise EngineError(f"{kind} jobs need the package {error.name}: install monarch-nb[{kind}]") from error
     return _adapters[kind]
-
-
-class OwnHost(JobAdapter):
-    """The host of this process, whose agent is there already, or is started when it is first needed."""
-
-    keep_s = None  # it ends with this process
-    watch_s = 0.0
-
-    def start(self, wanted: AgentsWanted) -> Agents:
-        """Starts nothing. Raises ValueError for meshes of several hosts."""
-        if any(not name.endswith("_0") for name in wanted.names):
-            raise ValueError("a local job has this host alone, one for each mesh; jobs of kind 'process' have several")
-        return {name: Agent("", HERE) for name in wanted.names}
-
-    def look(self, job: Running) -> Mapping[str, Seen]:
-        """They run, as this process does."""
-        return {name: Seen("running", joins=(HERE,)) for name in job.agents}
-
-    def kill(self, job: Running) -> None:
-        """Ends nothing: the agent ends with this process."""
-
-    def running(self) -> Mapping[str, Running]:
-        """None that others could use."""
-        return {}

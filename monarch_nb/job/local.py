@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.host.bootstrap import untraced
-from monarch_nb.job.adapted import AdapterForm, AdapterJob
+from monarch_nb.job.adapter import HERE, Agent, Agents, AgentsWanted, JobAdapter, Running, Seen
+from monarch_nb.job.adapter_job import AdapterForm, AdapterJob
+from monarch_nb.job.kinds import register_job
 from monarch_nb.job.trait import BATCH_FILE, JobTrait
 
 BATCH = "MONARCH_BATCH_JOB"
@@ -74,3 +76,30 @@ class LocalJob(AdapterJob):
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+
+class OwnHost(JobAdapter):
+    """The host of this process, whose agent is there already, or is started when it is first needed."""
+
+    keep_s = None  # it ends with this process
+    watch_s = 0.0
+
+    def start(self, wanted: AgentsWanted) -> Agents:
+        """Starts nothing. Raises ValueError for meshes of several hosts."""
+        if any(not name.endswith("_0") for name in wanted.names):
+            raise ValueError("a local job has this host alone, one for each mesh; jobs of kind 'process' have several")
+        return {name: Agent("", HERE) for name in wanted.names}
+
+    def look(self, job: Running) -> Mapping[str, Seen]:
+        """They run, as this process does."""
+        return {name: Seen("running", joins=(HERE,)) for name in job.agents}
+
+    def kill(self, job: Running) -> None:
+        """Ends nothing: the agent ends with this process."""
+
+    def running(self) -> Mapping[str, Running]:
+        """None that others could use."""
+        return {}
+
+
+register_job("local", OwnHost)

@@ -1,7 +1,8 @@
-"""Jobs by name: those of `monarch.toml`, and jobs made from a kind and plain arguments."""
+"""Jobs by name: those of `monarch.toml`, the current one of a folder, and jobs made from a kind and plain arguments."""
 
 import atexit
 import difflib
+import importlib
 import inspect
 import logging
 import os
@@ -13,26 +14,28 @@ from typing import Any, NamedTuple
 import msgspec
 
 from monarch_nb._package import more
-from monarch_nb.job.adapted import AdapterJob, running_jobs
 from monarch_nb.job.adapter import EngineError
-from monarch_nb.job.batch import MPIJob, SlurmJob
+from monarch_nb.job.adapter_job import AdapterJob, running_jobs
 from monarch_nb.job.kinds import kinds
 from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch_nb.job.lightning import LightningJob
 from monarch_nb.job.local import LocalJob
+from monarch_nb.job.mpi import MPIJob
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
-from monarch_nb.job.ray_engine import RayJob
-from monarch_nb.job.record import JobFileError, ago
+from monarch_nb.job.ray import RayJob
+from monarch_nb.job.record import JobFileError, ago, read, write
 from monarch_nb.job.role import Role
 from monarch_nb.job.skypilot import SkyPilotJob
+from monarch_nb.job.slurm import SlurmJob
 from monarch_nb.job.ssh import SSHJob
 from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, load_file
 from monarch_nb.mesh import HostMesh
-from monarch_nb.wire import converted
+from monarch_nb.wire import converted, kind_of
 
 logger = logging.getLogger("monarch_nb.job")
 FILE = "monarch.toml"
+_CURRENT = ".monarch/current_job"  # has `module.attribute`
 SHORT = 8  # characters of an id that people see
 _CLASSES: dict[str, type[AdapterJob]] = {
     "lightning": LightningJob,
@@ -355,3 +358,35 @@ def hosts_from_config(name: str) -> HostMesh:
     job.apply()
     atexit.register(job.kill)
     return job._state()._hosts[name]
+
+
+def set_current_job(module_path: str) -> None:
+    """Makes the job at `module.attribute` the current one of this folder. Nothing is imported yet.
+
+    Raises ValueError for an invalid path.
+    """
+    parts = module_path.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise ValueError(f"{module_path!r} does not name a job: it should look like module.attribute")
+    write(_CURRENT, module_path.encode() + b"\n")
+
+
+def load_current_job() -> JobTrait:
+    """Returns the current job of this folder, as its module defines it; its `state()` finds it where it runs.
+
+    Raises FileNotFoundError if none was set, AttributeError or TypeError if there is no job of that name.
+    """
+    try:
+        module_path = read(_CURRENT).decode().strip()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"no current job in {Path.cwd()}: set_current_job('module.attribute') names one"
+        ) from None
+    name, _, attribute = module_path.rpartition(".")
+    module = importlib.import_module(name)
+    job = getattr(module, attribute, None)
+    if job is None:
+        raise AttributeError(f"module {name!r} has no {attribute!r}")
+    if not isinstance(job, JobTrait):
+        raise TypeError(f"{module_path} is {kind_of(job)}, not a job")
+    return job

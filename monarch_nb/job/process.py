@@ -1,12 +1,43 @@
-"""A job of processes on this machine, one for each host: what a cluster is, in small."""
+"""Jobs whose hosts are processes of this machine: what a cluster is, in small."""
 
-from collections.abc import Mapping
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from monarch_nb.job.adapted import AdapterJob
-from monarch_nb.job.later import ProcessState
-from monarch_nb.job.processes import agent_of_process, process_of
+from monarch_nb.host.bootstrap import untraced
+from monarch_nb.host.folders import base_folder
+from monarch_nb.host.linux import process_state
+from monarch_nb.host.preemption import END
+from monarch_nb.job.adapter import (
+    ALL_LINES,
+    Agent,
+    Agents,
+    AgentsWanted,
+    JobAdapter,
+    Running,
+    Seen,
+    living_jobs,
+    log_words,
+)
+from monarch_nb.job.adapter_job import AdapterJob
+from monarch_nb.job.kinds import register_job
+from monarch_nb.job.report import read_report
 from monarch_nb.job.role import Role
 from monarch_nb.job.state import JobState
+
+_ENDING_S = 2.0  # for a worker to end all that is on it, which it does at once; then it is killed itself
+
+
+class ProcessState(NamedTuple):
+    """A worker process that a job has started: its number and its address."""
+
+    pid: int
+    channel: str
 
 
 class ProcessJob(AdapterJob):
@@ -47,3 +78,155 @@ class ProcessJob(AdapterJob):
     def _kill(self) -> None:
         self._adopt()
         super()._kill()
+
+
+class ProcessAdapter(JobAdapter):
+    """Each agent has a process of its own as its worker. Their ids are `process id @ start time of that process`."""
+
+    watch_s = 0.0  # the system reports the end of an agent on this machine
+
+    def __init__(self) -> None:
+        self._children: dict[int, subprocess.Popen[bytes]] = {}  # workers that this process has started
+
+    def folder(self) -> Path:
+        """One with a path that is short enough for sockets."""
+        return base_folder()
+
+    def start(self, wanted: AgentsWanted) -> Agents:
+        """Starts a worker for each name; they write to files in the job's folder."""
+        agents: dict[str, Agent] = {}
+        try:
+            for name in wanted.names:
+                join = wanted.join(name)
+                agents[name] = self.start_one(
+                    [*wanted.command(join), "--report", f"{wanted.folder / name}.json"],
+                    name,
+                    join,
+                    wanted.folder,
+                    wanted.environment_of(name),
+                )
+        except BaseException:  # an interrupt too: nothing of a half-made job may stay
+            self.end(agents)
+            raise
+        return agents
+
+    def add(self, job: Running, wanted: AgentsWanted) -> Agents:
+        """As at first."""
+        return self.start(wanted)
+
+    def release(self, going: Running, job: Running) -> None:
+        """Ends these workers alone."""
+        self.end(going.agents)
+
+    def start_one(
+        self, line: list[str], name: str, join: str, folder: Path, env: Mapping[str, str], stdin: bytes = b""
+    ) -> Agent:
+        """Starts one worker, whose lines go to a file in the folder."""
+        with open(folder / f"{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                untraced(line), env={**os.environ, **env}, stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self._children[process.pid] = process
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(stdin)
+        return agent_of_process(process.pid, join)
+
+    def look(self, job: Running) -> Mapping[str, Seen]:
+        """How the workers are, with the last lines of those that have ended."""
+        return {name: self._seen(job, name, agent) for name, agent in job.agents.items()}
+
+    def _seen(self, job: Running, name: str, agent: Agent) -> Seen:
+        pid = process_of(agent)[0]
+        if not self._alive(agent):
+            return Seen("ended", f"(process {pid}) has ended{log_words(self.lines(job, name, ALL_LINES))}")
+        report = None if not job.folder else read_report(Path(job.folder, f"{name}.json"))
+        joins = (agent.join,) if agent.join else report.joins if report is not None else ()
+        return Seen("running", f"process {pid}", joins, None if report is None else report.gpus,
+                    "" if report is None else report.host)  # fmt: skip
+
+    def kill(self, job: Running) -> None:
+        """Ends workers with all that is on their hosts, without SIGTERM, which would be a notice."""
+        self.end(job.agents)
+
+    def end(self, agents: Agents, patience: float | None = None, first: Sequence[int] = (END,)) -> None:
+        """Ends these workers by the `first` signals, after `patience` seconds by SIGKILL. Blocks until gone."""
+        deadline = time.monotonic() + (patience or _ENDING_S)
+        for signum in (*first, signal.SIGKILL):
+            for agent in agents.values():
+                if self._alive(agent):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process_of(agent)[0], signum)
+            if self._await_end(agents, deadline):
+                break
+            deadline = time.monotonic() + _ENDING_S
+        for agent in agents.values():
+            process = self._children.pop(process_of(agent)[0], None)
+            if process is not None:
+                process.wait(_ENDING_S)
+
+    def running(self) -> Mapping[str, Running]:
+        """The jobs whose folders say so, and of which processes live."""
+        return living_jobs(self, "process")
+
+    def shell(self, job: Running, name: str) -> list[str]:
+        """One on this machine, where they run."""
+        return [os.environ.get("SHELL") or "/bin/sh", "-i"]
+
+    def lines(self, job: Running, name: str, count: int) -> list[str]:
+        """What the worker has written to its file."""
+        try:
+            text = Path(job.folder or os.path.dirname(job.agents[name].join.removeprefix("ipc://")), f"{name}.log")
+            return text.read_text(errors="replace").strip().splitlines()[-count:]
+        except OSError:
+            return []
+
+    def _alive(self, agent: Agent) -> bool:
+        pid, birth = process_of(agent)
+        process = self._children.get(pid)
+        if process is not None:
+            return process.poll() is None
+        return bool(birth) and start_time(pid) == birth
+
+    def _await_end(self, agents: Agents, deadline: float) -> bool:
+        """Blocks until workers and their agents are gone."""
+        while True:
+            sockets = (agent.join.removeprefix("ipc://") for agent in agents.values())
+            gone = not any(map(self._alive, agents.values()))
+            if gone and not any(os.path.exists(path) for path in sockets if path):
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+
+
+def agent_of_process(pid: int, join: str) -> Agent:
+    """The agent that a process keeps at an address."""
+    return Agent(f"{pid}@{start_time(pid)}", join)
+
+
+def process_of(agent: Agent) -> tuple[int, str]:
+    """The worker of an agent: its process id, which is no group's or everybody's, and when it began."""
+    pid, _, birth = agent.id.partition("@")
+    return (int(pid), birth) if pid.isdecimal() and int(pid) > 1 else (0, "")
+
+
+def start_time(pid: int) -> str:
+    """When a process began, in a form that no other process with its id will have; empty if there is none."""
+    try:
+        if os.path.exists("/proc/self/stat"):
+            state, ticks = process_state(pid)
+            return "" if state in "ZX" else str(ticks)
+    except OSError:
+        return ""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return "" if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+    except psutil.Error:
+        return ""
+
+
+register_job("process", ProcessAdapter)

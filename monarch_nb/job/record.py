@@ -91,6 +91,9 @@ def decode(data: bytes, where: str) -> JobRecord:
 def find_class(kind: str, *, load: bool) -> object:
     """Returns the class a record names; its module is imported only with `load`. Raises JobFileError."""
     module, _, path = kind.partition(":")
+    package = sys.modules["monarch_nb.job"]
+    if module.startswith("monarch_nb.job.") and hasattr(package, path):
+        module = package.__name__  # an earlier version may have had the class in another module
     try:
         definition: object = importlib.import_module(module) if load else sys.modules[module]
         for part in path.split("."):

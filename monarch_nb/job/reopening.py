@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from monarch_nb.job.adapted import AdapterJob, WrittenHosts, jobs_here
 from monarch_nb.job.adapter import EngineError
+from monarch_nb.job.adapter_job import AdapterJob, WrittenHosts, jobs_here
 from monarch_nb.job.elastic import JobHosts
 from monarch_nb.job.kinds import adapter_of
 from monarch_nb.job.record import JobFileError, TunnelRecord

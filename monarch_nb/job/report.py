@@ -1,17 +1,28 @@
-"""The report of a job's agent on itself, in a file or for its starter."""
+"""What the starter of a job's agents and each agent write for each other: the list of hosts, and an agent's report."""
 
 import os
 import platform
 import socket
 import sys
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from monarch_nb._package import __version__
 from monarch_nb.host.gpus import devices
 from monarch_nb.host.linux import boot_id
+from monarch_nb.job.adapter import Seen
 from monarch_nb.wire import json_decoder
+
+HELLO = '{"monarch-nb helper":'  # begins the first line, after any output of a login shell
+
+
+class WantedHost(msgspec.Struct, frozen=True):
+    """A host in the list of a job's hosts, which their starter writes."""
+
+    name: str
+    env: dict[str, str] = {}
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +37,28 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     gpus: int
     ended: str = ""  # how its agent ended, other than by a shutdown
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request to the helper of a machine, about the agents of one job on this machine."""
+
+    do: Literal["start", "look", "kill", "end", "lines"]
+    job: str
+    names: dict[str, dict[str, str]] = {}  # start: the environment of each; end: which of them end
+    address: str = "tcp://0.0.0.0:0"  # start: where they listen
+    known_as: str = ""  # start: the requester's name of this machine
+    key: str = ""  # start: the job's key, as its file has it
+    count: int = 0  # lines
+    bound: bool = False  # start: agents end with this process
+    keep_s: float | None = None  # start: how long they live on when no program uses them
+
+
+class HelperReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The helper's answer; `error` if it failed."""
+
+    seen: dict[str, Seen] = {}
+    lines: dict[str, list[str]] = {}
+    error: str = ""
 
 
 def report(host: str, joins: tuple[str, ...]) -> AgentReport:

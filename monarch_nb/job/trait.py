@@ -7,10 +7,11 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import msgspec
 
+from monarch_nb._package import refuse
 from monarch_nb.job import record as files
 from monarch_nb.job.mounts import JobMounts, WantedMount
 from monarch_nb.job.record import JobFileError, JobOrigin, JobRecord
@@ -26,7 +27,7 @@ _OWN = frozenset({"_applied", "_cached", "_mounts"})
 
 
 @dataclass
-class Applied:
+class AppliedRecord:
     """The record of an applied job; empty before it is applied, and after it was ended."""
 
     apply_id: str | None = None  # another one each time
@@ -52,7 +53,7 @@ class JobTrait(UpstreamServices, ABC):
         self._fresh()
 
     def _fresh(self) -> None:
-        self._applied = Applied()
+        self._applied = AppliedRecord()
         self._cached: JobTrait | None = None  # the job that is used instead of this one
         self._mounts = JobMounts()
 
@@ -90,11 +91,11 @@ class JobTrait(UpstreamServices, ABC):
     def apply(self, client_script: str | None = None) -> None:
         """Brings the job into existence, if it is not there; with `client_script`, it gets that for its client."""
         if self._running is None:
-            self._applied = Applied(str(uuid.uuid4()), time.time(), JobOrigin.here())
+            self._applied = AppliedRecord(str(uuid.uuid4()), time.time(), JobOrigin.here())
             try:
                 self._create(client_script)
             except BaseException:
-                self._applied = Applied()
+                self._applied = AppliedRecord()
                 raise
 
     @property
@@ -216,6 +217,18 @@ class JobTrait(UpstreamServices, ABC):
         return None
 
 
+class BatchJob(JobTrait):
+    """A job whose client script runs inside it: in name only."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Raises NotImplementedError, with what to do instead."""
+        refuse(
+            cls.__name__,
+            "batch jobs",
+            "Start run_worker_loop_forever on each machine yourself, and attach_to_workers to them",
+        )
+
+
 def _started_by() -> JobTrait | None:
     """Returns the job of which this program is a client script."""
     path = os.environ.get(BATCH_FILE)
@@ -237,7 +250,7 @@ def job_from(data: bytes, where: str, *, load: bool) -> JobTrait:
         raise JobFileError(f"{where} names {record.kind}, which is not a job")
     job: JobTrait = cls.__new__(cls)
     job._fresh()
-    job._applied = Applied(record.apply_id, record.started, record.origin)
+    job._applied = AppliedRecord(record.apply_id, record.started, record.origin)
     fields = files.plain(record.fields, _OWN | cls._transient)
     try:
         if cls._form is not None:

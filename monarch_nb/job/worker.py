@@ -20,7 +20,7 @@ import msgspec
 from monarch_nb.connect import run_worker_until_killed
 from monarch_nb.host.preemption import END, grace
 from monarch_nb.host.protocol import PreemptionNotice
-from monarch_nb.job.report import own_addresses, read_report, report, write_report
+from monarch_nb.job.report import WantedHost, own_addresses, read_report, report, write_report
 from monarch_nb.wire import json_decoder
 
 ANY = "tcp://0.0.0.0:0"
@@ -38,13 +38,6 @@ _ENDS = {
     "DEADLINE": "has reached its deadline",
 }
 _REASONS = {"TimeLimit": "has reached its time limit"}
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """A host in such a list."""
-
-    name: str
-    env: dict[str, str] = {}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     key, report_file = given.key, given.report
     if given.folder is not None:
         rank = next(int(os.environ[name]) for name in given.rank_from.split(",") if name in os.environ)
-        me = json_decoder(list[Wanted]).decode((given.folder / given.wanted).read_bytes())[rank]
+        me = json_decoder(list[WantedHost]).decode((given.folder / given.wanted).read_bytes())[rank]
         os.environ.update(me.env)
         key, report_file = given.folder / "key", given.folder / f"{me.name}.json"
     if given.bound or given.folder is not None:

@@ -1,4 +1,4 @@
-"""Spawning, stopping and healing of processes and actors, and failures that nobody handles."""
+"""SpawnReply, stopping and healing of processes and actors, and failures that nobody handles."""
 
 from typing import TYPE_CHECKING
 

@@ -113,7 +113,7 @@ class Handover:
         local = self._runtime.local
         missed = tuple(
             p.UndeliveredReply(mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, at=one.at,
-                     well=one.status == Status.VALUE, kept=one.frames is not None, error=one.error)
+                     well=one.status == Status.VALUE, stored=one.frames is not None, error=one.error)
             for one in local.stored_answers.take_new(meshes)
         )  # fmt: skip
         now, wall = time.monotonic(), time.time()
@@ -134,7 +134,7 @@ class Handover:
         return StoredResults(
             tuple(
                 StoredResult(number=one.number, mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, call=one.call,
-                     index=one.index, extent=one.extent, at=one.at, size=one.size, kept=one.frames is not None,
+                     index=one.index, extent=one.extent, at=one.at, size=one.size, stored=one.frames is not None,
                      error=one.error)
                 for one in stored.of(wanted.meshes)
             )

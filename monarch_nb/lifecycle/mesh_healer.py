@@ -119,7 +119,7 @@ class MeshHealer:
     def _kill(
         self, state: ProcState, ranks: Sequence[int], why: Cause, fail: Callable[[str, int, int, Cause], None]
     ) -> Future[None]:
-        gone = self._driver.gone(state.uid)
+        gone = self._driver.lost_ranks(state.uid)
         by_host: dict[str, list[str]] = {}
         for rank in ranks:
             if rank not in gone:
@@ -196,7 +196,7 @@ class MeshHealer:
         if state.uid not in self._reinitialized:
             return None
         self._reinitialized.discard(state.uid)
-        gone = self._driver.gone(state.uid)
+        gone = self._driver.lost_ranks(state.uid)
         survivors = [rank for rank in state.ranks if rank not in fresh and rank not in gone]
         if not survivors:
             return None
@@ -268,7 +268,7 @@ class MeshHealer:
         if getattr(getattr(state.cls, HOOK), "_monarch_default", False):
             return None
         fresh = {rank for rank, _ in back if rank in state.region}
-        gone = self._driver.gone(state.uid)
+        gone = self._driver.lost_ranks(state.uid)
         survivors = [rank for rank in state.ranks if rank not in fresh and rank not in gone]
         if not survivors or not fresh:
             return None

@@ -33,7 +33,7 @@ from monarch_nb.transport import held_back
 from monarch_nb.wire import Asker, Done, agent_of
 
 logger = logging.getLogger(__name__)
-KEPT = 64  # number of stopped meshes whose state is retained
+MOST_STOPPED = 64  # number of stopped meshes whose state is retained
 
 
 class MeshStopper:
@@ -157,7 +157,7 @@ class MeshStopper:
         """Deletes the records of meshes that stopped earlier: a notebook may spawn meshes for weeks."""
         with self._forgetting:  # several threads may complete a stop
             self._former.append(stopped)
-            olds = [self._former.popleft() for _ in range(len(self._former) - KEPT)]
+            olds = [self._former.popleft() for _ in range(len(self._former) - MOST_STOPPED)]
         for old in olds:
             gone = (old, *(old.actors.values() if isinstance(old, ProcState) else ()))
             for one in gone:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from monarch_nb.logs.lines import Bar, Line, briefly, merged
     from monarch_nb.logs.mesh_logs import MeshLogs, Presenter
     from monarch_nb.logs.sources import Source, mesh_of, prefix, rank_of
-    from monarch_nb.logs.view import SHOWN, LogRecord, Logs, follow_logs, listen_to_logs, logs_here, logs_of
+    from monarch_nb.logs.view import USUAL_LINES, LogRecord, Logs, follow_logs, listen_to_logs, logs_here, logs_of
     from monarch_nb.logs.written import OpenLine, Written
 
 __all__ = [
-    "SHOWN",
+    "USUAL_LINES",
     "Bar",
     "Forwarding",
     "Line",
@@ -48,7 +48,7 @@ __getattr__ = lazy_names(
         "lines": ("Bar", "Line", "briefly", "merged"),
         "mesh_logs": ("MeshLogs", "Presenter"),
         "sources": ("Source", "mesh_of", "prefix", "rank_of"),
-        "view": ("SHOWN", "LogRecord", "Logs", "follow_logs", "listen_to_logs", "logs_here", "logs_of"),
+        "view": ("USUAL_LINES", "LogRecord", "Logs", "follow_logs", "listen_to_logs", "logs_here", "logs_of"),
         "written": ("OpenLine", "Written"),
     },
 )

@@ -109,7 +109,7 @@ class Forwarding:
             lines, gathered = self._windows.take(time.monotonic(), all_of_it=all_of_it)
             text = ""
             for line in lines:
-                if line.display is not None and displays.kept:
+                if line.display is not None and displays.has_viewer:
                     _write(text)  # in a process: on to where its own output goes
                     text = ""
                     displays.relay(line.display, line.call, line.address)
@@ -122,7 +122,7 @@ class Forwarding:
     def _prefix(self, address: str) -> str:
         option = self._logs.options.of(address)
         streamed = settings.enable_log_forwarding or (option is not None and option.stream)
-        outermost = not displays.kept  # what a process writes gets its own rank where it arrives
+        outermost = not displays.has_viewer  # what a process writes gets its own rank where it arrives
         if settings.prefix_with_rank and (outermost or streamed):
             return prefix([self._logs.sources.of(address)], named=True)
         return ""

@@ -3,7 +3,7 @@
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from monarch_nb.logs.options import LogOption, LogOptions
@@ -15,6 +15,7 @@ from monarch_nb.runtime import (
     ActorState,
     Future,
     MeshState,
+    PendingCall,
     ProcState,
     Runtime,
     fail_future,
@@ -39,17 +40,7 @@ class Presenter(Protocol):
         """Shows what there is, and nothing from then on."""
 
 
-class WaitingCall(Protocol):
-    """A call whose answers are not all there."""
-
-    call: str
-    mesh: str
-
-    def missing_ranks(self) -> Collection[int]:
-        """The ranks that have not answered."""
-
-
-def only_call(address: str, calls: Iterable[WaitingCall], meshes: Mapping[str, MeshState]) -> str:
+def only_call(address: str, calls: Iterable[PendingCall[object]], meshes: Mapping[str, MeshState]) -> str:
     """The only call that waits for an answer of a process, "" if there are none or several."""
     uid, rank = mesh_of(address), rank_of(address)
     claimed = ""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from monarch_nb.logs.arrived import ArrivedLog
+from monarch_nb.logs.process_log import ProcessLog
 from monarch_nb.logs.sources import mesh_of
 from monarch_nb.logs.verbs import TAIL, TOOK, Follow, LogChunk, Took
 from monarch_nb.logs.written import Listener, OpenLine, Written
@@ -34,7 +34,7 @@ class Drain:
         self._progress: dict[str, tuple[int, int]] = {}
         self._progress_at = now
 
-    def patience(self, logs: Mapping[str, ArrivedLog], now: float) -> float | None:
+    def patience(self, logs: Mapping[str, ProcessLog], now: float) -> float | None:
         """Seconds to wait for more at most: 0 when it is given up, None when all of it is there."""
         missing = {
             address: logs[address].progress
@@ -59,7 +59,7 @@ class LogReceiver:
         self._send = send
         self._claim = claim
         self._arrived = threading.Condition()
-        self._logs: dict[str, ArrivedLog] = {}
+        self._logs: dict[str, ProcessLog] = {}
         self._unfinished: set[str] = set()  # processes with lines without an end: few of many
         self._listeners: list[Listener] = []
         self._former: deque[str] = deque()
@@ -84,16 +84,16 @@ class LogReceiver:
             self._arrived.wait_for(lambda: not wanted & self._catching_up, limit)
             self._catching_up -= wanted
 
-    def _log(self, address: str) -> ArrivedLog:
+    def _log(self, address: str) -> ProcessLog:
         log = self._logs.get(address)
         if log is None:
-            log = self._logs[address] = ArrivedLog(address, settings.log_kept_lines, self._claim)
+            log = self._logs[address] = ProcessLog(address, settings.log_kept_lines, self._claim)
             host, _, mesh, rank, incarnation = parse_address(address)
             if mesh:  # of a rank that is healed again and again the latest incarnations are kept
                 self._logs.pop(proc_address(host, mesh, rank, incarnation - INCARNATIONS), None)
         return log
 
-    def _note(self, log: ArrivedLog) -> None:
+    def _note(self, log: ProcessLog) -> None:
         (self._unfinished.add if log.is_open else self._unfinished.discard)(log.address)
 
     def listen(self, listener: Listener) -> Callable[[], None]:

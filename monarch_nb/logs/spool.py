@@ -16,7 +16,7 @@ PATIENCE_S = 0.15  # that raw output waits for the proc to say which call it cam
 _LONGEST_DISPLAY = 16 << 20  # bytes
 _TOGETHER_S = 0.2  # writes within that time are one block
 PUNCH_EVERY = 1 << 20  # bytes that were taken are given back to the disk in pieces of that size
-KEPT = 64 * 1024  # and so many stay, for the last lines of a proc that dies
+TAIL_SIZE = 64 * 1024  # and so many stay, for the last lines of a proc that dies
 
 
 class SpoolFile(Struct):
@@ -44,7 +44,7 @@ class SpoolFile(Struct):
     def give_back(self) -> None:
         """The disk space of what was taken long enough ago."""
         if self.at - self.punched > PUNCH_EVERY:
-            until = self.at - KEPT
+            until = self.at - TAIL_SIZE
             if punch_hole(self.fd, self.punched, until - self.punched):
                 self.punched = until
             else:

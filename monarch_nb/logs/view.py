@@ -19,7 +19,7 @@ from monarch_nb.shape import Point, Region, places
 from monarch_nb.wire import counted
 
 TICK = 0.25  # seconds, between looks whether somebody wants to stop following
-SHOWN = 200  # lines, of those that are looked at as a whole
+USUAL_LINES = 200  # lines, of those that are looked at as a whole
 MOST_WAITING = 10_000  # lines that whoever follows has not taken yet
 
 
@@ -61,10 +61,10 @@ class Logs(Sequence[LogRecord]):
     @property
     def heading(self) -> str:
         """A one-line description."""
-        hidden = max(0, len(self) - SHOWN)
+        hidden = max(0, len(self) - USUAL_LINES)
         parts = [f"{counted(len(self), 'line')} of {self.name}"]
         if hidden:
-            parts.append(f"the last {SHOWN} of them")
+            parts.append(f"the last {USUAL_LINES} of them")
         if self.missing:
             parts.append(f"{self.missing:,} more in the files only (see .files)")
         return ", ".join(parts)
@@ -72,7 +72,7 @@ class Logs(Sequence[LogRecord]):
     @property
     def text(self) -> str:
         """The last lines, each with its time and rank."""
-        return "\n".join(map(str, self._records[-SHOWN:]))
+        return "\n".join(map(str, self._records[-USUAL_LINES:]))
 
     def __repr__(self) -> str:
         return f"{self.heading}\n{self.text}".rstrip()

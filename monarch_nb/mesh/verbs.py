@@ -102,7 +102,7 @@ class StoredResult(Harmless, frozen=True, kw_only=True):
     extent: tuple[tuple[str, ...], tuple[int, ...]] | None
     at: float
     size: int
-    kept: bool  # else it was too large, or has made room for others
+    stored: bool  # else it was too large, or has made room for others
     error: str = ""  # in a line, where it raised
 
 

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_nb.profiling.messages import StackFrame
 from monarch_nb.profiling.seen import SeenRank
 from monarch_nb.profiling.tree import WAITS, CallNode, tree, users_part
+from monarch_nb.profiling.verbs import StackFrame
 
-APART = 0.15  # of the time that two ranks spend in different functions, from which on they are of two groups
+GROUP_DIFFERENCE = 0.15  # of the time that two ranks spend in different functions, from which on they are of two groups
 NOISE = 1.5  # standard errors of the difference of two sampled profiles, which comes on top
 NOTABLE = 0.05  # of the time
 
@@ -42,7 +42,7 @@ def grouped(ranks: Mapping[int, SeenRank]) -> list[tuple[int, ...]]:
     for rank in where:
         distances = [(_apart(where[rank], where[group[0]]), group) for group in groups]
         best = min(distances, key=lambda pair: pair[0], default=None)
-        if best is not None and best[0] <= APART + _noise(
+        if best is not None and best[0] <= GROUP_DIFFERENCE + _noise(
             ranks[rank], ranks[best[1][0]], where[rank], where[best[1][0]]
         ):
             best[1].append(rank)

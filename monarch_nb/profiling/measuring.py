@@ -12,16 +12,16 @@ from typing import Any, TypeAlias, TypeVar
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, ValueMesh, region_of, run_on_each, state_of, values_or_errors
 from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
-from monarch_nb.profiling.messages import Began, Begin, StopSampling
 from monarch_nb.profiling.result import Profile
 from monarch_nb.profiling.service import PROFILING
+from monarch_nb.profiling.verbs import Began, Begin, StopSampling
 from monarch_nb.runtime import Future, MeshState, Runtime, current_runtime, when_done
 from monarch_nb.shape import MeshTrait
 from monarch_nb.wire import kind_of, text_of
 
 END_S = 60.0  # for the ranks to write their traces and send them
 _CALL = "__import__('monarch_nb.profiling.torch_rank', fromlist=['begin']).{call}"
-APART = 1000  # numbers of processes for each rank
+NUMBERS_PER_RANK = 1000  # numbers of processes for each rank
 _FLOWS = frozenset({"s", "t", "f", "b", "n", "e"})  # phases of events that belong together by an id
 
 
@@ -38,7 +38,7 @@ class RankTrace:
     ahead: float = 0.0
 
 
-def joined(traces: Iterable[RankTrace]) -> Trace:
+def merged_trace(traces: Iterable[RankTrace]) -> Trace:
     """One document: the processes of each rank under its label, in the order of ranks, at the same zero of time.
 
     PyTorch writes microseconds since `baseTimeNanoseconds` of the host's clock.
@@ -65,7 +65,7 @@ def _moved(trace: RankTrace, later: float) -> list[Trace]:
             continue  # every process has a name of ours
         changed = dict(event)
         if "pid" in event:
-            changed["pid"] = processes.setdefault(event["pid"], APART * (trace.rank + 1) + len(processes))
+            changed["pid"] = processes.setdefault(event["pid"], NUMBERS_PER_RANK * (trace.rank + 1) + len(processes))
         if "ts" in event:
             changed["ts"] = event["ts"] + later
         if "id" in event and event.get("ph") in _FLOWS:
@@ -85,7 +85,7 @@ def _names(trace: RankTrace, processes: Mapping[object, int]) -> list[Trace]:
         what = names.get(pid, "") or ("" if isinstance(pid, int) else str(pid))
         name = f"{trace.label} {what}".rstrip()
         found.append({"ph": "M", "name": "process_name", "pid": ours, "args": {"name": name}})
-        order = {"sort_index": APART * trace.rank + number}
+        order = {"sort_index": NUMBERS_PER_RANK * trace.rank + number}
         found.append({"ph": "M", "name": "process_sort_index", "pid": ours, "args": order})
     return found
 
@@ -123,7 +123,7 @@ class Traces:
                 document = json.loads(gzip.decompress(packed))
                 traces.append(RankTrace(rank, self._named([rank]), document, ahead.get(rank, 0.0)))
         if traces:
-            self._profile.trace = _written(Path(folder), self._profile.name, joined(traces))
+            self._profile.trace = _written(Path(folder), self._profile.name, merged_trace(traces))
 
     def _run(self, call: str) -> "dict[int, Future[ValueMesh[bytes]]]":
         return run_on_each(self._mesh, _CALL.format(call=call), filename="<torch.profiler>")

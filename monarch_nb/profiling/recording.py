@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from monarch_nb.collectives.groups import PROCESS_GROUPS
-from monarch_nb.profiling.messages import Recorded, RecordedCall, RecordedSpan
+from monarch_nb.profiling.verbs import Recorded, RecordedCall, RecordedSpan
 from monarch_nb.runtime import EXEC, HOOK, RELOAD, CallRecorder, CollectionWatch, Runtime
 
 SEND_S = 0.5

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.profiling.groups import Difference, differences, grouped
-from monarch_nb.profiling.messages import Samples, StackFrame
 from monarch_nb.profiling.seen import ProfileSamples, SeenRank, Stack
 from monarch_nb.profiling.tree import WAITS, CallNode, tree
+from monarch_nb.profiling.verbs import Samples, StackFrame
 from monarch_nb.shape import Region, places_of
 from monarch_nb.wire import counted
 
-SHOWN = 0.02  # of the time: what took less is left out of texts
+LEAST_SHARE = 0.02  # of the time: what took less is left out of texts
 DEEP = 12  # functions below each other, in texts
 FEW = 20  # samples of a rank: below, shares are rough
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -146,7 +146,7 @@ def _lines(node: CallNode, ranks: Sequence[int], name: Callable[[str], str], ind
     lines = []
     for child in node.children(ranks):
         share = child.share(ranks)
-        if share < SHOWN or not deep:
+        if share < LEAST_SHARE or not deep:
             continue
         where = line_text(child.place.file, child.line, name)
         lines.append(f"{indent}{share:4.0%}  {child.name}  {where}".rstrip())

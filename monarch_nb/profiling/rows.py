@@ -4,15 +4,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from monarch_nb.profiling.messages import Recorded, RecordedCall, RecordedSpan
 from monarch_nb.profiling.recording import drawn_together
+from monarch_nb.profiling.verbs import Recorded, RecordedCall, RecordedSpan
 
 MOST = 200_000  # spans of all ranks together: of more, each rank keeps its newest
 FEWEST = 200  # that each rank keeps
 CALLS = 5_000  # calls that are kept, with both ends
 BINS = 24  # parts of the shown time in which ranks are compared
 BIN_S = 1.25  # such a part while the newest is followed: what a rank did in it is summed up as spans come in
-APART = 0.05  # of the shown time in which two ranks do different things, from which on they are of two groups
+GROUP_DIFFERENCE = (
+    0.05  # of the shown time in which two ranks do different things, from which on they are of two groups
+)
 MOST_GROUPS = 40
 BARS = 1200  # of all groups together, about: a page draws them in one go
 LATE_S = 10.0  # by which the spans of a rank come in out of order at most
@@ -175,7 +177,7 @@ class TimelineRows:
             for other, other_odd, members in found:
                 if many and len(members) == 1:
                     continue
-                if odd == other_odd and _alike(bins, other, APART * length):
+                if odd == other_odd and _alike(bins, other, GROUP_DIFFERENCE * length):
                     members.append(rank)
                     break
             else:

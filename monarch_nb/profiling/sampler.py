@@ -4,10 +4,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from monarch_nb.profiling.messages import Samples, StackFrame, Weight
 from monarch_nb.profiling.stacks import Stack, Step
+from monarch_nb.profiling.verbs import Samples, StackFrame, Weight
 
-Look = Callable[[], Iterable[tuple[str, int, Stack]]]
+StackSource = Callable[[], Iterable[tuple[str, int, Stack]]]
 
 SEND_S = 1.0
 MOST_STACKS = 20_000  # different ones
@@ -23,7 +23,7 @@ class Sampler:
 
     def __init__(
         self,
-        look: Look,
+        look: StackSource,
         place: Callable[[Step], StackFrame],
         *,
         number: int,

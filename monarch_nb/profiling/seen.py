@@ -4,7 +4,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from monarch_nb.profiling.messages import Samples, StackFrame, Weight
+from monarch_nb.profiling.verbs import Samples, StackFrame, Weight
 
 Stack = tuple[StackFrame, ...]  # outermost first
 

@@ -9,7 +9,11 @@ import msgspec
 
 from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
-from monarch_nb.profiling.messages import (
+from monarch_nb.profiling.recording import ProcessRecording
+from monarch_nb.profiling.sampler import Sampler
+from monarch_nb.profiling.seen import ProfileSamples
+from monarch_nb.profiling.stacks import Stack, Stacks
+from monarch_nb.profiling.verbs import (
     Began,
     Begin,
     BeginRecording,
@@ -19,10 +23,6 @@ from monarch_nb.profiling.messages import (
     StopRecording,
     StopSampling,
 )
-from monarch_nb.profiling.recording import ProcessRecording
-from monarch_nb.profiling.sampler import Sampler
-from monarch_nb.profiling.seen import ProfileSamples
-from monarch_nb.profiling.stacks import Stack, Stacks
 from monarch_nb.runtime import Feature, Future, Runtime
 from monarch_nb.wire import Asker, Verb
 
@@ -78,9 +78,9 @@ class ProfilingService:
     def _stacks(self, stacks: Stacks, mesh: str, rank: int) -> Iterable[tuple[str, int, Stack]]:
         cells = self._runtime.cells
         if not mesh:
-            return stacks.seen(tuple(cells.values()), others=True)
+            return stacks.samples(tuple(cells.values()), others=True)
         cell = cells.get((mesh, rank))
-        return () if cell is None else stacks.seen((cell,), others=False)
+        return () if cell is None else stacks.samples((cell,), others=False)
 
     def _end(self, wanted: StopSampling, asker: Asker[Samples]) -> Samples | None:
         sampler = self._samplers.pop((asker.src, wanted.number, wanted.mesh, wanted.rank), None)

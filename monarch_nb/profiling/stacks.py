@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-from monarch_nb.profiling.messages import StackFrame
+from monarch_nb.profiling.verbs import StackFrame
 from monarch_nb.runtime import ActorCell
 from monarch_nb.wire import ENGINE, is_users_file
 
@@ -34,7 +34,7 @@ class Stacks:
         self._codes: dict[int, types.CodeType] = {}
         self._kinds: dict[int, _Kind] = {}
 
-    def seen(self, cells: Iterable[ActorCell], *, others: bool) -> Iterator[tuple[str, int, Stack]]:
+    def samples(self, cells: Iterable[ActorCell], *, others: bool) -> Iterator[tuple[str, int, Stack]]:
         """Yields the actors, and with `others` other threads of the process: a name, the thread's native number, the
         stack. The stack of an actor that waits for messages is empty. The library's own threads are left out.
         """

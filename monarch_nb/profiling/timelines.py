@@ -18,19 +18,19 @@ from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, region_of, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
 from monarch_nb.profiling.measuring import CLOCKS_S, part_of_mesh, sort_answers
-from monarch_nb.profiling.messages import Began, BeginRecording, Recorded, RecordedCall, RecordedSpan, StopRecording
 from monarch_nb.profiling.result import line_text
 from monarch_nb.profiling.rows import MOST_GROUPS, ODD, CallEnds, GroupRow, TimelineRows
 from monarch_nb.profiling.service import PROFILING
 from monarch_nb.profiling.trace_events import chrome_trace
+from monarch_nb.profiling.verbs import Began, BeginRecording, Recorded, RecordedCall, RecordedSpan, StopRecording
 from monarch_nb.runtime import Future, MeshState, Runtime, current_runtime, when_done
 from monarch_nb.shape import MeshTrait, places_of
 from monarch_nb.store import store_of
-from monarch_nb.store.events import Event, MeshFailed, SessionClosed, SessionOpened, Turned
+from monarch_nb.store.events import Event, MeshFailed, RankStateChanged, SessionClosed, SessionOpened
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import counted
 
-_FOLLOWED = (MeshFailed, SessionClosed, SessionOpened, Turned)
+_FOLLOWED = (MeshFailed, SessionClosed, SessionOpened, RankStateChanged)
 _TURNS = {"failed": "lost", "healing": "healing", "alive": "", "stopped": ""}
 _MARKS = 12  # breakpoints, deaths and heals that the text lists
 _CALLS = 12  # endpoints that the text lists
@@ -144,7 +144,7 @@ class Timeline:
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case Turned(uid, rank, condition) if condition in _TURNS and self._is_ours(uid):
+            case RankStateChanged(uid, rank, condition) if condition in _TURNS and self._is_ours(uid):
                 with self._lock:
                     self._rows.turn(rank, _TURNS[condition], event.detail, event.at)
                     self.changes += 1

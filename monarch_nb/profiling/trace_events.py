@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
-from monarch_nb.profiling.messages import RecordedSpan
 from monarch_nb.profiling.rows import ODD, TimelineRows
+from monarch_nb.profiling.verbs import RecordedSpan
 
 Event: TypeAlias = dict[str, object]
 CALLER = 0  # the process of the file that has the calls as their sender saw them; rank n is process n + 1

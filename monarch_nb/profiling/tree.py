@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monarch_nb.profiling.messages import StackFrame
 from monarch_nb.profiling.seen import SeenRank, Stack
+from monarch_nb.profiling.verbs import StackFrame
 
 WAITS = StackFrame("", 0, "waits for messages", 0, True)
 CIRCLE = 4  # functions that call each other in turn, as those of a tree's walk do: the longest circle that is folded

@@ -10,7 +10,7 @@ from monarch_nb.rdma.limits import Limit, side_by_side
 from monarch_nb.rdma.memory import Memory, Ranges, memory_of
 from monarch_nb.rdma.movers import Move
 from monarch_nb.rdma.movers.messages import checked
-from monarch_nb.rdma.service import WORD, RdmaService
+from monarch_nb.rdma.service import ATOMIC_SIZE, RdmaService
 from monarch_nb.runtime import Future, resolved_future
 
 _TIMEOUT_S = 60.0
@@ -82,18 +82,18 @@ class RDMAAction:
         target = memory_of(dst, writable=True, what="dst")
         if buffer.readonly:
             raise PermissionError(f"{buffer!r} is read-only")
-        if buffer.size() < WORD or target.size < WORD:
+        if buffer.size() < ATOMIC_SIZE or target.size < ATOMIC_SIZE:
             raise ValueError(
-                f"an atomic step takes {WORD} bytes: the buffer has {buffer.size():,}, dst {target.size:,}"
+                f"an atomic step takes {ATOMIC_SIZE} bytes: the buffer has {buffer.size():,}, dst {target.size:,}"
             )
         handle = buffer.handle
 
         def step(mine: RdmaService, limit: Limit) -> None:
             question = verbs.Atomic(handle.number, handle.secret, 0, operand, expected)
             outcome = checked(handle, mine.ask(handle, verbs.ATOMIC, question)(limit))
-            target.part(0, WORD).write(outcome.data)
+            target.part(0, ATOMIC_SIZE).write(outcome.data)
 
-        self._reserve(target.part(0, WORD), fills=True)
+        self._reserve(target.part(0, ATOMIC_SIZE), fills=True)
         self._steps.append((handle.process, "atomic", step))
         return self
 

@@ -17,7 +17,16 @@ from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.movers import CannotReachError
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.verbs import LEASE, RELEASE, RENEW, Leased, Leasing, Releasing, Renewing, TransferOutcome
+from monarch_nb.rdma.verbs import (
+    LEASE,
+    RELEASE,
+    RENEW,
+    LeaseReply,
+    LeaseRequest,
+    ReleaseMemoryLease,
+    RenewMemoryLease,
+    TransferOutcome,
+)
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import TransportError
 
@@ -48,11 +57,11 @@ class MemoryLeases:
         self._closed = False
         regions.retain_while(self._held)
 
-    def lease(self, question: Leasing) -> Leased:
+    def lease(self, question: LeaseRequest) -> LeaseReply:
         """Registers regions, and returns how to reach them. Blocks; raises CannotReachError."""
         with self._changed:
             if self._closed:
-                return Leased("lost", "this process leaves the cluster")
+                return LeaseReply("lost", "this process leaves the cluster")
             token = next(self._tokens)
             self._leases[token] = _Lease(set(), self._seconds)
             if self._driver is None:
@@ -67,15 +76,15 @@ class MemoryLeases:
                         self._add(token, number)
                         spans.append(self._register(memory, number))
                 except (LookupError, PermissionError) as error:
-                    self.release(Releasing(token))
-                    return Leased("dropped", str(error), index=index)
+                    self.release(ReleaseMemoryLease(token))
+                    return LeaseReply("dropped", str(error), index=index)
             words = self._fabric.connection_data(spans)
         except BaseException:
-            self.release(Releasing(token))
+            self.release(ReleaseMemoryLease(token))
             raise
-        return Leased("done", lease=token, agent=self._fabric.name, words=words)
+        return LeaseReply("done", lease=token, agent=self._fabric.name, words=words)
 
-    def renew(self, question: Renewing) -> TransferOutcome:
+    def renew(self, question: RenewMemoryLease) -> TransferOutcome:
         """Renews a lease."""
         with self._changed:
             lease = self._leases.get(question.lease)
@@ -84,7 +93,7 @@ class MemoryLeases:
             lease.left = self._seconds
         return TransferOutcome("done")
 
-    def release(self, message: Releasing) -> None:
+    def release(self, message: ReleaseMemoryLease) -> None:
         """Ends a lease. Does not block."""
         with self._changed:
             self._leases.pop(message.lease, None)
@@ -160,10 +169,10 @@ class LeaseClient:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def lease(self, handle: BufferHandle, question: Leasing, limit: Limit) -> Leased:
-        """Requests a lease. Blocks; raises CannotReachError, OwnerLostError and what `Limit.left` raises."""
+    def lease(self, handle: BufferHandle, question: LeaseRequest, limit: Limit) -> LeaseReply:
+        """Requests a lease. Blocks; raises CannotReachError, OwnerLostError and what `Limit.remaining` raises."""
         future = request(self._runtime, handle.process, LEASE, question)
-        while not future.wait(min(_POLL_S, limit.left())):
+        while not future.wait(min(_POLL_S, limit.remaining())):
             pass
         try:
             return future.get()
@@ -174,9 +183,9 @@ class LeaseClient:
 
     def renew(self, handle: BufferHandle, lease: int) -> Future[TransferOutcome]:
         """Renews a lease without blocking. The future fails with UnansweredError if the owner is lost."""
-        return request(self._runtime, handle.process, RENEW, Renewing(lease))
+        return request(self._runtime, handle.process, RENEW, RenewMemoryLease(lease))
 
     def release(self, handle: BufferHandle, lease: int) -> None:
         """Returns a lease without blocking. It expires by itself if the message is lost."""
         with contextlib.suppress(TransportError):
-            self._runtime.post(handle.process, RELEASE, Releasing(lease))
+            self._runtime.post(handle.process, RELEASE, ReleaseMemoryLease(lease))

@@ -27,7 +27,7 @@ class Limit:
         """Ends the operation at the next piece."""
         self._cancelled = True
 
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds left. Raises TimeoutError at the limit, TransferCancelledError after `cancel`."""
         if self._cancelled:
             raise TransferCancelledError(f"{self.title} was cancelled")

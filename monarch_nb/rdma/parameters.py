@@ -102,7 +102,7 @@ class Part(msgspec.Struct, array_like=True, frozen=True):
     size: int  # of an element
 
 
-class Published(msgspec.Struct, array_like=True, frozen=True):
+class PublishedParameters(msgspec.Struct, array_like=True, frozen=True):
     """The published parameters of a store, for readers."""
 
     parts: dict[str, Part]
@@ -140,7 +140,7 @@ class ParameterStore:
     @property
     def source(self) -> "ParameterSource":
         """The source to send to readers, who pull from it."""
-        return ParameterSource((Published(self._parts, self._buffers[0], tuple(self._buffers[1:])),))
+        return ParameterSource((PublishedParameters(self._parts, self._buffers[0], tuple(self._buffers[1:])),))
 
     def publish(self) -> int:
         """Copies the parameters, which are then the newest version; the result is its number. Blocks meanwhile."""
@@ -164,7 +164,7 @@ class ParameterStore:
 class ParameterSource:
     """Source of parameters: one store, or several with shards of the same parameters."""
 
-    def __init__(self, stores: Iterable[Published]) -> None:
+    def __init__(self, stores: Iterable[PublishedParameters]) -> None:
         self._stores = tuple(stores)
 
     @classmethod
@@ -204,7 +204,7 @@ class ParameterSource:
                         _transfer([Move(handle, offset, memory) for offset, memory in pieces], limit)
                     if all(writing < version + 2 for _, writing in self._marks(limit)):
                         return version
-                limit.left()
+                limit.remaining()
                 time.sleep(_AGAIN_S)
 
         return aside(work, Limit(timeout, "pulling parameters"))
@@ -222,7 +222,7 @@ class ParameterSource:
         return marks
 
     @staticmethod
-    def _moves(store: Published, wanted: Mapping[str, Shard]) -> list[tuple[int, Memory]]:
+    def _moves(store: PublishedParameters, wanted: Mapping[str, Shard]) -> list[tuple[int, Memory]]:
         """Reads from a store: offsets in its slots, and local memory."""
         moves = []
         for name, shard in wanted.items():

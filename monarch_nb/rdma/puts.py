@@ -118,7 +118,7 @@ class Puts:
     def __init__(self, end: "RdmaService") -> None:
         self._end = end
         self._lock = threading.Lock()
-        self._copies: dict[int, Copies[Asker[verbs.Where]]] = {}
+        self._copies: dict[int, Copies[Asker[verbs.ValueLocation]]] = {}
         self._files: dict[int, tuple[bytes, MemoryFile]] = {}  # of values put by this process
         self._unused: OrderedDict[int, int] = OrderedDict()  # number -> bytes of unreferenced values
         self._held: OrderedDict[bytes, MemoryFile] = OrderedDict()  # values of other hosts, by token
@@ -162,7 +162,7 @@ class Puts:
             return
         self._end.regions.withdraw(number)
         for asker in copies.waiting():
-            asker.reply(verbs.Where("dropped"))
+            asker.reply(verbs.ValueLocation("dropped"))
         for process in copies.holders():
             with contextlib.suppress(Exception):  # the process may have ended
                 self._end.runtime.post(process, verbs.FORGET, verbs.Forget(entry[0]))
@@ -174,16 +174,16 @@ class Puts:
             if number not in offered:
                 self.drop(number)
 
-    def where(self, question: verbs.WhereIs, asker: Asker[verbs.Where]) -> verbs.Where | None:
+    def where(self, question: verbs.LocateValue, asker: Asker[verbs.ValueLocation]) -> verbs.ValueLocation | None:
         """Replies with the location of a value on the host of the asker."""
         with self._lock:
             copies, entry = self._copies.get(question.number), self._files.get(question.number)
             if copies is None or entry is None or not secrets.compare_digest(entry[0], question.token):
-                return verbs.Where("dropped")
+                return verbs.ValueLocation("dropped")
             found = copies.ask(question.identity, asker, missing=question.missing)
         if found is None:
             return None  # the reply follows when the value has been fetched
-        return verbs.Where("fetch") if isinstance(found, bool) else _where(found)
+        return verbs.ValueLocation("fetch") if isinstance(found, bool) else _where(found)
 
     def holds(self, message: verbs.Holds, asker: Asker[None]) -> None:
         """Records that a process has fetched a value for its host."""
@@ -211,7 +211,7 @@ class Puts:
             return local
         missing = False
         while True:
-            question = verbs.WhereIs(stored.handle.number, stored.token, own_identity(), missing)
+            question = verbs.LocateValue(stored.handle.number, stored.token, own_identity(), missing)
             answer = self._end.where(stored.handle, question, limit)
             if answer is not None and answer.how == "dropped":
                 raise BufferDroppedError(f"{stored.handle} was dropped: put it again, and keep what put() gives")
@@ -249,5 +249,5 @@ class Puts:
         return file
 
 
-def _where(location: Location) -> verbs.Where:
-    return verbs.Where("there", location.pid, location.descriptor)
+def _where(location: Location) -> verbs.ValueLocation:
+    return verbs.ValueLocation("there", location.pid, location.descriptor)

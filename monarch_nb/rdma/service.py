@@ -25,7 +25,7 @@ from monarch_nb.rdma.movers import CannotReachError
 from monarch_nb.rdma.puts import Puts
 from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.routes import SOCKETS, MoverRoutes, Route
-from monarch_nb.rdma.verbs import Flow, Offered, TrafficReport, TransferOutcome
+from monarch_nb.rdma.verbs import Flow, OfferedMemory, TrafficReport, TransferOutcome
 from monarch_nb.runtime import Feature, Instance, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError
@@ -36,7 +36,7 @@ _WORKERS = 4  # threads that execute requests, started on demand
 _FETCHED_S = 15.0  # wait for another process of the host to fetch a value
 _ASK_S = 10.0  # wait for the addresses of an owner
 DONE = TransferOutcome("done")
-WORD = 8  # bytes of an atomic operand
+ATOMIC_SIZE = 8  # bytes of an atomic operand
 _REPORT_INTERVAL_S = 0.5
 _OUTDATED_S = 3.0  # seconds after which a rate is outdated
 
@@ -46,7 +46,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.flows: dict[tuple[str, str, str], Flow] = {}
-        self.offered: dict[str, Offered] = {}
+        self.offered: dict[str, OfferedMemory] = {}
         self._rates: dict[tuple[str, str, str], tuple[float, float]] = {}  # bytes per second, and when
 
     def add(self, report: TrafficReport) -> None:
@@ -137,7 +137,7 @@ class TrafficReporter:
         flows = [msgspec.structs.replace(self._flows[key]) for key in self._changed]
         self._changed.clear()
         sizes = [region.memory.size for region in self._regions if region.memory is not None]
-        return TrafficReport(self._runtime.address, flows, Offered(len(sizes), sum(sizes)), time.time())
+        return TrafficReport(self._runtime.address, flows, OfferedMemory(len(sizes), sum(sizes)), time.time())
 
     def _report_now(self) -> None:
         with self._lock:
@@ -191,7 +191,7 @@ class RdmaService:
         runtime.verbs.handle(verbs.LEASE, self._later(self._leased))
         runtime.verbs.handle(verbs.RENEW, self._later(self._leases.renew))
         runtime.verbs.handle(verbs.RELEASE, lambda message, asker: self._leases.release(message))
-        runtime.verbs.handle(verbs.WHERE, self.puts.where)
+        runtime.verbs.handle(verbs.LOCATE, self.puts.where)
         runtime.verbs.handle(verbs.HOLDS, self.puts.holds)
         runtime.verbs.handle(verbs.FORGET, self.puts.forget)
 
@@ -237,7 +237,7 @@ class RdmaService:
         future = request(self.runtime, handle.process, verb, question)
 
         def wait(limit: Limit) -> TransferOutcome:
-            while not future.wait(min(0.2, limit.left())):
+            while not future.wait(min(0.2, limit.remaining())):
                 pass
             try:
                 return future.get()
@@ -248,13 +248,13 @@ class RdmaService:
 
         return wait
 
-    def dial(self, handle: BufferHandle, limit: Limit) -> verbs.Listening:
+    def dial(self, handle: BufferHandle, limit: Limit) -> verbs.StreamAddresses:
         """Asks where the owner of a buffer accepts streams. Blocks; raises CannotReachError, OwnerLostError."""
         future = request(
             self.runtime, handle.process, verbs.DIAL, verbs.Dial(own_identity(), not settings.rdma_encrypt_streams)
         )
-        if not future.wait(min(_ASK_S, limit.left())):
-            limit.left()
+        if not future.wait(min(_ASK_S, limit.remaining())):
+            limit.remaining()
             raise CannotReachError(f"its process has not answered within {_ASK_S:g} s where it listens")
         try:
             return future.get()
@@ -263,11 +263,11 @@ class RdmaService:
         except RequestError as error:
             raise CannotReachError(f"its process cannot listen: {error}") from None
 
-    def where(self, handle: BufferHandle, question: verbs.WhereIs, limit: Limit) -> verbs.Where | None:
+    def where(self, handle: BufferHandle, question: verbs.LocateValue, limit: Limit) -> verbs.ValueLocation | None:
         """Asks the owner for the location of a value; None if the process that should fetch it does not."""
-        future = request(self.runtime, handle.process, verbs.WHERE, question)
+        future = request(self.runtime, handle.process, verbs.LOCATE, question)
         again = time.monotonic() + _FETCHED_S
-        while not future.wait(min(0.2, limit.left())):
+        while not future.wait(min(0.2, limit.remaining())):
             if time.monotonic() > again:
                 return None
         try:
@@ -309,12 +309,12 @@ class RdmaService:
                 return
             work()
 
-    def _read(self, question: verbs.Reading) -> TransferOutcome:
+    def _read(self, question: verbs.ReadRequest) -> TransferOutcome:
         with self.regions.use(question.number, question.secret) as memory:
             _check(memory, question.offset, question.size)
             return TransferOutcome("done", data=memory.part(question.offset, question.size).read())
 
-    def _write(self, question: verbs.Writing) -> TransferOutcome:
+    def _write(self, question: verbs.WriteRequest) -> TransferOutcome:
         with self.regions.use(question.number, question.secret, write=True) as memory:
             _check(memory, question.offset, len(question.data))
             memory.part(question.offset, len(question.data)).write(question.data)
@@ -322,15 +322,15 @@ class RdmaService:
 
     def _atomic(self, question: verbs.Atomic) -> TransferOutcome:
         with self._atomics, self.regions.use(question.number, question.secret, write=True) as memory:
-            _check(memory, question.offset, WORD)
-            word = memory.part(question.offset, WORD)
+            _check(memory, question.offset, ATOMIC_SIZE)
+            word = memory.part(question.offset, ATOMIC_SIZE)
             before = word.read()
             value = int.from_bytes(before, "little", signed=True)
             if question.expected is None:
                 value += question.operand
             elif value == question.expected:
                 value = question.operand
-            word.write((value & (2**64 - 1)).to_bytes(WORD, "little"))
+            word.write((value & (2**64 - 1)).to_bytes(ATOMIC_SIZE, "little"))
         return TransferOutcome("done", data=before)
 
     def _drop(self, question: verbs.DropBuffer) -> TransferOutcome:
@@ -339,16 +339,16 @@ class RdmaService:
         self.withdraw(question.number)
         return DONE
 
-    def _dialled(self, question: verbs.Dial) -> verbs.Listening:
+    def _dialled(self, question: verbs.Dial) -> verbs.StreamAddresses:
         plain = question.plain and not settings.rdma_encrypt_streams
-        return verbs.Listening(*self._listener.open_for(question.identity, plain=plain))
+        return verbs.StreamAddresses(*self._listener.open_for(question.identity, plain=plain))
 
-    def _leased(self, question: verbs.Leasing) -> verbs.Leased:
+    def _leased(self, question: verbs.LeaseRequest) -> verbs.LeaseReply:
         try:
             self.fabric.check(asked_for=question.asked_for)
             return self._leases.lease(question)
         except CannotReachError as error:
-            return verbs.Leased("refused", str(error))
+            return verbs.LeaseReply("refused", str(error))
 
     def _allowed(self) -> tuple[str, ...]:
         """The movers that the settings allow now, in order of preference."""

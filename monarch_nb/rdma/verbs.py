@@ -15,7 +15,7 @@ class TransferOutcome(msgspec.Struct, array_like=True, frozen=True):
     data: bytes = b""  # what was read
 
 
-class Reading(msgspec.Struct, array_like=True, frozen=True):
+class ReadRequest(msgspec.Struct, array_like=True, frozen=True):
     """Asks for bytes of a buffer."""
 
     number: int
@@ -24,7 +24,7 @@ class Reading(msgspec.Struct, array_like=True, frozen=True):
     size: int
 
 
-class Writing(msgspec.Struct, array_like=True, frozen=True):
+class WriteRequest(msgspec.Struct, array_like=True, frozen=True):
     """Bytes to be written into a buffer."""
 
     number: int
@@ -57,14 +57,14 @@ class Dial(msgspec.Struct, array_like=True, frozen=True):
     plain: bool = False  # the asker allows unencrypted streams to other machines
 
 
-class Listening(msgspec.Struct, array_like=True, frozen=True):
+class StreamAddresses(msgspec.Struct, array_like=True, frozen=True):
     """Addresses at which a process accepts streams, and the key."""
 
     addresses: tuple[tuple[str, int], ...]
     key: Key
 
 
-class WhereIs(msgspec.Struct, array_like=True, frozen=True):
+class LocateValue(msgspec.Struct, array_like=True, frozen=True):
     """Asks the owner of a value for its location on the host of the asker."""
 
     number: int
@@ -73,7 +73,7 @@ class WhereIs(msgspec.Struct, array_like=True, frozen=True):
     missing: bool = False  # the asker found nothing at the last location, or has waited in vain
 
 
-class Where(msgspec.Struct, array_like=True, frozen=True):
+class ValueLocation(msgspec.Struct, array_like=True, frozen=True):
     """Location of a value: "there", "fetch" (the asker is to fetch it for its host), or "dropped"."""
 
     how: str
@@ -95,7 +95,7 @@ class Forget(msgspec.Struct, array_like=True, frozen=True):
     token: bytes
 
 
-class Leasing(msgspec.Struct, array_like=True, frozen=True):
+class LeaseRequest(msgspec.Struct, array_like=True, frozen=True):
     """Requests access to buffers by an RDMA device, by number and secret."""
 
     regions: tuple[tuple[int, bytes], ...]
@@ -103,7 +103,7 @@ class Leasing(msgspec.Struct, array_like=True, frozen=True):
     asked_for: bool = False  # the settings name this mover, which is then used without a device, too
 
 
-class Leased(msgspec.Struct, array_like=True, frozen=True):
+class LeaseReply(msgspec.Struct, array_like=True, frozen=True):
     """Outcome of a lease request, for which buffer, and how to reach the buffers if it is "done"."""
 
     how: str
@@ -114,13 +114,13 @@ class Leased(msgspec.Struct, array_like=True, frozen=True):
     words: bytes = b""  # for the asker's NIXL agent
 
 
-class Renewing(msgspec.Struct, array_like=True, frozen=True):
+class RenewMemoryLease(msgspec.Struct, array_like=True, frozen=True):
     """Renews a lease that is still used."""
 
     lease: int
 
 
-class Releasing(msgspec.Struct, array_like=True, frozen=True):
+class ReleaseMemoryLease(msgspec.Struct, array_like=True, frozen=True):
     """Returns a lease."""
 
     lease: int
@@ -142,7 +142,7 @@ class Flow(msgspec.Struct, array_like=True):
         return self.source, self.target, self.mover
 
 
-class Offered(msgspec.Struct, array_like=True, frozen=True):
+class OfferedMemory(msgspec.Struct, array_like=True, frozen=True):
     """Memory that a process offers now."""
 
     regions: int
@@ -154,23 +154,31 @@ class TrafficReport(msgspec.Struct, array_like=True, frozen=True):
 
     process: str
     flows: list[Flow]
-    offered: Offered
+    offered: OfferedMemory
     at: float  # seconds since the epoch
 
 
 READ = Verb(
-    "rdma.read", Reading, TransferOutcome, doc="the bytes of a buffer, where no better way leads to it", lane=Lane.DATA
+    "rdma.read",
+    ReadRequest,
+    TransferOutcome,
+    doc="the bytes of a buffer, where no better way leads to it",
+    lane=Lane.DATA,
 )
 WRITE = Verb(
-    "rdma.write", Writing, TransferOutcome, doc="bytes for a buffer, where no better way leads to it", lane=Lane.DATA
+    "rdma.write",
+    WriteRequest,
+    TransferOutcome,
+    doc="bytes for a buffer, where no better way leads to it",
+    lane=Lane.DATA,
 )
 ATOMIC = Verb("rdma.atomic", Atomic, TransferOutcome, doc="adds to, or swaps, 8 bytes of a buffer")
 DROP = Verb("rdma.drop", DropBuffer, TransferOutcome, doc="a buffer is not needed any more")
-DIAL = Verb("rdma.dial", Dial, Listening, doc="at which address do you accept streams?")
-LEASE = Verb("rdma.lease", Leasing, Leased, doc="may I reach these buffers by the RDMA devices?")
-RENEW = Verb("rdma.renew", Renewing, TransferOutcome, doc="I still move bytes of what I have leased")
-RELEASE = Verb("rdma.release", Releasing, doc="I move no more bytes of what I have leased")
-WHERE = Verb("rdma.where", WhereIs, Where, doc="where is a value that you have put stored on my host?")
+DIAL = Verb("rdma.dial", Dial, StreamAddresses, doc="at which address do you accept streams?")
+LEASE = Verb("rdma.lease", LeaseRequest, LeaseReply, doc="may I reach these buffers by the RDMA devices?")
+RENEW = Verb("rdma.renew", RenewMemoryLease, TransferOutcome, doc="I still move bytes of what I have leased")
+RELEASE = Verb("rdma.release", ReleaseMemoryLease, doc="I move no more bytes of what I have leased")
+LOCATE = Verb("rdma.where", LocateValue, ValueLocation, doc="where is a value that you have put stored on my host?")
 HOLDS = Verb("rdma.holds", Holds, doc="I have fetched a value of yours for my host")
 FORGET = Verb("rdma.forget", Forget, doc="a value of mine that you hold was dropped")
 MOVED = Verb("rdma.moved", TrafficReport, doc="what has moved between my memory and that of others", lane=Lane.DATA)

@@ -72,7 +72,7 @@ def greet(connection: socket.socket, key: Key) -> socket.socket:
     """
     with _closing(connection) as opened:
         connection.sendall(_ID.pack(key.number))
-        stream = opened.enter_context(dialled(connection)) if key.encrypted else connection
+        stream = opened.enter_context(client_stream(connection)) if key.encrypted else connection
         mine, channel = secrets.token_bytes(NONCE), binding(stream)
         stream.sendall(mine)
         theirs = receive(stream, NONCE)
@@ -90,7 +90,7 @@ def welcome(connection: socket.socket, keys: "dict[int, Key]") -> socket.socket:
     """The side that listens: the same, the other way round. Raises StreamError for a stranger, too."""
     with _closing(connection) as opened:
         key = keys.get(_ID.unpack(receive(connection, _ID.size))[0])
-        stream = opened.enter_context(taken(connection)) if key is not None and key.encrypted else connection
+        stream = opened.enter_context(server_stream(connection)) if key is not None and key.encrypted else connection
         mine, channel = secrets.token_bytes(NONCE), binding(stream)
         theirs = receive(stream, NONCE)
         known = key.secret if key is not None else secrets.token_bytes(NONCE)
@@ -117,12 +117,12 @@ class TunnelError(OSError):
     """This Python cannot encrypt streams (its OpenSSL has no anonymous exchange), or the other side does not."""
 
 
-def dialled(connection: socket.socket) -> ssl.SSLSocket:
+def client_stream(connection: socket.socket) -> ssl.SSLSocket:
     """The encrypted stream on a connection, for the side that dialled. Raises TunnelError, and other OSErrors."""
     return _context(False).wrap_socket(connection)
 
 
-def taken(connection: socket.socket) -> ssl.SSLSocket:
+def server_stream(connection: socket.socket) -> ssl.SSLSocket:
     """As `dialled`, for the listening side."""
     return _context(True).wrap_socket(connection, server_side=True)
 

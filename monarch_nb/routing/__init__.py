@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from monarch_nb._package import lazy_names
-from monarch_nb.routing.cast import Branch, Delivery, Expansion, below, expand, indices, plan_cast, size_of
+from monarch_nb.routing.cast import Branch, Delivery, Expansion, branches_below, expand, indices, plan_cast, size_of
 from monarch_nb.routing.order import Gap, Inbox, InboxOverflow, InboxStats, Outbox
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ __all__ = [
     "Skipped",
     "Transmit",
     "Unblocked",
-    "below",
+    "branches_below",
     "expand",
     "first_link_incarnation",
     "indices",

@@ -67,10 +67,10 @@ def expand(plan: CastPlan, host: str) -> Expansion:
         for run in _clip(plan.runs, first, first + plan.per_host)
         for place, rank in enumerate(range(run.rank, run.rank + run.count * run.stride, run.stride))
     ]
-    return Expansion(deliveries, below(plan))
+    return Expansion(deliveries, branches_below(plan))
 
 
-def below(plan: CastPlan) -> list[Branch]:
+def branches_below(plan: CastPlan) -> list[Branch]:
     """What a plan's head passes on: the subtrees that are cut off when it is lost."""
     return _branches(plan, 1)
 

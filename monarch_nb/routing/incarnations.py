@@ -42,7 +42,7 @@ class Incarnations:
     """What one process knows of the ends of others: who is gone, and which incarnations are over. Not thread-safe."""
 
     def __init__(self, remembered: int = 4096) -> None:
-        self.gone: dict[str, str] = {}  # why, of those at whose address nobody lives as far as is known
+        self.ended: dict[str, str] = {}  # why, of those at whose address nobody lives as far as is known
         self._over: dict[str, int] = {}  # the latest incarnation that is known to be over
         self._remembered = remembered
 
@@ -52,13 +52,13 @@ class Incarnations:
         False if a later incarnation is known: the address stays as it is.
         """
         over = self._over.get(address, 0)
-        if incarnation and (last_seen > incarnation or (over >= incarnation and address not in self.gone)):
+        if incarnation and (last_seen > incarnation or (over >= incarnation and address not in self.ended)):
             return False
-        for known in (self.gone, self._over):
+        for known in (self.ended, self._over):
             known.pop(address, None)  # the latest last
             while len(known) >= self._remembered:
                 del known[next(iter(known))]
-        self.gone[address] = reason
+        self.ended[address] = reason
         self._over[address] = max(incarnation, over)
         return True
 
@@ -68,7 +68,7 @@ class Incarnations:
 
     def back(self, address: str, incarnation: int = 0) -> None:
         """Somebody lives there: this incarnation, if it is known which."""
-        self.gone.pop(address, None)
+        self.ended.pop(address, None)
         self._over.pop(address, None)
         if incarnation:
             self._over[address] = incarnation - 1
@@ -77,5 +77,5 @@ class Incarnations:
         """Whether to listen to an incarnation: not to the late words of one that is over."""
         if incarnation < self.since(address):
             return False
-        self.gone.pop(address, None)
+        self.ended.pop(address, None)
         return True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from monarch_nb.runtime.actors.raised import RankError, RankNames, actor_error, in_order
+from monarch_nb.runtime.actors.rank_errors import RankError, RankNames, actor_error, in_order
 from monarch_nb.runtime.future import Future
 from monarch_nb.settings import settings
 from monarch_nb.wire import ActorError, Folded, Header, InFrame, Kind, Status, decode, unfold, unpickle_failure

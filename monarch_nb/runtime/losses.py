@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from monarch_nb.routing import BROKEN_EARLY, Branch, below, indices
+from monarch_nb.routing import BROKEN_EARLY, Branch, branches_below, indices
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.tables import PortHandler, PortTable, ProcessTables
@@ -94,7 +94,7 @@ class Losses:
             for sent in call.sent:
                 if sent.plan is None or sent.plan.head != host or len(sent.plan.hosts) < 2:
                     continue
-                places = [place for _, part in below(sent.plan) for place in indices(part.runs)]
+                places = [place for _, part in branches_below(sent.plan) for place in indices(part.runs)]
                 why = f"it was sent through host {host}, which is lost: {reason}"
                 call.lose(places, self._supervisor.lost(sent, why, call))
 
@@ -130,7 +130,7 @@ class Losses:
     def _fill_gaps(self, header: Header, plan: CastPlan) -> None:
         """The same for a cast, or a part of one: also past an agent that is gone."""
         head = Branch(agent_of(plan.head), plan)
-        for agent, part in (head, *below(plan)):
+        for agent, part in (head, *branches_below(plan)):
             skip = Header(
                 Kind.CAST,
                 agent,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from monarch_nb.runtime import unretrieved
-from monarch_nb.runtime.actors.raised import RankError
+from monarch_nb.runtime.actors.rank_errors import RankError
 from monarch_nb.runtime.calls import PendingCall, Thunk, answered
 from monarch_nb.runtime.future import Future
 

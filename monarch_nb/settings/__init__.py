@@ -1,6 +1,6 @@
 """The configuration that every layer reads; `monarch.config` is its public face."""
 
-from monarch_nb.settings.accepted import Duration
+from monarch_nb.settings.accepted_keys import Duration
 from monarch_nb.settings.arguments import ConfigureArgs
 from monarch_nb.settings.duration import DurationError, format_duration, parse_duration
 from monarch_nb.settings.kinds import SHORT_TRANSPORTS, transport

@@ -1,6 +1,6 @@
 """The arguments of `configure`, for editors and type checkers; a test holds them against the keys."""
 
-from monarch_nb.settings.accepted import AcceptedArgs, Duration
+from monarch_nb.settings.accepted_keys import AcceptedArgs, Duration
 from monarch_nb.settings.setting import ChannelTransport
 
 

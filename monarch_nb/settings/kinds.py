@@ -114,7 +114,7 @@ def checked(key: Setting[object], value: object) -> Value:
     return kept
 
 
-def shown(key: Setting[object], kept: Value) -> Value:
+def public_value(key: Setting[object], kept: Value) -> Value:
     """What programs are given back: durations as text."""
     return format_duration(kept) if key.kind == "duration" and isinstance(kept, int) else kept
 

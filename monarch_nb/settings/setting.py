@@ -1,7 +1,10 @@
 """One key of the configuration, which is also the attribute that the engine reads."""
 
 from enum import Enum
-from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar, overload
+
+if TYPE_CHECKING:
+    from monarch_nb.settings.store import Settings
 
 T = TypeVar("T", covariant=True)
 Kind = Literal["duration", "flag", "count", "ratio", "text", "encoding", "transport", "range"]
@@ -36,13 +39,6 @@ class ChannelTransport(Enum):
 Value: TypeAlias = bool | int | float | str | slice | Encoding | ChannelTransport | None
 
 
-class ValueStore(Protocol):
-    """What holds the values of keys."""
-
-    def kept(self, key: "Setting[object]", /) -> Value:
-        """The value of a key in force, durations in nanoseconds."""
-
-
 class Setting(Generic[T]):
     """A key: its kind, its value where nobody sets one, and what it means; "" for one that does nothing here.
 
@@ -74,11 +70,11 @@ class Setting(Generic[T]):
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: ValueStore, owner: type) -> T: ...
-    def __get__(self, instance: ValueStore | None, owner: type) -> Any:
+    def __get__(self, instance: "Settings", owner: type) -> T: ...
+    def __get__(self, instance: "Settings | None", owner: type) -> Any:
         if instance is None:
             return self
-        value = instance.kept(self)
+        value = instance.value_of(self)
         return value / SECOND if self.kind == "duration" and isinstance(value, int) else value
 
     def __repr__(self) -> str:

@@ -10,9 +10,9 @@ import threading
 import warnings
 from collections.abc import Mapping
 
-from monarch_nb.settings.accepted import accepted
+from monarch_nb.settings.accepted_keys import accepted
 from monarch_nb.settings.effective import Effective
-from monarch_nb.settings.kinds import checked, from_text, shown, to_text
+from monarch_nb.settings.kinds import checked, from_text, public_value, to_text
 from monarch_nb.settings.setting import Setting, Value
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Settings(Effective):
         """Whether anybody has set it."""
         return name in self._runtime or name in self._sent or name in self._environment()
 
-    def kept(self, key: Setting[object]) -> Value:
+    def value_of(self, key: Setting[object]) -> Value:
         """The value of a key in force, durations in nanoseconds."""
         for layer in (self._runtime, self._sent, self._environment()):
             if key.name in layer:
@@ -91,11 +91,11 @@ class Settings(Effective):
 
     def runtime(self) -> dict[str, Value]:
         """What was set here, durations as text."""
-        return {name: shown(KEYS[name], value) for name, value in self._runtime.items()}
+        return {name: public_value(KEYS[name], value) for name, value in self._runtime.items()}
 
     def everything(self) -> dict[str, Value]:
         """All keys with the values in force, durations as text."""
-        return {key.name: shown(key, self.kept(key)) for key in KEYS.values()}
+        return {key.name: public_value(key, self.value_of(key)) for key in KEYS.values()}
 
     def _say(self, key: Setting[object], value: Value) -> None:
         if key.meaning or value == key.default or key.name in self._said:

@@ -2,9 +2,8 @@
 
 from monarch_nb.store.board import Patch, apply
 from monarch_nb.store.cluster import ClusterState
-from monarch_nb.store.differing import WORST_FIRST, kind_rows, kinds_text
 from monarch_nb.store.hub import Store, describe, store_of
-from monarch_nb.store.mesh_view import MeshView, RankView
+from monarch_nb.store.mesh_view import WORST_FIRST, MeshView, RankView, kind_rows, kinds_text
 from monarch_nb.store.records import Document, FailureFields, RankFields, RankState
 
 __all__ = [

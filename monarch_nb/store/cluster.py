@@ -69,7 +69,7 @@ class Ranks:
         if mesh is not None:
             self._board.change_rank(event.uid, str(index), {"pid": event.pid})
 
-    def turned(self, event: e.Turned, failure: str) -> None:
+    def turned(self, event: e.RankStateChanged, failure: str) -> None:
         """Supervision reports a new condition; `failure` is the id under which its failure is shown."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
@@ -98,7 +98,7 @@ class Ranks:
             mesh.ranks.own(index).unanswered = event.since
             self._meshes.show_with_actors(mesh, index)
 
-    def does(self, event: e.Doings) -> None:
+    def does(self, event: e.ActivityChanged) -> None:
         """An actor began or ended a call."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
@@ -156,7 +156,7 @@ class Ranks:
             fields.update(gpu_memory=event.gpu_memory, gpu_total=event.gpu_total)
         self._board.change_rank(event.uid, str(index), fields)
 
-    def quiet(self, _event: e.Quiet) -> None:
+    def quiet(self, _event: e.WatchersLeft) -> None:
         """Drops activity that workers no longer report."""
         for mesh in self._meshes:
             for index, rank in mesh.ranks.recorded():
@@ -180,25 +180,25 @@ class ClusterState:
         sessions = Sessions(board, meshes)
         self._folds: dict[type[e.Event], Callable[[Any], None]] = {
             e.HostSeen: self._host,
-            e.Spawned: meshes.spawned,
+            e.MeshDescription: meshes.spawned,
             e.MeshRedescribed: meshes.resized,
             e.MeshReady: meshes.ready,
             e.MeshEnded: meshes.ended,
             e.MeshForgotten: meshes.forgotten,
             e.MeshUnheld: meshes.unheld,
             e.ProcessStarted: ranks.started,
-            e.Turned: self._turned,
+            e.RankStateChanged: self._turned,
             e.ResponsivenessChanged: ranks.answers,
-            e.Doings: ranks.does,
+            e.ActivityChanged: ranks.does,
             e.CallPending: ranks.asked,
             e.Usage: ranks.uses,
-            e.Quiet: ranks.quiet,
+            e.WatchersLeft: ranks.quiet,
             e.MeshFailed: incidents.failed,
-            e.Notified: incidents.notified,
-            e.Settled: incidents.settled,
+            e.OwnerNotified: incidents.notified,
+            e.FailureStateChanged: incidents.settled,
             e.SessionOpened: sessions.opened,
             e.SessionClosed: sessions.closed,
-            e.Detached: self._detached,
+            e.DetachedMesh: self._detached,
             e.TensorsSeen: self._tensors,
             e.TransfersSeen: self._transfers,
         }
@@ -230,7 +230,7 @@ class ClusterState:
         self._incidents.write()
         self._meshes.write()
 
-    def _turned(self, event: e.Turned) -> None:
+    def _turned(self, event: e.RankStateChanged) -> None:
         self._ranks.turned(event, self._incidents.key(event.failure))
         self._incidents.mesh_changed(event.uid)
 
@@ -246,7 +246,7 @@ class ClusterState:
             named = {"name": host_name(event.host), **fields}
             self._board.put("hosts", event.host, {key: value for key, value in named.items() if value is not None})
 
-    def _detached(self, event: e.Detached) -> None:
+    def _detached(self, event: e.DetachedMesh) -> None:
         self._board.put("detached", event.id, dict(event.record) or None)
 
     def _transfers(self, event: e.TransfersSeen) -> None:

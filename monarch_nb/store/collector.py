@@ -1,9 +1,11 @@
-"""Translates events of one runtime into events of the store."""
+"""Translates events of one runtime, and what is so in it now, into events of the store."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import (
     Event,
@@ -22,17 +24,26 @@ from monarch_nb.mesh.mesh_events import (
     RankPaused,
     RankResumed,
 )
-from monarch_nb.runtime import MeshState, PendingCall, ProcState, Runtime, when_done
+from monarch_nb.runtime import (
+    ActorState,
+    MeshState,
+    PendingCall,
+    ProcState,
+    Runtime,
+    proc_state_of,
+    when_done,
+)
+from monarch_nb.shape import RegionForm
 from monarch_nb.store import events as e
-from monarch_nb.store.facts import is_ready, now, rank_of, spawned, turned
 from monarch_nb.store.failures import record
 from monarch_nb.store.history import UsageHistory, UsageSample
 from monarch_nb.store.records import FailureState
 from monarch_nb.store.verbs import ACTIVITY, WATCH, Activity, ResourcesUsed, WatchActivity
-from monarch_nb.supervision import Action, Driver, MeshFailure, RankStatus
+from monarch_nb.supervision import Action, Cause, Driver, MeshFailure, RankStatus
 from monarch_nb.supervision.actions import OwnerSaid, RootFault, ShowFailure, Supervise
+from monarch_nb.supervision.report import facts
 from monarch_nb.transport import TransportError
-from monarch_nb.wire import Asker
+from monarch_nb.wire import Asker, parse_address
 
 WIDEST = 10_000  # calls with more missing answers are ignored
 
@@ -177,7 +188,7 @@ class Collector:
 
     def _activity(self, activity: Activity, asker: Asker[None]) -> None:
         for doing in activity.doings:
-            self._put(e.Doings(*msgspec.structs.astuple(doing)))
+            self._put(e.ActivityChanged(*msgspec.structs.astuple(doing)))
         if activity.used is not None:
             (uid, rank), used = rank_of(asker.src), activity.used
             sample = UsageSample(now(), used.cpu, used.memory, used.gpu, used.gpu_memory, used.received, used.sent)
@@ -220,13 +231,13 @@ class Collector:
     def _spawned(self, state: MeshState) -> None:
         if state.spawn_spec is not None and state.stopped is None:
             self._ended.discard(state.uid)
-            self._put(spawned(self._runtime, state))
+            self._put(mesh_description(self._runtime, state))
 
     def _resized(self, state: MeshState) -> None:
         """Reports a mesh anew: events of new ranks came before the store knew them."""
         if state.spawn_spec is None or state.stopped is not None:
             return
-        self._put(e.MeshRedescribed(spawned(self._runtime, state, ready=True)))
+        self._put(e.MeshRedescribed(mesh_description(self._runtime, state, ready=True)))
         self._odd.pop(state.uid, None)
         if isinstance(state, ProcState):
             for rank in state.ranks:
@@ -271,14 +282,14 @@ class Collector:
             case RootFault(failure, route):
                 self._failed(failure)
                 how = "asked" if route == "call" else "shown"
-                self._put(e.Notified(str(failure.failure_id), "a call" if route == "call" else "<root>", how))
+                self._put(e.OwnerNotified(str(failure.failure_id), "a call" if route == "call" else "<root>", how))
             case ShowFailure(failure):
-                self._put(e.Notified(str(failure.failure_id), "<root>", "shown"))
+                self._put(e.OwnerNotified(str(failure.failure_id), "<root>", "shown"))
             case OwnerSaid(failure_id, owner, handled):
                 self._owner(failure_id, owner, "handled" if handled else "not handled")
 
     def _owner(self, failure_id: int, owner: str, how: str) -> None:
-        self._put(e.Notified(str(failure_id), self._driver.owner_name(owner), how))
+        self._put(e.OwnerNotified(str(failure_id), self._driver.owner_name(owner), how))
 
     def _failed(self, failure: MeshFailure) -> None:
         if failure.failure_id in self._failures or not failure.failure_id:
@@ -308,12 +319,12 @@ class Collector:
                     self._over(failure_id, {key for key in hit if key[0] == uid}, "stopped", at)
 
     def _turned(self, uid: str, rank: int, status: RankStatus, at: float) -> None:
-        event = turned(uid, rank, status, at)
+        event = rank_state_changed(uid, rank, status, at)
         self._put(event)
         key = (uid, rank)
         if event.failure:
             self._hit.setdefault(status.failure_id, set()).add(key)
-            self._put(e.Settled(event.failure, "healing" if status.state == "healing" else "open", at))
+            self._put(e.FailureStateChanged(event.failure, "healing" if status.state == "healing" else "open", at))
         for failure_id, hit in tuple(self._hit.items()):
             if key in hit and (not event.failure or failure_id != status.failure_id):
                 self._over(failure_id, {key}, "stopped" if status.state == "stopped" else "healed", at)
@@ -323,9 +334,109 @@ class Collector:
         left -= places
         if not left:
             del self._hit[failure_id]
-            self._put(e.Settled(str(failure_id), how, at))
+            self._put(e.FailureStateChanged(str(failure_id), how, at))
 
 
 def _shown(used: ResourcesUsed) -> tuple[float, int, float, int, int, str]:
     """The part that the state has."""
     return used.cpu, used.memory, used.gpu, used.gpu_memory, used.gpu_total, used.memory_kind
+
+
+# -- what is so now ---------------------------------------------------------------------------------------------------
+
+
+def now() -> float:
+    """The time as in events."""
+    return round(time.time(), 3)
+
+
+def rank_of(address: str) -> tuple[str, int]:
+    """Proc mesh and base rank of a process."""
+    uid, rank, _ = parse_address(address).place
+    return uid, rank
+
+
+def is_ready(state: MeshState) -> bool:
+    """True once the start of a mesh has ended, its set-up code or constructors, also where one of them has failed."""
+    return state.spawn_spec is None or state.spawn_spec.initialized.done()
+
+
+def mesh_description(runtime: Runtime, state: MeshState, *, ready: bool = False) -> e.MeshDescription:
+    """The event for a spawned mesh."""
+    spawn_spec = state.spawn_spec
+    form = RegionForm.of(state.region)
+    procs = isinstance(state, ProcState)
+    return e.MeshDescription(
+        uid=state.uid,
+        name=state.name,
+        kind="procs" if procs else "actors",
+        ranks=state.ranks,
+        labels=form.labels,
+        sizes=form.sizes,
+        offset=form.offset,
+        strides=form.strides,
+        picked=form.ranks,
+        actor_class=state.cls.__name__ if isinstance(state, ActorState) else "",
+        on=state.procs.uid if isinstance(state, ActorState) else "",
+        inner=state.inner,
+        hosts=state.hosts if isinstance(state, ProcState) else (),
+        per_host=state.layout.per_host if isinstance(state, ProcState) else 1,
+        owner="" if spawn_spec is None else str(spawn_spec.instance),
+        mine=state.owner_process == runtime.address,
+        ready=ready,
+        at=now(),
+    )
+
+
+def rank_state_changed(uid: str, rank: int, status: RankStatus, at: float) -> e.RankStateChanged:
+    """The event for the condition of a rank in supervision."""
+    cause, failed = status.cause, status.state == "failed"
+    return e.RankStateChanged(
+        uid,
+        rank,
+        status.state,
+        status.incarnation,
+        round(cause.at, 3) if failed and cause is not None and cause.at else at,
+        end_text(cause) if failed and cause is not None else "",
+        str(status.failure_id) if status.failure_id and status.state in ("failed", "healing") else "",
+    )
+
+
+def end_text(cause: Cause) -> str:
+    """The reason for the end of a rank, in a few words."""
+    origin = cause.origin
+    ended = dict(facts(origin)).get("ended", "")
+    if ended:
+        used = f"; it used {origin.memory}" if origin.memory else ""
+        return f"it ended {ended}" + (f", out of memory{used}" if origin.oom else "")
+    lines = (origin.text or cause.text or cause.kind).strip().splitlines()
+    return lines[0] if lines else cause.kind
+
+
+def facts_of(runtime: Runtime, state: MeshState) -> Iterator[e.Event]:
+    """All facts about one mesh and, for actors, about their processes: for callers without a store that listens."""
+    watcher = runtime.part(ProcessWatcher)
+    procs = proc_state_of(state)
+    states: list[MeshState] = [procs] if procs is state else [procs, state]
+    for shown in states:
+        yield mesh_description(runtime, shown, ready=is_ready(shown))
+    for noticed in runtime.part(HostNotices).of(procs.hosts):
+        yield e.HostSeen(noticed.host, notice=noticed.by, until=noticed.until or 0.0)
+    for rank in procs.ranks:
+        address = procs.address(rank)
+        if address in watcher.pids:
+            yield e.ProcessStarted(procs.uid, rank, watcher.pids[address], now())
+        if address in watcher.unresponsive:
+            yield e.ResponsivenessChanged(procs.uid, rank, watcher.unresponsive[address], now())
+    for rank in state.region.ranks():
+        held = runtime.held_at(state.uid, rank)
+        if held:
+            yield e.SessionOpened(f"{state.uid}.{rank}", state.uid, rank, now(), {"place": held})
+    for shown in states:
+        for uid, ended, odd in runtime.part(Driver).ranks_not_alive(shown.uid):
+            for rank, status in odd.items():
+                yield rank_state_changed(uid, rank, status, now())
+            if ended is not None:
+                yield e.MeshEnded(uid, ended.text or ended.kind, now(), ended.kind != "stopped")
+        if shown.stopped is not None:
+            yield e.MeshEnded(shown.uid, shown.stopped, now())

@@ -26,7 +26,7 @@ class HostSeen(msgspec.Struct, frozen=True):
     until: float = 0.0
 
 
-class Spawned(msgspec.Struct, frozen=True, kw_only=True):
+class MeshDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A mesh was spawned. `ranks` are in its own row-major order."""
 
     uid: str
@@ -52,7 +52,7 @@ class Spawned(msgspec.Struct, frozen=True, kw_only=True):
 class MeshRedescribed(msgspec.Struct, frozen=True):
     """A mesh has a new extent, or other hosts; `mesh` describes it anew."""
 
-    mesh: Spawned
+    mesh: MeshDescription
 
 
 class ProcessStarted(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class MeshReady(msgspec.Struct, frozen=True):
     at: float
 
 
-class Turned(msgspec.Struct, frozen=True):
+class RankStateChanged(msgspec.Struct, frozen=True):
     """Supervision reports a new condition of a rank."""
 
     uid: str
@@ -114,7 +114,7 @@ class ResponsivenessChanged(msgspec.Struct, frozen=True):
     at: float
 
 
-class Doings(msgspec.Struct, frozen=True):
+class ActivityChanged(msgspec.Struct, frozen=True):
     """The activity and counters of an actor; `calls` is -1 if unknown.
 
     With the uid of procs: code that runs on the process itself.
@@ -158,7 +158,7 @@ class Usage(msgspec.Struct, frozen=True):
     memory_kind: str = "Pss"
 
 
-class Quiet(msgspec.Struct, frozen=True):
+class WatchersLeft(msgspec.Struct, frozen=True):
     """Nobody watches: reported activity is outdated, and is dropped."""
 
     at: float
@@ -177,7 +177,7 @@ class MeshFailed(msgspec.Struct, frozen=True):
     failure: MeshFailure | None = None
 
 
-class Notified(msgspec.Struct, frozen=True):
+class OwnerNotified(msgspec.Struct, frozen=True):
     """An owner was asked to handle a failure, or has answered."""
 
     id: str
@@ -185,7 +185,7 @@ class Notified(msgspec.Struct, frozen=True):
     how: str
 
 
-class Settled(msgspec.Struct, frozen=True):
+class FailureStateChanged(msgspec.Struct, frozen=True):
     """A failure is being mended, or is over."""
 
     id: str
@@ -224,7 +224,7 @@ class TensorsSeen(msgspec.Struct, frozen=True):
     record: Mapping[str, object]
 
 
-class Detached(msgspec.Struct, frozen=True):
+class DetachedMesh(msgspec.Struct, frozen=True):
     """A mesh runs on without this controller; an empty record means that it no longer does."""
 
     id: str
@@ -233,25 +233,25 @@ class Detached(msgspec.Struct, frozen=True):
 
 Event = (
     HostSeen
-    | Spawned
+    | MeshDescription
     | MeshRedescribed
     | ProcessStarted
     | MeshReady
-    | Turned
+    | RankStateChanged
     | MeshEnded
     | MeshForgotten
     | MeshUnheld
     | ResponsivenessChanged
-    | Doings
+    | ActivityChanged
     | CallPending
     | Usage
-    | Quiet
+    | WatchersLeft
     | MeshFailed
-    | Notified
-    | Settled
+    | OwnerNotified
+    | FailureStateChanged
     | SessionOpened
     | SessionClosed
     | TransfersSeen
     | TensorsSeen
-    | Detached
+    | DetachedMesh
 )

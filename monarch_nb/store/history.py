@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-KEPT = 256  # samples of a rank; of more, two of the older half become one
+MOST_SAMPLES = 256  # samples of a rank; of more, two of the older half become one
 LONG_S = 3600.0
 PART_S = 5.0  # of which the highest, the mean and the lowest of all ranks are kept
 FORMER = 64  # meshes that are kept, the newest
@@ -49,14 +49,14 @@ class _Ring:
 
     def add(self, sample: UsageSample) -> None:
         self.numbers.extend((sample.at - self.zero, *sample[1:]))
-        if len(self.numbers) >= KEPT * _WIDTH:
+        if len(self.numbers) >= MOST_SAMPLES * _WIDTH:
             self._thin()
 
     def _thin(self) -> None:
         """Draws pairs of the older half together, and leaves out what is too old."""
         rows = [self.numbers[at : at + _WIDTH] for at in range(0, len(self.numbers), _WIDTH)]
         oldest = rows[-1][0] - LONG_S
-        old, new = rows[: KEPT // 2], rows[KEPT // 2 :]
+        old, new = rows[: MOST_SAMPLES // 2], rows[MOST_SAMPLES // 2 :]
         self.numbers = array("f")
         for one, other in zip(old[::2], old[1::2], strict=True):
             if other[0] >= oldest:

@@ -12,9 +12,8 @@ from monarch_nb.mesh import Handle, region_of, state_of
 from monarch_nb.runtime import MeshState, Runtime, current_runtime
 from monarch_nb.shape import Region
 from monarch_nb.store.cluster import ClusterState
-from monarch_nb.store.collector import Collector, Pending
-from monarch_nb.store.events import Event, Quiet
-from monarch_nb.store.facts import facts_of, now
+from monarch_nb.store.collector import Collector, Pending, facts_of, now
+from monarch_nb.store.events import Event, WatchersLeft
 from monarch_nb.store.history import UsageHistory
 from monarch_nb.store.mesh_view import MeshView
 from monarch_nb.store.records import Document, FailureFields
@@ -164,7 +163,7 @@ class Store:
     def _on_unwatched(self) -> None:
         if self.collector is not None:
             self.collector.watch(on=False)
-        self.put(Quiet(round(time.time(), 3)))
+        self.put(WatchersLeft(round(time.time(), 3)))
 
     # -- deltas -----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from monarch_nb.store.failures import known_fields, text, title
 from monarch_nb.store.meshes import Meshes
 from monarch_nb.store.records import FailureFields, FailureState
 from monarch_nb.supervision import MeshFailure
-from monarch_nb.supervision.ranks import where
+from monarch_nb.supervision.ranks import points_text
 
 K = TypeVar("K")
 KEPT_FAILURES = 200
@@ -104,7 +104,7 @@ class Incident(Struct):
         several = len(texts) > 1 and failure.cause.kind not in OF_PROCESSES
 
         def on_ranks(bases: list[int]) -> str:
-            return where(mesh.extent, map(mesh.index, bases))
+            return points_text(mesh.extent, map(mesh.index, bases))
 
         fields: FailureFields = {
             **first.record,
@@ -214,14 +214,14 @@ class Incidents:
         while len(failures) > KEPT_FAILURES:
             self._drop(next(iter(failures)))
 
-    def notified(self, event: e.Notified) -> None:
+    def notified(self, event: e.OwnerNotified) -> None:
         """An owner was asked to handle a failure, or has answered."""
         key = self.key(event.id)
         record = self._board.document["failures"].get(key)
         if record is not None and [event.who, event.how] not in record["told"]:
             self._board.change("failures", key, {"told": [*record["told"], [event.who, event.how]]})
 
-    def settled(self, event: e.Settled) -> None:
+    def settled(self, event: e.FailureStateChanged) -> None:
         """A failure is being healed, or has ended."""
         incident = self._incidents.get(self.key(event.id))
         if incident is None:

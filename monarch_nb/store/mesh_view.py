@@ -1,4 +1,4 @@
-"""One mesh, typed, as text and static HTML render it."""
+"""One mesh, typed, as text and static HTML render it, and the groups of its like ranks."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,11 +6,25 @@ from typing import Literal
 
 from msgspec import Struct
 
-from monarch_nb.shape import Region
+from monarch_nb.shape import Region, places
 from monarch_nb.store.meshes import MeshEntry, Meshes
 from monarch_nb.store.records import Document, RankFields, RankState
 from monarch_nb.supervision import notice_text
-from monarch_nb.wire import host_name
+from monarch_nb.wire import host_name, text_table
+
+WORST_FIRST: tuple[RankState, ...] = (
+    "failed",
+    "unresponsive",
+    "paused",
+    "healing",
+    "starting",
+    "busy",
+    "idle",
+    "stopped",
+)
+_MOST_KINDS = 12  # that are listed
+_NAMED = 3  # hosts
+_LONGEST = 60  # characters of coordinates, and of the description of a kind
 
 
 class RankView(Struct, frozen=True):
@@ -125,3 +139,53 @@ def _detail(state: RankState, record: RankFields, document: Document, key: tuple
             if (session["mesh"], session["rank"]) == key:
                 return str(session.get("place") or f"{session.get('function')}, line {session.get('line')}")
     return ""
+
+
+class LikeRanks(Struct, frozen=True):
+    """Ranks that are in the same state for the same reason, or run the same endpoint."""
+
+    state: RankState
+    about: str  # the endpoint, or the reason; "" without one
+    ranks: tuple[RankView, ...]
+
+
+def kinds(view: MeshView) -> list[LikeRanks]:
+    """All kinds, the worst state first, then the largest first."""
+    by_kind: dict[tuple[RankState, str], list[RankView]] = {}
+    for rank in view.ranks:
+        about = "" if rank.state == "unresponsive" else rank.detail  # its duration does not make a kind
+        by_kind.setdefault((rank.state, about), []).append(rank)
+    listed = [LikeRanks(state, about, tuple(ranks)) for (state, about), ranks in by_kind.items()]
+    return sorted(listed, key=lambda kind: (WORST_FIRST.index(kind.state), -len(kind.ranks)))
+
+
+def kind_rows(view: MeshView) -> list[tuple[str, str, str, str]]:
+    """Each kind as text: count, state, description and location; a last row sums up those beyond `_MOST_KINDS`."""
+    every = kinds(view)
+    rows: list[tuple[str, str, str, str]] = [
+        (f"{len(kind.ranks):,}", kind.state, _short(kind.about), _location(view, kind, alone=len(every) == 1))
+        for kind in every[:_MOST_KINDS]
+    ]
+    left = every[_MOST_KINDS:]
+    if left:
+        rows.append((f"{sum(len(kind.ranks) for kind in left):,}", "…", f"{len(left)} more kinds", ""))
+    return rows
+
+
+def _location(view: MeshView, kind: LikeRanks, *, alone: bool = False) -> str:
+    """Location of the ranks of a kind: coordinates, where they are short, and hosts."""
+    if alone or len(kind.ranks) * 2 > len(view.ranks):
+        return ""
+    hosts = list(dict.fromkeys(rank.host for rank in kind.ranks))
+    on = ", ".join(hosts) if len(hosts) <= _NAMED else f"{len(hosts):,} hosts"
+    coordinates = places(view.labels, (rank.point for rank in kind.ranks), view.sizes)
+    return f"{coordinates} on {on}" if coordinates and len(coordinates) <= _LONGEST else f"on {on}"
+
+
+def kinds_text(view: MeshView) -> str:
+    """The kinds as lines of text."""
+    return text_table([(f"{count:>7}", state, about, location) for count, state, about, location in kind_rows(view)])
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -20,7 +20,7 @@ _WHILE_IT_RUNS = ("state", "since", "endpoint", "queue", "rate", "cpu", "memory"
 class MeshEntry:
     """A mesh. Its ranks are in its own order, each with the base rank of its proc."""
 
-    event: e.Spawned
+    event: e.MeshDescription
     default: RankState  # of ranks without a record of their own
     ranks: RankTable
     counts: dict[str, int] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class MeshEntry:
     _index: dict[int, int] | None = None  # by base rank; None where base ranks are one range
 
     @classmethod
-    def spawned(cls, event: e.Spawned) -> "MeshEntry":
+    def spawned(cls, event: e.MeshDescription) -> "MeshEntry":
         """A mesh whose ranks are all in the same state."""
         default: RankState = "idle" if event.ready else "starting"
         condition: e.Condition = "alive" if event.ready else "starting"
@@ -115,7 +115,7 @@ class Meshes:
 
     # -- events of meshes -------------------------------------------------------------------------------------------
 
-    def spawned(self, event: e.Spawned) -> None:
+    def spawned(self, event: e.MeshDescription) -> None:
         """A mesh was spawned, or attached again after this process had left it."""
         before = self._meshes.get(event.uid)
         if before is not None:
@@ -251,7 +251,7 @@ class Meshes:
                 self._board.change_in("meshes", uid, "counts", {**dict.fromkeys(known), **mesh.counts})
         self._recounted.clear()
 
-    def _endpoint(self, mesh: MeshEntry, running: e.Doings | e.CallPending) -> str:
+    def _endpoint(self, mesh: MeshEntry, running: e.ActivityChanged | e.CallPending) -> str:
         if running.uid == mesh.event.uid:
             return running.endpoint
         actors = self._meshes.get(running.uid)

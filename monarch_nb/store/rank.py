@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from monarch_nb.store.events import CallPending, Condition, Doings
+from monarch_nb.store.events import ActivityChanged, CallPending, Condition
 from monarch_nb.store.records import RankState
 
 
@@ -17,9 +17,9 @@ class Rank:
     since: float = 0.0  # of the condition
     unanswered: float | None = None  # procs: since when the process has not answered
     paused: float | None = None  # since when the debugger has held it
-    doing: Doings | None = None  # as its process reports, with a small delay
+    doing: ActivityChanged | None = None  # as its process reports, with a small delay
     asked: CallPending | None = None  # a pending call of this process to the rank
-    busy: dict[str, Doings | CallPending] | None = (
+    busy: dict[str, ActivityChanged | CallPending] | None = (
         None  # procs: running calls of actors on it, by the uid of their mesh
     )
     shown: RankState = "starting"  # in the document
@@ -71,7 +71,7 @@ class RankTable:
         return [self.usual, *self._own.values()]
 
 
-def working(rank: Rank) -> Doings | CallPending | None:
+def working(rank: Rank) -> ActivityChanged | CallPending | None:
     """The call that a rank runs, as far as is known; None for none."""
     return rank.doing if rank.doing is not None and rank.doing.doing == "busy" else rank.asked
 
@@ -81,7 +81,7 @@ class ShownState(NamedTuple):
 
     state: RankState
     since: float
-    running: Doings | CallPending | None = None
+    running: ActivityChanged | CallPending | None = None
 
 
 def rank_state(rank: Rank, proc: Rank | None) -> ShownState:

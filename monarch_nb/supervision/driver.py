@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -22,6 +22,9 @@ from monarch_nb.runtime import (
     ProcessTables,
     ProcState,
     error_of,
+    fail_future,
+    pending_future,
+    resolve_future,
     stop_cause,
     when_done,
 )
@@ -42,9 +45,8 @@ from monarch_nb.supervision.actions import (
     Supervise,
     SupervisorEffects,
 )
-from monarch_nb.supervision.errors import SupervisionError
-from monarch_nb.supervision.failure import MeshFailure
-from monarch_nb.supervision.heal_requests import HealRequests
+from monarch_nb.supervision.errors import HealError, SupervisionError
+from monarch_nb.supervision.failure import MeshFailure, gathered
 from monarch_nb.supervision.hooks import UndeliverableMessage, log_failure, run_hook
 from monarch_nb.supervision.machine import SupervisionMachine
 from monarch_nb.supervision.ranks import RankIncarnation
@@ -178,7 +180,7 @@ class Driver:
         with self._lock:
             return self.machine.since(uid)
 
-    def gone(self, uid: str) -> set[int]:
+    def lost_ranks(self, uid: str) -> set[int]:
         """Ranks of a mesh that have failed, were stopped, or are being healed."""
         with self._lock:
             return {rank for rank, status in self.machine.status(uid).items() if status.state != "alive"}
@@ -455,3 +457,83 @@ class Driver:
             self.machine.intensity.window = settings.heal_window
         self.feed(lambda machine: machine.heal_requested(uid, self._clock.monotonic(), number, selection))
         return future
+
+
+class HealRequests:
+    """Of one process. `feed` gives its machine an event, and may be called from any thread."""
+
+    def __init__(
+        self, effects: SupervisorEffects, feed: Callable[[Callable[[SupervisionMachine], list[Action]]], None]
+    ) -> None:
+        self._effects, self._feed = effects, feed
+        self._waiting: dict[int, Future[None]] = {}
+        self._last = 0
+        self._hasty: set[int] = set()  # heals that do not wait for the hooks of survivors
+
+    def expect(self, *, await_hooks: bool) -> tuple[int, Future[None]]:
+        """A number for a request of the machine, and what resolves when it is answered; under the driver's lock."""
+        self._last += 1
+        future: Future[None] = pending_future(describe=lambda: "the heal is not done yet")
+        self._waiting[self._last] = future
+        if not await_hooks:
+            self._hasty.add(self._last)
+        return self._last, future
+
+    def carry_out(self, action: Respawn | Recreate | Healed | HealRefused) -> None:
+        """Does not block."""
+        match action:
+            case Respawn(uid, back):
+                _start_heal_thread(
+                    lambda: self._bring_back(uid, back, self._effects.respawn, SupervisionMachine.respawned)
+                )
+            case Recreate(uid, back):
+                _start_heal_thread(
+                    lambda: self._bring_back(uid, back, self._effects.recreate, SupervisionMachine.recreated)
+                )
+            case Healed():
+                _start_heal_thread(lambda: self._healed(action))
+            case HealRefused(request, _, text, _):
+                future = self._waiting.pop(request, None)
+                if future is not None:
+                    fail_future(future, HealError(text))
+
+    def _bring_back(
+        self,
+        uid: str,
+        incarnations: tuple[RankIncarnation, ...],
+        bring: Callable[[str, Sequence[RankIncarnation]], None],
+        done: Callable[[SupervisionMachine, str, Sequence[RankIncarnation]], list[Action]],
+    ) -> None:
+        try:
+            bring(uid, incarnations)
+        except BaseException as error:
+            cause = Cause(kind="spawn", text=error_line(error), at=time.time())
+            if isinstance(error, SupervisionError) and error.failure is not None:
+                cause = msgspec.structs.replace(error.failure.cause)
+            self._feed(lambda machine: machine.heal_failed(uid, incarnations, cause))
+            return
+        self._feed(lambda machine: done(machine, uid, incarnations))
+
+    def _healed(self, action: Healed) -> None:
+        error: BaseException | None = None
+        try:
+            if action.incarnations:
+                self._effects.healed(action.incarnations, not self._hasty.intersection(action.requests))
+        except BaseException as raised:
+            error = raised
+        if action.again:
+            failures = "\n".join(failure.report() for failure in gathered(action.again))
+            error = HealError(f"not everything could be healed:\n{failures}", action.again)
+        self._hasty.difference_update(action.requests)
+        for request in action.requests:
+            future = self._waiting.pop(request, None)
+            if future is None:
+                continue
+            if error is None:
+                resolve_future(future, None)
+            else:
+                fail_future(future, error)
+
+
+def _start_heal_thread(function: Callable[[], None]) -> None:
+    threading.Thread(target=function, name="monarch-heal", daemon=True).start()

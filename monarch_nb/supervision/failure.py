@@ -11,7 +11,7 @@ from monarch_nb.runtime import Cause
 from monarch_nb.wire import Harmless, host_name, msgpack_decoder
 from monarch_nb.wire.plain import decode_plain
 
-from .ranks import Extent, where
+from .ranks import Extent, points_text
 from .report import dump_text, error_text, event_text, facts, last_lines_text, notice_text, unhandled
 
 _WIDTH = 120  # of the text that names ranks
@@ -119,7 +119,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
             return "all ranks"
         if 1 < len(self.places) == self.size:
             return f"all {self.size} ranks"
-        text = where(self.extent, self.places)
+        text = points_text(self.extent, self.places)
         if not text:
             return f"rank {self.places[0]}"
         return text if len(text) <= _WIDTH else f"{text[:_WIDTH].rpartition(',')[0]},… ({len(self.places)} ranks)"

@@ -9,7 +9,7 @@ from monarch_nb._package import more
 
 from .actions import Action, Healed, HealRefused, Recreate, Respawn, StopOwnedMesh
 from .failure import MeshFailure
-from .ranks import RankIncarnation, Selection, where
+from .ranks import RankIncarnation, Selection, points_text
 from .records import MeshRecord, MeshRecords
 from .report import ending
 
@@ -234,7 +234,7 @@ class Healing:
 
     def _too_often(self, uid: str, rank: int, wait: float) -> str:
         mesh, limit = self._records.meshes[uid], self.intensity
-        at = where(mesh.spec.extent, [mesh.place(rank)]) or f"rank {mesh.place(rank)}"
+        at = points_text(mesh.spec.extent, [mesh.place(rank)]) or f"rank {mesh.place(rank)}"
         cause = mesh.at(rank).cause
         last = "" if cause is None else f" (last: {cause.text or ending(cause)})"
         return (

@@ -383,7 +383,7 @@ class SupervisionMachine:
 
     # Heals
 
-    def left(self, mesh_uid: str, cause: Cause) -> list[Action]:
+    def detached(self, mesh_uid: str, cause: Cause) -> list[Action]:
         """Procs and all on them are somebody else's, or nobody's, from now on."""
         return [FailCalls(gone.uid, None, gone.failure((), cause)) for gone in self._records.leave(mesh_uid, cause)]
 

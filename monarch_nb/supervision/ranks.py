@@ -46,7 +46,7 @@ def label(extent: Extent, place: int) -> str:
     return "{" + ", ".join(parts) + "}" if sizes else ""
 
 
-def where(extent: Extent, at: Iterable[int]) -> str:
+def points_text(extent: Extent, at: Iterable[int]) -> str:
     """How people write some points, such as "hosts=0 gpus=2"; "" in a mesh without dimensions."""
     labels, sizes = extent
     return places(labels, (tuple(coordinates(extent, place).values()) for place in at), sizes)

@@ -24,7 +24,7 @@ from monarch_nb.wire import Asker, Done, number_of
 
 SENT_S = 0.2  # how long points are gathered
 TAKE_S = 1.0  # how long whoever looks at them waits for those that are gathered still,
-ASKED = 256  # of at most so many ranks
+MOST_RANKS = 256  # of at most so many ranks
 MOST = 5000  # points that are sent at once; of more the oldest are left out
 
 
@@ -143,7 +143,7 @@ class Points:
         state = state_of(mesh)
         procs = proc_state_of(state)
         ranks = tuple(region_of(mesh).ranks())
-        if self._home() or len(ranks) > ASKED or state.stopped is not None:
+        if self._home() or len(ranks) > MOST_RANKS or state.stopped is not None:
             return
         failed = {rank.rank for rank in describe(procs).having("failed")}
         addresses = dict.fromkeys(procs.address(rank) for rank in ranks if rank not in failed)

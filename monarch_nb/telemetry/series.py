@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-KEPT = 4096  # values of one name and rank; beyond that every other one of the older half goes
+MOST_VALUES = 4096  # values of one name and rank; beyond that every other one of the older half goes
 FORMER = 64  # meshes whose values are kept
 
 
@@ -43,8 +43,8 @@ class Series:
             ranks = self._meshes.setdefault(point.mesh, {}).setdefault(point.name, {})
             samples = ranks.setdefault(point.rank, [])
             samples.append(Sample(point.step or 0.0, point.at, point.value))
-            if len(samples) >= KEPT:
-                samples[: KEPT // 2] = samples[: KEPT // 2 : 2]
+            if len(samples) >= MOST_VALUES:
+                samples[: MOST_VALUES // 2] = samples[: MOST_VALUES // 2 : 2]
         while len(self._meshes) > FORMER:
             self._meshes.pop(next(iter(self._meshes)))
 

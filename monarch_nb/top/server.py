@@ -21,7 +21,7 @@ from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.store import Store, store_of
 from monarch_nb.top import connection as files
 
-BEHIND = 32 << 20  # bytes that wait for one watcher; with more it gets a new snapshot instead
+MOST_WAITING = 32 << 20  # bytes that wait for one watcher; with more it gets a new snapshot instead
 _GREETING = 4096  # bytes of the first line, at most
 _GREETING_S = 5.0
 _WATCHERS = 16
@@ -152,7 +152,7 @@ class _Watcher:
             if self._behind and message["type"] == "delta":
                 return
             line = msgspec.json.encode(message) + b"\n"
-            self._behind = self._size + len(line) > BEHIND and message["type"] == "delta"
+            self._behind = self._size + len(line) > MOST_WAITING and message["type"] == "delta"
             if not self._behind:
                 self._waiting.append(line)
                 self._size += len(line)

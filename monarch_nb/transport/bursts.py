@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 APART_S = 0.0003  # messages further apart are no burst
-ALONE = 4  # the first of a row are written one by one
+SINGLE_WRITES = 4  # the first of a row are written one by one
 MOST = 16  # messages held back
 LARGEST = 16 * 1024  # bytes held back
 LONGEST_S = 0.0003  # the oldest message is held back
@@ -78,7 +78,7 @@ class Burst:
             self._row, self._pauses = 0, pauses
         self._last = now
         self._row += 1
-        if self._row <= ALONE:
+        if self._row <= SINGLE_WRITES:
             return False
         if not self.count:
             self.since = now

@@ -9,8 +9,7 @@ import zmq
 from zmq.backend import Socket as _Raw
 
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.tcp.monitor import Monitor
-from monarch_nb.transport.tcp.sockets import Socket, read_dealer
+from monarch_nb.transport.tcp.sockets import Monitor, Socket, read_dealer
 from monarch_nb.wire import Frame
 
 _send = _Raw.send  # the compiled method: the wrapper around it costs more than the call
@@ -44,7 +43,7 @@ def write_parts(socket: Socket, frame0: bytes, frames: Sequence[Any]) -> None:
         _send(socket, frame, _LAST if place == last else _MORE, len(frame) < COPY_BELOW, False)
 
 
-class Dialled:
+class DialledChannel:
     """Our own DEALER, connected to the peer's listening socket."""
 
     __slots__ = ("_closed", "_fd", "_monitor", "_reader", "socket")
@@ -91,17 +90,23 @@ class Dialled:
         self.socket.close(linger_ms)
 
 
-class Inbound:
+class InboundChannel:
     """The peer's connection to our ROUTER, which only the reader thread may touch: others hand it their messages."""
 
-    __slots__ = ("_closed", "_fd", "_gone", "_lost", "_queue", "_reader", "_router", "_routing_id")
+    __slots__ = ("_closed", "_fd", "_lost", "_queue", "_reader", "_reroute", "_router", "_routing_id")
 
     def __init__(
-        self, router: Socket, routing_id: bytes, reader: Reader, *, lost: Callable[[], None], gone: Callable[[], None]
+        self,
+        router: Socket,
+        routing_id: bytes,
+        reader: Reader,
+        *,
+        lost: Callable[[], None],
+        reroute: Callable[[], None],
     ) -> None:
-        """`lost` marks the link so that its frames are stored; `gone` finds another route. Reader thread."""
+        """`lost` marks the link so that its frames are stored; `reroute` finds another route. Reader thread."""
         self._router, self._routing_id, self._reader = router, routing_id, reader
-        self._lost, self._gone = lost, gone
+        self._lost, self._reroute = lost, reroute
         self._queue: deque[tuple[bytes, Sequence[Frame]]] = deque()
         self._fd = int(router.FD)
         self._closed = False
@@ -120,11 +125,11 @@ class Inbound:
         if not self._flush():
             # Before anything else is read: a later word of the peer, which has dialled again, must come after it.
             self._lost()
-            self._gone()
+            self._reroute()
 
     def _leave_it(self) -> None:
         if not self._closed:
-            self._gone()
+            self._reroute()
 
     def _flush(self) -> bool:
         try:

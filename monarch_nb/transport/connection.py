@@ -7,7 +7,7 @@ import zmq
 
 from monarch_nb.routing.actions import Action, Transmit
 from monarch_nb.routing.link import Link
-from monarch_nb.transport.channels import Dialled, FrameSink, Inbound
+from monarch_nb.transport.channels import DialledChannel, FrameSink, InboundChannel
 from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.packing import Item
 from monarch_nb.transport.streams import Message, UnixStream
@@ -25,7 +25,7 @@ class Connection:
         link: Link[Item],
         endpoint: str,
         *,
-        dial: Callable[[], Dialled | UnixStream | None],
+        dial: Callable[[], DialledChannel | UnixStream | None],
         readable: Callable[[], bool],
         keep_time: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
@@ -57,7 +57,7 @@ class Connection:
         if self.inside:
             return self._open_inside()
         channel = self._dial()
-        if isinstance(channel, Dialled):
+        if isinstance(channel, DialledChannel):
             self.channel = channel
             channel.listen(self._readable)
         return channel
@@ -116,20 +116,20 @@ class Connection:
     def dial_at(self, endpoint: str) -> None:
         """Has the peer dialled by us, at `endpoint`."""
         channel, self.channel = self.channel, None
-        if isinstance(channel, Dialled):
+        if isinstance(channel, DialledChannel):
             channel.close(0)
         self._link.dial(self._clock())
         self._aim(endpoint)
 
     # connections that the peer has dialled
 
-    def attach(self, channel: FrameSink, *, gone: bool) -> None:
+    def attach(self, channel: FrameSink, *, unreachable: bool) -> None:
         """The peer has dialled us, perhaps again: answer there, unless we dial it, or it is gone."""
-        if not self.endpoint and not gone:
-            if isinstance(self.channel, Inbound):
+        if not self.endpoint and not unreachable:
+            if isinstance(self.channel, InboundChannel):
                 self.channel.close(0)  # what it has not written is kept: whoever dials says first what is lacking
             self.channel = channel
-        elif type(channel) is UnixStream and not isinstance(self.channel, Dialled):
+        elif type(channel) is UnixStream and not isinstance(self.channel, DialledChannel):
             self._theirs = channel
 
     def cut(self, stream: UnixStream) -> bool:
@@ -153,7 +153,7 @@ class Connection:
     def read(self, limit: int) -> list[Message]:
         """At most `limit` messages that have come on the connection that we have dialled."""
         channel, messages = self.channel, list[Message]()
-        while isinstance(channel, Dialled) and len(messages) < limit and (message := channel.read()) is not None:
+        while isinstance(channel, DialledChannel) and len(messages) < limit and (message := channel.read()) is not None:
             messages.append(message)
         return messages
 

@@ -16,15 +16,14 @@ from monarch_nb.routing.incarnations import (
 )
 from monarch_nb.routing.routes import Hop, NoRoute, RoutingTable, agent_meant
 from monarch_nb.transport import streams
-from monarch_nb.transport.channels import Dialled, Inbound
+from monarch_nb.transport.channels import DialledChannel, InboundChannel
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.keys import Keys, KeyStep, require_keys
 from monarch_nb.transport.peer import Peer
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import Message, UnixStream
-from monarch_nb.transport.tcp import monitor, sockets
-from monarch_nb.transport.tcp.monitor import Monitor
-from monarch_nb.transport.tcp.sockets import Context, Limits, Socket
+from monarch_nb.transport.tcp import sockets
+from monarch_nb.transport.tcp.sockets import Context, Limits, Monitor, Socket
 from monarch_nb.wire import Lane, agent_of, host_of, parse_address
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class Links:
         with self._lock:
             peers = self._of(agent)
             previous = [peer for peer in peers if 0 < process_incarnation(peer.last_seen) < incarnation]
-            stale = [peer for peer in peers if peer in previous or peer.gone is not None or peer.awaits_redial]
+            stale = [peer for peer in peers if peer in previous or peer.unreachable is not None or peer.awaits_redial]
             self._forget_ids(previous)
             if stale:
                 self._routes.detached(agent)
@@ -127,12 +126,12 @@ class Links:
                 hop = self._routes.next_hop(destination)
             except NoRoute as error:
                 host = host_of(destination)
-                known = self._incarnations.gone.get(host) or self._incarnations.gone.get(agent_of(host))
+                known = self._incarnations.ended.get(host) or self._incarnations.ended.get(agent_of(host))
                 text = str(error) if known is None else f"{destination} cannot be reached: {known}"
                 raise UnreachableError(text) from None
             for address in (destination, hop.address):
-                if address in self._incarnations.gone:
-                    raise UnreachableError(f"{destination} cannot be reached: {self._incarnations.gone[address]}")
+                if address in self._incarnations.ended:
+                    raise UnreachableError(f"{destination} cannot be reached: {self._incarnations.ended[address]}")
             peer = self._peer(hop, lane)
             if len(self._ways) > 65536:
                 self._ways.clear()
@@ -175,7 +174,9 @@ class Links:
         peer = self._identify_peer(routing_id, tcp=True)
         if peer is not None:
             peer.attach(
-                Inbound(router, routing_id, self._reader, lost=peer.lost, gone=lambda: self._on_inbound_closed(peer))
+                InboundChannel(
+                    router, routing_id, self._reader, lost=peer.lost, reroute=lambda: self._on_inbound_closed(peer)
+                )
             )
             if self._on_connection is not None:
                 self._on_connection(peer.address, True, "it dialled")
@@ -239,7 +240,7 @@ class Links:
             self._by_id[routing_id], self._ids[peer] = peer, routing_id
             self._ways.clear()
             since = first_link_incarnation(self._incarnations.since(address))
-        if peer.gone is not None:
+        if peer.unreachable is not None:
             peer.since(since)
             peer.revive("")
         peer.connection.over_tcp = tcp
@@ -305,7 +306,7 @@ class Links:
         for peer in dead:
             if peer.address == agent:  # its next incarnation will find the same link: there is one for each of ours
                 peer.bury(reason)
-        if agent and agent not in self._incarnations.gone:  # it has spoken meanwhile
+        if agent and agent not in self._incarnations.ended:  # it has spoken meanwhile
             self._renew(agent, 0)
 
     def _forget_ids(self, peers: Iterable[Peer]) -> None:
@@ -361,7 +362,7 @@ class Links:
 
     # what a peer asks
 
-    def dial(self, peer: Peer) -> Dialled | UnixStream | None:
+    def dial(self, peer: Peer) -> DialledChannel | UnixStream | None:
         """A connection to the peer; None if it cannot be had now. Raises DescriptorLimitError, TrustError."""
         if self._closed:
             return None
@@ -373,7 +374,7 @@ class Links:
         dealer = sockets.dial(self.context(), peer.endpoint, name, trust[0], self._limits)
         watcher = Monitor(dealer, self._reader, lambda event, _: self._on_monitor_event(peer, event, trust[0]))
         sockets.connect(dealer, peer.endpoint)
-        return Dialled(dealer, self._reader, watcher)
+        return DialledChannel(dealer, self._reader, watcher)
 
     def _dial_inside(self, peer: Peer, name: str) -> UnixStream | None:
         connection = streams.dial(peer.endpoint.removeprefix("ipc://"), name.encode())
@@ -399,17 +400,17 @@ class Links:
             return self._context
 
     def _on_monitor_event(self, peer: Peer, event: int, keys: Keys | None) -> None:
-        if event == monitor.UP:
+        if event == sockets.UP:
             peer.found()
-        elif event == monitor.DOWN:
+        elif event == sockets.DOWN:
             peer.lost()
-        elif event & monitor.REFUSED and not self._refused(peer, keys):
+        elif event & sockets.REFUSED and not self._refused(peer, keys):
             if self._on_connection is not None:
                 self._on_connection(peer.address, False, "refused")
             else:
                 self.dropped(peer.address, f"{peer.endpoint} did not accept our key, or is not a monarch-nb process")
-        if self._on_connection is not None and event in (monitor.UP, monitor.DOWN):
-            self._on_connection(peer.address, event == monitor.UP, "connected" if event == monitor.UP else "cut")
+        if self._on_connection is not None and event in (sockets.UP, sockets.DOWN):
+            self._on_connection(peer.address, event == sockets.UP, "connected" if event == sockets.UP else "cut")
 
     def mark_busy(self, peer: Peer) -> None:
         """Tick it from now on."""

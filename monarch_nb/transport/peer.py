@@ -23,7 +23,7 @@ from monarch_nb.routing.actions import (
     Unblocked,
 )
 from monarch_nb.routing.link import Link
-from monarch_nb.transport.channels import FrameSink, Inbound
+from monarch_nb.transport.channels import FrameSink, InboundChannel
 from monarch_nb.transport.connection import Connection
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.interrupts import uninterrupted
@@ -87,7 +87,7 @@ class Peer:
         self.address = address
         self.lane = lane
         self.incarnation = incarnation
-        self.gone: str | None = None  # why nothing can be sent any more
+        self.unreachable: str | None = None  # why nothing can be sent any more
         self._owner = owner
         self._portable = portable
         self._endings = 0  # how often it was closed or buried
@@ -108,7 +108,7 @@ class Peer:
         self._credits = threading.Condition()
         self._relays = RelayQueue(
             lambda header, parcel: uninterrupted(self._send, self._pack(header, parcel), parcel.nbytes, False),
-            lambda header, parcel, reason: owner.undeliverable(header, parcel, self.gone or reason),
+            lambda header, parcel, reason: owner.undeliverable(header, parcel, self.unreachable or reason),
         )
 
     @property
@@ -129,12 +129,12 @@ class Peer:
     @property
     def has_dialled(self) -> bool:
         """Whether it is written to on a TCP connection that it has dialled."""
-        return isinstance(self.connection.channel, Inbound)
+        return isinstance(self.connection.channel, InboundChannel)
 
     @property
     def up(self) -> bool:
         """Whether there is a TCP connection, as far as we know; connections inside a host do not say."""
-        return self.connection.over_tcp and self.gone is None and self._link.state is LinkState.UP
+        return self.connection.over_tcp and self.unreachable is None and self._link.state is LinkState.UP
 
     # sending
 
@@ -148,13 +148,13 @@ class Peer:
                 if uninterrupted(self._blocked, parcel.nbytes):
                     self._credits.wait(0.2)
             if endings != self._endings:  # who comes next is not whom this was for
-                raise UnreachableError(f"{self.address} cannot be reached: {self.gone or 'it was restarted'}")
+                raise UnreachableError(f"{self.address} cannot be reached: {self.unreachable or 'it was restarted'}")
 
     def relay(self, header: Header, parcel: Parcel, exempt: bool, handed_on: Callable[[], None]) -> None:
         """Write one message without waiting: kept here while credits lack. `handed_on` is called when it is written."""
         if not exempt and (self._relays or uninterrupted(self._blocked, parcel.nbytes)):
             self._relays.append(header, parcel, handed_on)
-            if self.gone is not None:
+            if self.unreachable is not None:
                 self._owner.later(self._relays.send)
             return
         uninterrupted(self._send, self._pack(header, parcel), parcel.nbytes, True, not exempt)
@@ -174,13 +174,13 @@ class Peer:
     def _blocked(self, size: int) -> bool:
         with self._lock:
             self._keep_time()
-            return self.gone is None and self._link.blocked(size)
+            return self.unreachable is None and self._link.blocked(size)
 
     def _send(self, items: Item | list[Item], size: int, exempt: bool, charged: bool = False) -> bool:
         push: UnixStream | None = None
         with self._lock:
-            if self.gone is not None:
-                raise UnreachableError(f"{self.address} cannot be reached: {self.gone}")
+            if self.unreachable is not None:
+                raise UnreachableError(f"{self.address} cannot be reached: {self.unreachable}")
             connection, link = self.connection, self._link
             channel = connection.channel or connection.open()
             if not exempt and link.blocked(size):
@@ -208,7 +208,7 @@ class Peer:
         uninterrupted(self._locked, self._redirect, endpoint)
 
     def _redirect(self, endpoint: str) -> None:
-        if self.gone is None and not self.endpoint:
+        if self.unreachable is None and not self.endpoint:
             self.connection.dial_at(endpoint)
             self.connection.open()
 
@@ -222,9 +222,9 @@ class Peer:
 
     def _bury(self, reason: str) -> Sequence[Action[Item]]:
         with self._lock:
-            if self.gone is not None:
+            if self.unreachable is not None:
                 return ()
-            self.gone = reason
+            self.unreachable = reason
             self._endings += 1
             self.connection.close(0)
             return [*self._link.bury(reason, _clock()), Unblocked()]
@@ -241,7 +241,7 @@ class Peer:
 
     def _revive(self, endpoint: str) -> None:
         with self._lock:
-            self.gone = None
+            self.unreachable = None
             if endpoint and endpoint != self.endpoint:
                 self.connection.dial_at(endpoint)
             self._keep_time()
@@ -251,7 +251,7 @@ class Peer:
         uninterrupted(self._locked, self._redial)
 
     def _redial(self) -> None:
-        if self.gone is None and self.connection.over_tcp and self.endpoint:
+        if self.unreachable is None and self.connection.over_tcp and self.endpoint:
             self.connection.dial_at(self.endpoint)
             self.connection.reach()
 
@@ -260,7 +260,7 @@ class Peer:
         uninterrupted(self._locked, self._begin)
 
     def _begin(self) -> None:
-        if self.gone is None and self.connection.channel is None:
+        if self.unreachable is None and self.connection.channel is None:
             self.connection.reach()
 
     def cut(self, stream: UnixStream) -> bool:
@@ -282,7 +282,7 @@ class Peer:
 
     def attach(self, channel: FrameSink) -> None:
         """The peer has dialled us, perhaps again: answer there, unless we dial it."""
-        uninterrupted(self._locked, lambda: self.connection.attach(channel, gone=self.gone is not None))
+        uninterrupted(self._locked, lambda: self.connection.attach(channel, unreachable=self.unreachable is not None))
 
     def _read(self) -> bool:
         """Read our dialled connection."""
@@ -307,7 +307,7 @@ class Peer:
         unpacker, link = self._unpacker, self._link
         rest: Sequence[Action[Item]] = ()
         with self._lock:
-            if self.gone is not None:
+            if self.unreachable is not None:
                 return len(messages), rest
             if self.connection.channel is None and self.connection.inside:
                 self.connection.reach()  # else the link would not answer
@@ -363,7 +363,7 @@ class Peer:
 
     def _consumed(self, charge: int, incarnation: int) -> None:
         with self._lock:
-            if self.gone is not None:
+            if self.unreachable is not None:
                 return
             prefix = self._link.consumed(charge, incarnation)
             if prefix is not None:
@@ -381,7 +381,7 @@ class Peer:
 
     def _tick(self, now: float) -> tuple[bool, Sequence[Action[Item]]]:
         with self._lock:
-            if self.gone is not None:
+            if self.unreachable is not None:
                 self._busy = False
                 return False, ()
             if self.connection.channel is None and self._link.unacked:
@@ -403,7 +403,7 @@ class Peer:
 
     def _event(self, event: Callable[[float], list[Action[Item]]]) -> Sequence[Action[Item]]:
         with self._lock:
-            if self.gone is not None:
+            if self.unreachable is not None:
                 return ()
             self._keep_time()
             return self.connection.transmit(event(_clock()))
@@ -419,11 +419,11 @@ class Peer:
 
     def _close(self, reason: str, linger_ms: int) -> Sequence[Action[Item]]:
         with self._lock:
-            if self.gone is not None:
+            if self.unreachable is not None:
                 return ()
             if linger_ms and self.connection.channel is not None:
                 self.connection.transmit(self._link.tick(_clock()))  # what is owed: acknowledgements
-            self.gone = reason
+            self.unreachable = reason
             self._endings += 1
             rest = [action for action in self._link.give_up(reason) if type(action) is not Transmit]
             self.connection.close(linger_ms)

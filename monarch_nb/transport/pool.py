@@ -23,7 +23,7 @@ from monarch_nb.transport.shared import MemoryFile, map_file
 from monarch_nb.wire import Pieces, msgpack_decoder
 from monarch_nb.wire.header import Header, Kind
 
-KEPT = 256 << 20  # bytes that may lie idle
+MOST_IDLE = 256 << 20  # bytes that may lie idle
 IDLE = 2.0  # seconds they may
 LENT = 10.0  # seconds until a loan is forgotten
 _FILES = 64
@@ -156,7 +156,7 @@ class Pool:
                     continue
                 if idle:
                     kept += entry.file.length
-                    if kept > KEPT:
+                    if kept > MOST_IDLE:
                         continue
                 left.append(entry)
             if len(left) < len(self._entries):

@@ -76,7 +76,7 @@ _EXTENDED = 1  # first byte of a frame 0 with a prologue
 _PROLOGUE = struct.Struct("<BI")
 
 
-class Filed(Protocol):
+class FileBuffer(Protocol):
     """A buffer that is in a file still."""
 
     length: int  # bytes
@@ -127,7 +127,7 @@ class Pieces:
 
 
 MemoryFrame = Frame | Pieces
-InFrame = Frame | Filed
+InFrame = Frame | FileBuffer
 OutFrame = MemoryFrame | DeviceFile
 
 
@@ -310,7 +310,7 @@ class _Reader:
     """A stream with large pieces put back in their places; the pieces are copied once, to where they belong."""
 
     def __init__(self, stream: memoryview, places: Sequence[int], pieces: Sequence[InFrame]) -> None:
-        self._parts: list[memoryview | Filed] = []
+        self._parts: list[memoryview | FileBuffer] = []
         last = 0
         for place, piece in zip(places, pieces, strict=True):
             whole = memoryview(piece).cast("B") if isinstance(piece, _IN_MEMORY) else piece

@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,15 @@ from tests.browser.lab import Desk, browser, browser_path, serve
 from tests.effort import AS_LATER
 
 _running = contextlib.ExitStack()
+_HERE = Path(__file__).parent
+# The browser's driver leaves its own odds and ends to the collector.
+_UNCLEAN = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == _HERE:
+            item.add_marker(_UNCLEAN)
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,7 @@ from tests.browser.lab import SCREENSHOTS, Desk, Lab, opened, panel_built, serve
 from tests.browser.test_panel import ACTORS, Panel
 from tests.browser.test_panel_actions import AXE, CHECK, MESH, RULES, in_cell
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(240)
 TRAINERS = ACTORS + 'trainers = workers.spawn("trainers", Trainer)\ntrainers.pid.call().get();'
 THEMES = ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"]
 

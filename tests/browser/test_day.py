@@ -13,11 +13,7 @@ from tests.browser.test_panel import ACTORS, Panel
 from tests.browser.test_panel_actions import ELSEWHERE
 from tests.cluster.engine_tools import PYTHON, SSHServer, needs
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(240)
 JOB = """
 [jobs.lab]
 kind = "ssh"

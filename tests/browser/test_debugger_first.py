@@ -10,8 +10,6 @@ from tests.browser.test_lab_debugger import TRAINER, bug, click_gutter, command
 pytestmark = [
     pytest.mark.slow,  # tests/notebook/test_dap.py has the same without a browser
     pytest.mark.timeout(240),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 

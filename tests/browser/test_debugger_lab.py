@@ -7,11 +7,7 @@ import pytest
 
 from tests.browser.lab import Desk, Lab, panel_built, write_notebook
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(240)
 
 BEGIN = """
 %load_ext monarch

@@ -12,10 +12,6 @@ from tests.effort import EFFORT
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LIGHT = ("debugging",)  # ten seconds; `make test-slow` has the others
 MINUTES = {"train_gpt": 15}
-pytestmark = [
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-]
 
 # The numbers of the cells of code, once all have one: a cell that waits or runs has a star. A question waits for ever.
 DONE = """() => {

@@ -12,8 +12,6 @@ from tests.cluster.cables import bridged_hosts
 pytestmark = [
     pytest.mark.slow,  # fifteen seconds of a processor; tests/notebook/test_dap.py has the same without a browser
     pytest.mark.timeout(240),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 TRAINER = """

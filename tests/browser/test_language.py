@@ -8,11 +8,7 @@ import pytest
 
 from tests.browser.lab import Desk, panel_built
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(120)
 PACK = {
     "": {"domain": "monarch_nb_lab", "language": "de-DE", "plural_forms": "nplurals=2; plural=(n != 1);"},
     "Notebook with a Mesh": ["Notebook mit einem Mesh"],

@@ -17,11 +17,7 @@ from tests.ports import kernel_ports
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(240)
 
 BEGIN = """
 import os, time
@@ -87,9 +83,9 @@ from monarch_nb.runtime import current_runtime
 from monarch_nb.store import events, store_of
 from monarch_kernel import _loaded
 store = store_of(current_runtime())
-store.put(events.Spawned(uid="many", name="fleet", kind="procs", ranks=range(2400), labels=("hosts", "gpus"),
+store.put(events.MeshDescription(uid="many", name="fleet", kind="procs", ranks=range(2400), labels=("hosts", "gpus"),
     sizes=(300, 8), strides=(8, 1), hosts=tuple(f"node{i}" for i in range(300)), per_host=8, ready=True, at=1.0))
-store.put(events.Turned("many", 59, "failed", 0, 2.0, "it ended by signal 9 (SIGKILL)"))
+store.put(events.RankStateChanged("many", 59, "failed", 0, 2.0, "it ended by signal 9 (SIGKILL)"))
 next(iter(_loaded.values()))._widgets.show("mesh", {"mesh": "many"}, None)
 """
 

@@ -12,11 +12,7 @@ import pytest
 from tests.browser.lab import KERNEL_IS_IDLE, Desk, Lab, panel_built, write_notebook
 from tests.browser.seen import Seen, row, told
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(240)
 
 ACTORS = """
 import os, time

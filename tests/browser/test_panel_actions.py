@@ -9,11 +9,7 @@ import pytest
 from tests.browser.lab import ROOT, SCREENSHOTS, Desk, Lab, menu, panel_built, theme, write_notebook
 from tests.browser.test_panel import ACTORS, Panel
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(240)
 
 MESH = """
 import os

@@ -12,11 +12,7 @@ from tests.browser.test_panel import ACTORS, Panel
 from tests.browser.test_panel_actions import MESH, agree, outcome
 from tests.polling import until
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(240)
 TRAINERS = (
     ACTORS
     + """

@@ -12,12 +12,7 @@ from tests.browser.lab import KERNEL_IS_IDLE, SCREENSHOTS, Desk, Lab, opened, pa
 from tests.browser.test_lab_debugger import click_gutter, command
 from tests.frames import FrameProxy
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 AWAY_SECONDS = float(os.environ.get("MONARCH_TEST_AWAY", "60"))
 
 TRAINER = """

@@ -17,15 +17,12 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.slow,  # tests/notebook/test_example_quickstart.py runs it in a kernel alone
     pytest.mark.timeout(240),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 LAST = "kill to healed"
 ALL_NUMBERED = """() => [...document.querySelectorAll(".jp-CodeCell .jp-InputPrompt")].every(
     prompt => /\\[\\d+\\]:/.test(prompt.textContent))"""
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture(scope="module")

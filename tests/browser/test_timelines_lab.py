@@ -9,11 +9,7 @@ from tests.browser.lab import SCREENSHOTS, Desk, Lab, panel_built, theme, whole,
 from tests.browser.test_panel import ACTORS, Panel
 from tests.browser.test_panel_actions import AXE, CHECK, MESH, RULES, UNFOLD, WIDEST
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    # The browser's driver leaves its own odds and ends to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(240)
 CALLS = """
 for _ in range(3):
     trainers.step.call(0.3).get()

@@ -242,19 +242,3 @@ def test_shutdown_context_ends_it_all_and_a_new_beginning_is_possible(tmp_path: 
         assert len(set(pids)) == 2
         """,
     )
-
-
-def test_an_actor_in_the_client_may_be_the_programs_own(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
-        class Here(Actor):
-            def __init__(self, items): self.items = items
-            @endpoint
-            async def add(self, x): self.items.append(x); return len(self.items)
-
-        here = this_proc().spawn("here", Here, [])
-        print(here.add.call_one(1).get(20), here.add.call_one(2).get(20), flush=True)
-        """,
-    )
-    assert done.stdout.splitlines()[0] == "1 2"

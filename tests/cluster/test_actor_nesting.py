@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, Channel, Port, ProcMesh, context, endpoint, this_host, this_proc
+from monarch_nb.actor import Actor, Channel, Port, ProcMesh, endpoint, this_host, this_proc
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -22,10 +22,6 @@ class Child(Actor):
     @endpoint
     def pid(self) -> tuple[int, int]:
         return os.getpid(), os.getppid()
-
-    @endpoint
-    def actor(self) -> str:
-        return str(context().actor_instance)
 
     def __cleanup__(self, exc: Exception | None) -> None:
         if self.port is not None:
@@ -47,10 +43,6 @@ class Parent(Actor):
     def spawn_here(self) -> Any:
         self.near = this_proc().spawn("near", Child, self.port, "near child")
         return self.near
-
-    @endpoint
-    def give_children(self) -> Any:
-        return self.children
 
     @endpoint
     def grand(self) -> list[int]:
@@ -130,25 +122,3 @@ def test_a_whole_tree_ends_with_its_root(quad: ProcMesh) -> None:
     told = all_said(receiver, 3)
     assert told == ["far child cleaned up, None", "parent cleaned up", "parent cleaned up"]
     assert gone(pid)
-
-
-def test_a_child_is_named_after_its_owner(quad: ProcMesh) -> None:
-    parents: Any = quad.spawn("parents", Parent)
-    near = parents.slice(gpus=3).spawn_here.call_one().get(20)
-    name = near.actor.call_one().get(20)
-    assert name.startswith("<root>.<")
-    assert "parents{'gpus': 3/4}>.<" in name
-    assert name.endswith("Child near>")
-    parents.stop().get(20)
-
-
-def test_calls_on_a_child_that_ended_with_its_owner_say_so(quad: ProcMesh) -> None:
-    parent: Any = quad.slice(gpus=0).spawn("parent", Parent)
-    near = parent.spawn_here.call_one().get(20)
-    parent.spawn_processes.call_one(1).get(30)
-    far = parent.give_children.call_one().get(20)
-    assert far.pid.call().get(20)
-    parent.stop().get(30)
-    for child in (near, far):
-        with pytest.raises(RuntimeError, match=r"stopped|ended"):
-            child.pid.call().get(20)

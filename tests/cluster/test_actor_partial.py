@@ -1,14 +1,9 @@
 """What one rank's end, or one that never was, means for a call: an error where it belongs, and no wait for ever."""
 
-import asyncio
-import os
-from typing import Any
-
 import msgspec
 import pytest
 
-import monarch_nb.actor
-from monarch_nb.actor import Actor, ProcMesh, SupervisionError, concurrent_endpoint, context
+from monarch_nb.actor import ProcMesh, SupervisionError
 from monarch_nb.config import configured
 from monarch_nb.routing import plan_cast
 from monarch_nb.runtime import PendingCall, Runtime, current_runtime
@@ -18,50 +13,6 @@ from tests.cluster.actor_tools import SECONDS
 from tests.cluster.host_client import hosted
 
 pytestmark = pytest.mark.timeout(120)
-
-
-class Waiting(Actor):
-    """Rank 1 ends its process; the other one answers when it is told to."""
-
-    def __init__(self) -> None:
-        self.go = asyncio.Event()
-
-    @concurrent_endpoint
-    async def part(self) -> str:
-        if context().actor_instance.rank.rank == 1:
-            os._exit(3)
-        await self.go.wait()
-        return "answered"
-
-    @concurrent_endpoint
-    async def release(self) -> None:
-        self.go.set()
-
-
-@pytest.fixture
-def unminded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever hears first of a death, a future that is waited for or the owner: either is right."""
-    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
-
-
-def test_a_ranks_death_fails_only_its_own_future_of_a_stream(unminded: None, own_procs: ProcMesh) -> None:
-    mesh: Any = own_procs.spawn("waiting", Waiting)
-    first, second = mesh.part.stream()
-    with pytest.raises(SupervisionError, match=r"exit.*3"):
-        first.get(SECONDS)
-    assert not second.done()
-    mesh.slice(gpus=0).release.call_one().get(SECONDS)
-    assert second.get(SECONDS) == "answered"
-
-
-def test_an_actor_that_streams_gets_the_answers_of_those_who_live(unminded: None, own_procs: ProcMesh) -> None:
-    mesh: Any = own_procs.spawn("waiting", Waiting)
-    stream = mesh.part.stream()
-    mesh.slice(gpus=0).release.call_one().get(SECONDS)
-    outcomes = [(future.exception(SECONDS), future) for future in stream]
-    errors = [error for error, _ in outcomes if error is not None]
-    assert [type(error) for error in errors] == [SupervisionError]
-    assert [future.get(0) for error, future in outcomes if error is None] == ["answered"]
 
 
 def asked(runtime: Runtime, uid: str, dst: str) -> PendingCall:

@@ -55,32 +55,6 @@ class Owner(Actor):
         return self.how == "handles"
 
 
-def test_a_dead_process_is_told_with_its_signal(own_procs: ProcMesh, faults: Faults) -> None:
-    children: Any = own_procs.spawn("children", Child)
-    with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
-        children.slice(gpus=1).die.call_one().get(20)
-    failure = faults.next()
-    assert failure.crashed_ranks == [1]
-    assert "the process this actor was running on failed: Killed(sig=9)" in failure.report()
-    assert children.slice(gpus=0).ping.call_one().get(20) == "pong"
-    with pytest.raises(SupervisionError, match="sig=9"):
-        children.ping.call().get(20)
-
-
-def test_an_owner_is_told_of_its_dead_processes_once_each(quad: ProcMesh, faults: Faults) -> None:
-    port, receiver = Channel[Any].open()
-    owner: Any = quad.slice(gpus=0).spawn("owner", Owner, "handles", port)
-    children = owner.make_processes.call_one().get(30)
-    with pytest.raises(SupervisionError, match="sig=9"):
-        children.slice(gpus=1).die.call_one().get(20)
-    how, name, ranks, _ = receiver.recv().get(20)
-    assert (how, name, ranks) == ("handles", "children", [1])
-    assert children.slice(gpus=0).ping.call_one().get(20) == "pong"
-    with pytest.raises(TimeoutError):
-        receiver.recv().get(0.2)
-    owner.stop().get(20)
-
-
 def call_for_ever(mesh: Any) -> None:
     while True:
         mesh.ping.call().get(20)

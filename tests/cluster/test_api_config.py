@@ -14,7 +14,6 @@ from monarch_nb.actor import (
     Channel,
     MeshFailure,
     Port,
-    ProcMesh,
     SupervisionError,
     endpoint,
     this_host,
@@ -22,6 +21,7 @@ from monarch_nb.actor import (
 )
 from monarch_nb.exceptions import MessageTooLargeError
 from tests.cluster.actor_tools import Faults
+from tests.cluster.fault_tools import spawned
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -41,7 +41,7 @@ class Told(Actor):
 
     @endpoint
     def nested(self) -> str:
-        with spawned("nested") as procs:
+        with spawned(this_host(), 1, "nested") as procs:
             told: Any = procs.spawn("told", Told)
             return str(told.config.call_one().get(20)["cleanup_timeout"])
 
@@ -70,19 +70,6 @@ class Told(Actor):
         port.send(b"x" * size)
 
 
-class spawned:  # noqa: N801
-    """One process for a `with` block."""
-
-    def __init__(self, name: str) -> None:
-        self._procs = this_host().spawn_procs(name=name)
-
-    def __enter__(self) -> ProcMesh:
-        return self._procs
-
-    def __exit__(self, *_: object) -> None:
-        self._procs.stop().get(20)
-
-
 @pytest.fixture(autouse=True)
 def unchanged() -> Iterator[None]:
     before = config.get_runtime_config()
@@ -92,7 +79,10 @@ def unchanged() -> Iterator[None]:
 
 
 def test_settings_reach_processes_spawned_later_and_those_that_they_spawn() -> None:
-    with config.configured(cleanup_timeout="7s", tail_log_lines=3, default_transport="tcp"), spawned("told") as procs:
+    with (
+        config.configured(cleanup_timeout="7s", tail_log_lines=3, default_transport="tcp"),
+        spawned(this_host(), 1, "told") as procs,
+    ):
         told: Any = procs.spawn("told", Told)
         there = told.config.call_one().get(20)
         here = config.get_global_config()
@@ -104,7 +94,7 @@ def test_settings_reach_processes_spawned_later_and_those_that_they_spawn() -> N
 
 def test_a_failure_tells_as_many_last_lines_as_are_asked_for(faults: Faults) -> None:
     def failure(lines: int) -> MeshFailure:
-        with config.configured(tail_log_lines=lines), spawned("noisy") as procs:
+        with config.configured(tail_log_lines=lines), spawned(this_host(), 1, "noisy") as procs:
             told: Any = procs.spawn("told", Told)
             os.kill(told.lines.call_one(30).get(20), signal.SIGKILL)
             return faults.next()
@@ -115,7 +105,7 @@ def test_a_failure_tells_as_many_last_lines_as_are_asked_for(faults: Faults) -> 
 
 def test_an_actor_that_ignores_its_stop_is_interrupted_after_the_timeout() -> None:
     config.configure(stop_actor_timeout="100ms")
-    with spawned("busy") as procs:
+    with spawned(this_host(), 1, "busy") as procs:
         told: Any = procs.spawn("told", Told)
         held = told.hold.call_one(30)
         began = time.monotonic()
@@ -125,7 +115,7 @@ def test_an_actor_that_ignores_its_stop_is_interrupted_after_the_timeout() -> No
 
 
 def test_messages_that_are_too_large_are_refused_by_the_sender() -> None:
-    with config.configured(codec_max_frame_length=100_000), spawned("small") as procs:
+    with config.configured(codec_max_frame_length=100_000), spawned(this_host(), 1, "small") as procs:
         told: Any = procs.spawn("told", Told)
         with pytest.raises(MessageTooLargeError, match=r"200,\d+ bytes is larger than codec_max_frame_length"):
             told.take.call_one(b"x" * 200_000)
@@ -147,7 +137,7 @@ def test_values_that_stay_in_a_process_have_no_size_limit() -> None:
 
 
 def test_a_port_bounds_what_it_sends_to_another_process() -> None:
-    with config.configured(codec_max_frame_length=100_000), spawned("ports") as procs:
+    with config.configured(codec_max_frame_length=100_000), spawned(this_host(), 1, "ports") as procs:
         told: Any = procs.spawn("told", Told)
         port, receiver = Channel[bytes].open()
         with pytest.raises(Exception, match=r"MessageTooLargeError: a message of 200,\d+ bytes"):
@@ -166,7 +156,7 @@ class Slow(Actor):
 
 
 def test_a_constructor_may_take_its_time_unless_a_limit_is_set() -> None:
-    with spawned("slow") as procs:
+    with spawned(this_host(), 1, "slow") as procs:
         with config.configured(actor_spawn_max_idle="200ms"):
             late: Any = procs.spawn("late", Slow)
             with pytest.raises(RuntimeError, match=r"late\.__init__ has not ended within 0\.2 s"):

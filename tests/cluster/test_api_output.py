@@ -60,21 +60,6 @@ def test_processes_that_processes_start_are_heard_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_last_words_before_a_signal_are_heard(tmp_path: Path) -> None:
-    body = """
-import monarch.actor, signal
-monarch.actor.unhandled_fault_hook = lambda failure: None
-t = talkers(1)
-os.kill(t.say.call_one("last").get(30), signal.SIGKILL)
-try:
-    t.say.call_one("never").get(30)
-except RuntimeError:
-    pass
-"""
-    assert run(tmp_path, body) == ["[talk gpus=0] last 0"]
-
-
-@pytest.mark.slow
 def test_values_that_ranks_display_come_out_as_text(tmp_path: Path) -> None:
     body = """
 class Table:

@@ -32,6 +32,8 @@ except RuntimeError as error:
     [
         ("ipc", "ChannelTransport.Unix", ""),
         ("tcp", "ChannelTransport.TcpWithHostname", ""),
+        ("tls", "ChannelTransport.Tls", "hosts are connected by TCP"),
+        ("metatls", "ChannelTransport.MetaTlsWithIpV6", "hosts are connected by TCP"),
         ("metatls-hostname", "ChannelTransport.MetaTlsWithHostname", "hosts are connected by TCP"),
         ("tcp://127.0.0.1:8080", "tcp://127.0.0.1:8080", ""),
     ],

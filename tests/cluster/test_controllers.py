@@ -8,6 +8,8 @@ import pytest
 
 from monarch_nb import connect
 from monarch_nb.actor import Actor, ActorError, SupervisionError, context, endpoint, get_or_spawn_controller
+from monarch_nb.lifecycle.controllers import Controllers
+from monarch_nb.runtime import current_runtime
 from tests.cluster.fault_tools import SOON, spawned
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 from tests.polling import until
@@ -114,13 +116,16 @@ def test_a_class_that_is_no_actor_is_refused_at_once() -> None:
         get_or_spawn_controller("none", int)
 
 
-@pytest.mark.parametrize("how", ["from outside", "by itself"])
+@pytest.mark.parametrize("how", ["from outside", "by itself", "with all"])
 def test_one_that_was_stopped_is_made_anew(how: str, shown: list[Any]) -> None:
     name = f"stopped {how}"
     first = controller(name, Counter, 0)
     assert first.add.call_one().get(SOON)[0] == 1
     if how == "from outside":
         first.stop().get(SOON)
+    elif how == "with all":  # as `%stop --all` does
+        registry: Any = current_runtime().part(Controllers).registry()
+        registry.stop("by the user").get(SOON)
     else:
         first.leave.call_one().get(SOON)
     with pytest.raises(SupervisionError):

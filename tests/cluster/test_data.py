@@ -16,7 +16,7 @@ import pytest
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, heal_mesh, this_host
 from monarch_nb.data import Feed
 from monarch_nb.data.rows import Rows
-from monarch_nb.data.server import Serving
+from monarch_nb.data.server import ServedFeed
 from monarch_nb.wire import decode
 from tests.cluster.actor_tools import Faults
 from tests.polling import until
@@ -242,7 +242,7 @@ def test_a_rank_without_the_last_step_gets_all_steps_before_it() -> None:
 
     async def told() -> tuple[Any, Any, int]:
         rows = Rows(iter(batches(5, 5)))
-        serving = Serving(rows, ranks=2, parts=2, batch_size=2, ahead=2, drop_last=False, patience=20)
+        serving = ServedFeed(rows, ranks=2, parts=2, batch_size=2, ahead=2, drop_last=False, patience=20)
         await serving.finish(0, 2)  # the other one is through
         both = [await serving.pull(part, step) for part, step in ((1, 1), (1, 0))]
         await serving.end(1)

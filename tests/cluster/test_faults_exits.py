@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import ActorError, Channel, MeshFailure, ProcMesh, SupervisionError, heal_mesh
+from monarch_nb.actor import Channel, MeshFailure, ProcMesh, SupervisionError, heal_mesh
 from tests.cluster.fault_tools import SOON, Worker, begun, spawned, still_works
-from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -37,17 +36,6 @@ def test_a_process_that_exits_is_lost_whatever_its_status(workers: Any, code: in
     assert not shown  # it has been told
     heal_mesh(workers, timeout=SOON)
     assert workers.rank.call().get(SOON).values() == [0, 1]
-
-
-@pytest.mark.parametrize("code", [0, 2, None])
-def test_sys_exit_in_an_endpoint_ends_only_the_call(workers: Any, code: Any) -> None:
-    before = workers.pid.call().get(SOON).values()
-    if code:
-        with pytest.raises(ActorError, match="SystemExit: 2"):
-            workers.slice(gpus=0).leave.call_one(code).get(SOON)
-    else:
-        assert workers.slice(gpus=0).leave.call_one(code).get(SOON) is None
-    assert workers.pid.call().get(SOON).values() == before
 
 
 def test_a_set_up_that_raises_is_told_with_its_lines(host: Any) -> None:
@@ -98,11 +86,3 @@ def test_an_init_that_hangs_can_be_waited_for_and_stopped(host: Any, impatient: 
         with pytest.raises(SupervisionError, match="stuck"):
             call.get(SOON)
     still_works(host)
-
-
-def test_a_failure_nobody_waits_for_is_shown_once(workers: Any, shown: list[MeshFailure]) -> None:
-    workers.slice(gpus=1).boom.broadcast()
-    until(lambda: shown, "the failure is shown")
-    workers.slice(gpus=0).echo.call_one(1).get(SOON)
-    assert [(one.mesh_name, one.crashed_ranks) for one in shown] == [("workers", [1])]
-    assert "no such luck" in shown[0].report()

@@ -66,19 +66,6 @@ def test_a_frozen_process_can_be_stopped(host: Any, impatient: None) -> None:
         assert error is None or (isinstance(error, SupervisionError) and "ice" in str(error))
 
 
-def test_a_frozen_process_can_be_killed_and_healed(workers: Any) -> None:
-    from monarch_nb.actor import heal_mesh
-
-    pid = workers.slice(gpus=1).pid.call_one().get(SOON)
-    freeze(pid)
-    call = workers.pid.call()
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(SupervisionError, match="SIGKILL"):
-        call.get(SOON)
-    heal_mesh(workers, timeout=SOON)
-    assert workers.rank.call().get(SOON).values() == [0, 1]
-
-
 def test_a_frozen_agent_holds_up_spawns_and_nothing_else(workers: Any, host: Any) -> None:
     pid = agent().pid
     freeze(pid)

@@ -10,35 +10,6 @@ from tests.cluster.fault_tools import SOON, Worker, begun, kill, spawned, still_
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.mark.slow
-def test_stopping_twice_is_no_failure(host: Any, shown: list[MeshFailure]) -> None:
-    with spawned(host) as procs:
-        actors = procs.spawn("twice", Worker)
-        assert actors.rank.call().get(SOON).values() == [0, 1]
-        first, second = actors.stop(), actors.stop("again")
-        first.get(SOON)
-        second.get(SOON)
-        first, second = procs.stop(), procs.stop()
-        first.get(SOON)
-        second.get(SOON)
-        actors.stop().get(SOON)
-    assert not shown
-
-
-def test_stop_during_a_call(host: Any, shown: list[MeshFailure]) -> None:
-    port, receiver = Channel.open()
-    with spawned(host, name="busy") as procs:
-        actors = procs.spawn("busy", Worker)
-        call = actors.nap.call(2.0, port)  # longer than the word of the stop takes
-        waits = actors.echo.call(1)
-        begun(receiver, 2)
-        actors.stop().get(SOON)  # after the current message
-        assert call.get(SOON).values() == ["slept", "slept"]
-        with pytest.raises(SupervisionError, match="busy has status: stopped"):
-            waits.get(SOON)
-    assert not shown
-
-
 def test_stop_of_processes_during_a_call_that_never_ends(host: Any, impatient: None) -> None:
     port, receiver = Channel.open()
     with spawned(host, name="deaf") as procs:

@@ -10,20 +10,6 @@ from tests.cluster.host_client import hosted
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_output_of_python_and_of_c_is_streamed_in_order() -> None:
-    with hosted() as (_, client):
-        [address] = client.spawn(1, "talks")
-        text = client.log(address, until="from C\n")
-        assert text.splitlines() == [*(f"line {n}" for n in range(30)), "from C"]
-
-
-def test_the_last_output_of_a_dead_proc_still_arrives() -> None:
-    with hosted() as (_, client):
-        [address] = client.spawn(1, "returns_three")
-        client.exited(address)
-        assert client.log(address, until="leaving with three\n")
-
-
 @pytest.mark.parametrize("cold", [False, True])
 def test_a_full_disk_does_not_harm_a_proc(cold: bool) -> None:
     with hosted(prewarm=not cold) as (handle, client):

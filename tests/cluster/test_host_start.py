@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -223,8 +222,3 @@ def test_an_agent_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(AgentStartError, match="key"):
         begin_agent("hx", folder, tcp="tcp://0.0.0.0:0", prewarm=False).wait()
     assert not left_of(folder)
-
-
-def test_the_run_folder_is_private() -> None:
-    with hosted(prewarm=False) as (handle, _):
-        assert stat.S_IMODE(handle.run_folder.stat().st_mode) == 0o700

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, MeshFailure, ProcMesh, SupervisionError, endpoint, run_on, this_host
-from monarch_nb.connect import attach_hosts, local_hosts, own_hosts
+from monarch_nb.connect import attach_hosts, local_hosts
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.mesh import sending
 from monarch_nb.runtime import current_runtime
@@ -178,18 +178,6 @@ def test_a_rank_that_dies_during_a_cast_fails_it_at_once(
     heal_mesh(members)
     assert len(members.where.call().get(SOON)) == len(members)
     members.stop().get(SOON)
-
-
-@pytest.mark.slow
-def test_a_host_agent_that_dies_fails_casts_under_way(faults: list[MeshFailure]) -> None:
-    hosts = local_hosts(2)
-    members = hosts.spawn_procs(name="pair").spawn("members", Member)
-    members.where.call().get(SOON)
-    under_way = members.nap.call(300, 1)
-    handle = current_runtime().part(own_hosts.LocalAgents).running[hosts.host_ids[1]]
-    handle._process.kill()
-    with pytest.raises(SupervisionError, match=host_name(hosts.host_ids[1])):
-        under_way.get(SOON)
 
 
 def test_errors_of_several_hosts_are_one_error_naming_ranks_and_hosts(six: ProcMesh, many: ProcMesh) -> None:

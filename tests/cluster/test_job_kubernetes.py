@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, SupervisionError, endpoint, heal_mesh
+from monarch_nb.actor import SupervisionError, heal_mesh
 from monarch_nb.connect import shutdown
 from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import Agent, EngineError, ImageSpec, KubeConfig, KubernetesJob, job_load, running_jobs
@@ -17,18 +17,12 @@ from monarch_nb.job.kubernetes.template import pod_template, rank_of, secret, se
 from tests.cluster.engine_tools import none_alive
 from tests.cluster.fault_tools import SOON
 from tests.cluster.kubernetes_stub import Cluster
-from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.cluster.worker_tools import Where, light_host  # noqa: F401 - a fixture
 from tests.polling import until
 
 pytest.importorskip("kubernetes", reason="NOT TESTED HERE: pip install 'monarch-nb[kubernetes]'")
 pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
 IMAGE = ImageSpec("example/monarch:1", resources={"nvidia.com/gpu": 4}, shared_memory_size="1Gi")
-
-
-class Where(Actor):
-    @endpoint
-    def where(self) -> tuple[str, int]:
-        return os.environ["MARK"], os.getpid()
 
 
 @pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["MonarchMesh", "StatefulSet"])
@@ -63,12 +57,12 @@ def test_pods_are_made_joined_told_of_and_deleted(cluster: Cluster, operator: bo
         for name in cluster.pods:
             cluster.run_pod(name)
         there = state.trainers.spawn_procs().spawn("where", Where)
-        found = there.where.call().get(SOON).values()
+        found = there.mark.call().get(SOON).values()
         assert {mark for mark, _ in found} == {"of the user"}
         state.trainers.rotate_key()
         [secret] = [thing for thing in cluster.objects.values() if thing["kind"] == "Secret"]
         assert base64.b64decode(secret["data"]["key"]) == Path(job._folder, "key").read_bytes()
-        assert there.where.call().get(SOON).values() == found
+        assert there.mark.call().get(SOON).values() == found
         kinds = sorted(thing["kind"] for thing in cluster.objects.values())
         assert kinds == (["MonarchMesh", "Secret"] if operator else ["Secret", "Service", "StatefulSet"])
         secrets = [thing["data"]["key"] for thing in cluster.objects.values() if thing["kind"] == "Secret"]
@@ -147,18 +141,18 @@ def test_meshes_grow_onto_more_pods_and_evicted_pods_are_replaced(
     try:
         procs = job.state(cached_path=str(tmp_path / "job.json")).trainers.spawn_procs()
         where = procs.spawn("where", Where)
-        where.where.call().get(SOON)
+        where.mark.call().get(SOON)
         told = procs.grow(hosts=1, timeout=SOON)
         assert told.sizes["hosts"] == 2
-        marks = [mark for mark, _ in where.where.call().get(SOON).values()]
+        marks = [mark for mark, _ in where.mark.call().get(SOON).values()]
         assert marks == ["of the user"] * 2
         cluster.evict("trainers-1")
         cluster.make_anew("trainers-1")
         until(lambda: "trainers_1 is gone: its pod has ended. In its place: pod trainers-1" in job._lost(), "the loss")
         with pytest.raises(SupervisionError):
-            until(lambda: where.where.call().get(SOON) is None, "its end")
+            until(lambda: where.mark.call().get(SOON) is None, "its end")
         heal_mesh(where, replace=True, timeout=SOON)
-        assert len(where.where.call().get(SOON).values()) == 2
+        assert len(where.mark.call().get(SOON).values()) == 2
         assert sorted(cluster.pods) == ["trainers-0", "trainers-1"], "what the cluster has made anew was taken"
         again = job_load(str(tmp_path / "job.json"))
         assert isinstance(again, KubernetesJob)
@@ -188,12 +182,12 @@ def test_pods_that_are_there_are_found_by_labels_and_stay(cluster: Cluster) -> N
         state = job.state(cached_path=None)
         procs = state.trainers.spawn_procs()
         where = procs.spawn("where", Where)
-        assert [mark for mark, _ in where.where.call().get(SOON).values()] == ["theirs", "theirs"]
+        assert [mark for mark, _ in where.mark.call().get(SOON).values()] == ["theirs", "theirs"]
         with pytest.raises(NoMoreHostsError, match=r"there are 2 pods of trainers .*, of which 0 are not used yet"):
             procs.grow(hosts=1)
         cluster.add_pod("mine-2", 2, template)
         procs.grow(hosts=1, timeout=SOON)
-        assert len(where.where.call().get(SOON).values()) == 3
+        assert len(where.mark.call().get(SOON).values()) == 3
         procs.shrink(hosts=-1)
     finally:
         job.kill()
@@ -213,10 +207,10 @@ def test_from_outside_one_forwarded_port_leads_to_all_pods(
     try:
         state = job.state(cached_path=None)
         there = state.trainers.spawn_procs().spawn("where", Where)
-        found = there.where.call().get(SOON).values()
+        found = there.mark.call().get(SOON).values()
         assert [mark for mark, _ in found] == ["far", "far"]
         state.trainers.rotate_key()
-        assert there.where.call().get(SOON).values() == found
+        assert there.mark.call().get(SOON).values() == found
     finally:
         job.kill()
     assert cluster.pods == {}

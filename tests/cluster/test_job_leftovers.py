@@ -11,9 +11,10 @@ import pytest
 
 from monarch_nb.job import Agent, ProcessJob, job_load
 from monarch_nb.job.cli import main
-from monarch_nb.job.helper import Ask, Helper
+from monarch_nb.job.helper import Helper
 from monarch_nb.job.kinds import adapter_of
 from monarch_nb.job.leftovers import KEPT_S, tidied
+from monarch_nb.job.report import Ask
 from tests.cluster.fault_tools import ROOT, SOON
 from tests.polling import until
 from tests.processes import alive

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, endpoint
 from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import EngineError, LightningJob, Role, job_load, make_job, running_jobs
 from tests.cluster.engine_tools import PYTHON, none_alive
 from tests.cluster.fault_tools import SOON
-from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.cluster.worker_tools import Where, light_host  # noqa: F401 - a fixture
 from tests.polling import until
 from tests.ports import own_address
 
@@ -109,12 +108,6 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
     yield service
     for machine in [machine for machines in service.jobs.values() for machine in machines]:
         machine.stop()
-
-
-class Where(Actor):
-    @endpoint
-    def mark(self) -> tuple[str, int]:
-        return os.environ["MARK"], os.getpid()
 
 
 def test_machines_are_asked_for_joined_told_of_and_stopped(service: Service, tmp_path: Path) -> None:

@@ -29,11 +29,10 @@ from monarch_nb.job import (
     job_loads,
     load_current_job,
     new_service_proc_id,
-    processes,
     service_proc_addr,
     set_current_job,
 )
-from monarch_nb.job.later import ProcessState
+from monarch_nb.job.process import ProcessState
 from tests.cluster.fault_tools import ROOT, SOON
 from tests.cluster.worker_tools import light_host, start_worker, where  # noqa: F401 - a fixture
 from tests.polling import until
@@ -121,7 +120,7 @@ def test_killing_a_busy_job_asks_nobody_and_is_no_failure(folder: Path, job: Pro
 def test_a_job_whose_workers_are_frozen_is_killed_too(
     folder: Path, job: ProcessJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_ENDING_S", 0.5)
+    monkeypatch.setattr("monarch_nb.job.process._ENDING_S", 0.5)
     busy = job.state(cached_path=None).trainers.spawn_procs().spawn("busy", Busy)
     pids = [*pids_of(job), *busy.pid.call().get(SOON).values()]
     os.kill(pids[0], signal.SIGSTOP)

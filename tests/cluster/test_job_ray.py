@@ -12,12 +12,12 @@ pytest.importorskip("ray", reason="NOT TESTED HERE: pip install 'monarch-nb[ray]
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(180), pytest.mark.slow]
 
 # In a process of its own: Ray's client leaves threads and sockets behind in the process that it was used in.
-PROGRAM = """
-import os, sys, time
-import monarch_nb.actor
+HEAD = """
+import os, time
 import ray
-ray.init(num_cpus=3, include_dashboard=False, namespace="monarch-nb", log_to_driver=False, logging_level="ERROR")
+import monarch_nb.actor
 from monarch_nb.actor import Actor, endpoint
+from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import RayJob, Role, running_jobs
 
 class Where(Actor):
@@ -27,7 +27,10 @@ class Where(Actor):
 
 def alive(pid):
     return os.path.exists(f"/proc/{pid}") and " Z " not in open(f"/proc/{pid}/stat").read()
+"""
 
+PROGRAM = """
+ray.init(num_cpus=3, include_dashboard=False, namespace="monarch-nb", log_to_driver=False, logging_level="ERROR")
 monarch_nb.actor.unhandled_fault_hook = lambda failure: None  # a host is lost, which would end a program
 
 if __name__ == "__main__":
@@ -77,20 +80,7 @@ if __name__ == "__main__":
 
 # Three nodes, each an agent's own.
 SPREAD = """
-import os, time
 from ray.cluster_utils import Cluster
-import ray
-from monarch_nb.actor import Actor, endpoint
-from monarch_nb.exceptions import NoMoreHostsError
-from monarch_nb.job import RayJob, running_jobs
-
-class Where(Actor):
-    @endpoint
-    def where(self):
-        return os.environ["MARK"], os.getpid()
-
-def alive(pid):
-    return os.path.exists(f"/proc/{pid}") and " Z " not in open(f"/proc/{pid}/stat").read()
 
 def groups():
     found = [one for one in ray.util.placement_group_table().values() if one["state"] != "REMOVED"]
@@ -136,13 +126,12 @@ if __name__ == "__main__":
 def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     yield
-    for name in ("RAY_ADDRESS",):
-        os.environ.pop(name, None)
+    os.environ.pop("RAY_ADDRESS", None)
 
 
 def run(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
     program = folder / "program.py"
-    program.write_text(text)
+    program.write_text(HEAD + text)
     env = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     return subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=env)
 

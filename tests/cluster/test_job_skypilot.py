@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, endpoint
 from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import EngineError, Role, SkyPilotJob, job_load, make_job, running_jobs
 from tests.cluster.engine_tools import PYTHON, none_alive
 from tests.cluster.fault_tools import SOON
-from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.cluster.worker_tools import Where, light_host  # noqa: F401 - a fixture
 from tests.polling import until
 from tests.ports import own_address
 
@@ -159,21 +158,16 @@ def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sky]:
         cluster.down()
 
 
-class Where(Actor):
-    @endpoint
-    def mark(self) -> tuple[str, int]:
-        assert "MONARCH_NB_KEY" not in os.environ
-        return os.environ["MARK"], os.getpid()
-
-
 ENV = {"MARK": "far", "MONARCH_NB_PRELOAD": ""}
 
 
 def test_nodes_are_launched_joined_reported_and_taken_down(sky: Sky, tmp_path: Path) -> None:
     job = SkyPilotJob({"trainers": 2}, infra="aws", accelerators="L4:1", python_exe=PYTHON, env=ENV)
     try:
-        found = job.state(str(tmp_path / "job.json")).trainers.spawn_procs().spawn("where", Where).mark.call().get(SOON)
+        where = job.state(str(tmp_path / "job.json")).trainers.spawn_procs().spawn("where", Where)
+        found = where.mark.call().get(SOON)
         assert [mark for mark, _ in found.values()] == ["far", "far"]
+        assert where.environment.call("MONARCH_NB_KEY").get(SOON).values() == [None, None]
         [(cluster, task, options)] = sky.launched
         assert (task["num_nodes"], options["down"], options["idle_minutes_to_autostop"]) == (2, True, 10)
         assert {name: task["resources"][name] for name in ("infra", "accelerators", "ports", "use_spot")} == {

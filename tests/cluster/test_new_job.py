@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, SupervisionError, endpoint
+from monarch_nb.actor import SupervisionError
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.job import (
     AdapterJob,
@@ -25,7 +25,7 @@ from monarch_nb.job import (
     Role,
     Running,
     Seen,
-    adapted,
+    adapter_job,
     job_loads,
     kinds,
     register_job,
@@ -35,7 +35,7 @@ from monarch_nb.job import (
 from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import TrustError
 from tests.cluster.fault_tools import SOON
-from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.cluster.worker_tools import Where, light_host  # noqa: F401 - a fixture
 from tests.polling import until
 from tests.processes import alive
 
@@ -94,12 +94,6 @@ class Racks(JobAdapter):
         return self.jobs
 
 
-class Where(Actor):
-    @endpoint
-    def mark(self) -> str:
-        return os.environ["MONARCH_JOB_MARK"]
-
-
 @pytest.fixture
 def racks() -> Iterator[Racks]:
     racks = Racks()
@@ -116,7 +110,7 @@ def test_an_external_job_kind_gives_hosts_is_listed_and_reports_deaths(racks: Ra
     assert {"local", "process", "racks"} < set(kinds())
     job = AdapterJob("racks", {"trainers": 1, "loaders": 1}, env={"MONARCH_JOB_MARK": "r"})
     trainers = job.state(cached_path=None).trainers
-    assert trainers.spawn_procs().spawn("where", Where).mark.call_one().get(SOON) == "r"
+    assert trainers.spawn_procs().spawn("where", Where).environment.call_one("MONARCH_JOB_MARK").get(SOON) == "r"
     folder = Path(racks.jobs[str(job.apply_id)].folder)
     secret = folder.joinpath("key").read_text().splitlines()[-1]
     assert len(secret) == 40
@@ -185,7 +179,7 @@ def test_a_job_keeps_its_key_until_all_hosts_have_it(racks: Racks) -> None:
         assert state.loaders.initialized.get(SOON) is True
         state.trainers.rotate_key()
         meshes = [mesh.spawn_procs().spawn("where", Where) for mesh in (state.trainers, state.loaders)]
-        assert [mesh.mark.call_one().get(SOON) for mesh in meshes] == ["r", "r"]
+        assert [mesh.environment.call_one("MONARCH_JOB_MARK").get(SOON) for mesh in meshes] == ["r", "r"]
     finally:
         job.kill()
 
@@ -216,16 +210,16 @@ def test_hosts_taken_back_are_lost_in_the_words_of_their_engine(racks: Racks, sh
     job = AdapterJob("racks", {"trainers": 1}, env={"MONARCH_JOB_MARK": "r"})
     trainers = job.state(cached_path=None).trainers
     where = trainers.spawn_procs().spawn("where", Where)
-    assert where.mark.call_one().get(SOON) == "r"
+    assert where.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "r"
     racks.taken, racks.looks = True, 0
     until(lambda: racks.looks > 0, "the engine's word was read")
-    assert where.mark.call_one().get(SOON) == "r", "its agent answers"
+    assert where.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "r", "its agent answers"
     agent = current_runtime().part(HostRoutes).attached[trainers.host_ids[0]]
     os.kill(agent.pid, signal.SIGKILL)  # else it reports its own end
     for machine in racks.machines.values():
         machine.kill()
     with pytest.raises(SupervisionError, match="trainers_0 was taken back for the night"):
-        until(lambda: where.mark.call_one().get(SOON) == "", "its end")
+        until(lambda: where.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "", "its end")
     job.kill()
 
 
@@ -240,14 +234,14 @@ def test_killing_a_loaded_job_gives_up_its_hosts_first(
 
     job = AdapterJob("racks", {"trainers": 1}, env={"MONARCH_JOB_MARK": "r"})
     where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
-    assert where.mark.call_one().get(SOON) == "r"
+    assert where.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "r"
     monkeypatch.setattr(racks, "kill", kill)
     other = job_loads(job.dumps())
     if forgotten:  # as after an attach by name
-        monkeypatch.setattr(adapted, "_jobs", weakref.WeakSet())
+        monkeypatch.setattr(adapter_job, "_jobs", weakref.WeakSet())
     other.kill()
     with pytest.raises(SupervisionError, match="status: stopped"):
-        where.mark.call_one().get(SOON)
+        where.environment.call_one("MONARCH_JOB_MARK").get(SOON)
     assert (shown, [line for line in caplog.messages if "taken away" in line]) == ([], [])
     job.kill()
 

@@ -29,7 +29,7 @@ from monarch_nb.job import new_service_proc_id
 from monarch_nb.mesh import give_up
 from monarch_nb.routing.addresses import AddressError
 from monarch_nb.transport import Keys, TransportError
-from tests.cluster.fault_tools import ROOT, SOON, spawned
+from tests.cluster.fault_tools import ROOT, SOON
 from tests.cluster.worker_tools import (
     TRUST_ALL,
     light_host,  # noqa: F401 - a fixture
@@ -132,22 +132,11 @@ def test_a_key_lets_its_holders_in_over_tcp_and_nobody_else(folder: Path) -> Non
 
 
 @pytest.mark.slow
-def test_an_alias_binds_elsewhere_and_a_process_id_is_no_hindrance() -> None:
-    port = free_port()
-    with workers_at(f"service<2MuA>@tcp://localhost:{port}@tcp://0.0.0.0:{port}"):
-        hosts = attach(f"service<2MuA>@tcp://127.0.0.1:{port}")
-        assert hosts.initialized.get(30) is True
-        with pytest.raises(ConnectionRefusedError):  # which reaches 0.0.0.0: without a key, only where it is dialled
-            socket.create_connection(("127.0.0.2", port), timeout=SOON)
-        hosts.shutdown().get(SOON)
-
-
-@pytest.mark.slow
-def test_binding_all_interfaces_without_a_key_means_loopback_only() -> None:
+def test_an_alias_for_all_interfaces_binds_loopback_without_a_key() -> None:
     ports = free_ports(2)
     addresses = [
-        f"tcp://{name}:{port}@tcp://0.0.0.0:{port}"
-        for name, port in zip(("127.0.0.1", "localhost"), ports, strict=True)
+        f"tcp://127.0.0.1:{ports[0]}@tcp://0.0.0.0:{ports[0]}",
+        f"service<2MuA>@tcp://localhost:{ports[1]}@tcp://0.0.0.0:{ports[1]}",  # the id of a process is no hindrance
     ]
     with workers_at(*addresses):
         hosts = attach(*addresses)
@@ -193,8 +182,9 @@ def test_workers_that_cannot_listen_or_have_wrong_addresses_say_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         started = start_worker_loop_forever(ca=TRUST_ALL, address=f"tcp://127.0.0.1:{port}")
-        with pytest.raises(AgentStartError, match=f"cannot listen on tcp://127.0.0.1:{port}: Address already in use"):
+        with pytest.raises(AgentStartError) as told:
             started.get(1)
+        assert str(told.value).endswith(f"It said:\ncannot listen on tcp://127.0.0.1:{port}: Address already in use")
         private = worker_loops.start_worker_loop_forever(f"service<2MuA>@tcp://127.0.0.1:{port}")
         with pytest.raises(ValueError, match=f"listen: (?s:.*)127.0.0.1:{port}.* in use") as raised:
             private.get(1)
@@ -272,18 +262,9 @@ def test_workers_that_were_given_up_are_waited_for_no_longer(folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_an_address_may_be_a_future(folder: Path) -> None:
-    port, receiver = Channel[str].open()
-    hosts = attach(receiver.recv())
-    with workers_at(f"ipc://{folder}/w"):
-        port.send(f"ipc://{folder}/w")
-        assert hosts.initialized.get(30) is True
-        hosts.shutdown().get(SOON)
-
-
-@pytest.mark.slow
 def test_addresses_may_be_futures_of_any_kind(folder: Path) -> None:
-    addresses = [f"ipc://{folder}/w{number}" for number in range(2)]
+    addresses = [f"ipc://{folder}/w{number}" for number in range(3)]
+    port, receiver = Channel[str].open()
 
     @returns_future
     async def tell() -> str:
@@ -293,10 +274,11 @@ def test_addresses_may_be_futures_of_any_kind(folder: Path) -> None:
     async def private() -> str:
         return addresses[1]
 
-    hosts = attach(tell(), Future._from_coro(private()))
+    hosts = attach(tell(), Future._from_coro(private()), receiver.recv())
     with workers_at(*addresses):
+        port.send(addresses[2])
         assert hosts.initialized.get(30) is True
-        assert len(where(hosts.spawn_procs()).pid.call().get(30)) == 2
+        assert len(where(hosts.spawn_procs()).pid.call().get(30)) == 3
         hosts.shutdown().get(SOON)
 
 
@@ -334,14 +316,6 @@ def test_a_path_in_use_is_not_taken_over(folder: Path, monkeypatch: pytest.Monke
         run_worker_loop_forever(ca=TRUST_ALL, address=f"ipc://{folder}/file")
 
 
-def test_a_port_in_use_is_reported_without_a_remote_traceback() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(AgentStartError) as raised:
-            run_worker_loop_forever(ca=TRUST_ALL, address=address)
-    assert str(raised.value).endswith(f"It said:\ncannot listen on {address}: Address already in use")
-
-
 CLIENT = """
 import os, sys
 from monarch_nb.actor import Actor, attach_to_workers, endpoint
@@ -368,20 +342,6 @@ def test_a_killed_client_leaves_nothing_on_workers_that_live_on(folder: Path) ->
         assert processes[0].poll() is None
         hosts = attach(address)
         assert hosts.initialized.get(30) is True
-        hosts.shutdown().get(SOON)
-
-
-@pytest.mark.slow
-def test_processes_of_workers_and_of_this_host_reach_each_other(folder: Path, host: Any) -> None:
-    address = f"ipc://{folder}/w"
-    with workers_at(address), spawned(host, 1) as mine:
-        hosts = attach(address)
-        there = where(hosts.spawn_procs())
-
-        def ask(actor: Any) -> Any:
-            return actor.pid.call().get(20).values()
-
-        assert mine.run(ask, there).get(30).values()[0] == there.pid.call().get(20).values()
         hosts.shutdown().get(SOON)
 
 

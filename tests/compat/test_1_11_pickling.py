@@ -5,7 +5,6 @@ references (memory_network/test_references.py), copies (memory_network/test_valu
 """
 
 import contextlib
-import linecache
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, Channel, Extent, Point, ProcMesh, ValueMesh, endpoint, this_host
+from monarch.actor import Actor, ProcMesh, endpoint, this_host
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -27,14 +26,6 @@ class Taker(Actor):
     @endpoint
     async def kind(self, value: Any) -> str:
         return f"{type(value).__name__} {len(value)}"
-
-    @endpoint
-    async def apply(self, function: Any, *args: Any) -> Any:
-        return function(*args)
-
-    @endpoint
-    async def source(self, function: Any) -> Any:
-        return linecache.getline(function.__code__.co_filename, function.__code__.co_firstlineno)
 
 
 @contextlib.contextmanager
@@ -64,29 +55,6 @@ def test_meshes_are_sent_before_they_are_there(taker: Any) -> None:
     sent = [taker.kind.call_one(mesh) for mesh in (procs, actors)]
     assert [future.get(30) for future in sent] == ["ProcMesh 2", "ActorMesh 2"]
     procs.stop().get(20)
-
-
-def test_values_points_and_ports_travel(taker: Any) -> None:
-    values = ValueMesh(Extent(["x"], [2]), [1, 2])
-    assert taker.take.call_one(values).get(20).item(x=1) == 2
-    point = Point(1, Extent(["x"], [2]))
-    assert taker.take.call_one(point).get(20) == point
-    port, receiver = Channel[int].open()
-    taker.take.call_one(port).get(20).send(5)
-    assert receiver.recv().get(20) == 5
-
-
-def test_functions_and_classes_of_a_cell_travel_with_their_source(taker: Any) -> None:
-    source = "FACTOR = 2\ndef scale(x):\n    return FACTOR * x\n"
-    name = "<a cell of compat>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    scope: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(source, name, "exec"), scope)
-    assert taker.apply.call_one(scope["scale"], 4).get(20) == 8
-    scope["FACTOR"] = 3
-    assert taker.apply.call_one(scope["scale"], 4).get(20) == 12
-    assert taker.source.call_one(scope["scale"]).get(20) == "def scale(x):\n"
-    assert taker.apply.call_one(lambda x: x + 1, 1).get(20) == 2
 
 
 def test_objects_of_native_modules_at_the_top_of_a_script_travel(tmp_path: Path) -> None:

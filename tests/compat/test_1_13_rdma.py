@@ -1,8 +1,6 @@
 """`monarch.rdma` as programs written for torchmonarch use it."""
 
-import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -11,12 +9,6 @@ from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.rdma import (
     RDMAAction,
     RDMABuffer,
-    RDMAReadTransferWarning,
-    RDMATcpFallbackWarning,
-    RDMAWriteTransferWarning,
-    get_rdma_backend,
-    is_ibverbs_available,
-    is_rdma_available,
 )
 
 pytestmark = pytest.mark.timeout(60)
@@ -88,36 +80,3 @@ def test_one_actor_owns_buffers_and_another_reads_and_writes_them(procs: ProcMes
     total, gradient, owner = blocking.both.call_one(buffers).get()
     assert (total, gradient, owner) == (-100.0, 100.0, buffers[0].owner)
     assert "server" in owner
-
-
-def test_buffers_work_where_nobody_is_an_actor() -> None:
-    memory = bytearray(b"0123")
-    buffer = RDMABuffer(memoryview(memory))
-
-    async def main() -> Any:
-        target = torch.zeros(4, dtype=torch.uint8)
-        await buffer.read_into(target)
-        await RDMAAction().write_remote(buffer, memoryview(b"ab")).submit()
-        return bytes(target.tolist())
-
-    assert (asyncio.run(main()), memory) == (b"0123", b"ab23")
-    buffer.drop().get()
-
-
-def test_sizes_that_do_not_fit_are_value_errors() -> None:
-    with pytest.raises(ValueError):
-        RDMABuffer(torch.zeros(0))
-    buffer = RDMABuffer(torch.zeros(8))
-    with pytest.raises(ValueError):
-        buffer.read_into(torch.zeros(7))
-    with pytest.raises(ValueError):
-        buffer.write_from(torch.zeros(9))
-
-
-def test_available_movers_are_listed_by_name() -> None:
-    assert get_rdma_backend() in ("ibverbs", "tcp", "none")
-    assert is_ibverbs_available() is (get_rdma_backend() == "ibverbs")
-    with pytest.warns(DeprecationWarning, match="get_rdma_backend"):
-        assert is_rdma_available() in (True, False)
-    for warning in (RDMAReadTransferWarning, RDMAWriteTransferWarning, RDMATcpFallbackWarning):
-        assert issubclass(warning, UserWarning)

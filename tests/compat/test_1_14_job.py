@@ -15,12 +15,9 @@ from monarch.job import (
     JobTrait,
     KubernetesJob,
     LocalJob,
-    MeshAdminConfig,
     PortForwarder,
-    ProcessJob,
     SlurmJob,
     SSHJob,
-    TelemetryConfig,
     deserialize_service_proc_ids,
     exec_command,
     hosts_from_config,
@@ -35,7 +32,7 @@ from monarch.job import (
     set_current_job,
     shell,
 )
-from monarch.spmd import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
+from monarch.spmd import SPMDActor
 from tests.cluster.worker_tools import short_folder, workers_at
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
@@ -67,38 +64,11 @@ def test_a_local_job_has_one_mesh_called_hosts(tmp_path: Path, monkeypatch: pyte
     assert isinstance(job, JobTrait)
 
 
-@pytest.mark.slow
-def test_a_job_of_processes_from_beginning_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    job = ProcessJob({"workers": 2}, env={"COMPAT": "1"})
-    try:
-        state = job.state(cached_path=None)
-        assert state.workers.sizes == {"hosts": 2}
-        procs = state.workers.spawn_procs(per_host={"gpus": 1})
-        assert sorted(procs.spawn("echo", Echo).echo.call(2).get(30).values()) == [2, 2]
-        assert job.active
-        procs.stop().get(20)
-    finally:
-        job.kill()
-    assert not job.active
-
-
-def test_telemetry_and_admin_have_the_defaults_of_theirs() -> None:
-    config = TelemetryConfig()
-    assert (config.retention_secs, config.include_dashboard, config.dashboard_port) == (3600, False, 8265)
-    assert config.snapshot_interval_secs == 30.0
-    assert MeshAdminConfig().admin_addr is None
-
-
 @pytest.mark.parametrize(
     ("function", "wanted"),
     [
-        (JobTrait.apply, "client_script"),
-        (JobTrait.state, "cached_path"),
         (job_load, "filename"),
         (shell, "host_mesh_singleton env workdir"),
-        (ProcessJob, "meshes env"),
-        (LocalJob, "hosts"),
         (
             SlurmJob,
             "meshes python_exe slurm_args monarch_port job_name ntasks_per_node time_limit partition log_dir exclusive "
@@ -111,8 +81,6 @@ def test_telemetry_and_admin_have_the_defaults_of_theirs() -> None:
         ),
         (ImageSpec, "image resources enable_fuse shared_memory_size"),
         (SSHJob, "python_exe ssh_args monarch_port transport"),
-        (setup_torch_elastic_env, "proc_mesh master_addr master_port use_ipaddr"),
-        (setup_torch_elastic_env_async, "proc_mesh master_addr master_port use_ipaddr"),
     ],
     ids=lambda value: getattr(value, "__qualname__", ""),
 )

@@ -15,15 +15,11 @@ from monarch.actor import (
     Actor,
     ActorError,
     Channel,
-    Endpoint,
-    Future,
     Port,
     ProcMesh,
-    SupervisionError,
     ValueMesh,
     as_endpoint,
     concurrent_endpoint,
-    current_rank,
     endpoint,
     send,
 )
@@ -61,9 +57,6 @@ class Counter(Actor):
                 told.append(str(error))
         return told
 
-    def plain(self) -> int:
-        return current_rank().rank
-
 
 class Empty(Actor):
     """Has no endpoints, and so the kind of an async actor."""
@@ -84,10 +77,6 @@ class Task(Actor):
     @concurrent_endpoint
     async def raises(self) -> None:
         raise KeyError("who")
-
-    @concurrent_endpoint(explicit_response_port=True)
-    async def escapes(self, port: Port[str]) -> None:
-        raise KeyError("nobody")
 
     @endpoint(explicit_response_port=True)
     async def answers_once(self, port: Port[str]) -> str:
@@ -127,18 +116,6 @@ def test_decorators_keep_what_they_were_given() -> None:
     assert Counter.increment._instrument is True
 
 
-def test_an_endpoint_of_a_mesh_is_an_endpoint(quad: ProcMesh) -> None:
-    assert isinstance(quad.spawn("counters", Counter).increment, Endpoint)
-
-
-def test_a_stream_gives_as_many_futures_as_there_are_actors(quad: ProcMesh) -> None:
-    stream = quad.spawn("counters", Counter, 7).value_of.stream()
-    assert iter(stream) is not None
-    futures = list(stream)
-    assert all(isinstance(future, Future) for future in futures)
-    assert [future.get(20) for future in futures] == [7] * 4
-
-
 def test_send_to_one_that_is_chosen(quad: ProcMesh) -> None:
     port, receiver = Channel[int].open()
     send(quad.spawn("counters", Counter, 5).value_of, (), {}, port=port, selection="choose")
@@ -166,26 +143,8 @@ def test_concurrent_endpoints_may_answer_through_a_port_too(quad: ProcMesh) -> N
         task.raises.call_one().get(20)
 
 
-def test_a_method_without_decorator_is_called_as_an_endpoint(quad: ProcMesh) -> None:
-    counters = quad.spawn("counters", Counter)
-    with pytest.raises(
-        RuntimeError, match=r"not annotated as an endpoint\. To call it as one, add a @endpoint decorator"
-    ):
-        counters.plain.call()  # type: ignore[attr-defined]
-    assert list(as_endpoint(counters.plain).call().get(20).values()) == [0, 1, 2, 3]
-
-
 def test_the_return_value_of_an_endpoint_with_a_port_is_ignored(quad: ProcMesh) -> None:
     assert quad.slice(gpus=0).spawn("task", Task).answers_once.call_one().get(20) == "through the port"  # type: ignore[call-arg]
-
-
-def test_an_error_of_a_concurrent_port_endpoint_ends_the_actor(quad: ProcMesh, faults: Any) -> None:
-    task: Any = quad.slice(gpus=0).spawn("task", Task)
-    with pytest.raises(SupervisionError, match="nobody"):
-        task.escapes.call_one().get(20)
-    assert faults.next().mesh_name == "task"
-    with pytest.raises(SupervisionError):
-        task.answer.call_one("?").get(20)
 
 
 def test_an_actor_without_endpoints_is_async(quad: ProcMesh) -> None:

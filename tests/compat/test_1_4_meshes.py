@@ -18,9 +18,7 @@ from monarch.actor import (
     Actor,
     ActorMesh,
     BootstrapCommand,
-    Extent,
     HostMesh,
-    Point,
     ProcMesh,
     current_rank,
     default_bootstrap_cmd,
@@ -41,25 +39,6 @@ class Place(Actor):
     async def place(self) -> tuple[str, str, int]:
         return self.born, str(current_rank()), os.getpid()
 
-    @endpoint
-    async def sizes_of(self, mesh: Any) -> tuple[dict[str, int], int]:
-        return mesh.sizes, len(mesh)
-
-
-def test_a_point_is_a_mapping_with_a_text_of_its_place() -> None:
-    point = Point(1, Extent(["hosts", "gpus"], [1, 2]))
-    assert str(point) == "{'hosts': 0/1, 'gpus': 1/2}"
-    assert dict(point) == {"hosts": 0, "gpus": 1}
-    assert (point.rank, point.size("gpus"), point["gpus"]) == (1, 2, 1)
-    assert point.extent == Extent(["hosts", "gpus"], [1, 2])
-
-
-def test_an_extent_is_a_mapping_of_sizes() -> None:
-    extent = Extent(["hosts", "gpus"], [2, 4])
-    assert (extent.nelements, list(extent.labels), list(extent.sizes)) == (8, ["hosts", "gpus"], [2, 4])
-    assert dict(extent) == {"hosts": 2, "gpus": 4}
-    assert len(extent.region.slice()) == 8
-
 
 def test_this_host_has_no_dimensions_unless_one_called_hosts_is_requested() -> None:
     assert dict(this_host().extent) == {}
@@ -75,33 +54,6 @@ def test_this_host_has_no_dimensions_unless_one_called_hosts_is_requested() -> N
     single.stop().get(20)
 
 
-def test_every_mesh_slices_splits_flattens_and_renames(quad: ProcMesh) -> None:
-    actors: Any = quad.spawn("place", Place)
-    for mesh in (quad, actors, actors.place.call().get(20)):
-        grid = mesh.split(gpus=("dp", "pp"), pp=2)
-        assert grid.sizes == {"dp": 2, "pp": 2}
-        assert grid.slice(dp=1).sizes == {"pp": 2}
-        assert grid.slice(dp=slice(0, 1)).sizes == {"dp": 1, "pp": 2}
-        assert grid.flatten("all").sizes == {"all": 4}
-        assert grid.rename(dp="x").sizes == {"x": 2, "pp": 2}
-        assert (grid.size(), grid.size("dp"), grid.size(["dp", "pp"]), len(grid)) == (4, 2, 4, 4)
-        with pytest.raises(KeyError):
-            grid.size("tp")
-        with pytest.raises(IndexError, match="out of range"):
-            grid.slice(dp=2)
-        with pytest.raises(TypeError):
-            grid.slice(tp=0)
-        with pytest.raises(ValueError, match="cannot flatten sparse mesh"):
-            grid.slice(pp=slice(0, 1)).flatten("all")
-
-
-def test_a_renamed_slice_is_the_place_of_its_messages(quad: ProcMesh) -> None:
-    actors = quad.spawn("place", Place)
-    column = actors.split(gpus=("dp", "pp"), pp=2).slice(pp=1).rename(dp="x")
-    born, message, _ = column.place.call().get(20).item(x=1)
-    assert (born, message) == ("{'gpus': 3/4}", "{'x': 1/2}")
-
-
 def test_host_meshes_are_equal_by_what_they_are() -> None:
     assert this_host() == this_host()
     assert this_host() != "this host"
@@ -110,13 +62,6 @@ def test_host_meshes_are_equal_by_what_they_are() -> None:
     assert len(this_host().region.slice()) == 1
     assert this_host().is_fake_in_process is False
     assert this_host().initialized.get(20) is True
-
-
-def test_meshes_that_travel_are_references(quad: ProcMesh) -> None:
-    actors = quad.spawn("place", Place)
-    for mesh in (quad, actors, this_host()):
-        sizes, members = actors.slice(gpus=0).sizes_of.call_one(mesh).get(20)
-        assert (sizes, members) == (mesh.sizes, len(mesh))
 
 
 def test_processes_of_a_process_mesh_know_their_host(quad: ProcMesh) -> None:

@@ -6,13 +6,8 @@ import pytest
 
 from monarch.actor import (
     Actor,
-    Context,
-    Point,
     ProcMesh,
     context,
-    current_actor_name,
-    current_rank,
-    current_size,
     endpoint,
 )
 
@@ -30,14 +25,6 @@ class Teller(Actor):
         assert dict(proc.extent) == {}
         self.kid = proc.spawn("kid", Teller)
         return await self.kid.text.call_one()
-
-
-def test_the_client_is_the_root_with_a_place_of_its_own() -> None:
-    assert isinstance(context(), Context)
-    assert str(context().actor_instance) == "<root>"
-    assert isinstance(context().message_rank, Point)
-    assert (context().message_rank.rank, current_rank().rank, current_size()) == (0, 0, {})
-    assert current_actor_name() == str(context().actor_instance.actor_id)
 
 
 def test_an_instance_is_written_as_the_chain_of_its_owners(quad: ProcMesh) -> None:

@@ -6,31 +6,20 @@ Elsewhere: workers, keys, addresses, stop and reconnect (tests/cluster/test_work
 
 import asyncio
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monarch.actor import (
     Actor,
-    Channel,
     ProcMesh,
-    attach_to_workers,
-    current_rank,
     default_bootstrap_cmd,
     endpoint,
     get_or_spawn_controller,
-    run_worker_loop_forever,
-    send,
     shutdown_context,
-    start_worker_loop_forever,
     this_host,
 )
-from monarch.config import configured
 from monarch.job import ProcessJob
-from tests.cluster.worker_tools import short_folder, workers_at
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -44,12 +33,6 @@ class Registry(Actor):
         return self.value, os.getpid()
 
 
-class User(Actor):
-    @endpoint
-    async def rank(self) -> int:
-        return current_rank().rank
-
-
 def test_a_controller_can_be_awaited(quad: ProcMesh) -> None:
     async def main() -> tuple[int, int]:
         registry = await get_or_spawn_controller("compat_awaited", Registry, 3)
@@ -58,116 +41,9 @@ def test_a_controller_can_be_awaited(quad: ProcMesh) -> None:
     assert asyncio.run(main()) == (3, os.getpid())
 
 
-@pytest.mark.slow
-def test_workers_started_with_one_line_are_a_mesh_of_hosts() -> None:
-    with short_folder() as folder:
-        addresses = [f"ipc://{folder}/w{n}" for n in range(2)]
-        with workers_at(*addresses):
-            hosts = attach_to_workers(ca="trust_all_connections", workers=addresses, name="workers")
-            assert hosts.initialized.get(30) is True
-            assert hosts.sizes == {"hosts": 2}
-            with pytest.raises(ValueError, match="hosts"):
-                hosts.spawn_procs(per_host={"hosts": 2})
-            procs = hosts.spawn_procs(per_host={"gpus": 2})
-            assert procs.sizes == {"hosts": 2, "gpus": 2}
-            users = procs.spawn("users", User)
-            assert users.rank.call().get(30).item(hosts=1, gpus=0) == 2
-            port, receiver = Channel[int].open()
-            send(users.rank, (), {}, port=port)
-            assert sorted(receiver.recv().get(20) for _ in range(4)) == [0, 1, 2, 3]
-            procs.stop().get(20)
-            hosts.shutdown().get(20)
-
-
-@pytest.mark.slow
-def test_leaving_a_host_mesh_context_shuts_the_hosts_down() -> None:
-    async def main(address: str) -> Any:
-        async with attach_to_workers(ca="trust_all_connections", workers=[address]) as hosts:
-            procs = hosts.spawn_procs(per_host={"gpus": 1})
-            await procs.spawn("users", User).rank.call()
-            await procs.stop()
-        return hosts
-
-    with short_folder() as folder:
-        address = f"ipc://{folder}/w"
-        with workers_at(address) as workers:
-            hosts = asyncio.run(main(address))
-            assert workers[0].wait(20) is not None
-    with pytest.raises(RuntimeError, match="HostMesh has already been shut down"):
-        hosts.spawn_procs()
-
-
-def test_a_worker_takes_its_arguments_by_name_only() -> None:
-    with pytest.raises(TypeError):
-        run_worker_loop_forever("ipc:///nowhere", "trust_all_connections")  # type: ignore[misc]
-    with pytest.raises(Exception, match="trust_all_connections"):
-        run_worker_loop_forever(address="ipc:///nowhere", ca="somebody")
-    with pytest.raises(NotImplementedError, match="under which name"):
-        run_worker_loop_forever(address="tcp://*", ca="trust_all_connections")
-
-
-ENABLE = """
-import os
-from monarch.actor import *
-def enables(word):
-    enable_transport(word)
-    enable_transport(word)
-    context()
-    enable_transport(word)
-    try:
-        enable_transport(ChannelTransport.Local)
-    except RuntimeError:
-        return 0
-    finally:
-        shutdown_context().get()
-    return 1
-for word in ("tcp", "ipc", "tls", "metatls", "metatls-hostname", "tcp://127.0.0.1:4444"):
-    pid = os.fork()  # each in a program of its own
-    if pid == 0:
-        os._exit(enables(word))
-    print(word, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
-
-
-def test_every_transport_name_is_accepted_once_and_before_all_else() -> None:
-    done = subprocess.run([sys.executable, "-c", ENABLE], capture_output=True, text=True, check=True)
-    words = [line.rpartition(" ") for line in done.stdout.splitlines()]
-    assert len(words) == 6, done.stderr
-    assert {status for *_, status in words} == {"0"}, done.stdout + done.stderr
-
-
 def test_a_mesh_of_processes_without_a_name_is_called_anon() -> None:
     procs = this_host().spawn_procs()
     assert procs.name == "anon"
-    procs.stop().get(20)
-
-
-@pytest.mark.slow
-def test_a_program_can_be_worker_and_client_at_once(tmp_path: Path) -> None:
-    with short_folder() as folder:
-        address = f"ipc://{folder}/self"
-        script = tmp_path / "both.py"
-        script.write_text(
-            "from monarch.actor import *\n"
-            "class A(Actor):\n"
-            "    @endpoint\n"
-            "    async def one(self): return 1\n"
-            "if __name__ == '__main__':\n"
-            f"    ready = start_worker_loop_forever(address={address!r}, ca='trust_all_connections')\n"
-            f"    hosts = attach_to_workers(ca='trust_all_connections', workers=[{address!r}])\n"
-            "    procs = hosts.spawn_procs(per_host={'gpus': 1})\n"
-            "    print('got', procs.spawn('a', A).one.call_one().get(30))\n"
-            "    hosts.shutdown().get(30)\n"
-        )
-        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50, check=False)
-    assert "got 1" in done.stdout, done.stderr
-    assert callable(start_worker_loop_forever)
-
-
-@pytest.mark.slow
-def test_twelve_processes_on_a_small_machine() -> None:
-    procs = this_host().spawn_procs(per_host={"gpus": 12})
-    assert list(procs.spawn("users", User).rank.call().get(50).values()) == list(range(12))
     procs.stop().get(20)
 
 
@@ -176,14 +52,6 @@ def test_a_shutdown_with_an_impossible_timeout_is_refused_and_ends_nothing(quad:
     with pytest.raises(ValueError, match="host_timeout must be"):
         shutdown_context(seconds)
     assert quad.initialized.get(20)
-
-
-def test_a_worker_that_never_listened_is_named_to_who_attaches() -> None:
-    with short_folder() as folder, configured(mesh_attach_config_timeout="200ms"):
-        hosts = attach_to_workers(ca="trust_all_connections", workers=[f"ipc://{folder}/nobody"])
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match=f"attach failed: .*{folder}/nobody"):
-                hosts.initialized.get(20)
 
 
 @pytest.mark.parametrize("env", [{"X": 5}, {"X": True}, {"X": b"a"}, {5: "x"}])

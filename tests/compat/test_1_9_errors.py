@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-import monarch.actor
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-from monarch.actor import Actor, ActorError, MeshFailure, ProcMesh, context, endpoint
+from monarch.actor import Actor, ActorError, ProcMesh, endpoint
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -21,10 +20,6 @@ class Fails(Actor):
     @endpoint
     async def leave(self) -> None:
         raise NotOrdinary(3)
-
-    @endpoint
-    async def abort(self, reason: Any) -> None:
-        context().actor_instance.abort(reason)
 
 
 def test_an_actor_error_can_be_made_and_has_a_message() -> None:
@@ -44,31 +39,3 @@ def test_a_supervision_error_is_a_runtime_error_with_an_endpoint(quad: ProcMesh,
     caught.value.endpoint = "other.method()"
     assert str(caught.value).startswith("Endpoint call other.method() failed, ")
     assert faults.next().mesh_name == "fails"
-
-
-@pytest.mark.parametrize(("reason", "told"), [("enough", "enough"), (None, "no reason provided")])
-def test_an_abort_tells_its_reason(quad: ProcMesh, faults: Any, reason: Any, told: str) -> None:
-    fails = quad.slice(gpus=0).spawn("fails", Fails)
-    fails.abort.broadcast(reason)
-    failure = faults.next()
-    assert told in failure.report()
-    text = str(failure)
-    assert text.startswith("MeshFailure(mesh_name=fails, crashed_ranks=[0], event=Supervision event: actor <root>.<")
-    assert "and all its descendants have failed:" in failure.report()
-    assert failure.mesh is None
-
-
-def test_a_hook_that_is_assigned_is_called(quad: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    import queue
-
-    heard: queue.Queue[MeshFailure] = queue.Queue()
-    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", heard.put)
-    quad.slice(gpus=2).spawn("fails", Fails).abort.broadcast("heard")
-    assert "heard" in heard.get(timeout=20).report()
-
-
-def test_a_hook_may_be_assigned_through_the_imported_module() -> None:
-    from monarch import actor
-
-    assert actor is monarch.actor
-    assert callable(actor.unhandled_fault_hook)

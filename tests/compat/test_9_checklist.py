@@ -17,14 +17,10 @@ from monarch.actor import (
     Actor,
     Channel,
     Port,
-    ProcMesh,
-    attach_to_workers,
     context,
     endpoint,
-    get_or_spawn_controller,
     this_host,
 )
-from tests.cluster.worker_tools import short_folder
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -71,25 +67,6 @@ def test_actors_that_a_bootstrap_spawns_live_on() -> None:
     keeper = procs.spawn("keeper", Keeper)
     assert receiver.recv().get(30) == keeper.pid.call_one().get(30)
     procs.stop().get(20)
-
-
-def test_a_worker_of_one_line_is_attached() -> None:
-    with short_folder() as folder:
-        address = f"ipc://{folder}/w"
-        line = (
-            "from monarch.actor import run_worker_loop_forever; "
-            f"run_worker_loop_forever(address={address!r}, ca='trust_all_connections')"
-        )
-        worker = subprocess.Popen([sys.executable, "-c", line])
-        try:
-            hosts = attach_to_workers(ca="trust_all_connections", workers=[address])
-            procs = hosts.spawn_procs(per_host={"gpus": 1})
-            assert procs.spawn("keeper", Keeper).pid.call_one().get(30) != os.getpid()
-            hosts.shutdown().get(20)
-            worker.wait(20)
-        finally:
-            worker.kill()
-            worker.wait(20)
 
 
 @pytest.mark.slow
@@ -145,13 +122,3 @@ def test_a_program_that_awaits_everything(tmp_path: Path) -> None:
     )
     assert "values [8, 7]" in said
     assert "total 15" in said
-
-
-def test_a_controller_made_in_an_actor_is_the_clients(quad: ProcMesh) -> None:
-    class Makes(Actor):
-        @endpoint
-        async def make(self) -> Any:
-            return await get_or_spawn_controller("compat_made_there", Keeper)
-
-    made = quad.slice(gpus=1).spawn("makes", Makes).make.call_one().get(20)
-    assert made.pid.call_one().get(20) == os.getpid()

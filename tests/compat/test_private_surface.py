@@ -62,8 +62,6 @@ class Worker(Actor):
         names = ("actor_name", "proc_id", "proc_name", "label", "uid", "addr", "pid", "rank")
         return {"id": found, "text": str(found), **{name: getattr(found, name) for name in names}}
 
-    def not_marked(self) -> None: ...
-
     @endpoint
     def context_of_the_message(self) -> bool:
         return actor_mesh._context.get().actor_instance is context().actor_instance

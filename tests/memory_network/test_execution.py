@@ -1,7 +1,6 @@
 """How an actor runs its endpoints: on which thread, in which order, how many at a time."""
 
 import asyncio
-import os
 import threading
 import time
 from pathlib import Path
@@ -34,10 +33,6 @@ class Sync(Actor):
     @endpoint
     def same_thread(self) -> bool:
         return threading.get_ident() == self.born_on
-
-    @endpoint
-    def process(self) -> int:
-        return os.getpid()
 
 
 class Async(Actor):

@@ -194,18 +194,6 @@ def test_an_interrupt_stops_the_waiting_and_not_the_call(held: Any) -> None:
     assert future.get(20) == 42
 
 
-def test_the_text_of_a_future_says_how_it_stands(held: Any, gate: Any) -> None:
-    future, open_gate = held
-    assert "pending" in repr(future)
-    assert "gate.after()" in repr(future)
-    open_gate()
-    future.get(20)
-    assert repr(future) == "<Future done>"
-    failed = gate.fail.call_one()
-    failed.exception(20)
-    assert "failed" in repr(failed)
-
-
 def test_a_future_resolves_though_the_loop_that_awaited_it_is_gone(held: Any) -> None:
     future, open_gate = held
 

@@ -1,7 +1,5 @@
 """heal_mesh: the very same mesh works again, for everybody who holds it."""
 
-import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,8 +7,6 @@ import pytest
 
 from monarch_nb.actor import (
     Actor,
-    Channel,
-    Port,
     ProcMesh,
     SupervisionError,
     context,
@@ -19,7 +15,6 @@ from monarch_nb.actor import (
     heal_mesh,
     this_proc,
 )
-from monarch_nb.supervision import HealError
 from tests.cluster.actor_tools import Faults
 
 Kill = Callable[[ProcMesh], None]
@@ -50,43 +45,6 @@ class Counter(Actor):
     def boom(self) -> None:
         raise ValueError("boom")
 
-    @endpoint
-    def heard(self) -> list[list[int]]:
-        return self.healed
-
-    @endpoint
-    def wait(self, port: Port[str]) -> None:
-        port.send("waiting")
-        threading.Event().wait(30)
-
-    def __healed__(self, points: Any) -> None:
-        self.healed.append([point.rank for point in points])
-
-
-class Holder(Actor):
-    """Holds references to actors of others."""
-
-    def __init__(self, mesh: Any) -> None:
-        self.mesh = mesh
-        self.part = mesh.slice(gpus=slice(1, 2))
-        self.one = mesh.slice(gpus=1)
-
-    @endpoint
-    def ask(self) -> list[int]:
-        part, one = self.part.add.call().get(20), self.one.add.call_one().get(20)
-        return [*self.mesh.add.call().get(20).values(), *part.values(), one]
-
-    @endpoint
-    def try_ask(self) -> str:
-        try:
-            return str(self.mesh.add.call().get(20).values())
-        except SupervisionError as error:
-            return type(error).__name__
-
-    @endpoint
-    def heal(self) -> bool:
-        return heal_mesh(self.mesh) is self.mesh
-
 
 class Parent(Actor):
     """Its __init__ makes its child; so a re-created one has a child of its own again."""
@@ -105,22 +63,6 @@ class Parent(Actor):
     @endpoint
     def boom(self) -> None:
         raise ValueError("boom")
-
-
-class FailsLater(Actor):
-    """Cannot be re-created once the file is there."""
-
-    def __init__(self, path: str) -> None:
-        if os.path.exists(path):
-            raise ValueError("not again")
-
-    @endpoint
-    def boom(self) -> None:
-        raise ValueError("boom")
-
-    @endpoint
-    def ping(self) -> str:
-        return "pong"
 
 
 @pytest.fixture
@@ -161,13 +103,6 @@ def test_a_killed_process_and_its_actors_come_back(own_procs: ProcMesh, counters
     assert own_procs.spawn("more", Counter, 0).rank.call().get(20).values() == [0, 1]  # type: ignore[attr-defined]
 
 
-def test_survivors_are_told_who_is_new(own_procs: ProcMesh, counters: Any, killed: Kill) -> None:
-    counters.add.call().get(20)
-    killed(own_procs.slice(gpus=0))
-    heal_mesh(counters)
-    assert counters.heard.call().get(20).values() == [[], [[0]]]
-
-
 def test_a_failed_actor_comes_back_in_its_living_process(counters: Any, faults: Faults) -> None:
     before = counters.process.call().get(20).values()
     counters.add.call().get(20)
@@ -188,26 +123,6 @@ def test_healing_processes_brings_all_their_actors_back(own_procs: ProcMesh, cou
     assert others.add.call().get(20).values() == [101, 102]
 
 
-def test_calls_under_way_fail_and_are_not_repeated(
-    own_procs: ProcMesh, counters: Any, kill: Kill, faults: Faults
-) -> None:
-    port, receiver = Channel[str].open()
-    calls = counters.slice(gpus=1).wait.call_one(port), counters.slice(gpus=1).add.call_one()
-    assert receiver.recv().get(20) == "waiting"
-    kill(own_procs.slice(gpus=1))
-    for call in calls:
-        with pytest.raises(SupervisionError, match="sig=9"):
-            call.get(20)
-    faults.next()
-    heal_mesh(counters)
-    assert counters.add.call().get(20).values() == [12, 12]
-    for call in calls:
-        with pytest.raises(SupervisionError):
-            call.get(20)
-    with pytest.raises(TimeoutError):
-        receiver.recv().get(0.1)
-
-
 def test_a_child_comes_back_through_its_parents_constructor(quad: ProcMesh, faults: Faults) -> None:
     parent: Any = quad.slice(gpus=0).spawn("parent", Parent)
     old = parent.child_of.call_one().get(20)
@@ -218,32 +133,6 @@ def test_a_child_comes_back_through_its_parents_constructor(quad: ProcMesh, faul
     assert parent.ask.call_one().get(20) == 11
     with pytest.raises(RuntimeError):
         old.add.call_one().get(20)
-
-
-def test_healing_over_and_over_is_refused(quad: ProcMesh, faults: Faults) -> None:
-    counters: Any = quad.slice(gpus=slice(0, 2)).spawn("counters", Counter, 0)
-    for _ in range(3):
-        fail(counters, 1, faults)
-        heal_mesh(counters)
-    fail(counters, 1, faults)
-    with pytest.raises(HealError, match=r"healed 3 times within 60 s and failed again.*boom"):
-        heal_mesh(counters)
-    assert counters.slice(gpus=0).add.call_one().get(20) == 1
-
-
-def test_a_second_failure_during_a_heal_is_raised_by_it(quad: ProcMesh, faults: Faults, tmp_path: Any) -> None:
-    path = str(tmp_path / "there")
-    actors: Any = quad.slice(gpus=slice(0, 2)).spawn("actors", FailsLater, path)
-    assert actors.ping.call().get(20).values() == ["pong"] * 2
-    fail(actors, 0, faults)
-    with open(path, "w"):
-        pass
-    with pytest.raises(HealError, match="not again"):
-        heal_mesh(actors)
-    assert actors.slice(gpus=1).ping.call_one().get(20) == "pong"
-    os.unlink(path)
-    heal_mesh(actors)
-    assert actors.ping.call().get(20).values() == ["pong"] * 2
 
 
 def test_the_newest_class_is_used(quad: ProcMesh, faults: Faults) -> None:

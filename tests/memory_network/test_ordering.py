@@ -28,11 +28,6 @@ class Log(Actor):
     def size_of(self, x: bytes) -> None:
         self.seen.append(len(x))
 
-    @endpoint
-    def flood(self, mesh: Any, me: int, count: int) -> None:
-        for n in range(count):
-            mesh.note.broadcast((me, n))
-
 
 @pytest.fixture(scope="module")
 def logs(quad: ProcMesh) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, ActorError, Channel, Port, ProcMesh, current_rank, endpoint
+from monarch_nb.actor import Actor, ActorError, Channel, Port, ProcMesh, endpoint
 from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import Folded, Header, Kind, encode, fold
 from tests.cluster.actor_tools import SECONDS
@@ -26,25 +26,8 @@ class Sender(Actor):
             port.send(value)
 
     @endpoint
-    def send_rank(self, port: Port[int]) -> None:
-        port.send(current_rank().rank)
-
-    @endpoint
-    def fail(self, port: Port[Any]) -> None:
-        port.exception(KeyError("lost"))
-
-    @endpoint
     def hand_on(self, other: Any, port: Port[Any]) -> None:
         other.send.call_one(port, ["by another"]).get(20)
-
-    @endpoint
-    def open(self) -> Port[Any]:
-        port, self.receiver = Channel[Any].open()
-        return port
-
-    @endpoint
-    def receive(self) -> Any:
-        return self.receiver.recv().get(20)
 
     @endpoint
     def seen(self) -> list[str]:
@@ -110,34 +93,10 @@ def test_a_receive_that_was_given_up_does_not_eat_a_value() -> None:
     assert kept.get(20) == "a"
 
 
-def test_a_ranked_receiver_says_who_sent(senders: Any) -> None:
-    port, receiver = Channel[int].open_ranked()
-    senders.send_rank.call(port).get(20)
-    assert sorted(receiver.recv().get(20) for _ in range(4)) == [(n, n) for n in range(4)]
-
-
-def test_an_exception_sent_to_a_port_is_raised_there(senders: Any) -> None:
-    port, receiver = Channel[int].open()
-    senders.slice(gpus=1).fail.call_one(port).get(20)
-    with pytest.raises(KeyError, match="lost"):
-        receiver.recv().get(20)
-    port.exception(ValueError("from here"))
-    with pytest.raises(ValueError, match="from here"):
-        receiver.recv().get(20)
-
-
 def test_a_port_goes_from_hand_to_hand(senders: Any) -> None:
     port, receiver = Channel[str].open()
     senders.slice(gpus=0).hand_on.call_one(senders.slice(gpus=1), port).get(20)
     assert receiver.recv().get(20) == "by another"
-
-
-def test_an_actor_opens_ports_for_others(senders: Any) -> None:
-    port = senders.slice(gpus=2).open.call_one().get(20)
-    senders.slice(gpus=3).send.call_one({"x": [port]}["x"][0], [{"a": 1}]).get(20)
-    assert senders.slice(gpus=2).receive.call_one().get(20) == {"a": 1}
-    port.send("from the client")
-    assert senders.slice(gpus=2).receive.call_one().get(20) == "from the client"
 
 
 def came_back(sender: Any, count: int) -> int:

@@ -51,10 +51,6 @@ class Holder(Actor):
         return procs.spawn(name, Holder)
 
     @endpoint
-    def pass_on(self, mesh: Any, to: Any) -> list[list[int]]:
-        return to.ask.call(mesh).get(20).values()
-
-    @endpoint
     def describe(self, mesh: Any) -> tuple[dict[str, int], str]:
         return mesh.sizes, repr(mesh)
 
@@ -105,11 +101,6 @@ def test_two_references_in_a_process_share_what_is_known(holders: Any) -> None:
 
 def test_a_reference_describes_itself_as_the_original_does(holders: Any) -> None:
     assert holders.slice(gpus=0).describe.call_one(holders).get(20) == (holders.sizes, repr(holders))
-
-
-def test_references_go_from_hand_to_hand(holders: Any) -> None:
-    passed = holders.slice(gpus=0).pass_on.call_one(holders.slice(gpus=3), holders.slice(gpus=slice(1, 3)))
-    assert passed.get(20) == [[0], [0]]
 
 
 def test_a_process_mesh_can_be_given_away_to_spawn_on(quad: ProcMesh, holders: Any) -> None:

@@ -204,7 +204,7 @@ def test_a_clean_up_that_raises_is_a_failure_of_the_actor(quad: ProcMesh, faults
 def test_old_stopped_meshes_are_forgotten_but_their_handles_still_say_so(
     quad: ProcMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "KEPT", 2)
+    monkeypatch.setattr(stopping, "MOST_STOPPED", 2)
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="former")
     on_them: Any = procs.spawn("on them", Stoppable)
     alone: Any = quad.spawn("alone", Stoppable)

@@ -54,11 +54,6 @@ class Owner(Actor):
         return self.children
 
     @endpoint
-    def make_owner(self, procs: Any, how: str) -> Any:
-        self.middle = procs.spawn("middle", Owner, how, self.port)
-        return self.middle
-
-    @endpoint
     def ping(self) -> str:
         return "pong"
 
@@ -123,20 +118,6 @@ def test_a_raising_init_is_reported_on_use_and_to_the_owner(quad: ProcMesh, faul
         assert "not like this" in str(failure)
     with pytest.raises(SupervisionError, match="not like this"):
         children.initialized.get(20)
-
-
-@pytest.mark.parametrize("owner_class", [Owner, AsyncOwner])
-def test_an_owner_that_handles_a_failure_keeps_it(quad: ProcMesh, faults: Faults, owner_class: Any) -> None:
-    port, receiver = Channel[Any].open()
-    owner: Any = quad.slice(gpus=0).spawn("owner", owner_class, "handles", port)
-    children = owner.make.call_one(quad).get(20)
-    children.slice(gpus=3).boom.broadcast()
-    how, name, ranks, report = receiver.recv().get(20)
-    assert (how, name, ranks) == ("handles", "children", [3])
-    assert "boom" in report
-    assert owner.ping.call_one().get(20) == "pong"
-    with pytest.raises(SupervisionError, match="boom"):
-        children.slice(gpus=3).ping.call_one().get(20)
 
 
 @pytest.mark.parametrize("owner_class", [Owner, AsyncOwner])

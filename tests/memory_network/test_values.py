@@ -59,11 +59,6 @@ class Keeper(Actor):
     def give(self) -> Any:
         return self.value
 
-    @endpoint
-    def fill_argument(self, value: Any, x: int) -> int:
-        fill(value, x)
-        return total(value)
-
 
 @pytest.fixture(scope="module")
 def keepers(quad: ProcMesh) -> Any:

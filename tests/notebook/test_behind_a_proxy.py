@@ -81,7 +81,7 @@ from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of, events as e
 %mesh w gpus=2
 store, now, count = store_of(current_runtime()), time.time(), 200_000
-store.put(e.Spawned(uid="many", name="many", kind="procs", ranks=range(count), labels=("gpus",), sizes=(count,),
+store.put(e.MeshDescription(uid="many", name="many", kind="procs", ranks=range(count), labels=("gpus",), sizes=(count,),
                     strides=(1,), hosts=("node",), per_host=count, ready=True, at=now))
 for rank in range(count):
     store.put(e.Started("many", rank, 40_000 + rank, now))

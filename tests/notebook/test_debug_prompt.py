@@ -31,20 +31,15 @@ def nb(kernel: Debugged) -> Iterator[Debugged]:
 
 
 def test_eight_stopped_ranks_are_listed_focused_stepped_and_resumed(nb: Debugged) -> None:
-    talk = nb.talk(
-        ALL_STOPPED, "ranks", "p loss", "n", "focus 3", "p loss", "n", "@gpus=0:2 p rank * 2", "focus all", "p x", "c"
-    )
+    talk = nb.talk(ALL_STOPPED, "p loss", "n", "focus 3", "p loss", "focus all", "p x", "c")
     assert talk.cell.error is None
     assert "8 of 8  at Cell In[3]:17 in Trainer.step  trainers gpus=0-7  breakpoint()" in talk.before[0]
     assert "→ 17          breakpoint()" in talk.before[0]
     assert talk.prompts[0] == "mdb trainers[gpus=0-7]> "
-    assert talk.prompts[4] == "mdb trainers[gpus=3]> "
+    assert talk.prompts[3] == "mdb trainers[gpus=3]> "
     assert re.search(r"^nan +gpus=3$", talk.text, re.MULTILINE)
     assert "gpus=0-7  Cell In[3]:18 in Trainer.step  → self.steps += 1" in talk.text
-    assert "nan\n" in talk.text
     assert "» p loss" not in talk.text, "the front end shows what was typed"
-    assert "Cell In[3]:19 in Trainer.step  → total = loss * x" in talk.text
-    assert "0  gpus=0\n2  gpus=1" in talk.text
     assert "2  (all 8)" in talk.text
     assert talk.text.rstrip().endswith("trainers gpus=0-7 go on")
     assert "gpus=7: 7" in talk.cell.text
@@ -125,16 +120,6 @@ def test_an_interrupt_at_the_prompt_asks_to_leave_or_go_on(nb: Debugged) -> None
     assert talk.cell.text == "0"
 
 
-def test_another_call_while_ranks_are_stopped_is_not_held_up(nb: Debugged) -> None:
-    nb.talk("f = t.slice(gpus=0).step.call_one(2); f.get()", "detach")
-    quiet = nb.talk("t.slice(gpus=1).pid.call_one().get() > 0")
-    assert quiet.cell.text == "True"
-    held = nb.talk("t.slice(gpus=0).pid.call_one().get() > 0", "c")
-    assert "trainers gpus=0" in held.before[0]
-    assert held.cell.text == "True"
-    assert nb.run("f.get()").text == "0"
-
-
 def test_frames_of_an_error_open_at_a_prompt_by_ipythons_debug(nb: Debugged) -> None:
     for magic in ("%mpm", "%debug"):
         assert nb.run("t.slice(gpus=2).forward.call_one([1, 2, 3]).get()").error is not None
@@ -144,15 +129,6 @@ def test_frames_of_an_error_open_at_a_prompt_by_ipythons_debug(nb: Debugged) -> 
         assert "> Cell In[3]:31 in forward" in talk.text
         assert "[2, 4, 6]" in talk.text
         assert talk.cell.error is None
-
-
-def test_killing_a_rank_at_the_prompt_ends_the_cell(nb: Debugged) -> None:
-    nb.run("v = w.spawn('victims', Trainer); v.pid.call().get()").ok()
-    talk = nb.talk("v.slice(gpus=7).step.call_one(2).get()", "import signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert talk.cell.error is not None
-    assert "SIGKILL" in talk.cell.traceback
-    nb.run("%heal w").ok()
-    assert nb.run("v.slice(gpus=7).pid.call_one().get() > 0").ok().text == "True"
 
 
 def test_a_question_that_nobody_needs_answered_any_more_is_given_up(nb: Debugged, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ ENGINE = """
 import os
 from monarch.actor import Actor, endpoint
 from monarch.job import AdapterJob, Seen, register_job
-from monarch_nb.job.processes import ProcessAdapter
+from monarch_nb.job.process import ProcessAdapter
 
 class Late(ProcessAdapter):
     late, pids = False, set()

@@ -145,51 +145,6 @@ def test_a_failure_in_on_ends_the_cell(nb: Notebook) -> None:
     nb.run("%interrupt w").ok()
 
 
-def test_the_first_interrupt_stops_waiting_and_explains_the_calls_fate(nb: Notebook, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    request = nb.start(f"future = a.work.call(0, 'begun', {str(gate)!r})\nfuture.get()")
-    nb.until(request, Cell(), "begun")
-    nb.interrupt()
-    cell = nb.finish(request)
-    assert cell.error is not None
-    assert cell.error["ename"] == "KeyboardInterrupt"
-    assert "0 of 4 ranks have answered a.work()" in cell.error["evalue"]
-    assert len(cell.traceback.splitlines()) == 1
-    gate.touch()
-    assert nb.run("future.get().values()").ok().text == "[0, 1, 2, 3]"
-
-
-def test_an_interrupt_reaches_await_too(nb: Notebook, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    request = nb.start(f"future = a.work.call(0, 'begun', {str(gate)!r})\nawait future")
-    nb.until(request, Cell(), "begun")
-    nb.interrupt()
-    cell = nb.finish(request)
-    assert cell.traceback.startswith("KeyboardInterrupt: stopped waiting; 0 of 4 ranks")
-    gate.touch()
-    assert nb.run("(await future).values()").ok().text == "[0, 1, 2, 3]"
-
-
-def test_a_second_interrupt_reaches_the_cell_on_the_ranks(nb: Notebook) -> None:
-    request = nb.start("%%on w\nimport time\nprint('begun')\ntime.sleep(60)")
-    nb.until(request, Cell(), "begun")
-    nb.interrupt()
-    nb.finish(request)
-    nb.interrupt()
-    assert nb.shows(request, "Interrupted").endswith("\nInterrupted the cell on w gpus=0-3.")
-    assert nb.run("%%on w\nrank").ok().text.startswith("ValueMesh")
-
-
-def test_a_cell_left_alone_on_the_ranks_can_be_interrupted_later(nb: Notebook) -> None:
-    request = nb.start("%%on w\nimport time\nprint('begun')\ntime.sleep(60)")
-    nb.until(request, Cell(), "begun")
-    nb.interrupt()
-    left = nb.finish(request)
-    assert "%interrupt w ends it there" in left.traceback
-    nb.run("%interrupt w").ok()
-    assert nb.run("%%on w\nrank").ok().text.startswith("ValueMesh")
-
-
 def test_ranks_that_resist_interrupts_come_with_the_command_that_heals_them(nb: Notebook) -> None:
     source = """
 import os, signal, time
@@ -199,9 +154,9 @@ if rank in (1, 2):
     time.sleep(3600)  # this thread may be stopped a moment later
 """
     nb.run("import monarch; monarch.configure(heal_max_restarts=50)").ok()  # other tests have healed these ranks too
-    patience = nb.run("from monarch_kernel import waited; waited.GIVE_UP_SECONDS").ok().text
+    patience = nb.run("from monarch_kernel import interrupted_calls; interrupted_calls.GIVE_UP_SECONDS").ok().text
     assert float(patience) == 5
-    nb.run("waited.GIVE_UP_SECONDS = 2.0").ok()
+    nb.run("interrupted_calls.GIVE_UP_SECONDS = 2.0").ok()
     before = [pid_of(nb, rank) for rank in range(4)]
     request = nb.start(f"%%on w{source}")
     cell = Cell()
@@ -214,7 +169,7 @@ if rank in (1, 2):
     nb.finish(request)
     nb.interrupt()
     told = nb.shows(request, "has not stopped")
-    nb.run(f"waited.GIVE_UP_SECONDS = {patience}").ok()
+    nb.run(f"interrupted_calls.GIVE_UP_SECONDS = {patience}").ok()
     assert "w gpus=1-2 has not stopped within 2 s" in told
     assert "%heal w gpus=1-2 --kill kills their processes and starts them again" in told
     assert "killed 2 procs of w and healed 2" in nb.run("%heal w gpus=1-2 --kill").ok().stdout

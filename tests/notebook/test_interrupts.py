@@ -60,6 +60,18 @@ def test_a_second_interrupt_reaches_what_the_ranks_run(nb: Notebook, way: str) -
     assert nb.run("a.pid.call().get(10); 'free'").ok().text == "'free'"
 
 
+@pytest.mark.parametrize("way", ["press", "magic"])
+def test_a_cell_on_the_ranks_is_ended_by_press_or_magic(nb: Notebook, way: str) -> None:
+    request, cell = stopped(nb, "%%on w\nimport time\nprint('begun')\ntime.sleep(60)")
+    assert "%interrupt w ends it there" in cell.traceback
+    if way == "press":
+        nb.interrupt()
+        assert last(nb, request, "Interrupted") == "Interrupted the cell on w gpus=0-3."
+    else:
+        nb.run("%interrupt w").ok()
+    assert nb.run("%%on w\nrank").ok().text.startswith("ValueMesh")
+
+
 @pytest.mark.parametrize("way", ["get", "await"])
 def test_a_second_interrupt_may_come_before_the_cell_has_ended(nb: Notebook, way: str) -> None:
     request, cell = nb.start(WAITS[way]), Cell()
@@ -82,7 +94,7 @@ def test_a_sleep_of_a_sync_endpoint_is_ended(nb: Notebook) -> None:
 
 
 def test_an_uninterruptible_c_call_is_named_with_what_ends_it(nb: Notebook) -> None:
-    nb.run("from monarch_kernel import waited; waited.GIVE_UP_SECONDS = 2.0").ok()
+    nb.run("from monarch_kernel import interrupted_calls; interrupted_calls.GIVE_UP_SECONDS = 2.0").ok()
     request, _ = stopped(nb, "left = a.slice(gpus=1).receive.call_one()\nleft.get()", "waiting for a byte")
     nb.interrupt()
     told = nb.shows(request, "has not reacted within 1 s")
@@ -90,7 +102,7 @@ def test_an_uninterruptible_c_call_is_named_with_what_ends_it(nb: Notebook) -> N
     assert "a gpus=1 has not reacted within 1 s: a.receive() waits in `mine.recv(1)` (Cell In[" in told
     assert "%heal a gpus=1 --kill kills its process and starts it again" in told
     assert "a.receive() on a gpus=1 has not stopped within 2 s" in nb.shows(request, "has not stopped")
-    nb.run("waited.GIVE_UP_SECONDS = 5.0").ok()
+    nb.run("interrupted_calls.GIVE_UP_SECONDS = 5.0").ok()
     assert "a gpus=1 has not reacted within 1 s" in nb.run("%interrupt a").ok().stdout
     assert "healed 1" in nb.run("%heal a gpus=1 --kill").ok().stdout
 
@@ -185,9 +197,11 @@ while True: time.sleep(0.01)"""
     assert nb.finish(request).traceback.splitlines()[-1].startswith("KeyboardInterrupt")
 
 
-def test_a_call_that_ends_meanwhile_takes_the_offer_back(nb: Notebook, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wait", ["left.get()", "await left"])
+def test_a_call_that_ends_meanwhile_takes_the_offer_back(nb: Notebook, tmp_path: Path, wait: str) -> None:
     gate = tmp_path / "gate"
-    request, _ = stopped(nb, f"left = a.work.call(0, 'begun', {str(gate)!r})\nleft.get()")
+    request, cell = stopped(nb, f"left = a.work.call(0, 'begun', {str(gate)!r})\n{wait}")
+    assert "0 of 4 ranks have answered a.work()" in cell.traceback
     gate.touch()
     assert last(nb, request, "Meanwhile") == "Meanwhile a.work() on a gpus=0-3 has ended."
     nb.interrupt()

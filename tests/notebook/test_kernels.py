@@ -14,15 +14,7 @@ from scripts.kernels import KERNELS, PATH, ROOT, interpreter
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(620)]
 TESTS = (
     *("test_views", "test_guide", "test_magics", "test_output", "test_failures", "test_interrupts", "test_forgotten"),
-    *(
-        "test_debug_prompt",
-        "test_debug_magics",
-        "test_debug_views",
-        "test_debug_lifetime",
-        "test_dap",
-        "test_dap_awkward",
-        "test_profile",
-    ),
+    *("test_debug_prompt", "test_debug_magics", "test_debug_views", "test_debug_lifetime", "test_dap", "test_profile"),
 )
 PAGES = ("test_panel", "test_live_displays", "test_debugger_lab")
 

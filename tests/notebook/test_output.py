@@ -61,12 +61,6 @@ def test_lines_stream_while_a_cell_runs(nb: Notebook, tmp_path: Path) -> None:
     assert "late" in nb.finish(request).ok().stdout
 
 
-def test_unterminated_text_and_output_of_c_code_are_shown_too(nb: Notebook) -> None:
-    cell = nb.run("%%on w gpus=0\nimport os\nprint('no end', end='')\nos.system('echo from a child')\nNone").ok()
-    assert "no end" in cell.stdout
-    assert "from a child" in cell.stdout
-
-
 def test_progress_appears_after_two_seconds_names_who_is_missing_and_goes(nb: Notebook, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     wait = f"while rank == 2 and not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"

@@ -13,10 +13,10 @@ from typing import Any
 import zmq
 
 from monarch_nb.routing import LinkConfig, LinkIncarnations
-from monarch_nb.transport.channels import Dialled, Inbound
+from monarch_nb.transport.channels import DialledChannel, InboundChannel
 from monarch_nb.transport.links import Links
 from monarch_nb.transport.parcel import Parcel
-from monarch_nb.transport.tcp import monitor
+from monarch_nb.transport.tcp import sockets
 from monarch_nb.transport.tcp.sockets import Limits
 from monarch_nb.wire.header import Header, Kind
 
@@ -33,7 +33,7 @@ class Wire:
         self.whole = True
 
 
-class Dealer(Dialled):
+class Dealer(DialledChannel):
     """A dialled socket, which connects by itself, again and again."""
 
     def __init__(self, agent: "Agent", peer: Any, name: bytes) -> None:
@@ -60,12 +60,12 @@ class Dealer(Dialled):
             self.agent.world.breaks(self.wire)
 
 
-class Back(Inbound):
+class Back(InboundChannel):
     """The way back over a connection that the peer has dialled."""
 
-    def __init__(self, router: Any, routing_id: bytes, reader: Any, *, lost: Any, gone: Any) -> None:
+    def __init__(self, router: Any, routing_id: bytes, reader: Any, *, lost: Any, reroute: Any) -> None:
         self._wires, self._name = router, routing_id
-        self._reader, self._gone, self._closed = reader, gone, False
+        self._reader, self._reroute, self._closed = reader, reroute, False
 
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
         wire = self._wires.get(self._name)
@@ -252,7 +252,7 @@ class World:
             wire = dealer.wire = Wire(dealer, listener)
             listener.wires[dealer.name] = wire
             self.wires.append(wire)
-            dealer.agent.links._on_monitor_event(dealer.peer, monitor.UP, None)
+            dealer.agent.links._on_monitor_event(dealer.peer, sockets.UP, None)
 
     def _move(self, wire: Wire) -> None:
         """One message arrives, or, where there is none, the dialler hears that the connection is gone."""
@@ -272,4 +272,4 @@ class World:
             if dealer.wire is wire:
                 dealer.wire = None
                 if dealer.agent.alive and dealer.open:
-                    dealer.agent.links._on_monitor_event(dealer.peer, monitor.DOWN, None)
+                    dealer.agent.links._on_monitor_event(dealer.peer, sockets.DOWN, None)

@@ -31,10 +31,49 @@ def test_the_table_has_the_rows_that_are_enforced() -> None:
     assert [(int(row), re.findall(r"`(\w+)`", names)) for row, names in table] == list(enumerate(PACKAGES, 1))
 
 
+def found(name: str) -> list[Path]:
+    """The folders and modules that a name on the page means."""
+    paths = (place / f"{name}{ending}" for place in PLACES for ending in ("", ".py", ".ts", "/__init__.py"))
+    return [path for path in paths if path.exists()]
+
+
 @pytest.mark.parametrize("name", sorted(set(MODULE.findall(TEXT))))
 def test_each_module_that_is_named_exists(name: str) -> None:
-    endings = ("", ".py", ".ts", "/__init__.py")
-    assert any((place / f"{name}{ending}").exists() for place in PLACES for ending in endings)
+    assert found(name)
+
+
+# What somebody looks for, as the page says it; the module that it leads to, and the definition that is there.
+LOOK_UPS = [
+    ("pickling of arguments and results", "wire/body", "encode"),
+    ("noticing the end of a process", "host/procs/reaper", "Reaper"),
+    ("re-creating the actors", "lifecycle/mesh_healer", "recreate"),
+    ("keys, and who creates", "transport/keys", "create"),
+    ("a sharded matmul", "tensor/propagation/planner", "plan"),
+    ("grouping stopped ranks", "debug/render/groups", "grouped"),
+    ("the panel's messages", "cluster/client", "Cluster"),
+    ("the script of a Slurm job", "job/slurm", "_script"),
+    ("another process's memory", "rdma/movers/cross_memory", "CrossMemory"),
+    ("parsing `%mesh`", "monarch_kernel/arguments/mesh_arguments", "read_mesh"),
+    ("issuing an operation", "tensor/handle", "issue"),
+    ("our own sharding rules", "tensor/propagation/rules", "by_own_rules"),
+    ("random numbers of shards", "tensor/seeds", "seeder"),
+    ("capturing it", "tensor/compiled/step", "compile_step"),
+    ("the list of job kinds", "job/kinds", "register_job"),
+    ("the saved state of a job", "job/record", "JobRecord"),
+    ("waiting for the hosts of a job", "job/arrival", "Arrival"),
+    ("spare hosts", "job/spares", "Spares"),
+    ("the static display of a mesh", "monarch_kernel/display/meshes", "mesh_html"),
+    ("the static display of a mesh; of a failure", "monarch_kernel/display/failures", "failure_bundle"),
+    ("output of ranks", "monarch_kernel/output/cell_output", "CellOutput"),
+]
+
+
+@pytest.mark.parametrize(("words", "module", "definition"), LOOK_UPS)
+def test_a_look_up_leads_to_its_definition_in_two_steps(words: str, module: str, definition: str) -> None:
+    lines = [line for line in section("Where is …").splitlines() if words in line.partition(" | `")[0]]
+    assert [f"`{module}`" in line for line in lines] == [True]
+    (file,) = (path for path in found(module) if path.is_file())
+    assert re.search(rf"^\s*(export )?(def|class|function) {definition}\b", file.read_text("utf-8"), re.MULTILINE)
 
 
 @pytest.mark.parametrize("title", ["A call and its reply", "A failure", "A breakpoint"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.output import CellOutput
-from monarch_kernel.output.grouping import MOST_PIECES, Grouping, TextPiece, joined
+from monarch_kernel.output.grouping import MOST_PIECES, Grouping, TextPiece, merge_pieces
 from monarch_kernel.output.pacing import LINES, LINES_BURST
 from monarch_nb.logs import Line
 from monarch_nb.logs.options import LogOption
@@ -199,14 +199,14 @@ def test_equal_bars_of_ranks_are_one_as_far_as_the_last(ranks: Ranks) -> None:
 
 def test_where_streams_take_turns_all_the_time_each_comes_as_one() -> None:
     few = [TextPiece("cell", stream, "x\n") for stream in ("stdout", "stdout", "stderr", "stdout")]
-    assert [(piece.stream, piece.text) for piece in joined(few)] == [
+    assert [(piece.stream, piece.text) for piece in merge_pieces(few)] == [
         ("stdout", "x\nx\n"),
         ("stderr", "x\n"),
         ("stdout", "x\n"),
     ]
     many = [TextPiece("cell", ("stdout", "stderr")[number % 2], f"{number}\n") for number in range(2 * MOST_PIECES)]
-    assert [piece.stream for piece in joined(many)] == ["stdout", "stderr"]
-    assert joined(many)[0].text == "".join(f"{number}\n" for number in range(0, 2 * MOST_PIECES, 2))
+    assert [piece.stream for piece in merge_pieces(many)] == ["stdout", "stderr"]
+    assert merge_pieces(many)[0].text == "".join(f"{number}\n" for number in range(0, 2 * MOST_PIECES, 2))
 
 
 def test_a_line_that_one_rank_repeats_is_not_merged_with_itself() -> None:

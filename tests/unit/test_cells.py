@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.output import Cells
-from monarch_kernel.output.cells import KEPT, CallCells
+from monarch_kernel.output.cells import MOST_CELLS, CallCells
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshSpawned, MeshStopped
 from monarch_nb.runtime import ProcState
 from monarch_nb.shape import Extent
@@ -31,10 +31,10 @@ def test_each_call_belongs_to_the_cell_that_ran_when_it_began(seed: int) -> None
 
 def test_only_the_latest_cells_are_kept_for_late_output() -> None:
     cells = CallCells(0)
-    for number in range(1, KEPT + 100):
+    for number in range(1, MOST_CELLS + 100):
         cells.begin(number * 10, number)
-    assert cells.of(10 * (KEPT + 99) + 5) == KEPT + 99
-    assert cells.of(10_000_000) == KEPT + 99
+    assert cells.of(10 * (MOST_CELLS + 99) + 5) == MOST_CELLS + 99
+    assert cells.of(10_000_000) == MOST_CELLS + 99
     assert cells.of(5) == cells.of(1000) == 100
 
 

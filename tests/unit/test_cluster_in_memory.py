@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, Channel, DeadlockError, SupervisionError, endpoint, heal_mesh
-from monarch_nb.testing import Cluster, NetworkFaults, cluster
+from monarch_nb.testing import Cluster, cluster
 
 pytestmark = pytest.mark.timeout(60)
 SOON = 10.0  # real seconds
@@ -41,10 +41,6 @@ class Counter(Actor):
         while time.monotonic() < until:
             pass
 
-    @endpoint
-    def fail(self) -> None:
-        raise ValueError("no")
-
 
 @pytest.fixture
 def two() -> Iterator[Cluster]:
@@ -55,25 +51,6 @@ def two() -> Iterator[Cluster]:
 def counters(of: Cluster, gpus: int = 2) -> tuple[Any, Any]:
     procs = of.hosts().spawn_procs(per_host={"gpus": gpus}, name="procs")
     return procs, procs.spawn("counters", Counter)
-
-
-def test_actors_on_several_hosts_answer_and_call_each_other(two: Cluster) -> None:
-    _, actors = counters(two)
-    assert actors.add.call(2).get(SOON).values() == [2, 2, 2, 2]
-    assert actors.slice(hosts=0, gpus=0).ask.call_one(actors.slice(hosts=1)).get(SOON) == [3, 3]
-    with pytest.raises(ActorError, match="no"):
-        actors.slice(hosts=1, gpus=1).fail.call_one().get(SOON)
-
-
-def test_a_killed_process_fails_its_calls_and_comes_back_healed(two: Cluster) -> None:
-    procs, actors = counters(two)
-    actors.add.call(1).get(SOON)
-    two.kill(procs.slice(hosts=1, gpus=0))
-    with pytest.raises(SupervisionError, match="SIGKILL"):
-        actors.add.call(1).get(SOON)
-    assert len(two.failures) == 1
-    heal_mesh(actors, timeout=SOON)
-    assert actors.add.call(1).get(SOON).values() == [2, 2, 1, 2]
 
 
 def test_a_call_is_late_only_once_so_much_time_has_passed(two: Cluster) -> None:
@@ -113,42 +90,6 @@ def test_time_passes_as_real_time_does_while_an_actor_works(two: Cluster) -> Non
     assert not late.done()
 
 
-def test_an_unreachable_host_is_lost_after_its_lease_and_heals_later(two: Cluster) -> None:
-    _, actors = counters(two)
-    actors.add.call(1).get(SOON)
-    two.partition(1)
-    call = actors.add.call(1)
-    two.advance(59)
-    assert not call.done()
-    two.advance(2)
-    with pytest.raises(SupervisionError, match="no connection to its agent for 60 s"):
-        call.get(SOON)
-    assert actors.slice(hosts=0).add.call(1).get(SOON).values() == [3, 3]
-    two.mend()
-    heal_mesh(actors, timeout=SOON)
-    assert actors.add.call(1).get(SOON).values() == [4, 4, 1, 1]
-
-
-def test_a_partition_that_is_mended_in_time_is_only_a_delay(two: Cluster) -> None:
-    _, actors = counters(two)
-    actors.add.call(1).get(SOON)
-    two.partition(1)
-    call = actors.add.call(1)
-    two.advance(30)
-    two.mend()
-    assert two.result(call).values() == [2, 2, 2, 2]
-    assert two.failures == []
-
-
-def test_a_host_that_dies_takes_its_processes_along(two: Cluster) -> None:
-    _, actors = counters(two)
-    actors.add.call(1).get(SOON)
-    two.kill_host(1)
-    with pytest.raises(SupervisionError, match="machine is gone"):
-        actors.add.call(1).get(SOON)
-    assert actors.slice(hosts=0).add.call(1).get(SOON).values() == [2, 2]
-
-
 def test_actors_that_wait_for_each_other_are_told(two: Cluster) -> None:
     _, actors = counters(two, gpus=1)
     first, second = actors.slice(hosts=0), actors.slice(hosts=1)
@@ -157,13 +98,6 @@ def test_actors_that_wait_for_each_other_are_told(two: Cluster) -> None:
     with pytest.raises(ActorError) as told:
         circle.get(SOON)
     assert DeadlockError.__name__ in str(told.value)
-
-
-def test_lost_frames_are_sent_again() -> None:
-    with cluster(hosts=2, seed=7, faults=NetworkFaults(drop=0.2)) as lossy:
-        _, actors = counters(lossy)
-        for number in range(1, 6):
-            assert lossy.result(actors.add.call(1), within=300).values() == [number] * 4
 
 
 @pytest.mark.parametrize("seed", range(4))

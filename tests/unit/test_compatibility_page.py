@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.settings import KEYS
-from monarch_nb.settings.kinds import shown
+from monarch_nb.settings.kinds import public_value
 from tests.unit.upstream_names import ACTOR, CONFIG, HIDDEN, JOB, RDMA, SPMD, TOP
 
 pytestmark = pytest.mark.timeout(60)
@@ -76,7 +76,7 @@ def test_the_configuration_page_has_every_key_with_its_default() -> None:
         if not key.meaning:
             assert f"`{key.name}`" in page
             continue
-        default = shown(key, key.default)
+        default = public_value(key, key.default)
         text = f"{default:,}" if key.kind == "count" and default is not None else str(default)
         assert f"| `{key.name}` | {text} | {key.meaning} |" in page
     named = set(re.findall(r"^\| `(\w+)`", page, re.M))

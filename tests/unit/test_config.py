@@ -220,7 +220,7 @@ def test_a_controllers_configuration_arrives_whole_at_its_processes(values: dict
     controller.configure(values)
     proc.receive(controller.to_send())
     for name in values:
-        assert proc.kept(KEYS[name]) == pytest.approx(controller.kept(KEYS[name]))
+        assert proc.value_of(KEYS[name]) == pytest.approx(controller.value_of(KEYS[name]))
         assert proc.everything()[name] == controller.everything()[name]
     assert proc.to_send() == controller.to_send()
     assert proc.runtime() == {}

@@ -14,7 +14,7 @@ from monarch_kernel.dap.handles import FrameHandle, Handles, is_ours
 from monarch_kernel.dap.inspection import CellSources
 from monarch_kernel.dap.lines import BreakableLine, BreakableLines
 from monarch_nb.debug import Frame, Stopped
-from monarch_nb.debug.control.stopped import StoppedThreads
+from monarch_nb.debug.control.stopped_threads import StoppedThreads
 
 CELL = """\
 import math

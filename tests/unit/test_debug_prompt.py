@@ -81,7 +81,7 @@ class Terminal:
     def beside(self) -> None:
         pass
 
-    def gone(self) -> None:
+    def question_withdrawn(self) -> None:
         self.write("gone\n")
 
     def ask(self, prompt: str, useless: Callable[[], bool] = lambda: False) -> str:
@@ -213,6 +213,7 @@ def test_ranks_stay_stopped_and_the_call_can_be_awaited_again(t: Any, terminal: 
         future.get(SECONDS)
     assert t.slice(gpus=1).quiet.call_one().get(SECONDS) == "quiet", "who is left stopped holds up nobody else"
     terminal.typed = ["n", "c"]
+    assert t.slice(gpus=0).quiet.call_one().get(SECONDS) == "quiet", "a call to the stopped rank asks"
     assert list(future.get(SECONDS).values()) == [0]
 
 

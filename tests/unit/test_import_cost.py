@@ -3,11 +3,9 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-LIBRARY = Path(__file__).parents[2] / "monarch_nb"
 NEVER = {"torch", "numpy", "IPython", "ipykernel", "ipywidgets", "anywidget"}
 
 FEW = 100  # modules

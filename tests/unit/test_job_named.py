@@ -16,6 +16,7 @@ from monarch_nb.job import (
     SlurmJob,
     SSHJob,
     job_load,
+    job_loads,
     job_named,
     make_job,
 )
@@ -149,3 +150,10 @@ def test_jobs_are_loaded_by_name_or_as_the_only_one(file: Path, monkeypatch: pyt
     assert job_load()._meshes == {"cells": 1}
     with pytest.raises(FileNotFoundError, match="no job in nosuch"):
         job_load("nosuch")
+
+
+def test_a_saved_job_is_found_after_its_class_has_moved() -> None:
+    saved = SlurmJob({"trainers": 2}).dumps()
+    earlier = saved.replace(b"monarch_nb.job.slurm:", b"monarch_nb.job.batch.slurm_job:")
+    assert saved != earlier
+    assert [type(job_loads(text)) for text in (saved, earlier)] == [SlurmJob, SlurmJob]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from monarch_nb.job import slurm
 from monarch_nb.job.adapter import Agent, Running, deduplicated
 from monarch_nb.job.arrival import HostsMissingError
-from monarch_nb.job.batch import slurm
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from monarch_nb.logs.arrived import ACKNOWLEDGED, ArrivedLog
 from monarch_nb.logs.mesh_logs import only_call
+from monarch_nb.logs.process_log import ACKNOWLEDGED, ProcessLog
 from monarch_nb.logs.receiver import FORMER, INCARNATIONS, Drain, LogReceiver
 from monarch_nb.logs.verbs import TAIL, Follow, LogBlock, LogChunk, Took
 from monarch_nb.logs.written import Written
@@ -23,8 +23,8 @@ def chunk(address: str, data: bytes, offset: int, *, ended: bool = False) -> Log
     return LogChunk(address, offset, offset + len(data), (block,) if data else (), ended=ended)
 
 
-def log(address: str = "h/p.0.0") -> ArrivedLog:
-    return ArrivedLog(address, 100, lambda _: "")
+def log(address: str = "h/p.0.0") -> ProcessLog:
+    return ProcessLog(address, 100, lambda _: "")
 
 
 def test_a_drain_lasts_while_something_comes_and_gives_up_in_silence() -> None:

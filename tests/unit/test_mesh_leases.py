@@ -40,7 +40,7 @@ def test_a_mesh_to_be_kept_is_left_when_its_owner_ends() -> None:
     kept, over = holdings.owner_gone(FIRST.address, 5.0, 1000.0, "it was killed")
     assert [mesh.uid for mesh in kept] == ["p1"]
     assert over == []
-    assert one(holdings).left
+    assert one(holdings).detached
     assert one(holdings).why == "it was killed"
 
 
@@ -54,7 +54,7 @@ def test_without_that_it_ends_with_its_owner() -> None:
 def test_the_end_of_somebody_else_changes_nothing() -> None:
     holdings = held(keep=True)
     assert holdings.owner_gone(SECOND.address, 5.0, 1000.0, "") == ([], [])
-    assert not one(holdings).left
+    assert not one(holdings).detached
 
 
 def test_a_lease_runs_from_the_detach_and_ends_once() -> None:
@@ -100,7 +100,7 @@ def test_a_wrong_secret_and_an_unknown_mesh_are_refused() -> None:
         holdings.attach("p1", "another", SECOND)
     with pytest.raises(HeldError, match="not there any more"):
         holdings.attach("p2", "s", SECOND)
-    assert one(holdings).left
+    assert one(holdings).detached
 
 
 def test_other_hosts_follow_the_latest_grant_of_the_first() -> None:
@@ -138,7 +138,7 @@ def test_each_change_of_hands_has_a_later_number() -> None:
     holdings = held()
     turns = [one(holdings).turn]
     for holder in (FIRST, SECOND, THIRD):
-        if not one(holdings).left:
+        if not one(holdings).detached:
             now = one(holdings).holder
             assert now is not None
             holdings.leave("p1", now.address, 0.0, 0.0, "")

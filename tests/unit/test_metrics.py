@@ -8,7 +8,7 @@ from monarch_nb.mesh.mesh_events import OwnerChanged
 from monarch_nb.shape import Extent
 from monarch_nb.telemetry import Metrics
 from monarch_nb.telemetry.points import MOST, Points
-from monarch_nb.telemetry.series import FORMER, KEPT, MetricPoint, Series
+from monarch_nb.telemetry.series import FORMER, MOST_VALUES, MetricPoint, Series
 from monarch_nb.telemetry.verbs import MetricPoints
 
 
@@ -25,12 +25,14 @@ def mesh(*ranks: int) -> Any:
 
 def test_long_series_are_thinned_at_their_old_end() -> None:
     series = Series()
-    series.add(point(float(step)) for step in range(10 * KEPT))
+    series.add(point(float(step)) for step in range(10 * MOST_VALUES))
     steps = [sample.step for sample in series.of("a1")["loss"][0]]
-    assert len(steps) < KEPT
+    assert len(steps) < MOST_VALUES
     assert steps == sorted(steps)
     assert steps[0] == 0.0
-    assert steps[-KEPT // 2 :] == [float(step) for step in range(10 * KEPT - KEPT // 2, 10 * KEPT)]
+    assert steps[-MOST_VALUES // 2 :] == [
+        float(step) for step in range(10 * MOST_VALUES - MOST_VALUES // 2, 10 * MOST_VALUES)
+    ]
 
 
 def test_of_many_meshes_the_latest_are_kept() -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from monarch_nb.logs.arrived import ArrivedLog, LineBuffer
 from monarch_nb.logs.lines import briefly
 from monarch_nb.logs.overwriting import UP, overwritten
+from monarch_nb.logs.process_log import LineBuffer, ProcessLog
 from monarch_nb.logs.verbs import LogBlock, LogChunk
 from monarch_nb.logs.written import Written
 from monarch_nb.shape import Extent
@@ -15,7 +15,7 @@ class Log:
     """What arrives of one process, and the lines that come out of it."""
 
     def __init__(self, kept: int = 1000) -> None:
-        self.log = ArrivedLog("h/p1.0.0", kept, lambda _: "claimed")
+        self.log = ProcessLog("h/p1.0.0", kept, lambda _: "claimed")
 
     def written(self, data: bytes, *, at: int | None = None, stream: int = 1, call: str = "c:1") -> list[Written]:
         offset = self.log.received if at is None else at

@@ -63,7 +63,7 @@ def line(**said: Any) -> bytes:
 
 
 def test_all_who_use_a_host_are_told_and_it_goes_on(host: Host) -> None:
-    host.preemption.said(line(seconds=30.0))
+    host.preemption.receive(line(seconds=30.0))
     assert host.told == [("c/1", 30, False), ("h1/p", 30, False)]
     host.passes(29)
     assert host.ended == []
@@ -71,7 +71,7 @@ def test_all_who_use_a_host_are_told_and_it_goes_on(host: Host) -> None:
 
 
 def test_late_subscribers_learn_the_remaining_time(host: Host) -> None:
-    host.preemption.said(line(seconds=30.0))
+    host.preemption.receive(line(seconds=30.0))
     host.told.clear()
     host.using.add("c/2")
     host.passes(10)
@@ -79,7 +79,7 @@ def test_late_subscribers_learn_the_remaining_time(host: Host) -> None:
 
 
 def test_a_preempted_host_without_users_ends_at_once(host: Host) -> None:
-    host.preemption.said(line())
+    host.preemption.receive(line())
     host.using.clear()
     host.passes(1)
     assert len(host.ended) == 1
@@ -132,18 +132,18 @@ def test_a_notice_without_consequences_passes_and_the_host_is_normal(
 def test_two_notices_at_once_are_one_and_the_better_word_counts(host: Host) -> None:
     host.preemption.terminated()
     host.passes(0.1)
-    host.preemption.said(line(seconds=20.0))
-    host.preemption.said(line())
+    host.preemption.receive(line(seconds=20.0))
+    host.preemption.receive(line())
     host.passes(1)
     assert [seconds for _, seconds, _ in host.told] == [20, 20]
-    host.preemption.said(line(seconds=10.0))
+    host.preemption.receive(line(seconds=10.0))
     assert [seconds for _, seconds, _ in host.told[2:]] == [10, 10]
     host.passes(4)
     assert [notice.seconds for notice in host.preemption.since(0.0)] == [6]
 
 
 def test_garbage_on_the_pipe_is_no_notice(host: Host) -> None:
-    host.preemption.said(b'\xff{}\n[]\n{"by": 3}\n')
+    host.preemption.receive(b'\xff{}\n[]\n{"by": 3}\n')
     assert host.told == []
     host.passes(UNKNOWN_S + 1)
     assert host.ended == []

@@ -15,13 +15,13 @@ import pytest
 
 from monarch_kernel.display.profile import flame_graph
 from monarch_nb.profiling.groups import differences, grouped
-from monarch_nb.profiling.measuring import RankTrace, joined
-from monarch_nb.profiling.messages import Samples, StackFrame, Weight
+from monarch_nb.profiling.measuring import RankTrace, merged_trace
 from monarch_nb.profiling.result import Profile, folded, speedscope
 from monarch_nb.profiling.sampler import MOST_STACKS, Sampler
 from monarch_nb.profiling.seen import ProfileSamples, SeenRank, Stack
 from monarch_nb.profiling.stacks import Stacks, Step
 from monarch_nb.profiling.tree import recursion_folded, tree, users_part
+from monarch_nb.profiling.verbs import Samples, StackFrame, Weight
 from monarch_nb.shape import Extent
 
 pytestmark = pytest.mark.timeout(30)
@@ -299,7 +299,7 @@ def test_frames_are_named_by_function_and_line_and_threads_by_name() -> None:
     begun.wait(20)
     cell: Any = Idle(lambda: over.wait(20))
     try:
-        found = {name: [stacks.place(step) for step in stack] for name, _, stack in stacks.seen([cell], others=True)}
+        found = {name: [stacks.place(step) for step in stack] for name, _, stack in stacks.samples([cell], others=True)}
     finally:
         over.set()
     assert found["idle"] == []
@@ -320,7 +320,7 @@ def trace(*events: dict[str, Any], base: int = 0) -> dict[str, Any]:
 def test_traces_of_ranks_are_aligned_at_one_zero_of_time() -> None:
     add = {"ph": "X", "name": "add", "pid": 77, "tid": 1, "ts": 5.0, "dur": 2.0}
     label = {"ph": "M", "name": "process_labels", "pid": 77, "args": {"labels": "CPU"}}
-    merged = joined(
+    merged = merged_trace(
         [
             RankTrace(1, "trainers gpus=1", trace(add, base=3_000_000)),
             RankTrace(0, "trainers gpus=0", trace(label, add, base=1_000_000)),
@@ -337,7 +337,7 @@ def test_traces_of_ranks_are_aligned_at_one_zero_of_time() -> None:
 
 def test_a_fast_clock_is_corrected_and_arrows_stay_in_their_rank() -> None:
     flow = {"ph": "s", "id": 4, "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 1.0}
-    merged = joined([RankTrace(0, "a", trace(flow)), RankTrace(1, "b", trace(flow), ahead=2.0)])["traceEvents"]
+    merged = merged_trace([RankTrace(0, "a", trace(flow)), RankTrace(1, "b", trace(flow), ahead=2.0)])["traceEvents"]
     here, there = (event for event in merged if event["name"] == "fwdbwd")
     assert (here["id"], there["id"]) == ("0.4", "1.4")
     assert here["ts"] - there["ts"] == pytest.approx(2e6)

@@ -10,7 +10,7 @@ from monarch_nb.rdma.fabric import Fabric, Span
 from monarch_nb.rdma.leases import MemoryLeases
 from monarch_nb.rdma.memory import Memory, memory_of
 from monarch_nb.rdma.regions import OfferedRegion, Regions
-from monarch_nb.rdma.verbs import Leasing, Releasing, Renewing
+from monarch_nb.rdma.verbs import LeaseRequest, ReleaseMemoryLease, RenewMemoryLease
 from tests.polling import until
 
 pytestmark = pytest.mark.timeout(20)
@@ -58,8 +58,8 @@ def leases(regions: Regions, device: Device) -> Iterator[MemoryLeases]:
     made.close()
 
 
-def asking(*regions: OfferedRegion, write: bool = False) -> Leasing:
-    return Leasing(tuple((region.number, region.secret) for region in regions), write)
+def asking(*regions: OfferedRegion, write: bool = False) -> LeaseRequest:
+    return LeaseRequest(tuple((region.number, region.secret) for region in regions), write)
 
 
 def test_dropped_memory_stays_until_its_last_lease_ends(regions: Regions, leases: MemoryLeases, device: Device) -> None:
@@ -68,11 +68,11 @@ def test_dropped_memory_stays_until_its_last_lease_ends(regions: Regions, leases
     assert (first.how, second.how, first.words, len(device.registered)) == ("done", "done", b"words for 1", 1)
     regions.withdraw(region.number)
     assert leases.lease(asking(region)).how == "dropped"
-    leases.release(Releasing(first.lease))
-    leases.release(Releasing(first.lease))
+    leases.release(ReleaseMemoryLease(first.lease))
+    leases.release(ReleaseMemoryLease(first.lease))
     assert region.memory is not None
     assert device.registered
-    leases.release(Releasing(second.lease))
+    leases.release(ReleaseMemoryLease(second.lease))
     until(lambda: region.memory is None)
     assert not device.registered
 
@@ -82,7 +82,7 @@ def test_a_region_is_registered_once_and_forgotten_when_it_is_dropped(
 ) -> None:
     region = regions.offer(memory_of(bytearray(100)), "owner")
     for _ in range(3):
-        leases.release(Releasing(leases.lease(asking(region)).lease))
+        leases.release(ReleaseMemoryLease(leases.lease(asking(region)).lease))
     assert list(device.registered) == [region.number]
     regions.withdraw(region.number)
     assert not device.registered
@@ -90,7 +90,7 @@ def test_a_region_is_registered_once_and_forgotten_when_it_is_dropped(
 
 def test_one_refused_buffer_is_named_and_none_is_leased(regions: Regions, leases: MemoryLeases, device: Device) -> None:
     good, bad = (regions.offer(memory_of(bytearray(8)), "owner") for _ in range(2))
-    forged = Leasing(((good.number, good.secret), (bad.number, bytes(16))), write=False)
+    forged = LeaseRequest(((good.number, good.secret), (bad.number, bytes(16))), write=False)
     answer = leases.lease(forged)
     assert (answer.how, answer.index, answer.lease, answer.words) == ("dropped", 1, 0, b"")
     regions.withdraw(good.number)
@@ -112,11 +112,11 @@ def test_a_lease_that_nobody_renews_ends(regions: Regions, device: Device) -> No
     del left  # whoever had it is gone
     regions.withdraw(region.number)
     for _ in range(30):
-        assert leases.renew(Renewing(kept.lease)).how == "done"
+        assert leases.renew(RenewMemoryLease(kept.lease)).how == "done"
         assert region.memory is not None
         time.sleep(0.01)
     until(lambda: region.memory is None)
-    assert leases.renew(Renewing(kept.lease)).how == "dropped"
+    assert leases.renew(RenewMemoryLease(kept.lease)).how == "dropped"
     leases.close()
 
 
@@ -124,7 +124,7 @@ def test_nothing_is_driven_while_nobody_holds_a_lease(regions: Regions, leases: 
     region = regions.offer(memory_of(bytearray(100)), "owner")
     lease = leases.lease(asking(region))
     until(lambda: device.driven > 3)
-    leases.release(Releasing(lease.lease))
+    leases.release(ReleaseMemoryLease(lease.lease))
     [driver] = [thread for thread in threading.enumerate() if thread.name == "monarch-rdma-leases"]
     until(lambda: not leases._leases and not leases._returned)
     seen = device.driven

@@ -15,7 +15,7 @@ from monarch_nb.rdma.leases import LeaseClient
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory, memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move, nixl
-from monarch_nb.rdma.verbs import Leased, Leasing, TransferOutcome
+from monarch_nb.rdma.verbs import LeaseReply, LeaseRequest, TransferOutcome
 from monarch_nb.runtime import Future, pending_future, resolve_future
 
 pytestmark = pytest.mark.timeout(20)
@@ -92,18 +92,18 @@ class Owners(LeaseClient):
 
     def __init__(self) -> None:
         self.given: set[int] = set()
-        self.answers: list[Leased | Exception] = []
-        self.asked: list[Leasing] = []
+        self.answers: list[LeaseReply | Exception] = []
+        self.asked: list[LeaseRequest] = []
         self.numbers = itertools.count(1)
 
-    def lease(self, handle: BufferHandle, question: Leasing, limit: Limit) -> Leased:
+    def lease(self, handle: BufferHandle, question: LeaseRequest, limit: Limit) -> LeaseReply:
         self.asked.append(question)
-        answer = self.answers.pop(0) if self.answers else Leased("done", agent="owner", words=b"words")
+        answer = self.answers.pop(0) if self.answers else LeaseReply("done", agent="owner", words=b"words")
         if isinstance(answer, Exception):
             raise answer
         number = next(self.numbers)
         self.given.add(number)
-        return Leased(answer.how, answer.text, answer.index, number, answer.agent, answer.words)
+        return LeaseReply(answer.how, answer.text, answer.index, number, answer.agent, answer.words)
 
     def renew(self, handle: BufferHandle, lease: int) -> Future[TransferOutcome]:
         future: Future[TransferOutcome] = pending_future()
@@ -164,7 +164,7 @@ def test_a_connection_that_has_died_since_is_made_again_once() -> None:
 
 
 def test_an_owner_unreachable_twice_is_left_to_another_mover() -> None:
-    owners.answers = [Leased("done", agent="first"), Leased("done", agent="second")]
+    owners.answers = [LeaseReply("done", agent="first"), LeaseReply("done", agent="second")]
     device.cut = {"first", "second"}
     with pytest.raises(CannotReachError, match="bytes do not arrive"):
         mover().read([Move(offered(b"abc"), 0, memory_of(bytearray(3)))], limit())
@@ -175,7 +175,7 @@ def test_an_owner_unreachable_twice_is_left_to_another_mover() -> None:
 def test_an_owner_that_has_died_since_is_lost() -> None:
     handle = offered(b"abc")
     device.cut.add("owner")
-    owners.answers = [Leased("done", agent="owner"), owner_lost(handle, "it was killed")]
+    owners.answers = [LeaseReply("done", agent="owner"), owner_lost(handle, "it was killed")]
     with pytest.raises(OwnerLostError, match=r"trainer.*killed"):
         mover().read([Move(handle, 0, memory_of(bytearray(3)))], limit())
     assert at_rest()
@@ -214,14 +214,14 @@ def test_an_owner_that_ends_a_lease_cuts_the_transfer(monkeypatch: pytest.Monkey
 
 
 def test_of_many_buffers_the_dropped_one_is_named() -> None:
-    owners.answers = [Leased("dropped", "it was dropped", index=1)]
+    owners.answers = [LeaseReply("dropped", "it was dropped", index=1)]
     moves = [Move(offered(b"abc", number), 0, memory_of(bytearray(3))) for number in (7, 8)]
     with pytest.raises(BufferDroppedError, match="buffer 8 of trainer"):
         mover().read(moves, limit())
 
 
 def test_an_owner_without_a_device_says_so() -> None:
-    owners.answers = [Leased("refused", "there is no RDMA device")]
+    owners.answers = [LeaseReply("refused", "there is no RDMA device")]
     with pytest.raises(CannotReachError, match="at its process: there is no RDMA device"):
         mover().read([Move(offered(b"abc"), 0, memory_of(bytearray(3)))], limit())
 

@@ -168,9 +168,9 @@ def test_memory_keeps_what_it_belongs_to() -> None:
 
 def test_a_limit_ends_by_time_and_by_cancel() -> None:
     with pytest.raises(TimeoutError, match="reading took longer than 0 s"):
-        Limit(0.0, "reading").left()
+        Limit(0.0, "reading").remaining()
     limit = Limit(60.0, "reading")
-    assert 0 < limit.left() <= 60
+    assert 0 < limit.remaining() <= 60
     limit.cancel()
     with pytest.raises(TransferCancelledError, match="reading was cancelled"):
-        limit.left()
+        limit.remaining()

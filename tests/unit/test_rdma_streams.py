@@ -15,8 +15,8 @@ from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move
 from monarch_nb.rdma.movers.streams import Streams
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.verbs import Listening
-from monarch_nb.rdma.wire import Key, dialled, taken
+from monarch_nb.rdma.verbs import StreamAddresses
+from monarch_nb.rdma.wire import Key, client_stream, server_stream
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,7 +40,7 @@ class Relay:
                 self._ends += near, far
                 if self._reads:
                     far.sendall(near.recv(8, socket.MSG_WAITALL))
-                    near, far = taken(near), dialled(far)
+                    near, far = server_stream(near), client_stream(far)
                     self._ends += near, far
                 for pair in ((near, far), (far, near)):
                     threading.Thread(target=self._pass, args=pair, daemon=True).start()
@@ -68,11 +68,11 @@ class Ends:
     def listener(self, process: str) -> BulkListener:
         return self.listeners.setdefault(process, BulkListener(self.regions))
 
-    def dial(self, handle: BufferHandle, limit: Limit) -> Listening:
+    def dial(self, handle: BufferHandle, limit: Limit) -> StreamAddresses:
         try:
-            return Listening(*self.listener(handle.process).open_for(own_identity()))
+            return StreamAddresses(*self.listener(handle.process).open_for(own_identity()))
         except OSError:
-            return Listening((("127.0.0.1", 1),), Key(0, b"", False))
+            return StreamAddresses((("127.0.0.1", 1),), Key(0, b"", False))
 
     def offer(self, data: bytearray, process: str = "h/p1.0.0") -> BufferHandle:
         region = self.regions.offer(memory_of(data), "owner")
@@ -145,7 +145,7 @@ def test_a_listener_without_the_key_gets_nothing(ends: Ends) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         ends.streams = Streams(
-            lambda handle, limit: Listening((("127.0.0.1", port),), Key(1, bytes(32), False)), lambda: 1
+            lambda handle, limit: StreamAddresses((("127.0.0.1", port),), Key(1, bytes(32), False)), lambda: 1
         )
         with pytest.raises(TimeoutError):
             ends.read(ends.offer(bytearray(10)), seconds=0.3)
@@ -166,7 +166,7 @@ def test_streams_leaving_the_machine_are_encrypted_unless_switched_off(ends: End
     handle = ends.offer(data)
     _, key = ends.listener(handle.process).open_for(AWAY, plain=not encrypted)
     relay = Relay(port_of(ends.listener(handle.process)))
-    ends.streams = Streams(lambda handle, limit: Listening((("127.0.0.1", relay.port),), key), lambda: 1)
+    ends.streams = Streams(lambda handle, limit: StreamAddresses((("127.0.0.1", relay.port),), key), lambda: 1)
     assert ends.read(handle) == data
     ends.streams.write([Move(handle, 0, memory_of(b"new " * 100))], Limit(20, "writing", handle))
     assert data == b"new " * 100 + (b"the weights of a model " * 200_000)[400:]
@@ -179,7 +179,7 @@ def test_a_man_in_the_middle_is_detected(ends: Ends) -> None:
     handle = ends.offer(bytearray(b"the weights of a model"))
     _, key = ends.listener(handle.process).open_for(AWAY)
     relay = Relay(port_of(ends.listener(handle.process)), reads=True)
-    ends.streams = Streams(lambda handle, limit: Listening((("127.0.0.1", relay.port),), key), lambda: 1)
+    ends.streams = Streams(lambda handle, limit: StreamAddresses((("127.0.0.1", relay.port),), key), lambda: 1)
     with pytest.raises(CannotReachError, match="does not have the key"):
         ends.read(handle)
     assert relay.seen, "it did read what the two ends said until then"

@@ -5,10 +5,10 @@ import random
 import pytest
 
 from monarch_nb.rdma.service import Traffic
-from monarch_nb.rdma.verbs import Flow, Offered, TrafficReport
+from monarch_nb.rdma.verbs import Flow, OfferedMemory, TrafficReport
 
 pytestmark = pytest.mark.timeout(60)
-NOTHING = Offered(0, 0)
+NOTHING = OfferedMemory(0, 0)
 
 
 def test_a_rate_is_current_at_first_and_past_after_a_while() -> None:
@@ -36,8 +36,8 @@ def test_reports_that_come_again_or_late_count_once() -> None:
 
 def test_offers_are_current_and_ended_processes_forgotten() -> None:
     traffic = Traffic()
-    traffic.add(TrafficReport("a", [Flow("b", "a", "local", 1, 1, 0.1)], Offered(2, 64), 1.0))
-    assert traffic.offered == {"a": Offered(2, 64)}
+    traffic.add(TrafficReport("a", [Flow("b", "a", "local", 1, 1, 0.1)], OfferedMemory(2, 64), 1.0))
+    assert traffic.offered == {"a": OfferedMemory(2, 64)}
     traffic.add(TrafficReport("a", [], NOTHING, 2.0))
     assert traffic.offered == {}
     traffic.forget(["b"])

@@ -14,7 +14,7 @@ from monarch_nb.store import events as e
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import Cause, MeshFailure
 
-PROCS = e.Spawned(
+PROCS = e.MeshDescription(
     uid="p1",
     name="workers",
     kind="procs",
@@ -26,7 +26,7 @@ PROCS = e.Spawned(
     per_host=2,
     at=1.0,
 )
-ACTORS = e.Spawned(
+ACTORS = e.MeshDescription(
     uid="a1",
     name="trainers",
     kind="actors",
@@ -65,7 +65,7 @@ def test_ranks_start_and_are_idle_once_their_mesh_is_ready() -> None:
 
 
 def test_a_proc_is_busy_with_what_an_actor_on_it_does() -> None:
-    made = cluster(e.Doings("a1", 3, 0, "busy", 5.0, "step", queue=2, calls=7))
+    made = cluster(e.ActivityChanged("a1", 3, 0, "busy", 5.0, "step", queue=2, calls=7))
     assert made.document["ranks"]["a1"]["1"] == {
         "state": "busy",
         "since": 5.0,
@@ -74,14 +74,14 @@ def test_a_proc_is_busy_with_what_an_actor_on_it_does() -> None:
         "calls": 7,
     }
     assert made.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "trainers.step"}
-    made.fold(e.Doings("a1", 3, 0, "idle", 6.0, calls=8))
+    made.fold(e.ActivityChanged("a1", 3, 0, "idle", 6.0, calls=8))
     assert (state(made, "a1", 1), state(made, "p1", 3)) == ("idle", "idle")
     assert made.document["meshes"]["a1"]["counts"] == {"idle": 2}
 
 
 def test_a_proc_of_tensors_shows_its_work_without_library_names() -> None:
     workers = msgspec.structs.replace(ACTORS, uid="w1", name="trainers_workers", ready=True, inner=True)
-    made = cluster(workers, e.Doings("w1", 3, 0, "busy", 5.0, "batch"))
+    made = cluster(workers, e.ActivityChanged("w1", 3, 0, "busy", 5.0, "batch"))
     assert made.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "operations on tensors"}
 
 
@@ -89,12 +89,12 @@ def test_called_ranks_are_busy_until_their_answer_despite_process_reports() -> N
     made = cluster(e.CallPending("a1", 3, 0, 5.0, "step"))
     assert made.document["ranks"]["a1"]["1"] == {"state": "busy", "since": 5.0, "endpoint": "step"}
     assert made.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "trainers.step"}
-    made.fold(e.Doings("a1", 3, 0, "idle", 5.1, calls=7))  # after the call before
+    made.fold(e.ActivityChanged("a1", 3, 0, "idle", 5.1, calls=7))  # after the call before
     assert (state(made, "a1", 1), state(made, "p1", 3)) == ("busy", "busy")
-    made.fold(e.Doings("a1", 3, 0, "busy", 5.2, "step", calls=8))
+    made.fold(e.ActivityChanged("a1", 3, 0, "busy", 5.2, "step", calls=8))
     made.fold(e.CallPending("a1", 3, 0, 6.0))
     assert (state(made, "a1", 1), state(made, "p1", 3)) == ("idle", "idle"), "the report of the end is not there yet"
-    made.fold(e.Doings("a1", 3, 0, "busy", 6.1, "save", calls=9))
+    made.fold(e.ActivityChanged("a1", 3, 0, "busy", 6.1, "save", calls=9))
     made.fold(e.CallPending("a1", 3, 0, 6.2, "step"))
     made.fold(e.CallPending("a1", 3, 0, 6.3))
     assert (state(made, "a1", 1), state(made, "p1", 3)) == ("busy", "busy"), "with the call of somebody else"
@@ -103,7 +103,7 @@ def test_called_ranks_are_busy_until_their_answer_despite_process_reports() -> N
 
 
 def test_an_unresponsive_proc_and_its_actors_stay_so_until_it_answers() -> None:
-    made = cluster(e.Doings("a1", 1, 0, "busy", 5.0, "step"), e.ResponsivenessChanged("p1", 1, 6.0, 6.5))
+    made = cluster(e.ActivityChanged("a1", 1, 0, "busy", 5.0, "step"), e.ResponsivenessChanged("p1", 1, 6.0, 6.5))
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("unresponsive", "unresponsive")
     assert made.document["ranks"]["a1"]["0"]["since"] == 6.0
     made.fold(e.ResponsivenessChanged("p1", 1, None, 9.0))
@@ -126,23 +126,23 @@ def test_a_preemption_notice_lasts_until_the_host_is_lost_or_stays() -> None:
 
 
 def test_new_incarnations_are_responsive_though_the_old_end_went_unseen() -> None:
-    made = cluster(e.ResponsivenessChanged("p1", 1, 6.0, 6.5), e.Turned("p1", 1, "alive", 1, 8.0))
+    made = cluster(e.ResponsivenessChanged("p1", 1, 6.0, 6.5), e.RankStateChanged("p1", 1, "alive", 1, 8.0))
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("idle", "idle")
 
 
 def test_a_failed_rank_is_healing_then_idle_in_its_next_incarnation() -> None:
     made = cluster(
-        e.Doings("a1", 1, 0, "busy", 5.0, "step"),
-        e.Turned("p1", 1, "failed", 0, 6.0, "it ended by signal 9 (SIGKILL)", "7"),
-        e.Turned("a1", 1, "failed", 0, 6.0, "it ended by signal 9 (SIGKILL)", "7"),
+        e.ActivityChanged("a1", 1, 0, "busy", 5.0, "step"),
+        e.RankStateChanged("p1", 1, "failed", 0, 6.0, "it ended by signal 9 (SIGKILL)", "7"),
+        e.RankStateChanged("a1", 1, "failed", 0, 6.0, "it ended by signal 9 (SIGKILL)", "7"),
     )
     assert made.document["ranks"]["p1"]["1"]["detail"] == "it ended by signal 9 (SIGKILL)"
     assert made.document["meshes"]["p1"]["counts"] == {"idle": 3, "failed": 1}
-    made.fold(e.Turned("p1", 1, "healing", 1, 7.0))
-    made.fold(e.Turned("p1", 1, "alive", 1, 8.0))
+    made.fold(e.RankStateChanged("p1", 1, "healing", 1, 7.0))
+    made.fold(e.RankStateChanged("p1", 1, "alive", 1, 8.0))
     assert made.document["meshes"]["p1"]["counts"] == {"idle": 4}
     assert made.document["ranks"]["p1"]["1"] == {"incarnation": 1}
-    made.fold(e.Doings("p1", 1, 0, "busy", 9.0, "cell"))  # of the old incarnation: too late
+    made.fold(e.ActivityChanged("p1", 1, 0, "busy", 9.0, "cell"))  # of the old incarnation: too late
     assert state(made, "p1", 1) == "idle"
 
 
@@ -156,7 +156,7 @@ def test_an_actor_in_the_debugger_is_paused_with_its_proc() -> None:
 
 
 def test_a_stopped_mesh_is_stopped_whole_and_forgotten_later() -> None:
-    made = cluster(e.Doings("a1", 3, 0, "busy", 5.0, "step"), e.MeshEnded("a1", "stopped by %stop", 6.0))
+    made = cluster(e.ActivityChanged("a1", 3, 0, "busy", 5.0, "step"), e.MeshEnded("a1", "stopped by %stop", 6.0))
     assert made.document["meshes"]["a1"]["counts"] == {"stopped": 2}
     assert made.document["meshes"]["a1"]["stopped"] == "stopped by %stop"
     assert state(made, "p1", 3) == "idle"
@@ -180,16 +180,17 @@ def test_a_detached_mesh_lives_again_when_this_process_returns() -> None:
 
 def test_when_nobody_watches_any_more_what_workers_told_is_dropped() -> None:
     made = cluster(
-        e.Doings("a1", 3, 0, "busy", 5.0, "step", queue=3, calls=9, rate=2.0), e.Usage("p1", 3, 0.5, 10_000_000)
+        e.ActivityChanged("a1", 3, 0, "busy", 5.0, "step", queue=3, calls=9, rate=2.0),
+        e.Usage("p1", 3, 0.5, 10_000_000),
     )
-    made.fold(e.Quiet(8.0))
+    made.fold(e.WatchersLeft(8.0))
     assert made.document["ranks"] == {"p1": {"3": {}}, "a1": {"1": {"calls": 9}}}
 
 
 def test_a_failure_names_its_ranks_and_who_was_told() -> None:
     made = cluster(e.MeshFailed("7", "a1", (3,), {"title": "trainers at gpus=1 died", "cause": "signal"}))
-    made.fold(e.Notified("7", "<root>", "shown"))
-    made.fold(e.Settled("7", "healed", 9.0))
+    made.fold(e.OwnerNotified("7", "<root>", "shown"))
+    made.fold(e.FailureStateChanged("7", "healed", 9.0))
     assert made.document["failures"]["7"] == {
         "mesh": "a1",
         "ranks": [1],
@@ -222,13 +223,13 @@ EVENTS = st.one_of(
         [
             PROCS,
             ACTORS,
-            e.Spawned(uid="a2", name="others", kind="actors", ranks=range(1, 3), on="p1", ready=True, at=3.0),
+            e.MeshDescription(uid="a2", name="others", kind="actors", ranks=range(1, 3), on="p1", ready=True, at=3.0),
         ]
     ),
     st.builds(e.ProcessStarted, uids, ranks, st.integers(1, 99), times),
     st.builds(e.MeshReady, uids, times),
     st.builds(
-        e.Turned,
+        e.RankStateChanged,
         uids,
         ranks,
         st.sampled_from(["alive", "failed", "healing", "stopped"]),
@@ -241,7 +242,7 @@ EVENTS = st.one_of(
     st.builds(e.MeshForgotten, uids),
     st.builds(e.ResponsivenessChanged, uids, ranks, st.none() | times, times),
     st.builds(
-        e.Doings,
+        e.ActivityChanged,
         uids,
         ranks,
         lives,
@@ -252,15 +253,15 @@ EVENTS = st.one_of(
         st.integers(0, 2),
     ),
     st.builds(e.Usage, uids, ranks, st.floats(0, 2), st.integers(0, 9), st.just(-1.0), st.integers(0, 3), st.just(3)),
-    st.builds(e.Quiet, times),
+    st.builds(e.WatchersLeft, times),
     st.builds(e.MeshFailed, names, uids, st.tuples(ranks), st.just({"title": "it died", "pid": None})),
     st.builds(failed, names, uids, ranks, st.sampled_from([1.0, 2.0, 9.0]), st.sampled_from([7, 8])),
-    st.builds(e.Notified, names, st.just("<root>"), st.just("asked")),
-    st.builds(e.Settled, names, st.sampled_from(["open", "healing", "healed"]), times),
+    st.builds(e.OwnerNotified, names, st.just("<root>"), st.just("asked")),
+    st.builds(e.FailureStateChanged, names, st.sampled_from(["open", "healing", "healed"]), times),
     st.builds(e.SessionOpened, names, uids, ranks, times, st.sampled_from([{"line": 1}, {"file": "a.py"}])),
     st.builds(e.SessionClosed, names, times),
     st.builds(e.HostSeen, st.sampled_from(["h1", "h3"]), st.just(""), st.sampled_from(["", "unplugged"])),
-    st.builds(e.Detached, names, st.sampled_from([{}, {"name": "w"}, {"until": 2.0}])),
+    st.builds(e.DetachedMesh, names, st.sampled_from([{}, {"name": "w"}, {"until": 2.0}])),
 )
 
 
@@ -312,9 +313,9 @@ def view_of(of: ClusterState, uid: str, region: Region) -> MeshView:
 def test_a_slice_view_has_slice_positions_and_states_of_the_whole() -> None:
     made = cluster(
         e.ProcessStarted("p1", 3, 77, 1.0),
-        e.Turned("a1", 3, "failed", 0, 6.0, "ValueError: no"),
+        e.RankStateChanged("a1", 3, "failed", 0, 6.0, "ValueError: no"),
         e.ResponsivenessChanged("p1", 1, 7.0, 7.0),
-        e.Doings("p1", 2, 0, "busy", 8.0, "cell"),
+        e.ActivityChanged("p1", 2, 0, "busy", 8.0, "cell"),
     )
     procs = view_of(made, "p1", Region(["gpus"], NDSlice(1, [3], [1])))
     assert [(rank.rank, rank.point, rank.state, rank.detail) for rank in procs.ranks] == [
@@ -345,7 +346,7 @@ def test_a_paused_rank_shows_where_and_a_stopped_one_why() -> None:
 
 
 def test_ranks_of_a_shrunken_mesh_keep_their_facts_at_new_positions() -> None:
-    made = cluster(e.ProcessStarted("p1", 2, 77, 5.0), e.Turned("p1", 3, "failed", 0, 6.0, "it ended"))
+    made = cluster(e.ProcessStarted("p1", 2, 77, 5.0), e.RankStateChanged("p1", 3, "failed", 0, 6.0, "it ended"))
     before = copy.deepcopy(made.document)
     made.take()
     smaller = msgspec.structs.replace(

@@ -20,10 +20,10 @@ SIZE = 8
 def cluster(size: int = SIZE) -> ClusterState:
     made = ClusterState()
     shape: dict[str, Any] = {"ranks": range(size), "labels": ("gpus",), "sizes": (size,), "strides": (1,), "at": 1.0}
-    made.fold(e.Spawned(uid="P", name="w", kind="procs", hosts=("h1",), per_host=size, ready=True, **shape))
-    made.fold(e.Spawned(uid="A", name="a", kind="actors", on="P", ready=True, **shape))
+    made.fold(e.MeshDescription(uid="P", name="w", kind="procs", hosts=("h1",), per_host=size, ready=True, **shape))
+    made.fold(e.MeshDescription(uid="A", name="a", kind="actors", on="P", ready=True, **shape))
     half = {**shape, "ranks": range(size // 2), "sizes": (size // 2,)}
-    made.fold(e.Spawned(uid="B", name="b", kind="actors", on="P", ready=True, **half))
+    made.fold(e.MeshDescription(uid="B", name="b", kind="actors", on="P", ready=True, **half))
     return made
 
 
@@ -44,8 +44,8 @@ def left(rank: int, **more: Any) -> Cause:
     return Cause(kind="exit", exitcode=7, pid=100 + rank, text=f"process {100 + rank} ended", **more)
 
 
-def turned(rank: int, number: int, uid: str = "A") -> e.Turned:
-    return e.Turned(uid, rank, "failed", 0, 10.0, "", str(number))
+def turned(rank: int, number: int, uid: str = "A") -> e.RankStateChanged:
+    return e.RankStateChanged(uid, rank, "failed", 0, 10.0, "", str(number))
 
 
 ORDER = (3, 0, 7, 1, 2, 6, 5, 4)
@@ -121,7 +121,7 @@ def test_other_causes_later_times_and_repeats_are_separate_failures() -> None:
 def test_a_healed_failure_is_over() -> None:
     made = cluster()
     made.fold(failed(1, 0, left(0)))
-    made.fold(e.Settled("1", "healed", 10.2))
+    made.fold(e.FailureStateChanged("1", "healed", 10.2))
     made.fold(failed(2, 1, left(1), 10.4))
     assert [one["state"] for one in made.document["failures"].values()] == ["healed", "open"]
 
@@ -130,19 +130,19 @@ def test_a_failure_is_healed_when_all_its_ranks_are() -> None:
     made = all_left()
     for number in range(1, 9):
         assert only(made)["state"] == "open"
-        made.fold(e.Settled(str(number), "healing", 12.0))
+        made.fold(e.FailureStateChanged(str(number), "healing", 12.0))
     assert only(made)["state"] == "healing"
     for number in range(1, 9):
         assert "ended" not in only(made)
-        made.fold(e.Settled(str(number), "healed", 13.0))
+        made.fold(e.FailureStateChanged(str(number), "healed", 13.0))
     assert (only(made)["state"], only(made)["ended"]) == ("healed", 13.0)
 
 
 def test_the_recipient_of_a_failure_is_named_once() -> None:
     made = all_left()
-    made.fold(e.Notified("1", "a call", "asked"))
+    made.fold(e.OwnerNotified("1", "a call", "asked"))
     for number in range(2, 9):
-        made.fold(e.Notified(str(number), "<root>", "shown"))
+        made.fold(e.OwnerNotified(str(number), "<root>", "shown"))
     assert only(made)["told"] == [["a call", "asked"], ["<root>", "shown"]]
 
 
@@ -188,7 +188,9 @@ def test_texts_that_differ_in_numbers_are_one_event_with_each_text() -> None:
 
 def test_a_thousand_ranks_are_told_in_bounded_room() -> None:
     made = ClusterState()
-    made.fold(e.Spawned(uid="A", name="a", kind="actors", ranks=range(1000), labels=("gpus",), sizes=(1000,), at=1.0))
+    made.fold(
+        e.MeshDescription(uid="A", name="a", kind="actors", ranks=range(1000), labels=("gpus",), sizes=(1000,), at=1.0)
+    )
     for rank in range(0, 1000, 2):
         cause = Cause(kind="exit", exitcode=7, host="h1", pid=9000 + rank, last_lines=(f"rank {rank}",) * 20)
         failure = MeshFailure(

@@ -24,9 +24,9 @@ PAGE = 200_000  # bytes of static HTML that a page is given of a mesh, at most
 TEXT = 4_000
 
 
-def spawned(hosts: int = HOSTS) -> e.Spawned:
+def spawned(hosts: int = HOSTS) -> e.MeshDescription:
     names = tuple(f"node{number:04d}" for number in range(hosts))
-    return e.Spawned(
+    return e.MeshDescription(
         uid="p", name="fleet", kind="procs", ranks=range(8 * hosts), labels=("hosts", "gpus"), sizes=(hosts, 8),
         strides=(8, 1), hosts=names, per_host=8, ready=True, at=1.0,
     )  # fmt: skip
@@ -41,12 +41,12 @@ def view_of(*events: e.Event, hosts: int = HOSTS) -> MeshView:
     return view
 
 
-def busy(rank: int, endpoint: str = "step") -> e.Doings:
-    return e.Doings("p", rank, 0, "busy", 2.0, endpoint)
+def busy(rank: int, endpoint: str = "step") -> e.ActivityChanged:
+    return e.ActivityChanged("p", rank, 0, "busy", 2.0, endpoint)
 
 
-def failed(rank: int, why: str = "it ended by signal 9 (SIGKILL)") -> e.Turned:
-    return e.Turned("p", rank, "failed", 0, 3.0, why)
+def failed(rank: int, why: str = "it ended by signal 9 (SIGKILL)") -> e.RankStateChanged:
+    return e.RankStateChanged("p", rank, "failed", 0, 3.0, why)
 
 
 def test_equal_ranks_are_one_row_worst_first_with_their_positions() -> None:

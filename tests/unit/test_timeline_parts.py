@@ -13,10 +13,10 @@ from monarch_kernel.arguments import read_timeline
 from monarch_kernel.display.timeline import _Picture, ticks
 from monarch_nb.profiling import recording
 from monarch_nb.profiling import rows as rows_module
-from monarch_nb.profiling.messages import Recorded, RecordedCall, RecordedSpan
 from monarch_nb.profiling.recording import drawn_together
 from monarch_nb.profiling.rows import TimelineRows
 from monarch_nb.profiling.trace_events import chrome_trace
+from monarch_nb.profiling.verbs import Recorded, RecordedCall, RecordedSpan
 from tests.polling import until
 
 pytestmark = pytest.mark.timeout(60)

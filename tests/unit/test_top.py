@@ -25,9 +25,9 @@ from tests.polling import until
 pytestmark = pytest.mark.timeout(60)
 
 
-def spawned(hosts: int) -> e.Spawned:
+def spawned(hosts: int) -> e.MeshDescription:
     names = tuple(f"node{number:04d}" for number in range(hosts))
-    return e.Spawned(
+    return e.MeshDescription(
         uid="p", name="fleet", kind="procs", ranks=range(8 * hosts), labels=("hosts", "gpus"), sizes=(hosts, 8),
         strides=(8, 1), hosts=names, per_host=8, ready=True, at=1.0,
     )  # fmt: skip
@@ -37,15 +37,15 @@ def filled(hosts: int) -> Store:
     """A store that real events have filled: one failed rank, one that is busy for long, one that uses much."""
     store = Store()
     store.put(spawned(hosts))
-    actors = e.Spawned(
+    actors = e.MeshDescription(
         uid="a", name="trainers", kind="actors", ranks=range(8 * hosts), labels=("hosts", "gpus"), sizes=(hosts, 8),
         strides=(8, 1), actor_class="Trainer", on="p", ready=True, at=1.0,
     )  # fmt: skip
     for event in (
         actors,
-        e.Turned("p", 5, "failed", 0, time.time() - 90, "it ended by signal 9 \x1b[31m(SIGKILL)"),
-        e.Doings("a", 7, 0, "busy", time.time() - 30, "step", 0, 100, 12.5),
-        e.Doings("a", 8, 0, "busy", time.time() - 3, "load"),
+        e.RankStateChanged("p", 5, "failed", 0, time.time() - 90, "it ended by signal 9 \x1b[31m(SIGKILL)"),
+        e.ActivityChanged("a", 7, 0, "busy", time.time() - 30, "step", 0, 100, 12.5),
+        e.ActivityChanged("a", 8, 0, "busy", time.time() - 3, "load"),
         e.Usage("p", 9, 0.75, 3 << 30),
         e.Usage("p", 10, 0.25, 1 << 30),
     ):
@@ -137,7 +137,7 @@ def test_a_holder_of_the_connection_file_sees_the_store_and_changes(served: tupl
     assert [path for path, _ in files.connections()] == [server.path]
     watching = watch(server)
     assert len(rows(watching.document, ViewChoice(query="failed"))) == 1
-    store.put(e.Turned("p", 6, "failed", 0, time.time(), "out of memory"))
+    store.put(e.RankStateChanged("p", 6, "failed", 0, time.time(), "out of memory"))
     until(lambda: len(rows(watching.document, ViewChoice(query="failed"))) == 2)
     server.close()
     until(lambda: watching.over)
@@ -170,7 +170,7 @@ def test_messages_from_a_watcher_change_nothing(served: tuple[Store, StoreServer
     watching = watch(server)
     before = store.document()["meshes"]
     watching._peer.sendall(b'{"type":"request","verb":"stop","mesh":"p"}\n' * 100)
-    store.put(e.Turned("p", 6, "failed", 0, time.time(), "out of memory"))
+    store.put(e.RankStateChanged("p", 6, "failed", 0, time.time(), "out of memory"))
     until(lambda: len(rows(watching.document, ViewChoice(query="failed"))) == 2)
     assert store.document()["meshes"].keys() == before.keys()
     watching.close()
@@ -181,7 +181,7 @@ def test_a_stalled_terminal_delays_nobody_and_catches_up_later(
 ) -> None:
     from monarch_nb.top import server as serving
 
-    monkeypatch.setattr(serving, "BEHIND", 20_000)
+    monkeypatch.setattr(serving, "MOST_WAITING", 20_000)
     store, server = served
     connection = files.read(server.path)
     with socket.socket(socket.AF_UNIX) as peer:
@@ -191,9 +191,9 @@ def test_a_stalled_terminal_delays_nobody_and_catches_up_later(
         until(lambda: store._watchers)
         for turn in range(40):
             for rank in range(16):
-                store.put(e.Doings("a", rank, 0, "busy", 1.0, f"{'x' * 1000}{turn}"))
+                store.put(e.ActivityChanged("a", rank, 0, "busy", 1.0, f"{'x' * 1000}{turn}"))
             until(lambda: not store._events)
-        store.put(e.Turned("p", 6, "failed", 0, time.time(), "the newest"))
+        store.put(e.RankStateChanged("p", 6, "failed", 0, time.time(), "the newest"))
         text = b""
         while b"the newest" not in text:
             more = peer.recv(65536)
@@ -285,7 +285,7 @@ def test_a_storm_of_changes_is_looked_at_twice_a_second(short_folder: None) -> N
         began, looked = time.monotonic(), app.looks
         while time.monotonic() - began < 1.5:
             for rank in range(16):
-                store.put(e.Doings("a", rank, 0, "busy", 1.0, f"step{time.monotonic_ns()}"))
+                store.put(e.ActivityChanged("a", rank, 0, "busy", 1.0, f"step{time.monotonic_ns()}"))
             await pilot.pause(0.01)
         assert app.watching.version > 5
         assert app.looks - looked <= (time.monotonic() - began) / 0.5 + 1

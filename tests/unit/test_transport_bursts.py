@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_nb.transport import streams
-from monarch_nb.transport.bursts import ALONE, APART_S, LARGEST, LONGEST_S, MOST, Burst
+from monarch_nb.transport.bursts import APART_S, LARGEST, LONGEST_S, MOST, SINGLE_WRITES, Burst
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import UnixStream
 from tests.effort import tries
@@ -22,8 +22,8 @@ def row(burst: Burst, count: int, *, at: float = 0.0, size: int = 100, pauses: i
 
 def test_first_messages_of_a_burst_leave_at_once_later_in_batches() -> None:
     burst = Burst()
-    assert row(burst, ALONE) == [False] * ALONE
-    assert row(burst, MOST, at=ALONE * STEP) == [True] * (MOST - 1) + [False]
+    assert row(burst, SINGLE_WRITES) == [False] * SINGLE_WRITES
+    assert row(burst, MOST, at=SINGLE_WRITES * STEP) == [True] * (MOST - 1) + [False]
     assert burst.count == MOST
 
 
@@ -40,14 +40,14 @@ def test_calls_whose_answers_are_awaited_one_by_one_never_wait() -> None:
 @pytest.mark.parametrize("size", [LARGEST, LARGEST * 100])
 def test_a_large_message_takes_along_what_waits(size: int) -> None:
     burst = Burst()
-    row(burst, ALONE + 2)
-    assert not burst.holds(size, (ALONE + 2) * STEP, 0)
+    row(burst, SINGLE_WRITES + 2)
+    assert not burst.holds(size, (SINGLE_WRITES + 2) * STEP, 0)
 
 
 def test_a_message_that_waited_long_takes_no_more_company() -> None:
     burst = Burst()
-    row(burst, ALONE)
-    begun = ALONE * STEP
+    row(burst, SINGLE_WRITES)
+    begun = SINGLE_WRITES * STEP
     assert burst.holds(100, begun, 0)
     assert burst.holds(100, begun + LONGEST_S / 2, 0)
     assert not burst.holds(100, begun + LONGEST_S, 0)
@@ -90,20 +90,20 @@ def test_held_messages_leave_in_order_when_their_thread_begins_to_wait(
 ) -> None:
     monkeypatch.setattr(streams, "_clock", lambda: 7.0)
     with sender(reader) as (stream, far):
-        sent = [bytes([number]) for number in range(ALONE + 5)]
+        sent = [bytes([number]) for number in range(SINGLE_WRITES + 5)]
         for text in sent:
             put(stream, text)
-        assert texts(stream, far, ALONE) == sent[:ALONE]
+        assert texts(stream, far, SINGLE_WRITES) == sent[:SINGLE_WRITES]
         far.setblocking(False)
         with pytest.raises(BlockingIOError):
             far.recv(1)
         reader.bursts.flush()
-        assert texts(stream, far, 5) == sent[ALONE:]
+        assert texts(stream, far, 5) == sent[SINGLE_WRITES:]
 
 
 def test_a_message_that_may_not_wait_takes_along_those_before_it(reader: Reader) -> None:
     with sender(reader) as (stream, far):
-        sent = [bytes([number]) for number in range(ALONE + 4)]
+        sent = [bytes([number]) for number in range(SINGLE_WRITES + 4)]
         for text in sent[:-1]:
             put(stream, text)
         stream.write(sent[-1], ())
@@ -121,7 +121,7 @@ def test_the_reading_thread_writes_what_its_sender_leaves_behind(reader: Reader)
 
 def test_a_connection_that_is_closed_writes_what_it_holds_first(reader: Reader) -> None:
     with sender(reader) as (stream, far):
-        for number in range(ALONE + 2):
+        for number in range(SINGLE_WRITES + 2):
             put(stream, bytes([number]))
         stream.close(0)
-        assert len(texts(stream, far, ALONE + 2)) == ALONE + 2
+        assert len(texts(stream, far, SINGLE_WRITES + 2)) == SINGLE_WRITES + 2

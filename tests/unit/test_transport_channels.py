@@ -7,7 +7,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from monarch_nb.transport.channels import Dialled, Inbound
+from monarch_nb.transport.channels import DialledChannel, InboundChannel
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.tcp import sockets
 
@@ -33,7 +33,7 @@ def test_the_first_write_after_a_handshake_is_never_refused() -> None:
                     dealer.send(b"before", zmq.DONTWAIT)
                 with contextlib.suppress(zmq.Again):
                     connected = bool(parse_monitor_message(events.recv_multipart(zmq.NOBLOCK)))
-            Dialled(dealer, reader, None).write(b"hello", ())
+            DialledChannel(dealer, reader, None).write(b"hello", ())
             dealer.disable_monitor()
             events.close(0)
             dealer.close(0)
@@ -51,8 +51,8 @@ def test_a_connection_found_gone_is_told_before_anything_else_is_read() -> None:
     try:
         router = sockets.listener(context, "tcp://127.0.0.1:0", None, LIMITS)
         sockets.listen(router, "tcp://127.0.0.1:0", LIMITS)
-        nobody = Inbound(
-            router, b"never/seen|0|1", reader, lost=lambda: told.append("lost"), gone=lambda: told.append("gone")
+        nobody = InboundChannel(
+            router, b"never/seen|0|1", reader, lost=lambda: told.append("lost"), reroute=lambda: told.append("gone")
         )
         nobody.write(b"left for the reading thread", ())
         assert told == []

@@ -15,7 +15,7 @@ SOON = 2.0  # seconds of the world's clock: a question after something was lost 
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(request.param)
     monkeypatch.setattr(peer, "_clock", made.clock)
-    monkeypatch.setattr(links, "Inbound", Back)
+    monkeypatch.setattr(links, "InboundChannel", Back)
     return made
 
 
@@ -81,12 +81,12 @@ def test_ending_an_earlier_incarnation_does_not_affect_a_later_one() -> None:
     incarnations = Incarnations()
     incarnations.back("h1/agent", 7)
     assert not incarnations.lost("h1/agent", 5, "late news")
-    assert incarnations.gone == {}
+    assert incarnations.ended == {}
     assert incarnations.lost("h1/agent", 7, "it has ended")
-    assert incarnations.gone == {"h1/agent": "it has ended"}
+    assert incarnations.ended == {"h1/agent": "it has ended"}
     assert not incarnations.speaks("h1/agent", 7)
     assert incarnations.speaks("h1/agent", 8)
-    assert incarnations.gone == {}
+    assert incarnations.ended == {}
     assert not incarnations.lost("h1/agent", 7, "reported twice", last_seen=8)
 
 
@@ -102,8 +102,8 @@ def test_only_so_many_ends_are_remembered() -> None:
     incarnations = Incarnations(remembered=10)
     for number in range(30):
         incarnations.lost(f"h1/p{number}", 1, "it has ended")
-    assert len(incarnations.gone) == 10
-    assert "h1/p29" in incarnations.gone
+    assert len(incarnations.ended) == 10
+    assert "h1/p29" in incarnations.ended
 
 
 def test_links_of_one_life_are_numbered_upwards_and_name_it() -> None:

@@ -54,15 +54,6 @@ def test_many_threads_share_a_link_without_mixing_messages() -> None:
                 thread.join()
 
 
-def test_a_process_that_is_still_starting_gets_what_was_sent_before() -> None:
-    with run_folder() as folder:
-        a = End("h/a", folder)
-        a.send("h/b", b"early")
-        b = End("h/b", folder)
-        with ends(a, b):
-            assert b.get()[1] == [b"early"]
-
-
 def test_a_message_to_oneself_is_handled_like_any_other() -> None:
     with run_folder() as folder:
         a = End("h/a", folder)

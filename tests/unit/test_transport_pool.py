@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from monarch_nb.transport.pool import IDLE, KEPT, LENT, Pool
+from monarch_nb.transport.pool import IDLE, LENT, MOST_IDLE, Pool
 from monarch_nb.transport.shared import MemoryFile, available
 from monarch_nb.wire import Pieces
 from tests.polling import until
@@ -110,7 +110,7 @@ def test_idle_buffers_go_and_unreturned_loans_are_forgotten() -> None:
 
 def test_no_more_than_so_many_bytes_lie_idle() -> None:
     pool = a_pool()
-    half = KEPT // 2 + BIG
+    half = MOST_IDLE // 2 + BIG
     files = []
     for _ in range(2):
         file = MemoryFile.empty(half)

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from monarch_kernel.views.histories import PARTS, common_lines
-from monarch_nb.store.history import KEPT, LONG_S, PART_S, UsageHistory, UsageSample, common
+from monarch_nb.store.history import LONG_S, MOST_SAMPLES, PART_S, UsageHistory, UsageSample, common
 from monarch_nb.telemetry.histories import MEASURES
 
 pytestmark = pytest.mark.timeout(60)
@@ -20,7 +20,7 @@ def test_memory_is_constant_and_peaks_are_kept_as_samples_thin() -> None:
     for second in range(3600):
         history.add("p", 0, sample(1e9 + second, cpu=7.5 if second == 1234 else 0.5))
     kept = history.of("p")[0]
-    assert KEPT // 2 <= len(kept) < KEPT
+    assert MOST_SAMPLES // 2 <= len(kept) < MOST_SAMPLES
     assert [each.cpu for each in kept if each.cpu > 1] == [7.5]
     assert kept[-1].at == 1e9 + 3599
     gaps = [later.at - earlier.at for earlier, later in pairwise(kept)]
@@ -34,7 +34,7 @@ def test_what_is_older_than_an_hour_goes() -> None:
         history.add("p", 0, sample(60.0 * minute))
     kept = history.of("p")[0]
     # Until the next thinning, half of what is kept may come on top.
-    assert kept[0].at >= 60.0 * 999 - LONG_S - 60.0 * KEPT
+    assert kept[0].at >= 60.0 * 999 - LONG_S - 60.0 * MOST_SAMPLES
 
 
 def test_ranks_and_meshes_are_apart_and_the_oldest_meshes_go() -> None:

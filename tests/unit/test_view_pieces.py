@@ -18,7 +18,7 @@ from monarch_kernel.views.view import View
 from monarch_nb.mesh import state_of
 from monarch_nb.runtime import current_runtime
 from monarch_nb.store import apply, store_of
-from monarch_nb.store.events import Turned
+from monarch_nb.store.events import RankStateChanged
 from monarch_nb.testing import cluster
 
 pytestmark = pytest.mark.timeout(60)
@@ -194,7 +194,7 @@ def test_a_silent_page_gets_nothing_until_it_speaks_again(monkeypatch: pytest.Mo
         assert silent
         view.pause()
         heard = len(sent)
-        store_of(runtime).put(Turned(state_of(procs).uid, 1, "failed", 0, 1.0, "killed"))
+        store_of(runtime).put(RankStateChanged(state_of(procs).uid, 1, "failed", 0, 1.0, "killed"))
         assert len(store_of(runtime).document()["ranks"]) == 1
         assert len(sent) == heard
         monkeypatch.setattr("monarch_kernel.views.view.SILENT_S", 180.0)

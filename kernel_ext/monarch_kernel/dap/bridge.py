@@ -66,7 +66,7 @@ class Presence:
                 threading.Thread(target=self._watch, name="monarch-dap-presence", daemon=True).start()
         return settings.debug_page_lease
 
-    def seen(self) -> None:
+    def request_received(self) -> None:
         """Records that the page has sent a request."""
         self._last_seen = time.monotonic()
 
@@ -254,7 +254,7 @@ class DebugBridge:
     async def handle(self, message: Message) -> Message | None:
         """The response to a request, within a bounded time."""
         self._loop = asyncio.get_running_loop()
-        self._presence.seen()
+        self._presence.request_received()
         command = str(message.get("command") or "")
         arguments: Message = message.get("arguments") or {}
         try:

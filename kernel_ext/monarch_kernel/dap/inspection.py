@@ -20,7 +20,7 @@ from .handles import FrameHandle, Handles
 
 VARIABLES_S = 1.5  # for the values of variables: one whose repr takes longer is described by its type
 EVALUATE_S = 5.0
-SEEN = 64  # ranks whose values a rich view compares
+MOST_RANKS = 64  # ranks whose values a rich view compares
 LONGEST = 4 << 20  # bytes of a file that are shown
 SCALARS = ("int", "float", "bool", "str")  # which JupyterLab shows by their values; all others by their types
 
@@ -190,7 +190,7 @@ class InspectionRequests:
         if not name.isidentifier():
             return {"data": {}, "metadata": {}}
         group = [peer for peer in self._focus.group(self._ranks.records()) if peer.session != record.session]
-        ranks = [record, *group[: SEEN - 1]]
+        ranks = [record, *group[: MOST_RANKS - 1]]
         depth = len(record.stack)
         ranks = [rank for rank in ranks if len(rank.stack) == depth]
         command = m.GetVariables(session="", frame=handle.frame, names=(name,), limit=VARIABLES_S)

@@ -37,7 +37,7 @@ from .handles import HandleForms
 from .meshes import host_mesh_html, mesh_html, mesh_text, overview_html
 from .placement import placement_html
 from .profile import ProfileForms
-from .show import LiveValue, shown
+from .show import LiveValue, live_value
 from .simulation import simulation_html
 from .tensors import tensors_html
 from .timeline import TimelineForms
@@ -104,7 +104,7 @@ def uninstall(shell: "InteractiveShell") -> None:
 
 def show(value: Any) -> LiveValue:
     """A mesh, its results, a failure or a profile as a static display, where there is no IPython: in marimo's cells."""
-    return shown(value, _FORMS)
+    return live_value(value, _FORMS)
 
 
 def panel() -> LiveValue:

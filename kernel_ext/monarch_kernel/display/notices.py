@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GATHER_S = 0.1  # without another rank that fails of the same
 SETTLE_S = 0.6  # that the text of an error waits at most for other ranks that fail of the same, or a card for an error
-KEPT = 256  # events whose display is remembered
+MOST_EVENTS = 256  # events whose display is remembered
 
 
 class FailureNotice(Struct, frozen=True):
@@ -142,7 +142,7 @@ class Notices:
 
     def _remember(self, key: str, shown: _ShownEvent) -> _ShownEvent:
         self._shown[key] = shown
-        while len(self._shown) > KEPT:
+        while len(self._shown) > MOST_EVENTS:
             del self._shown[next(iter(self._shown))]
         return shown
 

@@ -30,7 +30,7 @@ class LiveValue:
         return kind, text
 
 
-def shown(value: Any, forms: Forms) -> LiveValue:
+def live_value(value: Any, forms: Forms) -> LiveValue:
     """A mesh, value mesh, future, failure, profile and the like: as a table or picture, or where marimo has a page and
     there is a live view of such values, live; others as text.
     """

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from monarch_nb.profiling import Timeline
-    from monarch_nb.profiling.messages import RecordedCall, RecordedSpan
     from monarch_nb.profiling.rows import CallEnds
+    from monarch_nb.profiling.verbs import RecordedCall, RecordedSpan
 
 TIMELINE = "monarch_nb.profiling.timelines.Timeline"  # named, not imported: it is loaded when it is used
 FileName = Callable[[str], str]

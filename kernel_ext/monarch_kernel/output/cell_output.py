@@ -11,7 +11,7 @@ from monarch_nb.logs import Bar, Line, MeshLogs, Source, Windows, Written, brief
 
 from ..front import Front
 from .cells import Cells
-from .grouping import BELOW, Folds, Grouping, TextPiece, joined
+from .grouping import LINES_BELOW, Folds, Grouping, TextPiece, merge_pieces
 from .pacing import WAITING, HeldLines, Pacing
 from .row import DisplayRow
 from .rows import DisplayRows
@@ -190,7 +190,7 @@ class CellOutput:
         self._write(pieces)
 
     def _write(self, pieces: Sequence[TextPiece]) -> None:
-        for piece in joined(pieces):
+        for piece in merge_pieces(pieces):
             self._front.write(piece.text, piece.stream, piece.cell)
 
     def _take(self, cell: Any, line: Line, source: Source, merges: bool) -> DisplayRow | None:
@@ -242,7 +242,7 @@ class CellOutput:
             if self._front.has_displays:
                 self._folds.add(self._cell(last) or self._front.parent, source, path, held.count, held.last)
                 continue
-            below = [line for _, line in held.last][-BELOW:]
+            below = [line for _, line in held.last][-LINES_BELOW:]
             notice = f"… {held.count - len(below):,} lines are not shown; all are in {path} (%logs {source.name})"
             self._show([last._replace(text=notice), *below], named=named)
         self._folds.show(self._text, named=named)

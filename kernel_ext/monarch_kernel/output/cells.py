@@ -9,7 +9,7 @@ from monarch_nb.runtime import ProcState, Runtime
 
 from ..front import Front
 
-KEPT = 2000  # cells
+MOST_CELLS = 2000  # cells
 
 
 class CallCells:
@@ -21,7 +21,7 @@ class CallCells:
     def begin(self, call: int, cell: object) -> None:
         """A cell begins: this call and those after it are its own."""
         calls, cells = self._begun
-        self._begun = [*calls[1 - KEPT :], call], [*cells[1 - KEPT :], cell]
+        self._begun = [*calls[1 - MOST_CELLS :], call], [*cells[1 - MOST_CELLS :], cell]
 
     def of(self, call: int) -> object:
         """The cell of a call; the oldest that is kept for those before."""

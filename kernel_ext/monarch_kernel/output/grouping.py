@@ -17,9 +17,9 @@ from .row import DisplayRow
 MOST_PIECES = 20  # messages of one batch, where stdout and stderr take turns
 LINES = 1000  # lines behind the fold, of all ranks together
 FEWEST = 10  # lines of each rank, however many ranks there are
-BELOW = 8  # lines in sight below the fold
+LINES_BELOW = 8  # lines in sight below the fold
 FILES = 16
-KEPT = 64  # folds that may still grow
+MOST_FOLDS = 64  # folds that may still grow
 Texts = Callable[[Iterable[Line]], str]
 
 
@@ -82,7 +82,7 @@ class Grouping:
         ]
 
 
-def joined(pieces: Sequence[TextPiece]) -> list[TextPiece]:
+def merge_pieces(pieces: Sequence[TextPiece]) -> list[TextPiece]:
     """Neighbours of the same cell and stream as one; where these take turns all the time, all of each as one."""
     runs: list[TextPiece] = []
     for piece in pieces:
@@ -126,9 +126,9 @@ class _Fold:
     def _below(self) -> list[Line]:
         """Visible lines below: the last one of each rank, or a few if there is one rank."""
         if len(self._last) == 1:
-            return self._lines(BELOW)
+            return self._lines(LINES_BELOW)
         ends = [last[-1][1] for _, last in sorted(self._last.items()) if last]
-        return ends[:BELOW]
+        return ends[:LINES_BELOW]
 
     def bundle(self, texts: Texts, named: bool) -> Bundle:
         """As text and as HTML."""
@@ -170,7 +170,7 @@ class Folds:
         key = id(cell), source.uid
         fold = self._folds.get(key) or self._folds.setdefault(key, _Fold(cell))
         self._folds.move_to_end(key)
-        while len(self._folds) > KEPT:
+        while len(self._folds) > MOST_FOLDS:
             self._folds.popitem(last=False)
         fold.add(source, path, count, last)
         self._grown[key] = fold

@@ -11,7 +11,7 @@ from monarch_nb.wire import Display
 from ..display.rich import can_stand_beside, part_of, side_by_side
 from ..front import Bundle
 
-BESIDE = 16  # different displays in a row
+MOST_COLUMNS = 16  # different displays in a row
 BESIDE_BYTES = 8 << 20
 _NOTHING: Bundle = {"text/plain": "", "text/html": ""}
 
@@ -74,7 +74,7 @@ class DisplayRow:
         """True if the row has room for a display."""
         if not self._groups or self.has(member.digest):
             return True
-        if len(self) >= BESIDE or self.size + member.size > BESIDE_BYTES:
+        if len(self) >= MOST_COLUMNS or self.size + member.size > BESIDE_BYTES:
             return False
         beside = (group[0].display.data for group in self._groups.values())
         return can_stand_beside(member.display.data) and all(map(can_stand_beside, beside))

@@ -19,7 +19,7 @@ from .row import DisplayRow, RankDisplay
 
 MOST = 64  # different displays in a cell
 MOST_BYTES = 24 << 20  # of them
-KEPT = 64  # calls whose displays can still be replaced,
+MOST_CALLS = 64  # calls whose displays can still be replaced,
 KEPT_BYTES = 2 * MOST_BYTES  # and how much they may be
 AGAIN_SECONDS = 0.25  # a row that changes fast is sent so often
 
@@ -119,7 +119,7 @@ class DisplayRows:
         key = id(cell), source.uid, name
         call = self._calls.get(key) or self._calls.setdefault(key, _Call())
         self._calls.move_to_end(key)
-        while len(self._calls) > 1 and (len(self._calls) > KEPT or self._size() > KEPT_BYTES):
+        while len(self._calls) > 1 and (len(self._calls) > MOST_CALLS or self._size() > KEPT_BYTES):
             _, old = self._calls.popitem(last=False)
             self._named = {name: place for name, place in self._named.items() if place[0] not in old.rows}
         return call
@@ -143,7 +143,7 @@ class DisplayRows:
     def _skip(self, cell: object, source: Source) -> None:
         key = id(cell), source.uid
         left_out = self._left_out.get(key) or self._left_out.setdefault(key, _LeftOut(cell))
-        while len(self._left_out) > KEPT:
+        while len(self._left_out) > MOST_CALLS:
             del self._left_out[next(iter(self._left_out))]
         left_out.count += 1
         left_out.changed = True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from monarch_nb.diagnosis.slow import phase_shares
-from monarch_nb.logs import SHOWN, Logs, logs_of
+from monarch_nb.logs import USUAL_LINES, Logs, logs_of
 from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of
 from monarch_nb.store.failures import clock, state
@@ -69,7 +69,7 @@ class LogView:
 def logs_html(logs: Logs) -> str:
     """The static form of lines: warnings and errors in colour; where the files are behind a fold."""
     lines = []
-    for record in logs[-SHOWN:]:
+    for record in logs[-USUAL_LINES:]:
         style = next((style for level, style in _LEVEL_STYLES if record.level >= level), "")
         text = escape(str(record))
         lines.append(f'<span style="{style}">{text}</span>' if style else text)

@@ -6,7 +6,7 @@ from typing import Any
 
 from monarch_nb import diagnosis
 from monarch_nb.connect import attach_mesh, detached_meshes, end_mesh, listing
-from monarch_nb.debug.control import look
+from monarch_nb.debug.control import inspect_stacks
 from monarch_nb.debug.render import FileName, short
 from monarch_nb.debug.service import controller_of
 from monarch_nb.diagnosis.slow import phase_shares
@@ -158,7 +158,9 @@ class Requests:
             try:
                 stacks[str(index)] = future.get(STACK_S).text
             except TimeoutError:
-                stacks[str(index)] = "\n".join(look(controller_of(runtime), procs, [base], lambda _: "", self.name))
+                stacks[str(index)] = "\n".join(
+                    inspect_stacks(controller_of(runtime), procs, [base], lambda _: "", self.name)
+                )
             except Exception as error:
                 stacks[str(index)] = f"not available: {text_of(error)}"
         return {"stacks": stacks}

@@ -2,8 +2,8 @@
 
 from monarch_nb.debug.control.breakpoints import Breakpoint, Breakpoints
 from monarch_nb.debug.control.controller import STEP_S, Controller
-from monarch_nb.debug.control.stopped import StoppedThreads
-from monarch_nb.debug.control.whereabouts import look, missing, running_text, stacks_text
+from monarch_nb.debug.control.stopped_threads import StoppedThreads
+from monarch_nb.debug.control.whereabouts import inspect_stacks, missing, running_text, stacks_text
 
 __all__ = [
     "STEP_S",
@@ -11,7 +11,7 @@ __all__ = [
     "Breakpoints",
     "Controller",
     "StoppedThreads",
-    "look",
+    "inspect_stacks",
     "missing",
     "running_text",
     "stacks_text",

@@ -10,7 +10,7 @@ from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
 from monarch_nb.debug.control.asking import ANSWER_S, asking, outcome_of
 from monarch_nb.debug.control.breakpoints import Breakpoints
-from monarch_nb.debug.control.stopped import StoppedThreads
+from monarch_nb.debug.control.stopped_threads import StoppedThreads
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.records import Motion, Over, Stopped, ThreadRecord
 from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshStopped, ProcExited, RankPaused, RankResumed

@@ -115,7 +115,7 @@ def stacks_text(controller: Controller, state: MeshState, ranks: Sequence[int], 
     if idle:
         lines.append(f"{len(idle)}  idle  [{label(idle)}]")
     if silent:
-        lines += look(controller, procs, [int(rank) for rank in silent], label, name)
+        lines += inspect_stacks(controller, procs, [int(rank) for rank in silent], label, name)
     return "\n".join(lines)
 
 
@@ -125,7 +125,7 @@ def py_spy() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-def look(
+def inspect_stacks(
     controller: Controller,
     procs: ProcState,
     ranks: Sequence[int],

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from monarch_nb.debug.control.stopped import StoppedThreads
+from monarch_nb.debug.control.stopped_threads import StoppedThreads
 from monarch_nb.debug.prompt.prompt import DebugPrompt
 from monarch_nb.debug.prompt.terminal import NothingToAsk, Terminal
 from monarch_nb.debug.records import Stopped
@@ -114,7 +114,7 @@ class Conversation:
                         return
                     continue
             except NothingToAsk:
-                self._terminal.gone()
+                self._terminal.question_withdrawn()
                 return
             except EOFError:
                 line = "detach"

@@ -11,7 +11,7 @@ from monarch_nb.debug.control.controller import STEP_S, Controller
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.records import Motion, Stopped
 from monarch_nb.debug.render.groups import FileName, grouped, named, short, tree, tree_text
-from monarch_nb.debug.render.merge import Answers, Pair, diff_text, merged_text, watch_text, who
+from monarch_nb.debug.render.merge import Answers, Pair, diff_text, merged_text, ranks_text, watch_text
 from monarch_nb.debug.render.picks import pick
 from monarch_nb.debug.render.table import source_lines, table_text
 
@@ -103,7 +103,7 @@ class DebugPrompt:
         if not records:
             return "mdb> "
         meshes = {record.mesh for record in records}
-        label = f"{records[0].name}[{who(records, records)}]" if len(meshes) == 1 else named(records)
+        label = f"{records[0].name}[{ranks_text(records, records)}]" if len(meshes) == 1 else named(records)
         label = label.replace("[]", "")
         return f"mdb {label}{' >>>' if self.interactive else '>'} "
 
@@ -340,7 +340,7 @@ def _moves_text(
     lines = []
     for group in grouped(stopped):
         first = group.first
-        label = f"{who(group.records, before)}  " if len(stopped) < len(before) or len(before) > 1 else ""
+        label = f"{ranks_text(group.records, before)}  " if len(stopped) < len(before) or len(before) > 1 else ""
         lines.append(
             f"{label}{name(first.frame.file)}:{first.frame.line} in {first.frame.function}  → {first.frame.text}"
         )

@@ -33,7 +33,7 @@ class Terminal(Protocol):
     def beside(self) -> None:
         """Called once what is stopped was shown as text and questions follow: other views of it can be shown now."""
 
-    def gone(self) -> None:
+    def question_withdrawn(self) -> None:
         """A question was of no use any more: nothing is stopped."""
 
     def ask(self, prompt: str, useless: Callable[[], bool] = ...) -> str:
@@ -66,7 +66,7 @@ class ScriptTerminal:
             self.write(f"{text}\n")
         return not again
 
-    def gone(self) -> None:
+    def question_withdrawn(self) -> None:
         """Prints that nothing is left to ask."""
         self.write("» no rank is stopped any more\n")
 

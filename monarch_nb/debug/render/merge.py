@@ -18,7 +18,7 @@ UNUSUAL = 8  # usual distances from the median
 Pair = tuple[Stopped, CommandAnswer]
 
 
-def shown(answer: CommandAnswer) -> str:
+def answer_text(answer: CommandAnswer) -> str:
     """An answer as text."""
     parts = [answer.text.rstrip("\n")] if answer.text.strip() else []
     if answer.value is not None:
@@ -30,22 +30,22 @@ def shown(answer: CommandAnswer) -> str:
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedAnswer:
     """A text, and the ranks whose answer it is."""
 
     text: str
     records: tuple[Stopped, ...]
 
 
-def folded(pairs: Sequence[Pair]) -> list[tuple[Merged, CommandAnswer]]:
+def folded(pairs: Sequence[Pair]) -> list[tuple[MergedAnswer, CommandAnswer]]:
     """Equal answers once, each with one of them; those that differ in nothing but addresses in memory are equal."""
     by_text: dict[str, list[tuple[str, Pair]]] = {}
     for record, answer in pairs:
-        text = shown(answer)
+        text = answer_text(answer)
         by_text.setdefault(_ADDRESS.sub("0x…", text), []).append((text, (record, answer)))
     return [
         (
-            Merged(
+            MergedAnswer(
                 same if len({text for text, _ in members}) > 1 else members[0][0], tuple(pair[0] for _, pair in members)
             ),
             members[0][1][1],
@@ -54,12 +54,12 @@ def folded(pairs: Sequence[Pair]) -> list[tuple[Merged, CommandAnswer]]:
     ]
 
 
-def merged(pairs: Sequence[Pair]) -> list[Merged]:
+def merged(pairs: Sequence[Pair]) -> list[MergedAnswer]:
     """Equal answers once; the commonest first."""
     return sorted((answer for answer, _ in folded(pairs)), key=lambda answer: -len(answer.records))
 
 
-def who(records: Sequence[Stopped], among: Sequence[Stopped]) -> str:
+def ranks_text(records: Sequence[Stopped], among: Sequence[Stopped]) -> str:
     """The ranks, in the shortest clear form."""
     return ranks_of(records) if len({record.mesh for record in among}) == 1 else named(records)
 
@@ -76,8 +76,10 @@ def merged_text(pairs: Sequence[Pair]) -> str:
         return f"{answers[0].text}  (all {len(pairs)})" if "\n" not in answers[0].text else answers[0].text
     if all("\n" not in answer.text for answer in answers):
         wide = min(60, max(len(answer.text) for answer in answers))
-        return "\n".join(f"{answer.text.ljust(wide)}  {who(answer.records, records)}" for answer in answers)
-    return "\n".join(f"── {who(answer.records, records) or named(answer.records)}\n{answer.text}" for answer in answers)
+        return "\n".join(f"{answer.text.ljust(wide)}  {ranks_text(answer.records, records)}" for answer in answers)
+    return "\n".join(
+        f"── {ranks_text(answer.records, records) or named(answer.records)}\n{answer.text}" for answer in answers
+    )
 
 
 # -- one expression over the ranks -------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ def number_of(value: Value | None) -> float | None:
     return None
 
 
-def outliers(pairs: Sequence[Pair]) -> list[tuple[Merged, float]]:
+def outliers(pairs: Sequence[Pair]) -> list[tuple[MergedAnswer, float]]:
     """Values by rank, the most unusual first, with how unusual each is: inf for NaN and errors, else the distance from
     the median in units of the usual distance; where they are no numbers, the rarest first.
     """
@@ -130,7 +132,7 @@ def diff_text(expression: str, pairs: Sequence[Pair]) -> str:
     for answer, far in ranked[:40]:
         first, *rest = answer.text.splitlines()
         mark = "!" if far > UNUSUAL else " "
-        lines.append(f" {mark} {first.ljust(wide)}  {who(answer.records, records)}")
+        lines.append(f" {mark} {first.ljust(wide)}  {ranks_text(answer.records, records)}")
         lines += [f"   {line}" for line in rest[:5]]
     if len(ranked) > 40:
         lines.append(f"   … {len(ranked) - 40} more")
@@ -161,10 +163,10 @@ def watch_text(expression: str, pairs: Sequence[Pair]) -> str:
     range_text = f"  {min(finite):.4g} … {max(finite):.4g}" if finite else ""
     odd = [record for (record, _), n in zip(ordered, numbers, strict=True) if n is not None and not math.isfinite(n)]
     if odd:
-        range_text += f"  {NAN_SIGN} {who(odd, [record for record, _ in ordered]) or 'not a number'}"
+        range_text += f"  {NAN_SIGN} {ranks_text(odd, [record for record, _ in ordered]) or 'not a number'}"
     if not finite and not odd:
         first = next((answer for _, answer in ordered), None)
-        range_text = f"  no number: {shown(first)}" if first is not None else "  nothing is stopped"
+        range_text = f"  no number: {answer_text(first)}" if first is not None else "  nothing is stopped"
     return f"{expression}  {sparkline(numbers)}{range_text}"
 
 

@@ -8,14 +8,23 @@ from typing import Any
 from monarch_nb.debug.messages import CommandAnswer
 from monarch_nb.debug.records import Frame, Stopped, Value
 from monarch_nb.debug.render.groups import FileName, StackGroup, StackNode, grouped, named, ranks_of, short, tree
-from monarch_nb.debug.render.merge import UNUSUAL, Merged, Pair, folded, number_of, outliers, sparkline, who
+from monarch_nb.debug.render.merge import (
+    UNUSUAL,
+    MergedAnswer,
+    Pair,
+    folded,
+    number_of,
+    outliers,
+    ranks_text,
+    sparkline,
+)
 from monarch_nb.debug.render.table import Missing
 
 Picture = dict[str, Any]
 _ANONYMOUS = re.compile(r"<[^<>]*\bat 0x[0-9a-fA-F]+>$|<module |<function |<class |<bound method ")
 LONGEST = 400  # characters of one value
 MOST = 100  # variables
-SHOWN = 8  # different values of one variable that the view has room for
+MOST_VALUES = 8  # different values of one variable that the view has room for
 
 
 def picture_of(
@@ -96,7 +105,7 @@ def values_by_rank(expression: str, pairs: Sequence[Pair]) -> Picture:
     by_text = {group.text: answer for group, answer in folded(pairs)}
     among = [record for record, _ in pairs]
     ranked = outliers(pairs)
-    if len(ranked) <= SHOWN:
+    if len(ranked) <= MOST_VALUES:
         ranked.sort(
             key=lambda item: (item[1] <= UNUSUAL, min((record.name, record.rank) for record in item[0].records))
         )
@@ -133,13 +142,13 @@ def _kind(pairs: Sequence[Pair]) -> int:
     return 2 if values and all(_ANONYMOUS.match(value.text) for value in values) else 1
 
 
-def _value(merged: Merged, far: float, answer: CommandAnswer, among: Sequence[Stopped]) -> Picture:
+def _value(merged: MergedAnswer, far: float, answer: CommandAnswer, among: Sequence[Stopped]) -> Picture:
     value = answer.value
     number = number_of(value)
     odd = "" if number is None or math.isfinite(number) else "NaN" if math.isnan(number) else "infinite"
     return {
         "text": merged.text if len(merged.text) <= LONGEST else f"{merged.text[:LONGEST]}…",
-        "where": who(merged.records, among) or named(merged.records),
+        "where": ranks_text(merged.records, among) or named(merged.records),
         "sessions": [record.session for record in merged.records],
         "type": value.type if value is not None else "",
         "number": number if number is not None and not odd else None,  # JSON knows no others

@@ -54,7 +54,7 @@ class ProcStopper:
             self._terminate(round_, grace_s)
         self._check(round_)
 
-    def gone(self, child: Child) -> None:
+    def child_ended(self, child: Child) -> None:
         """Handles the end of a process."""
         for round_ in list(self._rounds):
             if round_.waiting.pop(child.address, None) is not None and child.exit is not None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.job.adapted import AdapterJob
+from monarch_nb.job.adapter_job import AdapterJob
+from monarch_nb.job.kinds import register_job
 from monarch_nb.job.kubernetes.config import KubeConfig
 from monarch_nb.job.kubernetes.template import RANK_LABEL, USER, selector_of
 from monarch_nb.job.role import Role
@@ -101,3 +102,6 @@ def _plain(template: object) -> dict[str, object]:
     client = importlib.import_module("kubernetes.client")
     data: dict[str, object] = client.ApiClient().sanitize_for_serialization(template)
     return data
+
+
+register_job("kubernetes", lambda: importlib.import_module("monarch_nb.job.kubernetes.adapter").Kubernetes())

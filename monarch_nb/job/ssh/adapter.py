@@ -17,8 +17,8 @@ from monarch_nb.job.adapter import (
     living_jobs,
     mesh_of,
 )
-from monarch_nb.job.helper import Ask, HelperReply
 from monarch_nb.job.record import opened_here
+from monarch_nb.job.report import Ask, HelperReply
 from monarch_nb.job.ssh.machine import SSHMachine
 from monarch_nb.job.ssh.places import addresses, listed, places_at_first, read_machine, refusal, unused
 from monarch_nb.transport import knock

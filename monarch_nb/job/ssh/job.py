@@ -3,9 +3,11 @@
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Literal, NoReturn
 
-from monarch_nb.job.adapted import AdapterJob
+from monarch_nb.job.adapter_job import AdapterJob
+from monarch_nb.job.kinds import register_job
 from monarch_nb.job.role import Role
 
 _TRANSPORTS = ("tcp",)
@@ -106,3 +108,6 @@ class SSHJob(LoginJob):
         if known_hosts is not None:
             options["known_hosts"] = known_hosts
         super().__init__("ssh", meshes or {}, env, gpus, options, None, spares)
+
+
+register_job("ssh", lambda: import_module("monarch_nb.job.ssh.adapter").SSH())

@@ -14,7 +14,7 @@ import asyncssh
 import msgspec
 
 from monarch_nb.job.adapter import EngineError
-from monarch_nb.job.helper import HELLO, Ask, HelperReply
+from monarch_nb.job.report import HELLO, Ask, HelperReply
 from monarch_nb.job.ssh.places import read_machine
 from monarch_nb.wire import json_decoder
 

@@ -98,7 +98,7 @@ def _each(moves: Sequence[Move], limit: Limit, carry: Callable[[list[Move]], Non
 
     def work() -> None:
         for unit in left:
-            limit.left()
+            limit.remaining()
             carry(unit)
 
     if len(units) > 1 and _processors() > 1:

@@ -63,7 +63,7 @@ class GpuMover:
                 device=allocation.device,
             )
             for start in range(0, move.local.size, _PIECE):
-                limit.left()
+                limit.remaining()
                 size = min(_PIECE, move.local.size - start)
                 remote, local = there.part(start, size), move.local.part(start, size)
                 move_bytes(*((remote, local) if write else (local, remote)))

@@ -39,7 +39,7 @@ class LocalMover:
                 with self._regions.use(move.handle.number, move.handle.secret, write=into) as memory:
                     here = move.local
                     for start in range(0, here.size, _PIECE):
-                        limit.left()
+                        limit.remaining()
                         size = min(_PIECE, here.size - start)
                         one, other = memory.part(move.offset + start, size), here.part(start, size)
                         move_bytes(*((one, other) if into else (other, one)))

@@ -10,7 +10,7 @@ from monarch_nb.rdma.errors import BufferDroppedError, RDMAError, owner_lost
 from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers.mover import Move
-from monarch_nb.rdma.verbs import READ, WRITE, Reading, TransferOutcome, Writing
+from monarch_nb.rdma.verbs import READ, WRITE, ReadRequest, TransferOutcome, WriteRequest
 from monarch_nb.wire import Verb
 
 _PIECE = 1 << 20  # bytes in one message
@@ -51,8 +51,8 @@ class Messages:
             view, handle = move.local.view(), move.handle
             for start in range(0, move.local.size, _PIECE):
                 target = view[start : start + _PIECE]
-                limit.left()
-                question = Reading(handle.number, handle.secret, move.offset + start, len(target))
+                limit.remaining()
+                question = ReadRequest(handle.number, handle.secret, move.offset + start, len(target))
                 waiting.append((handle, target, self._ask(handle, READ, question)))
                 if len(waiting) >= _UNDER_WAY:
                     settle()
@@ -65,9 +65,9 @@ class Messages:
         for move in moves:
             view, handle = move.local.view(), move.handle
             for start in range(0, move.local.size, _PIECE):
-                limit.left()
+                limit.remaining()
                 data = bytes(view[start : start + _PIECE])
-                message = Writing(handle.number, handle.secret, move.offset + start, data)
+                message = WriteRequest(handle.number, handle.secret, move.offset + start, data)
                 waiting.append((handle, self._ask(handle, WRITE, message)))
                 if len(waiting) >= _UNDER_WAY:
                     checked(*_answer(waiting, limit))

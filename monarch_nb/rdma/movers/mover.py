@@ -26,7 +26,7 @@ class Mover(Protocol):
     """Moves bytes between this process and others. Methods block, and are called from any thread.
 
     They raise CannotReachError before any byte is moved if the mover cannot reach the owner, later BufferDroppedError,
-    OwnerLostError and what `Limit.left` raises.
+    OwnerLostError and what `Limit.remaining` raises.
     """
 
     alone: bool  # needs no thread of the owner, so that few bytes are moved without a thread here

@@ -15,7 +15,7 @@ from monarch_nb.rdma.leases import LEASE_S, LeaseClient
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
-from monarch_nb.rdma.verbs import Leased, Leasing, TransferOutcome
+from monarch_nb.rdma.verbs import LeaseReply, LeaseRequest, TransferOutcome
 from monarch_nb.runtime import Future
 
 _PIECE = 16 << 20  # bytes under way between two checks of the limit
@@ -77,7 +77,7 @@ class Nixl:
                 with self._lock:
                     peer.busy -= 1
                 self._lease_client.release(moves[0].handle, lease.lease)
-        limit.left()
+        limit.remaining()
         raise CannotReachError(f"its process answers, but bytes do not arrive ({cut})")
 
     def _peer(self, agent: str, count: int) -> _Peer:
@@ -92,9 +92,9 @@ class Nixl:
             peer.busy += 1
             return peer
 
-    def _lease(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> Leased:
+    def _lease(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> LeaseReply:
         handles = list({move.handle.number: move.handle for move in moves}.values())
-        question = Leasing(tuple((handle.number, handle.secret) for handle in handles), write, self._asked_for())
+        question = LeaseRequest(tuple((handle.number, handle.secret) for handle in handles), write, self._asked_for())
         lease = self._lease_client.lease(handles[0], question, limit)
         if lease.how == "done":
             return lease
@@ -105,7 +105,7 @@ class Nixl:
             raise owner_lost(handle, lease.text)
         raise CannotReachError(f"at its process: {lease.text}")
 
-    def _exchange(self, peer: _Peer, lease: Leased, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
+    def _exchange(self, peer: _Peer, lease: LeaseReply, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
         first = moves[0].handle
         watch = _Watch(self._lease_client, first, lease.lease)
         local: list[Span] = []
@@ -127,12 +127,12 @@ class Nixl:
         """Connects, as NIXL does in the first transfer, which never ends if the devices are not connected."""
         byte = memory_of(bytearray(1))
         span = self._fabric.register(byte)
-        soon = Limit(min(_FIRST_S, limit.left()), "connecting to", handle)
+        soon = Limit(min(_FIRST_S, limit.remaining()), "connecting to", handle)
         try:
             there = (handle.address, 1, handle.number)
             self._wait(self._fabric.start(peer.agent, [span], [there], write=False), peer, soon, watch)
         except TimeoutError:
-            limit.left()
+            limit.remaining()
             self._forget(peer)
             raise CannotReachError(f"no byte has come through the RDMA devices within {soon.seconds:g} s") from None
         finally:
@@ -143,7 +143,7 @@ class Nixl:
         spinning = time.monotonic() + _SPIN_S
         try:
             while not transfer.over():
-                limit.left()
+                limit.remaining()
                 if time.monotonic() > spinning:
                     watch.check()
                     time.sleep(_NAP_S)

@@ -12,7 +12,7 @@ from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, owner_los
 from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.limits import Limit, side_by_side
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
-from monarch_nb.rdma.verbs import Listening
+from monarch_nb.rdma.verbs import StreamAddresses
 from monarch_nb.rdma.wire import GO, HEAD, READ, WRITE, StreamError, greet, receive, receive_into
 
 _DIAL_S = 2.0  # per address of the owner
@@ -27,11 +27,11 @@ class Streams:
 
     alone = False
 
-    def __init__(self, dial: Callable[[BufferHandle, Limit], Listening], parallel: Callable[[], int]) -> None:
+    def __init__(self, dial: Callable[[BufferHandle, Limit], StreamAddresses], parallel: Callable[[], int]) -> None:
         self._dial = dial  # asks the owner where it listens
         self._parallel = parallel
         self._lock = threading.Lock()
-        self._listening: dict[str, Listening] = {}
+        self._listening: dict[str, StreamAddresses] = {}
         self._idle: dict[str, list[socket.socket]] = {}
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
@@ -104,23 +104,23 @@ class Streams:
 
     def _exchange(self, connection: socket.socket, move: Move, what: int, limit: Limit) -> None:
         handle, view = move.handle, move.local.view()
-        connection.settimeout(limit.left())
+        connection.settimeout(limit.remaining())
         try:
             connection.sendall(HEAD.pack(what, handle.number, handle.secret, move.offset, len(view)))
             if receive(connection, 1) != GO:
                 raise BufferDroppedError(f"{handle} was dropped; its owner offers it no longer")
             for start in range(0, len(view), _PIECE):
-                connection.settimeout(limit.left())
+                connection.settimeout(limit.remaining())
                 piece = view[start : start + _PIECE]
                 if what == READ:
                     receive_into(connection, piece)
                 else:
                     connection.sendall(piece)
             if what == WRITE:
-                connection.settimeout(limit.left())
+                connection.settimeout(limit.remaining())
                 receive(connection, 1)
         except TimeoutError:
-            limit.left()  # raises a better text
+            limit.remaining()  # raises a better text
             raise
 
     def _cut_error(self, handle: BufferHandle, limit: Limit, error: BaseException) -> Exception:
@@ -128,7 +128,7 @@ class Streams:
         with contextlib.suppress(StreamError, CannotReachError, OSError):
             probe = self._open(handle, limit)
             with probe:
-                probe.settimeout(limit.left())
+                probe.settimeout(limit.remaining())
                 probe.sendall(HEAD.pack(READ, handle.number, handle.secret, 0, 0))
                 if receive(probe, 1) != GO:
                     return BufferDroppedError(f"{handle} was dropped in the middle of the transfer")
@@ -172,14 +172,14 @@ class Streams:
         errors = []
         for host, port in listening.addresses:
             try:
-                connection = socket.create_connection((host, port), min(_DIAL_S, limit.left()))
+                connection = socket.create_connection((host, port), min(_DIAL_S, limit.remaining()))
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return greet(connection, listening.key)
             except (OSError, StreamError) as error:
                 errors.append(f"{host}:{port}: {error}")
         with self._lock:
             self._listening.pop(handle.process, None)
-        limit.left()
+        limit.remaining()
         raise CannotReachError(f"no stream can be opened to it ({'; '.join(errors) or 'it has no address'})")
 
 

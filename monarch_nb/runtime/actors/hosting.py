@@ -24,7 +24,7 @@ _REPLACED = "the actor has been replaced by a newer one"
 _spawn_decoder = msgpack_decoder(SpawnActor)
 
 
-class Parking:
+class EarlyMessages:
     """Keeps early messages until their actor is spawned, and the causes with which late ones are refused."""
 
     def __init__(self, later: Callable[[float, Callable[[], object]], None]) -> None:
@@ -88,7 +88,7 @@ class Hosting:
 
     def __init__(self, local: ProcessTables, clock: Clock, process: "Runtime") -> None:
         self._local, self._clock, self._process = local, clock, process
-        self._parking = Parking(clock.later)
+        self._parking = EarlyMessages(clock.later)
         self._lock = threading.Lock()
         self._listeners: list[Callable[[ActorCell], object]] = []
         self._waiting: set[ActorCell] = set()  # for a message before those that have come

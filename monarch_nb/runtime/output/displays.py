@@ -38,7 +38,7 @@ class Displays:
         self._journal = journal
 
     @property
-    def kept(self) -> bool:
+    def has_viewer(self) -> bool:
         """Whether displays go to where somebody shows them as they are; else they are printed as text."""
         return self._journal is not None
 

@@ -15,9 +15,8 @@ from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.keys import Keys
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import Message
-from monarch_nb.transport.tcp import monitor, sockets
-from monarch_nb.transport.tcp.monitor import Monitor
-from monarch_nb.transport.tcp.sockets import Context, Limits, Socket
+from monarch_nb.transport.tcp import sockets
+from monarch_nb.transport.tcp.sockets import Context, Limits, Monitor, Socket
 
 log = logging.getLogger(__name__)
 _AGAIN_S = 1.0  # between attempts to listen with another key
@@ -82,19 +81,19 @@ class HandshakeLimiter:
 
     def _on_event(self, event: int, value: int) -> None:
         now = time.monotonic()
-        if event == monitor.LISTENING:
+        if event == sockets.LISTENING:
             with contextlib.suppress(OSError):
                 self.bound = os.dup(value)
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(value)) as listening:
                 self._port = listening.getsockname()[1]
-        elif event == monitor.ACCEPTED:
+        elif event == sockets.ACCEPTED:
             self._open[value] = now
             self._forget(now)
             if len(self._open) - len(self._known) > self._limits.strangers:
                 self._cut(value)
-        elif event == monitor.UP:
+        elif event == sockets.UP:
             self._known.append(now)
-        elif event == monitor.DOWN:
+        elif event == sockets.DOWN:
             self._open.pop(value, None)
 
     def _forget(self, now: float) -> None:

@@ -1,6 +1,8 @@
-"""The ZeroMQ sockets that we use, with their options, in one place."""
+"""The ZeroMQ sockets that we use, with their options, and the events of their connections."""
 
 import os
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from socket import AF_INET, AF_INET6
@@ -14,10 +16,21 @@ from monarch_nb.routing.addresses import ChannelEndpoint
 from monarch_nb.transport.errors import TransportError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.keys import Keys
 from monarch_nb.transport.packing import SIZE
+from monarch_nb.transport.reader import Reader
 from monarch_nb.wire import Frame
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+
+UP = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+DOWN = int(zmq.EVENT_DISCONNECTED)
+REFUSED = int(
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+ACCEPTED = int(zmq.EVENT_ACCEPTED)
+LISTENING = int(zmq.EVENT_LISTENING)
+_ALL = UP | DOWN | REFUSED | ACCEPTED | LISTENING
+_EVENT = struct.Struct("=hi")  # its number and its value; zmq.utils.monitor knows too, and imports asyncio
 
 _recv = _Raw.recv
 _get = _Raw.get
@@ -233,3 +246,33 @@ def _limit(error: zmq.ZMQError, what: str) -> TransportError:
     if is_descriptor_limit(None, error.errno):
         return descriptor_limit(what)
     return TransportError(f"cannot open {what}: {error}")
+
+
+class Monitor:
+    """Calls `on_event(event, value)` on the reader thread."""
+
+    def __init__(self, socket: Socket, reader: Reader, on_event: Callable[[int, int], None]) -> None:
+        self._socket, self._reader, self._on_event = socket, reader, on_event
+        self._pair = socket.get_monitor_socket(_ALL)
+        self._pair.setsockopt(zmq.LINGER, 0)
+        self._fd = int(self._pair.FD)
+        self._closed = False
+        reader.watch(self._fd, self._read)
+        reader.read_again(self._fd)
+
+    def _read(self) -> bool:
+        while not self._closed:
+            try:
+                message = self._pair.recv_multipart(zmq.NOBLOCK)
+            except zmq.ZMQError:
+                break
+            self._on_event(*_EVENT.unpack(message[0]))
+        return False
+
+    def close(self) -> None:
+        """Ends it. The pair itself is closed by the thread that reads it."""
+        if not self._closed:
+            self._closed = True
+            self._reader.unwatch(self._fd)
+            self._socket.disable_monitor()
+            self._reader.call_soon(self._pair.close, 0)

@@ -83,20 +83,6 @@ def test_an_error_is_raised_where_it_is_received(network: str, once: bool) -> No
             receiver.recv().get(SOON)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_a_port_for_one_value_sends_the_others_back(two: Cluster, count: int) -> None:
-    _, mesh = workers(two, 1, Sender)
-    one = mesh.slice(hosts=1)
-    port, receiver = Channel[Any].open(once=True)
-    for number in range(count):  # each call has a handle of its own: one takes no second value
-        two.result(one.send.call_one(port, [number]))
-    assert receiver.recv().get(SOON) == 0
-    two.advance(1)
-    lost = two.result(one.lost.call_one())
-    assert len(lost) == count - 1
-    assert all("nothing receives" in reason for reason in lost)
-
-
 def test_values_for_a_process_that_died_come_back_with_the_reason(three: Cluster) -> None:
     procs, mesh = workers(three, 1, Sender)
     port = three.result(mesh.slice(hosts=2).open.call_one(False))

@@ -77,7 +77,7 @@ class LineBuffer:
         return harmless(self.text)
 
 
-class ArrivedLog:
+class ProcessLog:
     """Collects the chunks of one process; stores its last `kept` lines.
 
     `claim` gives the call that output belongs to if the process has not said.

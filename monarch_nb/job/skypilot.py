@@ -1,4 +1,4 @@
-"""Agents on the nodes of SkyPilot clusters, by SkyPilot's SDK."""
+"""SkyPilot jobs: agents on the nodes of clusters on clouds and Kubernetes, by SkyPilot's SDK."""
 
 import io
 import re
@@ -19,6 +19,8 @@ from monarch_nb.job.adapter import (
     living_jobs,
     log_words,
 )
+from monarch_nb.job.adapter_job import AdapterJob
+from monarch_nb.job.kinds import register_job
 from monarch_nb.job.role import Role
 
 _INSTALL = "pip install 'monarch-nb[skypilot]'"
@@ -31,6 +33,34 @@ _ENDED = {
     "FAILED_DRIVER": "has failed",
     "CANCELLED": "was cancelled",
 }
+
+
+class SkyPilotJob(AdapterJob):
+    """A host agent on each node of a SkyPilot cluster: `SkyPilotJob({"trainers": 4}, accelerators="H100:8")`.
+
+    Meshes whose hosts are alike share one cluster, which is taken down by `kill()`, and by SkyPilot once the hosts have
+    been unused for `idle_minutes` more. `setup` is the shell command that installs monarch-nb in the environment of
+    `python_exe`, which must have the Python of this program. What the `resources` of a SkyPilot task take is given in
+    `resources`, beside the usual `infra`, `accelerators`, `cpus`, `memory`, `use_spot` and `image`. The agents are met
+    at the nodes' addresses, at `monarch_port`, which SkyPilot opens; only who has the job's key is let in, which goes
+    there as a secret of the task.
+    Needs `pip install 'monarch-nb[skypilot]'`. Raises EngineError, with the words of SkyPilot.
+    """
+
+    def __init__(
+        self, meshes: "Mapping[str, int | Role]", infra: str | None = None, accelerators: str | None = None,
+        cpus: str | int | None = None, memory: str | int | None = None, use_spot: bool = False,
+        image: str | None = None, setup: str = "", resources: Mapping[str, object] | None = None,
+        idle_minutes: int = 10, python_exe: str = "python3", monarch_port: int = 26600,
+        env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        asked = {"infra": infra, "accelerators": accelerators, "cpus": cpus, "memory": memory, "image_id": image}
+        wanted = {name: value for name, value in asked.items() if value is not None} | dict(resources or {})
+        options = {
+            "resources": {**wanted, "use_spot": use_spot}, "setup": setup, "idle_minutes": idle_minutes,
+            "python": python_exe, "port": monarch_port,
+        }  # fmt: skip
+        super().__init__("skypilot", meshes, env, options=options)
 
 
 class SkyPilot(JobAdapter):
@@ -225,3 +255,6 @@ def _sdk() -> Any:
     except ImportError:
         raise EngineError(f"a SkyPilotJob needs the package skypilot: {_INSTALL}") from None
     return sky
+
+
+register_job("skypilot", SkyPilot)

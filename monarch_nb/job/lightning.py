@@ -1,4 +1,4 @@
-"""Agents on the machines of Lightning jobs, by Lightning's SDK."""
+"""Lightning jobs: agents on the machines of a teamspace, by Lightning's SDK."""
 
 import os
 import shlex
@@ -21,11 +21,37 @@ from monarch_nb.job.adapter import (
     log_words,
     state_folder,
 )
+from monarch_nb.job.adapter_job import AdapterJob
+from monarch_nb.job.kinds import register_job
+from monarch_nb.job.role import Role
 
 _STUDIO = Path("/teamspace/studios/this_studio")  # what of a Studio goes to the machines of its jobs
 _INSTALL = "pip install 'monarch-nb[lightning]'"
 _WAITING = {"NotCreated", "Pending"}
 _ENDED = {"Stopping": "is being stopped", "Stopped": "was stopped", "Completed": "has ended", "Failed": "has failed"}
+
+
+class LightningJob(AdapterJob):
+    """A host agent on each machine of a Lightning job: `LightningJob({"trainers": 4}, machine="L4_X_4")`.
+
+    To be used in a Studio: its files, the job's key among them, go to the machines as Lightning's own snapshot of it,
+    and its environment is theirs. The agents are met at their private addresses, at `monarch_port`. Meshes whose hosts
+    are alike share one Lightning job. `teamspace` and `studio` are those of this Studio unless they are named;
+    `max_runtime` seconds after its start Lightning ends the job.
+    Needs `pip install 'monarch-nb[lightning]'`. Raises EngineError, with the words of Lightning.
+    """
+
+    def __init__(
+        self, meshes: "Mapping[str, int | Role]", machine: str = "CPU", teamspace: str | None = None,
+        studio: str | None = None, interruptible: bool = False, max_runtime: int | None = None,
+        python_exe: str = "python", monarch_port: int = 26600, env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        options = {
+            "machine": machine, "teamspace": teamspace, "studio": studio, "interruptible": interruptible,
+            "max_runtime": max_runtime, "python": python_exe, "port": monarch_port,
+        }  # fmt: skip
+        given = {name: value for name, value in options.items() if value is not None}
+        super().__init__("lightning", meshes, env, options=given)
 
 
 class Lightning(JobAdapter):
@@ -185,3 +211,6 @@ def _sdk() -> Any:
     except ImportError:
         raise EngineError(f"a LightningJob needs the package lightning-sdk: {_INSTALL}") from None
     return Job
+
+
+register_job("lightning", Lightning)

@@ -1,4 +1,4 @@
-"""Agents on the nodes of a Ray cluster: a Ray actor on each, which starts an agent beside itself."""
+"""Ray jobs: a Ray actor on each node, which starts an agent beside itself."""
 
 import inspect
 import os
@@ -9,9 +9,12 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb.connect import UNUSED_WORDS
+from monarch_nb.host.options import UNUSED_WORDS
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
-from monarch_nb.job.helper import Ask, HelperReply
+from monarch_nb.job.adapter_job import AdapterJob
+from monarch_nb.job.kinds import register_job
+from monarch_nb.job.report import Ask, HelperReply
+from monarch_nb.job.role import Role
 from monarch_nb.wire import counted, json_decoder
 
 _SPACE = "monarch-nb"  # Ray's namespace of these actors
@@ -20,6 +23,22 @@ _KILL_S = 15.0
 _PULSE_S = 5.0
 _SPREAD, _NODE = "STRICT_SPREAD", "ray.io/node-id"
 _INSTALL = "pip install 'monarch-nb[ray]'"
+
+
+class RayJob(AdapterJob):
+    """A host agent on each of so many nodes of a Ray cluster: `RayJob({"trainers": Role(hosts=4, gpus=8)})`.
+
+    A placement group asks for them: with `strategy` "STRICT_SPREAD" a node each, with "PACK" several may share one. An
+    actor of Ray's holds what its agent was given, and ends with it. `address` is the cluster's, by default the one
+    that this machine is part of. The agents must be reachable from here at any free port of their nodes.
+    Needs `pip install 'monarch-nb[ray]'`, the same on all nodes. Raises EngineError.
+    """
+
+    def __init__(
+        self, meshes: "Mapping[str, int | Role]", address: str = "auto", strategy: str = "STRICT_SPREAD",
+        env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__("ray", meshes, env, options={"address": address, "strategy": strategy})
 
 
 class Keeper:
@@ -237,3 +256,6 @@ def _ray(options: Mapping[str, Any]) -> Any:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise EngineError(f"no Ray cluster is reached: {error}. Start one (ray start --head), or name it") from None
     return ray
+
+
+register_job("ray", Ray)

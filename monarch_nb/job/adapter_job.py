@@ -36,7 +36,7 @@ from monarch_nb.job.leftovers import FolderUse, end_uses, tidy_soon
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.role import Role, loaded_roles, read_roles, saved_roles
 from monarch_nb.job.state import JobState
-from monarch_nb.job.trait import Applied, JobTrait
+from monarch_nb.job.trait import AppliedRecord, JobTrait
 from monarch_nb.mesh import HostMesh, give_up, this_host
 from monarch_nb.mesh.host import host_labels
 from monarch_nb.runtime import current_runtime, started
@@ -492,7 +492,7 @@ def running_jobs(kind: str) -> list[AdapterJob]:
             meshes[mesh_of(name)] = meshes.get(mesh_of(name), 0) + 1
         job = AdapterJob(kind, meshes, options=running.options)
         job._agents, job._folder, job._spares = dict(running.agents), running.folder, running.spares
-        job._applied = Applied(number, running.started)
+        job._applied = AppliedRecord(number, running.started)
         jobs.append(job)
     return jobs
 

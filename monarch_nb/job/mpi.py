@@ -1,19 +1,39 @@
-"""Agents on the hosts that an MPI launcher starts them on."""
+"""MPI jobs: agents on the hosts that an MPI launcher starts them on."""
 
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.host.preemption import END
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
-from monarch_nb.job.batch.shared import last_lines, look_again, prepare, seen_of, worker_line
-from monarch_nb.job.processes import ProcessAdapter
+from monarch_nb.job.adapter_job import AdapterJob
+from monarch_nb.job.batch import last_lines, look_again, prepare, seen_of, worker_line
+from monarch_nb.job.kinds import register_job
+from monarch_nb.job.process import ProcessAdapter
+from monarch_nb.job.role import Role
 
 _FILE = "wanted.json"
 _RANKS = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}
 _LOG = "mpirun"
 _PATIENCE_S = 3  # for a rank to end all that is on its host, before Open MPI kills it
+
+
+class MPIJob(AdapterJob):
+    """A host agent for each rank of `mpirun`, as in `MPIJob({"trainers": 4}, mpi_args="--map-by ppr:1:node")`.
+
+    `launcher` is the command (`mpirun`, `mpiexec`, `srun --mpi=pmix`), which stays a process of this machine: its end
+    is that of the job. Ranks must share `$XDG_STATE_HOME/monarch-nb/jobs` with this machine, where the key is a file of
+    mode 0600. `python_exe` is the interpreter there. MPI itself is not used between processes. Raises EngineError.
+    """
+
+    def __init__(
+        self, meshes: "Mapping[str, int | Role]", python_exe: str = "python3", mpi_args: Sequence[str] | str = (),
+        launcher: str = "mpirun", monarch_port: int = 0, env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        words = shlex.split(mpi_args) if isinstance(mpi_args, str) else list(mpi_args)
+        options = {"python": python_exe, "mpi_args": words, "launcher": launcher, "port": monarch_port}
+        super().__init__("mpi", meshes, env, options=options)
 
 
 class MPI(JobAdapter):
@@ -64,3 +84,6 @@ class MPI(JobAdapter):
     def lines(self, job: Running, name: str, count: int) -> list[str]:
         """Returns the output that mpirun has passed on, of all ranks."""
         return last_lines([Path(job.folder, f"{_LOG}.log")], count)
+
+
+register_job("mpi", MPI)

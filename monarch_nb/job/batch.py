@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 
 from monarch_nb.job.adapter import AgentsWanted, EngineError, Running, Seen
-from monarch_nb.job.report import read_report
-from monarch_nb.job.worker import Wanted
+from monarch_nb.job.report import WantedHost, read_report
 
 _SECONDS = 60.0
 
@@ -18,7 +17,7 @@ _SECONDS = 60.0
 def prepare(wanted: AgentsWanted, names: Sequence[str], file: str) -> None:
     """Writes the secret and the list of these hosts by rank, with their environments; for this user alone."""
     wanted.secret  # noqa: B018 - makes the file
-    hosts = [Wanted(name, wanted.environment_of(name)) for name in names]
+    hosts = [WantedHost(name, wanted.environment_of(name)) for name in names]
     path = wanted.folder / file
     path.touch(0o600)
     path.write_bytes(msgspec.json.encode(hosts))

@@ -24,7 +24,7 @@ MEMORY = Path("/proc/meminfo")
 logger = logging.getLogger(__name__)
 
 
-class UnheldMeshes:
+class UnreferencedMeshes:
     """Finds meshes of this kernel that nothing holds, at the end of cells and every few seconds while there are any.
 
     A mesh is held by any handle of it, of a slice, or of its actors, wherever it is: in a variable, in `Out`, `_` or

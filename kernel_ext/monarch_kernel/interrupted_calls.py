@@ -7,14 +7,14 @@ from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.runtime import Future, MeshState, PendingCall, RunningEndpoint, Runtime
 from monarch_nb.wire import ActorError, error_line
 
-from .reactions import FileName, anew, at, ended, stuck, what
+from .reactions import FileName, call_text, ended, ranks_text, restart_commands, stuck
 
 GIVE_UP_SECONDS = 5.0  # how long interrupted ranks have to end what they run
 
 Reactions = Mapping[int, RunningEndpoint | None]  # by base rank; None for a rank that has not answered
 
 
-class Waited:
+class InterruptedCall:
     """A call that a cell waited for when it was interrupted."""
 
     def __init__(self, future: Future[Any], call: PendingCall[object], state: MeshState) -> None:
@@ -23,7 +23,7 @@ class Waited:
         self.ranks = call.missing_ranks()  # base ranks
         self._call = call
         endpoint = call.title.removeprefix(f"{state.name}.") if "[" not in call.title else "__cell__"
-        self._what = what(state, endpoint)
+        self._what = call_text(state, endpoint)
         self._progress = call.describe()
 
     def count_again(self) -> None:
@@ -33,7 +33,7 @@ class Waited:
     @property
     def label(self) -> str:
         """`a.step() on a gpus=0-3`."""
-        return f"{self._what} on {at(self.state, self.ranks)}"
+        return f"{self._what} on {ranks_text(self.state, self.ranks)}"
 
     def goes_on(self) -> str:
         """Text for a call that was left alone."""
@@ -71,22 +71,22 @@ class Waited:
 
     def late(self) -> str:
         """Text for ranks that have not stopped."""
-        ranks = at(self.state, self._call.missing_ranks())
+        ranks = ranks_text(self.state, self._call.missing_ranks())
         return f"{self._what} on {ranks} has not stopped within {GIVE_UP_SECONDS:g} s"
 
     def offers(self) -> str:
         """Text for ranks that have not stopped, with the commands that end them."""
-        return f"{self.late()}: {anew(self.state, self._call.missing_ranks())}"
+        return f"{self.late()}: {restart_commands(self.state, self._call.missing_ranks())}"
 
 
 def interrupt(
-    runtime: Runtime, calls: Iterable[Waited], name: FileName, say: Callable[[Sequence[str]], None]
+    runtime: Runtime, calls: Iterable[InterruptedCall], name: FileName, say: Callable[[Sequence[str]], None]
 ) -> dict[str, Reactions]:
     """Interrupts the ranks that calls wait for, and says which do not react; by the uid of their mesh.
 
     Calls of the notebook that have not begun on these meshes do not begin. Blocks up to 2 s for each mesh.
     """
-    by_mesh: dict[str, list[Waited]] = {}
+    by_mesh: dict[str, list[InterruptedCall]] = {}
     for call in calls:
         call.count_again()
         by_mesh.setdefault(call.state.uid, []).append(call)

@@ -1,7 +1,12 @@
-"""Counters and histograms of OpenTelemetry; without that package they count for nobody."""
+"""Spans, counters and histograms of OpenTelemetry. Without that package nothing is recorded."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+from monarch_nb.runtime.spans import Span, in_span
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Instrument(Protocol):
@@ -75,3 +80,21 @@ def get_meter(name: str = "monarch") -> Meter:
         return _NoMeter()
     meter: Meter = metrics.get_meter(name)
     return meter
+
+
+def span(name: str, attributes: Mapping[str, object] | None = None) -> Span:
+    """A span for a `with` block, of the current actor if any. It is recorded where the program has set up tracing."""
+    return Span(name, attributes)
+
+
+@overload
+def traced(fn: Callable[P, R]) -> Callable[P, R]: ...
+@overload
+def traced(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def traced(fn: Callable[..., object] | None = None, *, name: str | None = None) -> object:
+    """Runs each call of a function, `def` or `async def`, in a span with its name or another."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        return in_span(function, name or str(getattr(function, "__name__", function)))
+
+    return decorate if fn is None else decorate(fn)
