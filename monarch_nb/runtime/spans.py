@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 
 from monarch_nb.runtime.context import current
 from monarch_nb.settings import settings
@@ -148,3 +148,21 @@ def instrumented(method: Callable[..., object], name: str) -> Callable[..., obje
     if _TRACE not in sys.modules or tracer() is None:
         return method
     return in_span(method, name, own=False)
+
+
+def span(name: str, attributes: Mapping[str, object] | None = None) -> Span:
+    """A span for a `with` block, of the current actor if any. It is recorded where the program has set up tracing."""
+    return Span(name, attributes)
+
+
+@overload
+def traced(fn: Callable[P, R]) -> Callable[P, R]: ...
+@overload
+def traced(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def traced(fn: Callable[..., object] | None = None, *, name: str | None = None) -> object:
+    """Runs each call of a function, `def` or `async def`, in a span with its name or another."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        return in_span(function, name or str(getattr(function, "__name__", function)))
+
+    return decorate if fn is None else decorate(fn)

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from monarch_nb._package import lazy_names
+from monarch_nb.runtime.spans import span, traced
 from monarch_nb.telemetry.meters import Meter, get_meter
-from monarch_nb.telemetry.traced import span, traced
 
 if TYPE_CHECKING:
     from monarch_nb.telemetry.histories import History, history
