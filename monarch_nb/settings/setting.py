@@ -4,7 +4,7 @@ from enum import Enum
 from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, overload
 
 T = TypeVar("T", covariant=True)
-Kind = Literal["duration", "flag", "count", "ratio", "text", "encoding", "transport", "range"]
+Kind = Literal["duration", "flag", "count", "ratio", "text", "encoding", "transport", "range", "sharing"]
 
 SECOND = 10**9
 
