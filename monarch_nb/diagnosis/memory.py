@@ -16,14 +16,13 @@ from monarch_nb.diagnosis.nonfinite import has_sharded_tensors, operations_on
 from monarch_nb.diagnosis.verbs import MEMORY, AskMemory, GpuMemory, ProcessMemory
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, RankWatch
 from monarch_nb.runtime import ProcState, current_runtime
-from monarch_nb.runtime.tensor_memory import LivingTensors, lines_of, summed
+from monarch_nb.runtime.tensor_memory import LivingTensors, PeakMemory, PeakPart, lines_of, summed
 from monarch_nb.shape import MeshTrait
 from monarch_nb.wire import counted, host_of, kind_of, size_text
 
 if TYPE_CHECKING:
     from monarch_nb.diagnosis.issued import IssuedOperations
     from monarch_nb.diagnosis.memory_rank import Growth, MemoryGrowth
-    from monarch_nb.diagnosis.tensor_allocations import PeakMemory, PeakPart
 
 Names: TypeAlias = Callable[[Iterable[int]], str]
 
@@ -236,7 +235,7 @@ class MemoryWatch:
     __repr__ = __str__
 
 
-def _namer(operations: "IssuedOperations | None") -> "Callable[[PeakPart], PeakPart]":
+def _namer(operations: "IssuedOperations | None") -> Callable[[PeakPart], PeakPart]:
     """Gives the parts of a peak their names: of sharded tensors the program has them, which runs here."""
     names: dict[tuple[int, int], tuple[str, str]] = {}
     for kind, name, tensor in LivingTensors().named if operations is not None else ():
@@ -244,7 +243,7 @@ def _namer(operations: "IssuedOperations | None") -> "Callable[[PeakPart], PeakP
         if reference is not None:
             names.setdefault((reference.stream.number, reference.number), (kind, name))
 
-    def named(part: "PeakPart") -> "PeakPart":
+    def named(part: PeakPart) -> PeakPart:
         kind, name, source = part.held.kind, part.held.name, part.source
         origin = operations.origin(part.issued) if operations is not None and part.issued is not None else None
         if part.tensor in names:

@@ -18,11 +18,11 @@ from monarch_nb.diagnosis.verbs import GpuMemory, ProcessMemory, TensorsAlike
 from monarch_nb.gpu import load
 from monarch_nb.host.linux import memory_limit, memory_resident, memory_used
 from monarch_nb.runtime import current_runtime
-from monarch_nb.runtime.tensor_memory import LivingTensors, allocation_of, held_memory, type_and_shape
+from monarch_nb.runtime.tensor_memory import LivingTensors, PeakMemory, allocation_of, held_memory, type_and_shape
 from monarch_nb.wire import ENGINE, is_users_file
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis.tensor_allocations import AllocatedAt, PeakMemory, TensorAllocations
+    from monarch_nb.diagnosis.tensor_allocations import AllocatedAt, TensorAllocations
 
 PERIOD_S = 0.1  # between two readings, at first
 OBJECTS_S = 1.0  # after which Python objects are first counted
@@ -65,7 +65,7 @@ class MemoryGrowth:
     resident: Growth
     lines: tuple[Growth, ...]
     containers: tuple[tuple[str, int], ...]  # lists and dicts that have grown, and by how many entries
-    peaks: "tuple[PeakMemory, ...]" = ()  # of the tensors on each device
+    peaks: tuple[PeakMemory, ...] = ()  # of the tensors on each device
 
 
 # -- now ---------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from monarch_nb.runtime.tensor_memory import (
     HeldMemory,
     LivingTensors,
     NamedTensor,
+    PeakMemory,
+    PeakPart,
     tensors_of_optimizer,
     type_and_shape,
 )
@@ -41,28 +43,6 @@ class AllocatedAt(NamedTuple):
     source: str  # "file:line", "" where no line of the program is known
     what: str  # "float32 [64, 1024]"
     device: str
-
-
-class PeakPart(NamedTuple):
-    """Memory of one kind at a peak. `source` is the line at which it was allocated, where that is all that is known.
-
-    Of sharded tensors, `tensor` and `issued` are the numbers of the tensor that it is of and of the operation that made
-    it, each with that of the stream.
-    """
-
-    held: HeldMemory
-    source: str = ""
-    issued: tuple[int, int] | None = None
-    tensor: tuple[int, int] | None = None
-
-
-class PeakMemory(NamedTuple):
-    """The most bytes that tensors had at a time on one device, the line at which this was, and what they were."""
-
-    device: str
-    size: int
-    source: str
-    parts: tuple[PeakPart, ...]
 
 
 # The user's code and line, dtype, shape and device: what a record of an allocation is made from.

@@ -141,11 +141,14 @@ class MpsDaemon:
     def _find_or_start(self) -> None:
         """On a thread of its own."""
         program, found, error = shutil.which(CONTROL), dict[str, str](), ""
-        if program is None:
-            error = without_mps(self._host)
-        elif not (found := self._running(program)):
-            error = self._start(program)
-            found = {} if error else self._folders()
+        try:
+            if program is None:
+                error = without_mps(self._host)
+            elif not (found := self._running(program)):
+                error = self._start(program)
+                found = {} if error else self._folders()
+        except OSError as failed:
+            error = without_mps(self._host, str(failed))
 
         def ready() -> None:
             self.environment, self.error = found, error
@@ -156,7 +159,7 @@ class MpsDaemon:
         self._post(ready)
 
     def _running(self, program: str) -> dict[str, str]:
-        """The folders of a daemon that somebody else has started, this user or root; empty if none answers."""
+        """The folders of a daemon that this user or root has started; empty if none answers. Raises OSError."""
         folder = Path(os.environ.get(PIPES) or _USUAL_PIPES)
         try:
             if (folder / "control").stat().st_uid not in (0, os.geteuid()):
@@ -169,17 +172,14 @@ class MpsDaemon:
         return {PIPES: str(folder), **logs} if _line(asked) == "0" else {}
 
     def _start(self, program: str) -> str:
-        """Starts one; returns why it could not, "" if it could."""
+        """Starts one; returns why it could not, "" if it could. Raises OSError."""
         log = self._folder / "start.log"
-        try:
-            for folder in self._folders().values():
-                Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-            command = ["/bin/sh", "-c", _GUARD, "sh", program, str(log)]
-            self._guard = subprocess.Popen(
-                command, env=self._own_environment, stdin=self._cord, stdout=subprocess.PIPE, start_new_session=True
-            )
-        except OSError as error:
-            return without_mps(self._host, str(error))
+        for folder in self._folders().values():
+            Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        command = ["/bin/sh", "-c", _GUARD, "sh", program, str(log)]
+        self._guard = subprocess.Popen(
+            command, env=self._own_environment, stdin=self._cord, stdout=subprocess.PIPE, start_new_session=True
+        )
         said = _line(self._guard)
         if said == "0":
             return ""

@@ -42,6 +42,28 @@ class HeldMemory(msgspec.Struct, array_like=True, frozen=True):
     count: int = 1  # of allocations
 
 
+class PeakPart(NamedTuple):
+    """Memory of one kind at a peak. `source` is the line at which it was allocated, where that is all that is known.
+
+    Of sharded tensors, `tensor` and `issued` are the numbers of the tensor that it is of and of the operation that made
+    it, each with that of the stream.
+    """
+
+    held: HeldMemory
+    source: str = ""
+    issued: tuple[int, int] | None = None
+    tensor: tuple[int, int] | None = None
+
+
+class PeakMemory(NamedTuple):
+    """The most bytes that tensors had at a time on one device, the line at which this was, and what they were."""
+
+    device: str
+    size: int
+    source: str
+    parts: tuple[PeakPart, ...]
+
+
 class NamedTensor(NamedTuple):
     """A tensor that the program has a name for."""
 

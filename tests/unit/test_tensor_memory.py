@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from monarch_nb.diagnosis.tensor_allocations import ACTIVATIONS, BACKWARD, PeakMemory, TensorAllocations
+from monarch_nb.diagnosis.tensor_allocations import ACTIVATIONS, BACKWARD, TensorAllocations
 from monarch_nb.runtime.tensor_memory import (
     BUFFERS,
     GRADIENTS,
@@ -17,6 +17,7 @@ from monarch_nb.runtime.tensor_memory import (
     STATES,
     HeldMemory,
     LivingTensors,
+    PeakMemory,
     held_memory,
     is_out_of_memory,
     lines_of,
