@@ -33,7 +33,7 @@ from monarch_nb.wire import users_frame
 
 ACTIVATIONS, BACKWARD = "activations", "made in backward passes"
 UNSEEN = "other memory of PyTorch's allocator, such as workspaces"
-KINDS = frozenset({PARAMETERS, GRADIENTS, STATES, BUFFERS})  # those that the program has names for
+_NAMED = frozenset({PARAMETERS, GRADIENTS, STATES, BUFFERS})  # kinds that the program has names for
 _KINDS = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -165,7 +165,7 @@ class TensorAllocations(WatchMode):
 
     def _record(self, tensor: torch.Tensor, args: object, kwargs: object, *, is_backward: bool) -> None:
         memory = tensor.untyped_storage()
-        if memory._cdata in self._storages:
+        if memory._cdata in self._storages or tensor.is_meta:
             return
         if any(given.untyped_storage()._cdata == memory._cdata for given in _strided((args, kwargs))):
             return  # a view of what another thread has made
@@ -208,7 +208,7 @@ class TensorAllocations(WatchMode):
                 self._names.setdefault(tensor, name)
             for local in _strided(getattr(tensor, "_local_tensor", tensor)):
                 storage = self._storages.get(local.untyped_storage()._cdata)
-                if storage is not None and storage.allocation.kind not in KINDS:
+                if storage is not None and storage.allocation.kind not in _NAMED:
                     storage.allocation.kind, storage.allocation.name = kind, name
 
     def label_numbers(self, held: Iterable[tuple[tuple[int, int], torch.Tensor]]) -> None:
