@@ -21,7 +21,7 @@ from monarch_nb.shape import MeshTrait
 from monarch_nb.wire import counted, host_of, kind_of, size_text
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis.issued import IssuedOperations
+    from monarch_nb.diagnosis.issued import IssuedOperations, Origin
     from monarch_nb.diagnosis.memory_rank import Growth, MemoryGrowth
 
 Names: TypeAlias = Callable[[Iterable[int]], str]
@@ -206,11 +206,8 @@ class MemoryWatch:
         procs = self._ranks.procs
         findings = judge_growth(procs.name, found, partial(names_of, procs.region))
         self.diagnosis = Diagnosis(findings, "; ".join([text, *notes]))
-        name = _namer(self._operations)
-        self.peaks = {
-            rank: tuple(peak._replace(parts=tuple(map(name, peak.parts))) for peak in growth.peaks)
-            for rank, growth in found.items()
-        }
+        named = _namer(self._operations)
+        self.peaks = {rank: tuple(map(named, growth.peaks)) for rank, growth in found.items()}
 
     @property
     def peak_lines(self) -> list[str]:
@@ -235,7 +232,7 @@ class MemoryWatch:
     __repr__ = __str__
 
 
-def _namer(operations: "IssuedOperations | None") -> Callable[[PeakPart], PeakPart]:
+def _namer(operations: "IssuedOperations | None") -> Callable[[PeakMemory], PeakMemory]:
     """Gives the parts of a peak their names: of sharded tensors the program has them, which runs here."""
     names: dict[tuple[int, int], tuple[str, str]] = {}
     for kind, name, tensor in LivingTensors().named if operations is not None else ():
@@ -243,16 +240,22 @@ def _namer(operations: "IssuedOperations | None") -> Callable[[PeakPart], PeakPa
         if reference is not None:
             names.setdefault((reference.stream.number, reference.number), (kind, name))
 
-    def named(part: PeakPart) -> PeakPart:
+    def origin(issued: tuple[int, int] | None) -> "Origin | None":
+        return None if operations is None or issued is None else operations.origin(issued)
+
+    def named_part(part: PeakPart) -> PeakPart:
         kind, name, source = part.held.kind, part.held.name, part.source
-        origin = operations.origin(part.issued) if operations is not None and part.issued is not None else None
         if part.tensor in names:
             kind, name = names[part.tensor]
-        elif origin is not None:
-            kind, name, source = origin.kind, origin.module, "" if origin.module else origin.source
-        if source:
-            name = line_name(source)
-        return part._replace(held=msgspec.structs.replace(part.held, kind=kind, name=name), source="")
+        elif (made := origin(part.issued)) is not None:
+            kind, name, source = made.kind, made.module, "" if made.module else made.source
+        held = msgspec.structs.replace(part.held, kind=kind, name=line_name(source) if source else name)
+        return part._replace(held=held, source="")
+
+    def named(peak: PeakMemory) -> PeakMemory:
+        made = origin(peak.issued)
+        source = peak.source if made is None else made.source
+        return peak._replace(parts=tuple(map(named_part, peak.parts)), source=source)
 
     return named
 

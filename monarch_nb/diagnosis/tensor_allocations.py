@@ -170,7 +170,7 @@ class TensorAllocations(WatchMode):
         if any(given.untyped_storage()._cdata == memory._cdata for given in _strided((args, kwargs))):
             return  # a view of what another thread has made
         frame = sys._getframe(2)
-        users = users_frame(frame)
+        users = users_frame(frame) if self._operation_in is None else None  # else its line is not in this process
         module = (self._forward.of_backward() or "") if is_backward else self._modules.current
         kind = BACKWARD if is_backward else ACTIVATIONS if module else OTHER
         made = _Allocation(_key(tensor, users.f_code if users else None, users.f_lineno if users else 0),
@@ -241,17 +241,14 @@ class TensorAllocations(WatchMode):
                 if unseen > 0 and given[device] > self._given.get(device, 0):  # the allocator's peak was in this time
                     parts.append(PeakPart(HeldMemory(UNSEEN, "", str(device), unseen, 0)))
                 size = peak.most + sum(part.held.size for part in parts[len(lived) + len(peak.ended) :])
-                yield PeakMemory(str(device), size, _allocated_at(*last.key).source, _summed(parts))
+                yield PeakMemory(str(device), size, _allocated_at(*last.key).source, _summed(parts), last.issued)
 
 
 def _given_by_allocators() -> dict[torch.device, int]:
     """The most bytes that PyTorch's allocator has given at a time, by GPU; none where CUDA is not in use."""
-    if not torch.cuda.is_initialized():
-        return {}
-    return {
-        torch.device("cuda", index): torch.cuda.max_memory_allocated(index)
-        for index in range(torch.cuda.device_count())
-    }
+    is_in_use: Callable[[], bool] = torch.cuda.is_initialized  # without types
+    gpus = range(torch.cuda.device_count() if is_in_use() else 0)
+    return {torch.device("cuda", index): torch.cuda.max_memory_allocated(index) for index in gpus}
 
 
 def _summed(parts: Iterable[PeakPart]) -> tuple[PeakPart, ...]:

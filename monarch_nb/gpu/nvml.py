@@ -5,8 +5,8 @@ Source: the NVML API reference, sections "Device Queries" and "Clocks event reas
 
 import os
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
-from itertools import chain
 from types import ModuleType
 from typing import NamedTuple, TypeVar
 
@@ -58,10 +58,13 @@ def _asked(ask: Callable[[], T], unknown: T) -> T:
 
 def _own(nvml: ModuleType, handle: object) -> int:
     """Bytes of this process; clients of MPS are listed apart. Processes are named as the host numbers them."""
+
+    def sizes(kind: str) -> list[int]:
+        listed = [each for each in getattr(nvml, kind)(handle) if each.pid == os.getpid()]
+        return [int(each.usedGpuMemory) for each in listed if each.usedGpuMemory is not None]
+
     kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
-    listed = chain.from_iterable(_asked(lambda kind=kind: getattr(nvml, kind)(handle), ()) for kind in kinds)
-    sizes = [each.usedGpuMemory for each in listed if each.pid == os.getpid() and each.usedGpuMemory is not None]
-    return max(map(int, sizes), default=-1)
+    return max((size for kind in kinds for size in _asked(partial(sizes, kind), [])), default=-1)
 
 
 def _slowed(nvml: ModuleType, handle: object) -> str:

@@ -18,8 +18,17 @@ _FOLDERS = ("/proc/driver/nvidia/gpus", "/dev")  # containers may lack the first
 _DEVICE = "nvidia"
 _START_S, _QUIT_S = 10.0, 2.0
 _USUAL_PIPES = Path("/tmp/nvidia-mps")  # where a daemon listens that was started without a folder
-# Starts the daemon, says how that went, waits for the end of the agent, whatever ends that, and ends the daemon.
-_GUARD = '"$1" -d </dev/null >"$2" 2>&1; code=$?; echo $code; [ $code = 0 ] || exit; cat >/dev/null; echo quit | "$1"'
+# Starts the daemon, says how that went, waits for the end of the agent, whatever ends that, and ends the daemon: by its
+# number where the folder, through which it takes commands, has been removed with what was the agent's.
+_GUARD = """
+"$1" -d </dev/null >"$2" 2>&1
+code=$?
+echo $code
+[ $code = 0 ] || exit
+daemon=$(cat "$3")
+cat >/dev/null
+echo quit | "$1" || kill "$daemon"
+"""
 _ANSWERS = 'echo get_server_list | "$1" >/dev/null 2>&1 && echo 0'
 Environment = dict[str, str | None]
 
@@ -176,7 +185,8 @@ class MpsDaemon:
         log = self._folder / "start.log"
         for folder in self._folders().values():
             Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        command = ["/bin/sh", "-c", _GUARD, "sh", program, str(log)]
+        number = self._folder / "pipe" / f"{CONTROL}.pid"
+        command = ["/bin/sh", "-c", _GUARD, "sh", program, str(log), str(number)]
         self._guard = subprocess.Popen(
             command, env=self._own_environment, stdin=self._cord, stdout=subprocess.PIPE, start_new_session=True
         )

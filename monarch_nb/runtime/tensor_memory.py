@@ -56,12 +56,16 @@ class PeakPart(NamedTuple):
 
 
 class PeakMemory(NamedTuple):
-    """The most bytes that tensors had at a time on one device, the line at which this was, and what they were."""
+    """The most bytes that tensors had at a time on one device, the line at which this was, and what they were.
+
+    `issued` is the operation on sharded tensors that made the last of them.
+    """
 
     device: str
     size: int
     source: str
     parts: tuple[PeakPart, ...]
+    issued: tuple[int, int] | None = None
 
 
 class NamedTensor(NamedTuple):
@@ -170,9 +174,9 @@ def held_memory(living: LivingTensors | None = None) -> tuple[HeldMemory, ...]:
     for tensor in living.all:
         if (memory := allocation_of(tensor)) is not None and memory.key not in known:
             known.add(memory.key)
-            kind = type_and_shape(tensor.dtype, tensor.shape), memory.device
-            sizes[kind] += memory.size
-            counts[kind] += 1
+            alike = type_and_shape(tensor.dtype, tensor.shape), memory.device
+            sizes[alike] += memory.size
+            counts[alike] += 1
     found += [HeldMemory(OTHER, what, device, size, counts[what, device]) for (what, device), size in sizes.items()]
     on_gpu = sum(each.size for each in found if each.device.startswith("cuda"))
     unseen = _allocated_on_gpu() - on_gpu
@@ -192,10 +196,14 @@ def _allocated_on_gpu() -> int:
 
 def summed(parts: Iterable[HeldMemory]) -> tuple[HeldMemory, ...]:
     """The largest of each kind, and all further ones of that kind together; the kind that takes the most first."""
-    by_kind: dict[tuple[str, str], list[HeldMemory]] = {}
+    alike: dict[tuple[str, str, str], tuple[int, int]] = {}
     for part in parts:
-        if part.size:
-            by_kind.setdefault((part.kind, part.device), []).append(part)
+        size, count = alike.get((part.kind, part.device, part.name), (0, 0))
+        alike[part.kind, part.device, part.name] = size + part.size, count + part.count
+    by_kind: dict[tuple[str, str], list[HeldMemory]] = {}
+    for (kind, device, name), (size, count) in alike.items():
+        if size:
+            by_kind.setdefault((kind, device), []).append(HeldMemory(kind, name, device, size, count))
     groups = sorted(by_kind.values(), key=lambda group: -sum(part.size for part in group))
     found: list[HeldMemory] = []
     for group in groups:

@@ -122,7 +122,6 @@ def test_the_daemon_ends_with_an_agent_that_is_killed(mps: Mps, faults: Any) -> 
     (daemon,) = mps.daemons()
     os.kill(agent().pid, signal.SIGKILL)
     until(lambda: not _lives(daemon), "the daemon has ended")
-    assert mps.said()[-1] == f"quit {daemon}"
     while faults.left():
         pass
 

@@ -58,7 +58,7 @@ class Stopwatch:
         ]
 
 
-def held_if_full(error: BaseException, env: Mapping[int, object]) -> tuple[tuple[int, int], ...]:
+def held_if_full(error: BaseException, env: Mapping[int | float, object]) -> tuple[tuple[int, int], ...]:
     """Tensors by number with their bytes, each storage once, if the error says that memory ran out; see `Failure`."""
     if not is_out_of_memory(type(error).__name__, str(error)):
         return ()
