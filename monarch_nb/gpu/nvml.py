@@ -64,7 +64,7 @@ def _own(nvml: ModuleType, handle: object) -> int:
         return [int(each.usedGpuMemory) for each in listed if each.usedGpuMemory is not None]
 
     kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
-    return max((size for kind in kinds for size in _asked(partial(sizes, kind), [])), default=-1)
+    return max((size for kind in kinds for size in _asked(partial(sizes, kind), list[int]())), default=-1)
 
 
 def _slowed(nvml: ModuleType, handle: object) -> str:

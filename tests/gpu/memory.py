@@ -46,7 +46,7 @@ class Trainer(Actor):
     def steps(self, count: int) -> int:
         """Steps of training; gives the most bytes that PyTorch's allocator has given."""
         for _ in range(count):
-            self.model(torch.ones(512, 1024, device=DEVICE)).square().mean().backward()
+            self.model(torch.ones(2048, 1024, device=DEVICE)).square().mean().backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
         return torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0

@@ -149,7 +149,7 @@ for _ in range(3):
     optimizer.zero_grad()
     losses.append(float(loss))
 assert losses[2] < losses[0], losses
-x = monarch.distribute(torch.ones(2, 4, 8, 16), mesh, ["data"])
+x = monarch.distribute(torch.ones(2, 4, 8, 16), mesh, ["data", None, None, None])
 attended = torch.nn.functional.scaled_dot_product_attention(x, x, x)
 assert float(attended.sum()) == 1024.0
 procs.stop().get(20)
