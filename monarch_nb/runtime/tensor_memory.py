@@ -25,7 +25,7 @@ PARAMETERS, GRADIENTS, STATES, BUFFERS, OTHER = (
 )
 SAVED = "saved for backward passes, and others that Python does not see"
 FEW = 3  # names of a kind that a text has
-MOST = 8  # of a kind that are told apart
+MOST = 8  # of a kind that have a name of their own
 _ELSEWHERE = ("meta", "mesh")  # devices without memory of this process
 # What PyTorch's allocators for the host write.
 _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "out of memory")

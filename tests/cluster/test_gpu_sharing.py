@@ -93,7 +93,7 @@ def _environments(count: int) -> list[tuple[str | None, ...]]:
     return list(found.values())
 
 
-def test_ranks_share_a_gpu_by_a_daemon_that_ends_with_the_agent(mps: Mps) -> None:
+def test_ranks_share_a_gpu_by_the_daemon_of_an_agent(mps: Mps) -> None:
     with configured(share_gpus="mps"):
         first, second = _environments(2)
         assert first == second
@@ -149,7 +149,7 @@ def test_without_the_program_a_spawn_is_refused_at_once(mps: Mps) -> None:
         this_host().spawn_procs(per_host={"gpus": 2})
 
 
-def test_a_daemon_that_does_not_start_is_the_reason_of_the_failure(
+def test_a_daemon_that_does_not_start_is_the_reason(
     mps: Mps, monkeypatch: pytest.MonkeyPatch, faults: Any
 ) -> None:
     monkeypatch.setenv("REFUSES", "Cannot find device 7")

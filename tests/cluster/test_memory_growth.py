@@ -120,7 +120,7 @@ def test_a_peak_of_sharded_tensors_has_the_names_of_the_program() -> None:
     procs.stop().get(SECONDS)
 
 
-def test_memory_that_runs_out_in_an_endpoint_is_an_error_that_names_what_holds_it() -> None:
+def test_an_endpoint_without_memory_raises_what_holds_it() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="trainers")
     trainers = procs.spawn("trainers", Trainer)
     trainers.step.call("", 1).get(SECONDS)
@@ -133,7 +133,7 @@ def test_memory_that_runs_out_in_an_endpoint_is_an_error_that_names_what_holds_i
     procs.stop().get(SECONDS)
 
 
-def test_memory_that_runs_out_in_an_operation_is_an_error_with_the_names_of_the_program() -> None:
+def test_an_operation_without_memory_raises_what_holds_it() -> None:
     procs = this_host().spawn_procs(per_host={"data": 2}, name="trainers")
     mesh = Mesh.of(procs)
     model = monarch_nb.module_to_mesh(torch.nn.Linear(64, 512), mesh)

@@ -86,7 +86,7 @@ def test_a_host_with_next_to_no_memory_left_is_named() -> None:
     assert finding.text == "ranks [2] uses 0.98 GB; host b has 900 MB of 31.2 GB left"
 
 
-def test_a_gpu_with_next_to_no_memory_left_is_named_with_who_has_it() -> None:
+def test_a_full_gpu_is_named_with_who_has_it() -> None:
     def on_gpu(own: int, used: int) -> ProcessMemory:
         return msgspec.structs.replace(use(100), gpu=GpuMemory(0.5, own * MB, used * MB, 80_000 * MB))
 
