@@ -149,9 +149,7 @@ def test_without_the_program_a_spawn_is_refused_at_once(mps: Mps) -> None:
         this_host().spawn_procs(per_host={"gpus": 2})
 
 
-def test_a_daemon_that_does_not_start_is_the_reason(
-    mps: Mps, monkeypatch: pytest.MonkeyPatch, faults: Any
-) -> None:
+def test_a_daemon_that_does_not_start_is_the_reason(mps: Mps, monkeypatch: pytest.MonkeyPatch, faults: Any) -> None:
     monkeypatch.setenv("REFUSES", "Cannot find device 7")
     with configured(share_gpus="mps"):
         procs: Any = this_host().spawn_procs(per_host={"gpus": 2}, name="sharing")
