@@ -41,20 +41,3 @@ export function setFacts(table: Element, facts: readonly (readonly [string, stri
   }
   while (table.childElementCount > facts.length) table.lastElementChild?.remove();
 }
-
-/** Calls `draw` once before the next frame, however often it is asked for; `cancel` forgets what was asked. */
-export function eachFrame(draw: () => void): { soon: () => void; cancel: () => void } {
-  let pending: number | null = null;
-  return {
-    soon: () => {
-      pending ??= requestAnimationFrame(() => {
-        pending = null;
-        draw();
-      });
-    },
-    cancel: () => {
-      if (pending !== null) cancelAnimationFrame(pending);
-      pending = null;
-    },
-  };
-}

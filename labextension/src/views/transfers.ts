@@ -1,7 +1,8 @@
 // Where bytes go: a matrix of the processes, from rows to columns, and a table of the routes.
 
 import type { Transfer } from "../cluster/state";
-import { eachFrame, h } from "../page/dom";
+import { h } from "../page/dom";
+import { eachFrame } from "../page/frames";
 import { clock, plural } from "../page/words";
 import { say } from "../page/language";
 import type { View } from "./view";
