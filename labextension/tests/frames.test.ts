@@ -20,12 +20,12 @@ describe("what is drawn in a frame", () => {
   beforeEach(() => {
     clock = 0;
     requested = null;
-    vi.spyOn(performance, "now").mockImplementation(() => clock);
+    const now = vi.spyOn(performance, "now").mockImplementation(() => clock);
     vi.stubGlobal("requestAnimationFrame", (run: () => void) => ((requested = run), 1));
     vi.stubGlobal("cancelAnimationFrame", () => (requested = null));
     return () => {
       vi.unstubAllGlobals();
-      vi.restoreAllMocks();
+      now.mockRestore();
     };
   });
 

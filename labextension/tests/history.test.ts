@@ -1,6 +1,6 @@
 // The history of what processes have used: charts, peaks, and the timeline at a peak.
 
-import { beforeEach, describe, expect, it, vi } from "vitest";
+import { beforeEach, describe, expect, it, onTestFinished, vi } from "vitest";
 
 import { Cluster } from "../src/cluster/client";
 import type { FromKernel, HistoryCurves } from "../src/cluster/messages";
@@ -14,7 +14,7 @@ function shown(): { root: HTMLElement; sent: { topic?: string; key?: string; id?
   let hear: (message: FromKernel) => void = () => undefined;
   const cluster = new Cluster({ send: (message) => void sent.push(message), onMessage: (callback) => ((hear = callback), () => undefined) });
   const root = document.createElement("div");
-  historyView(cluster, root, { mesh: "w" });
+  onTestFinished(historyView(cluster, root, { mesh: "w" })); // it would draw in a later frame
   hear({ type: "snapshot", seq: 0, state: empty() });
   const id = (): string => sent.find(({ topic }) => topic === "history")?.id ?? "";
   return { root, sent, tell: (...measures) => hear({ type: "history", id: id(), name: "workers", ranks: 4, measures }) };

@@ -32,6 +32,11 @@ export function setText(element: Element, text: string): void {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** The first row of a table; a column without a name has a cell in place of a heading, for screen readers. */
+export function tableHead(names: readonly string[]): HTMLElement {
+  return h("thead", {}, h("tr", {}, ...names.map((text) => (text ? h("th", { text, scope: "col" }) : h("td")))));
+}
+
 /** Writes rows of [name, value] into a table of facts; existing rows are reused. */
 export function setFacts(table: Element, facts: readonly (readonly [string, string])[]): void {
   for (const [at, [what, value]] of facts.entries()) {

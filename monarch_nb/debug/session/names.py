@@ -10,7 +10,7 @@ import keyword
 import linecache
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeGuard, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast, overload
 
 from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
@@ -122,7 +122,15 @@ def _found(namespace: Mapping[str, object], path: Sequence[str]) -> object:
     return value
 
 
-def _is(value: object, kind: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
+@overload
+def _is(value: object, kind: type[T]) -> TypeGuard[T]: ...
+
+
+@overload
+def _is(value: object, kind: tuple[type, ...]) -> TypeGuard[Any]: ...
+
+
+def _is(value: object, kind: type | tuple[type, ...]) -> bool:
     """Whether a value is of a type: `isinstance` also reads `__class__`, which may be code of the program."""
     return issubclass(type(value), kind)
 
