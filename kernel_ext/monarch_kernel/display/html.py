@@ -32,6 +32,7 @@ table-layout:auto;color:inherit}
 .mnb table td,.mnb table th{text-align:left!important;padding:2px 14px 2px 0;vertical-align:baseline;border:0;
 max-width:none;white-space:pre-wrap;color:inherit}
 .mnb table td.mnb-m{padding:2px 14px 2px 0}
+.mnb table:not(.mnb-g) td{overflow-wrap:anywhere}
 .mnb table.mnb-t td,.mnb table.mnb-t th{border-bottom:1px solid rgba(128,128,128,.25)}
 .mnb table.mnb-t th{white-space:nowrap}
 .mnb table.mnb-g{border-spacing:3px;margin-left:-3px!important}
