@@ -199,7 +199,8 @@ class MemoryWatch:
             if self._operations is not None:
                 self._operations.end()
         seconds = max((growth.seconds for growth in found.values()), default=0.0)
-        text = f"{counted(len(found), 'rank')} of {self._ranks.state.name} for {seconds:.0f} s"
+        mesh = self._ranks.state.name if self._operations is None else self._ranks.procs.name
+        text = f"{counted(len(found), 'rank')} of {mesh} for {seconds:.0f} s"
         grown = [growth.resident.size for growth in found.values()]
         if grown and self._operations is None:
             text += f"; the largest growth of a process is {size_text(max(0, *grown))}"

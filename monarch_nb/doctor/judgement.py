@@ -65,7 +65,8 @@ def _gpus(facts: Facts) -> Check:
         return Check(
             "GPUs", "warning", f"{fact}; without {' and '.join(missing)}",
             "pip install 'monarch-nb[gpu]': without cuda-bindings, tensors go from process to process through the\n"
-            "host, and RDMABuffer takes none of a GPU; without nvidia-ml-py, displays do not show how busy a GPU is.",
+            "host, and RDMABuffer takes none of a GPU; without nvidia-ml-py, displays do not show how busy a GPU is,\n"
+            "and show the memory of all its processes as that of each.",
         )  # fmt: skip
     return Check("GPUs", "ok", fact)
 

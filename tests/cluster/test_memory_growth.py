@@ -120,6 +120,22 @@ def test_a_peak_of_sharded_tensors_has_the_names_of_the_program() -> None:
     procs.stop().get(SECONDS)
 
 
+def test_tensors_of_ranks_have_the_names_of_the_program() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="trainers")
+    with procs.activate() as mesh:
+        model = torch.nn.Linear(64, 512)
+        with MemoryWatch(mesh) as found:
+            model(torch.rand(16, 64)).square().sum().backward()
+            monarch_nb.inspect(model.bias)
+        held = {(part.held.kind, part.held.name): part.held.size for part in found.peaks[1][0].parts}
+        assert held["parameters", "Linear.weight"] == held["gradients", "Linear.weight"] == 64 * 512 * 4
+        assert "2 ranks of trainers for" in str(found)
+        with pytest.raises(TensorError, match="hold on rank 0, by name") as raised:
+            monarch_nb.inspect(torch.empty(1 << 58))
+    assert "parameters 130 kB: Linear.weight 128 kB, Linear.bias 2.00 kB" in str(raised.value)
+    procs.stop().get(SECONDS)
+
+
 def test_an_endpoint_without_memory_raises_what_holds_it() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="trainers")
     trainers = procs.spawn("trainers", Trainer)

@@ -41,6 +41,7 @@ def _moved(mesh: Mesh) -> str:
     torch.manual_seed(0)
     model = monarch.module_to_mesh(Stack(), mesh, "fully_sharded")
     words = monarch.distribute(torch.randint(0, 32, (8, 12)), mesh, ["data", None])
+    mesh.stream.table.clear()
     functional.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
     counts: dict[str, int] = {}
     for each in mesh.stream.table.movements():
