@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TensorError,
     )
     from monarch_nb.tensor.handle import MeshTensor
+    from monarch_nb.tensor.lanes import coalescing
     from monarch_nb.tensor.mesh import Mesh
     from monarch_nb.tensor.modules.files import load, save
     from monarch_nb.tensor.modules.plan import Plan
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.modules.to_mesh import module_to_mesh
     from monarch_nb.tensor.ranks.active import get_active_mesh, no_mesh
     from monarch_nb.tensor.ranks.autograd_functions import remote_autograd_function
-    from monarch_nb.tensor.ranks.coalesced import coalescing
     from monarch_nb.tensor.ranks.engine import spawn_tensor_engine
     from monarch_nb.tensor.ranks.exchanging import reduce, reduce_, slice_mesh, to_mesh
     from monarch_nb.tensor.ranks.fetching import fetch_shard, inspect, show
@@ -113,9 +113,9 @@ _HOMES = {
         "TensorError",
     ),
     "handle": ("MeshTensor",),
+    "lanes": ("coalescing",),
     "ranks.active": ("get_active_mesh", "no_mesh"),
     "ranks.autograd_functions": ("remote_autograd_function",),
-    "ranks.coalesced": ("coalescing",),
     "ranks.engine": ("spawn_tensor_engine",),
     "ranks.opaque": ("OpaqueModule", "OpaqueObject", "opaque_method"),
     "workers.opaque": ("OpaqueRef",),

@@ -78,7 +78,7 @@ class DiagnosisMagics(SessionMagics):
             %%why trainers --slow     # while this cell runs
             trainers.step.call().get()
 
-            %%why trainers --memory   # at which lines memory grows while this cell runs
+            %%why trainers --memory   # at which lines memory grows while this cell runs, and what it was at its peak
             trainers.step.call().get()
 
             %%why trainers --replicas # since which step of this cell ranks differ
@@ -98,7 +98,8 @@ class DiagnosisMagics(SessionMagics):
         mesh = self._session.find(given.name) if given.name else None
         if cell is not None:
             if given.memory and mesh is not None:
-                growth = diagnosis.MemoryWatch(mesh)
+                tensors = self._session.value(given.name)
+                growth = diagnosis.MemoryWatch(tensors if diagnosis.has_sharded_tensors(tensors) else mesh)
                 return run_within(self.shell, cell, growth, "with MemoryWatch(NAME) as found: …, then found")
             if given.replicas and mesh is not None:
                 drift = diagnosis.ReplicaWatch(mesh)

@@ -47,3 +47,8 @@ export function many(hosts: number): ClusterState {
   state.meshes.t = actors("trainers", "w", state.meshes.w, { counts: { idle: hosts * 8 } });
   return state;
 }
+
+/** Waits until what was asked for a frame is drawn. */
+export function frame(): Promise<unknown> {
+  return new Promise(requestAnimationFrame);
+}

@@ -196,6 +196,27 @@ class NameText(msgspec.Struct, frozen=True):
     text: str = ""
 
 
+class ReadNamespace(msgspec.Struct, frozen=True):
+    """debug.namespace: the variables of the cells that an actor of a process runs."""
+
+    mesh: str
+
+
+class NamespaceVariable(msgspec.Struct, frozen=True):
+    """A variable, and its value in short: empty where that would run code of the program."""
+
+    name: str
+    kind: str  # the name of its type
+    text: str = ""
+
+
+class NamespaceVariables(msgspec.Struct, frozen=True):
+    """The answer to debug.namespace."""
+
+    variables: tuple[NamespaceVariable, ...] = ()
+    more: int = 0  # that are left out
+
+
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
     """debug.pause: stop what an actor runs, at its next line; no ranks: all actors of the process."""
 

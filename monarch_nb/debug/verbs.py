@@ -27,6 +27,9 @@ FREEZE = Verb("debug.freeze", m.Freeze, m.CommandOutcome, doc="stops at the rais
 STACKS = Verb("debug.stacks", Done, m.Threads, doc="the threads of a process, and where they are")
 COMPLETE = Verb("debug.complete", m.CompleteName, m.Names, doc="which names complete what was typed")
 DESCRIBE = Verb("debug.describe", m.DescribeName, m.NameText, doc="what a name is")
+NAMESPACE = Verb(
+    "debug.namespace", m.ReadNamespace, m.NamespaceVariables, doc="the variables of the cells that a rank runs"
+)
 LEASE = Verb("debug.lease", m.RenewLease, doc="the controller lives")
 
 # To a thread that is stopped.

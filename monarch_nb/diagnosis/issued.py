@@ -4,11 +4,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import CodeType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from monarch_nb.diagnosis.nonfinite_rank import ForwardRecord, ModulePaths, NonFinite
+from monarch_nb.diagnosis.tensor_allocations import ACTIVATIONS, BACKWARD
+from monarch_nb.runtime.tensor_memory import OTHER
 
 CallSite: TypeAlias = tuple[CodeType, int]
 Sites: TypeAlias = Sequence[CallSite | None]
@@ -23,6 +25,19 @@ class _Site(tuple[CodeType, int]):
     module = ""
     is_backward = False
     forward: "_Site | None" = None
+
+
+class Origin(NamedTuple):
+    """The line that issued an operation, its module, "" outside of modules, and whether a backward pass did."""
+
+    source: str
+    module: str = ""
+    backward: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The kind of memory that the operation makes."""
+        return BACKWARD if self.backward else ACTIVATIONS if self.module else OTHER
 
 
 def _line(site: CallSite) -> str:
@@ -57,15 +72,20 @@ class IssuedOperations:
         """What a rank has found, with the line and the module that issued the operation, where they are known."""
         if found is None or found.issued is None:
             return found
-        stream, number = found.issued
+        origin = self.origin(found.issued)
+        return found if origin is None else replace(found, **origin._asdict())
+
+    def origin(self, issued: tuple[int, int]) -> "Origin | None":
+        """Where the operation with this number of a stream was issued, if it was from `begin` on."""
+        stream, number = issued
         for of_stream, first, sites in self._sent:
             if of_stream == stream and first <= number < first + len(sites):
                 site = sites[number - first]
                 if isinstance(site, _Site):
                     source = site.forward or site
-                    return replace(found, source=_line(source), module=source.module, backward=site.is_backward)
-                return replace(found, source=_line(site)) if site is not None else found
-        return found
+                    return Origin(_line(source), source.module, site.is_backward)
+                return None if site is None else Origin(_line(site))
+        return None
 
     def _issued(self, where: CallSite | None) -> CallSite | None:
         if where is None or self._modules is None or type(where) is not tuple:

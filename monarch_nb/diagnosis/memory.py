@@ -1,28 +1,34 @@
-"""`compare_memory(mesh)` and `MemoryWatch`: which ranks use more memory than others, and at which lines it grows."""
+"""`compare_memory(mesh)` and `MemoryWatch`: which ranks use more memory than others, where it grows, what it is."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
 
 from monarch_nb.code.file_names import line_name
 from monarch_nb.diagnosis.collector import answers_of, merged, meshes_of
 from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty, names_of
-from monarch_nb.diagnosis.verbs import MEMORY, AskMemory, ProcessMemory
+from monarch_nb.diagnosis.nonfinite import has_sharded_tensors, operations_on
+from monarch_nb.diagnosis.verbs import MEMORY, AskMemory, GpuMemory, ProcessMemory
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, RankWatch
 from monarch_nb.runtime import ProcState, current_runtime
+from monarch_nb.runtime.tensor_memory import LivingTensors, PeakMemory, PeakPart, lines_of, summed
 from monarch_nb.shape import MeshTrait
 from monarch_nb.wire import counted, host_of, kind_of, size_text
 
 if TYPE_CHECKING:
+    from monarch_nb.diagnosis.issued import IssuedOperations, Origin
     from monarch_nb.diagnosis.memory_rank import Growth, MemoryGrowth
 
 Names: TypeAlias = Callable[[Iterable[int]], str]
 
 ANSWER_S = 30.0  # for a rank to count its tensors, or to end a watch
 MUCH, MORE = 64 << 20, 1.5  # bytes, and times the median of the others: a rank that uses so much more is named
-SCARCE = 0.05  # of a host's memory, that is left
+SCARCE = 0.05  # of the memory of a host or a GPU, that is left
 GROWN = 1 << 20  # bytes by which a line's allocations grow, before it is named
 RESIDENT_GROWN = 32 << 20  # the same of a whole process
 CLEAR = 0.5  # of the growth, that one line accounts for
@@ -66,6 +72,7 @@ def judge_memory(
             used = size_text(sum(found[rank].used for rank in ranks))
             text = f"{names(ranks)} {'uses' if len(ranks) == 1 else 'use'} {used}; {left}"
             findings.append(Finding("memory", mesh, tuple(ranks), text))
+    findings += _full_gpus(mesh, found, hosts, names)
     for rank, use in found.items():
         others = [other for other in found if other != rank]
         if not others:
@@ -77,6 +84,24 @@ def judge_memory(
                 text += f"; {more}"
             findings.append(Finding("memory", mesh, (rank,), text, sure=False))
     return by_certainty(findings)
+
+
+def _full_gpus(
+    mesh: str, found: Mapping[int, ProcessMemory], hosts: Mapping[int, str], names: Names
+) -> Iterable[Finding]:
+    """The ranks on GPUs with next to no memory left; those that share one see the same."""
+    by_gpu: dict[tuple[str, int, int], dict[int, GpuMemory]] = {}
+    for rank, use in found.items():
+        if use.gpu is not None and use.gpu.total - use.gpu.used < SCARCE * use.gpu.total:
+            by_gpu.setdefault((hosts[rank], use.gpu.used, use.gpu.total), {})[rank] = use.gpu
+    for (host, used, total), gpus in by_gpu.items():
+        whose = f"{names(gpus)}: {'its' if len(gpus) == 1 else 'their'} GPU on host {host}"
+        text = f"{whose} has {size_text(total - used)} of {size_text(total)} left"
+        if all(gpu.own >= 0 for gpu in gpus.values()):
+            own = sum(gpu.own for gpu in gpus.values())
+            text += f"; {size_text(own)} are in use by {'it' if len(gpus) == 1 else 'them'}"
+            text += f", {size_text(used - own)} by other processes" if used - own > total // 100 else ""
+        yield Finding("memory", mesh, tuple(gpus), text)
 
 
 def _more_tensors(use: ProcessMemory, others: Sequence[ProcessMemory], more: float) -> str:
@@ -95,57 +120,144 @@ def _more_tensors(use: ProcessMemory, others: Sequence[ProcessMemory], more: flo
 def _inspected(procs: ProcState, found: Mapping[int, ProcessMemory]) -> str:
     text = f"{counted(len(found), 'process')} of {procs.name}"
     if found:
-        used = [use.used for use in found.values()]
-        least, most = size_text(min(used)), size_text(max(used))
         peak = size_text(max(use.peak for use in found.values()))
-        text += f", each with {least if least == most else f'{least} to {most}'} (at most {peak} so far)"
-        cuda = [use.cuda for use in found.values() if use.reserved]
-        if cuda:
-            text += f", on GPUs {size_text(min(cuda))} to {size_text(max(cuda))} in tensors"
+        text += f", each with {_range([use.used for use in found.values()])} (at most {peak} so far)"
+        if cuda := [use for use in found.values() if use.reserved or use.gpu is not None]:
+            text += f", on GPUs {_on_gpus(cuda)}"
+        most = max(found, key=lambda rank: found[rank].used + found[rank].cuda)
+        if held := found[most].held:
+            text += f"; the tensors of {names_of(procs.region, [most])}: {', '.join(lines_of(held))}"
     silent = [rank for rank in procs.region.ndslice if rank not in found]
     return f"{text}; {names_of(procs.region, silent)} did not answer" if silent else text
+
+
+def _on_gpus(uses: Sequence[ProcessMemory]) -> str:
+    """`2.60 GB (2.00 GB in tensors), busy for 71 % of the time`, or from the least to the most."""
+    tensors = _range([use.cuda for use in uses])
+    own = [use.gpu.own for use in uses if use.gpu is not None and use.gpu.own >= 0]
+    text = f"{_range(own)} ({tensors} in tensors)" if len(own) == len(uses) else f"{tensors} in tensors"
+    shares = sorted(round(100 * use.gpu.share) for use in uses if use.gpu is not None and use.gpu.share >= 0)
+    if shares:
+        text += f", busy for {'' if shares[0] == shares[-1] else f'{shares[0]} to '}{shares[-1]} % of the time"
+    return text
+
+
+def _range(sizes: Sequence[int]) -> str:
+    least, most = size_text(min(sizes)), size_text(max(sizes))
+    return least if least == most else f"{least} to {most}"
 
 
 # -- while it is watched -----------------------------------------------------------------------------------------------
 
 
 class MemoryWatch:
-    """Watches what the ranks of a mesh allocate while it is entered; `diagnosis` is there once it is left.
+    """Watches what the ranks of a mesh allocate while it is entered; `diagnosis` and `peaks` are there once it is left.
 
-    On each rank of an actor mesh, or for cells on processes, allocations of Python (by tracemalloc) and of PyTorch are
-    recorded with their lines: a small step takes five times as long. A finding is about memory that has grown
-    throughout and is still held.
+    On each rank of an actor mesh, of a mesh of sharded tensors, or for cells on processes, allocations of PyTorch are
+    recorded with their lines, and but for sharded tensors those of Python (by tracemalloc): a small step takes five
+    times as long. A finding is about memory that has grown throughout and is still held. `peaks` has, for each base
+    rank, the most that its tensors came to on each device, and what they were then: parameters, gradients and states of
+    optimizers by name, activations by module, others by line. Raises TypeError for a value that is no such mesh.
     """
 
-    def __init__(self, mesh: AnyMesh) -> None:
-        if not isinstance(mesh, ActorMesh | ProcMesh):
-            raise TypeError(f"MemoryWatch() takes a mesh of actors or of processes, not {kind_of(mesh)}")
-        self._ranks: RankWatch[MemoryGrowth] = RankWatch(mesh, "monarch_nb.diagnosis.memory_rank.GrowthReadings")
+    def __init__(self, mesh: AnyMesh | MeshTrait) -> None:
+        self._operations: IssuedOperations | None = None
+        self._in_order: Callable[[], AbstractContextManager[None]] = nullcontext
+        readings, last = "GrowthReadings", ""
+        if isinstance(mesh, ActorMesh | ProcMesh):
+            watched: AnyMesh = mesh
+        elif has_sharded_tensors(mesh):
+            tensors: Any = mesh  # of whose module this one does not know
+            self._operations, self._in_order = operations_on(tensors.observe), tensors.in_order
+            watched, readings, last = tensors.workers, "PeakReadings", "self"
+        else:
+            raise TypeError(
+                f"MemoryWatch() takes a mesh of actors, of processes or of sharded tensors, not {kind_of(mesh)}"
+            )
+        self._ranks: RankWatch[MemoryGrowth] = RankWatch(
+            watched, f"monarch_nb.diagnosis.memory_rank.{readings}", last=last
+        )
         self.diagnosis = Diagnosis((), "nothing yet")
+        self.peaks: dict[int, tuple[PeakMemory, ...]] = {}
 
     def __enter__(self) -> "MemoryWatch":
         """Begins on all ranks, after what they run now. Blocks until then."""
-        self._ranks.begin()
+        with self._in_order():
+            self._ranks.begin()
+        if self._operations is not None:
+            self._operations.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends on all ranks, and compares what has grown."""
-        found, notes = self._ranks.end(ANSWER_S, "what grows")
+        try:
+            with self._in_order():
+                found, notes = self._ranks.end(ANSWER_S, "what grows")
+        finally:
+            if self._operations is not None:
+                self._operations.end()
         seconds = max((growth.seconds for growth in found.values()), default=0.0)
         text = f"{counted(len(found), 'rank')} of {self._ranks.state.name} for {seconds:.0f} s"
         grown = [growth.resident.size for growth in found.values()]
-        if grown:
+        if grown and self._operations is None:
             text += f"; the largest growth of a process is {size_text(max(0, *grown))}"
         procs = self._ranks.procs
         findings = judge_growth(procs.name, found, partial(names_of, procs.region))
         self.diagnosis = Diagnosis(findings, "; ".join([text, *notes]))
+        named = _namer(self._operations)
+        self.peaks = {rank: tuple(map(named, growth.peaks)) for rank, growth in found.items()}
+
+    @property
+    def peak_lines(self) -> list[str]:
+        """The highest peak on each kind of device, a line for each kind of memory."""
+        by_device: dict[str, tuple[int, PeakMemory]] = {}
+        for rank, peaks in self.peaks.items():
+            for peak in peaks:
+                kind = peak.device.partition(":")[0]
+                if kind not in by_device or peak.size > by_device[kind][1].size:
+                    by_device[kind] = rank, peak
+        lines = []
+        for rank, peak in by_device.values():
+            where = f" at {line_name(peak.source)}" if peak.source else ""
+            who = f"{names_of(self._ranks.procs.region, [rank])} on {peak.device}"
+            lines.append(f"the highest peak of tensors was that of {who}: {size_text(peak.size)}{where}")
+            lines += [f"  {line}" for line in lines_of(summed(part.held for part in peak.parts))]
+        return lines
 
     def __str__(self) -> str:
-        return str(self.diagnosis)
+        return "\n".join([str(self.diagnosis), *self.peak_lines])
 
     __repr__ = __str__
+
+
+def _namer(operations: "IssuedOperations | None") -> Callable[[PeakMemory], PeakMemory]:
+    """Gives the parts of a peak their names: of sharded tensors the program has them, which runs here."""
+    names: dict[tuple[int, int], tuple[str, str]] = {}
+    for kind, name, tensor in LivingTensors().named if operations is not None else ():
+        reference = getattr(tensor, "reference", None)
+        if reference is not None:
+            names.setdefault((reference.stream.number, reference.number), (kind, name))
+
+    def origin(issued: tuple[int, int] | None) -> "Origin | None":
+        return None if operations is None or issued is None else operations.origin(issued)
+
+    def named_part(part: PeakPart) -> PeakPart:
+        kind, name, source = part.held.kind, part.held.name, part.source
+        if part.tensor in names:
+            kind, name = names[part.tensor]
+        elif (made := origin(part.issued)) is not None:
+            kind, name, source = made.kind, made.module, "" if made.module else made.source
+        held = msgspec.structs.replace(part.held, kind=kind, name=line_name(source) if source else name)
+        return part._replace(held=held, source="")
+
+    def named(peak: PeakMemory) -> PeakMemory:
+        made = origin(peak.issued)
+        source = peak.source if made is None else made.source
+        return peak._replace(parts=tuple(map(named_part, peak.parts)), source=source)
+
+    return named
 
 
 def judge_growth(mesh: str, found: "Mapping[int, MemoryGrowth]", names: Names) -> tuple[Finding, ...]:

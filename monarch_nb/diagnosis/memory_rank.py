@@ -8,21 +8,24 @@ import time
 import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monarch_nb.diagnosis.verbs import ProcessMemory, TensorsAlike
+from monarch_nb.diagnosis.verbs import GpuMemory, ProcessMemory, TensorsAlike
+from monarch_nb.gpu import load
 from monarch_nb.host.linux import memory_limit, memory_resident, memory_used
 from monarch_nb.runtime import current_runtime
+from monarch_nb.runtime.tensor_memory import LivingTensors, PeakMemory, allocation_of, held_memory, type_and_shape
 from monarch_nb.wire import ENGINE, is_users_file
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis.tensor_allocations import AllocatedAt
+    from monarch_nb.diagnosis.tensor_allocations import AllocatedAt, TensorAllocations
 
-PERIOD_S = 0.1  # between two readings, at first
+PERIOD_S = 0.01  # between two readings, at first
+COST = 0.05  # of the time, that readings take at most
 OBJECTS_S = 1.0  # after which Python objects are first counted
 MOST_SECONDS = 3600.0  # of tracing
 MOST_READINGS = 64  # then every other one is dropped, and they are taken half as often
@@ -63,6 +66,7 @@ class MemoryGrowth:
     resident: Growth
     lines: tuple[Growth, ...]
     containers: tuple[tuple[str, int], ...]  # lists and dicts that have grown, and by how many entries
+    peaks: tuple[PeakMemory, ...] = ()  # of the tensors on each device
 
 
 # -- now ---------------------------------------------------------------------------------------------------------------
@@ -78,26 +82,25 @@ def memory_use() -> ProcessMemory:
         if torch is not None and torch.cuda.is_initialized():
             cuda, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     limit, free = memory_limit()
-    return ProcessMemory(used, measure, resident, peak, limit, free, cuda, reserved, tuple(_tensors()))
+    living = LivingTensors()
+    return ProcessMemory(
+        *(used, measure, resident, peak, limit, free, cuda, reserved),
+        tuple(_tensors(living)),
+        held_memory(living),
+        None if (gpu := load()) is None else GpuMemory(gpu.share, gpu.own, gpu.used, gpu.total),
+    )
 
 
-def _tensors() -> Iterator[TensorsAlike]:
+def _tensors(living: LivingTensors) -> Iterator[TensorsAlike]:
     """The tensors that live, by kind, those that take the most memory first."""
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "Tensor"):
-        return
     seen = set()
     sizes, counts = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for value in gc.get_objects():  # noqa: TID251 - the program has made them
-        if not issubclass(type(value), torch.Tensor):  # without asking the object, which may be anything
-            continue
-        with suppress(Exception):  # tensors without a storage
-            storage = value.untyped_storage()
-            if storage._cdata not in seen and value.device.type != "meta":
-                seen.add(storage._cdata)
-                kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}", str(value.device)
-                sizes[kind] += storage.nbytes()
-                counts[kind] += 1
+    for tensor in living.all:
+        if (memory := allocation_of(tensor)) is not None and memory.key not in seen:
+            seen.add(memory.key)
+            kind = type_and_shape(tensor.dtype, tensor.shape), memory.device
+            sizes[kind] += memory.size
+            counts[kind] += 1
     for (what, device), size in sizes.most_common(MOST_LINES):
         yield TensorsAlike(what, device, counts[what, device], size)
 
@@ -166,12 +169,7 @@ class GrowthReadings:
     """Records allocations of Python and, on this thread, of PyTorch."""
 
     def __init__(self) -> None:
-        self._entered = ExitStack()
-        self._alive: Callable[[], dict[AllocatedAt, tuple[int, int]]] = dict
-        if "torch" in sys.modules:
-            from monarch_nb.diagnosis.tensor_allocations import TensorAllocations
-
-            self._alive = self._entered.enter_context(TensorAllocations()).alive
+        self._allocations = recorded_allocations()
         self._own_trace = not tracemalloc.is_tracing()
         if self._own_trace:
             tracemalloc.start(FRAMES)
@@ -182,10 +180,15 @@ class GrowthReadings:
         self._thread = threading.Thread(target=self._run, name="monarch-memory", daemon=True)
         self._thread.start()
 
+    def _alive(self) -> "dict[AllocatedAt, tuple[int, int]]":
+        return self._allocations.alive() if self._allocations is not None else {}
+
     def _run(self) -> None:
         pause, next_objects = PERIOD_S, OBJECTS_S
         while not self._over.wait(pause) and (moment := self._clock.moment()).wall < MOST_SECONDS:
+            began = time.thread_time()
             self._readings.append(_Reading(moment, self._alive()))
+            pause = max(pause, (time.thread_time() - began) / COST)
             if moment.wall >= next_objects and tracemalloc.is_tracing():
                 counted_at = self._clock.moment()  # the reading above may have waited for a busy program
                 self._objects.append(_Objects(counted_at, tracemalloc.take_snapshot()))
@@ -201,7 +204,7 @@ class GrowthReadings:
         moment = self._clock.moment()
         self._over.set()
         self._thread.join()  # it may count objects, which takes a while
-        self._entered.close()
+        peaks = () if self._allocations is None else self._allocations.end()
         gc.collect()
         self._readings.append(_Reading(moment, self._alive()))
         ends = self._ends(moment)
@@ -216,7 +219,7 @@ class GrowthReadings:
         grown = Counter(dict(_containers()))
         grown.subtract(self._containers)
         containers = tuple((name, more) for name, more in grown.most_common(MOST_LINES) if more > 0)
-        return MemoryGrowth(moment.wall, resident, tuple(lines[:MOST_LINES]), containers)
+        return MemoryGrowth(moment.wall, resident, tuple(lines[:MOST_LINES]), containers, peaks)
 
     def _stop_tracing(self) -> None:
         if self._own_trace and tracemalloc.is_tracing():
@@ -232,6 +235,34 @@ class GrowthReadings:
         for at, (_, count) in ends[-1].tensors.items():
             sizes = tuple(each.tensors.get(at, (0, 0))[0] for each in ends)
             yield Growth(at.source, at.what, at.device, count, sizes)
+
+
+def recorded_allocations(
+    operation_in: "Callable[[FrameType], tuple[int, int] | None] | None" = None,
+) -> "TensorAllocations | None":
+    """Records the allocations of this thread from now on; None where it has not imported PyTorch."""
+    if "torch" not in sys.modules:
+        return None
+    from monarch_nb.diagnosis.tensor_allocations import TensorAllocations
+
+    return TensorAllocations(operation_in)
+
+
+class PeakReadings:
+    """Records what a worker of sharded tensors allocates: `worker` is that actor, whose class this does not know."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker, self._began = worker, time.monotonic()
+        self._allocations = recorded_allocations(worker.operation_in)
+
+    def end(self) -> MemoryGrowth:
+        """Ends it. Returns the peaks alone."""
+        peaks: tuple[PeakMemory, ...] = ()
+        if self._allocations is not None:
+            self._allocations.label_numbers(self._worker.local_tensors())
+            peaks = self._allocations.end()
+        resident = Growth("", "resident", "cpu", 1, (0,))
+        return MemoryGrowth(time.monotonic() - self._began, resident, (), (), peaks)
 
 
 def _object_lines(known: Sequence[_Objects]) -> Iterator[Growth]:

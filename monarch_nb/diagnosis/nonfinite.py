@@ -34,7 +34,7 @@ class ValueWatch:
         else:
             tensors: Any = mesh  # a mesh of sharded tensors, of whose module this one does not know
             self._operations, self._in_order, watched = (
-                _operations_on(tensors.observe),
+                operations_on(tensors.observe),
                 tensors.in_order,
                 tensors.workers,
             )
@@ -80,7 +80,8 @@ class ValueWatch:
     __repr__ = __str__
 
 
-def _operations_on(observe: "Callable[[Issued | None, Sent], None]") -> "IssuedOperations":
+def operations_on(observe: "Callable[[Issued | None, Sent], None]") -> "IssuedOperations":
+    """What notes where the operations of a mesh of sharded tensors are issued."""
     from monarch_nb.diagnosis.issued import IssuedOperations  # imports PyTorch, as such a mesh has
 
     return IssuedOperations(observe)

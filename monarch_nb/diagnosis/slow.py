@@ -175,12 +175,24 @@ def _text(
     gpus = {gpu for rank in group if (gpu := ranks[rank].gpu)} - {ranks[rank].gpu for rank in others}
     whose = "its GPU" if len(group) == 1 else "the GPU of one of them"
     texts += [f"{whose} runs slower than it could: {gpu}" for gpu in sorted(gpus)[:1]]
+    texts += _gpu_text(ranks, group, others)
     for reason, of in _REASONS:
         mine, theirs = median(of(ranks[rank]) for rank in group), median(of(ranks[rank]) for rank in others)
         if mine - theirs >= max(NOTABLE, MOSTLY * (share - rest)):
             texts.append(f"{reason} {_percent(mine)} of the time, elsewhere {_percent(theirs)}")
             break
     return "; ".join(texts)
+
+
+def _gpu_text(ranks: Mapping[int, RankTimes], group: Sequence[int], others: Sequence[int]) -> list[str]:
+    """How busy the GPUs of these ranks are, where that is known of all."""
+    mine, theirs = [ranks[rank].gpu_share for rank in group], [ranks[rank].gpu_share for rank in others]
+    if not theirs or min(*mine, *theirs) < 0:
+        return []
+    whose = "its GPU is" if len(group) == 1 else "their GPUs are"
+    return [
+        f"{whose} busy for {_percent(median(mine))} of the time, those of the others for {_percent(median(theirs))}"
+    ]
 
 
 def _queued(times: RankTimes) -> float:

@@ -7,12 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
 from types import CodeType, FrameType
 
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.diagnosis.verbs import BegunCollectives, CallTime, RankTimes, TimeSpent
+from monarch_nb.gpu import load
 from monarch_nb.host.linux import state_letter
 from monarch_nb.runtime import ActorCell, Runtime
 from monarch_nb.wire import ENGINE, is_users_file
@@ -103,6 +103,7 @@ class TimeSampler:
         """Ends sampling, and returns where the time has gone. Blocks for a moment."""
         self._over.set()
         self._thread.join()
+        gpu = load()
         return RankTimes(
             self._seconds,
             self._samples,
@@ -111,7 +112,7 @@ class TimeSampler:
             tuple(_begun(self._since_ns)),
             max(0.0, _queued_seconds(self._runtime) - self._queued),
             max(0.0, _throttled_seconds() - self._throttled),
-            gpu_slowdown(),
+            *((gpu.slowed, gpu.share) if gpu is not None else ()),
         )
 
     def _run(self) -> None:
@@ -224,32 +225,6 @@ def _begun(since: int) -> Iterable[BegunCollectives]:
     for key, records in PROCESS_GROUPS.history(since):
         times = {record.collective_seq_id: record.time_created_ns for record in records}
         yield BegunCollectives(key, tuple(times), tuple(times.values()))
-
-
-# NVML's reasons for a lower clock, those that are no fault left out (nvmlClocksEventReasons in nvml.h).
-_SLOWDOWNS = {
-    0x40: "it is too hot",
-    0x20: "it is too hot",
-    0x80: "its power supply limits it",
-    0x8: "its hardware slows it down",
-}
-
-
-def gpu_slowdown() -> str:
-    """Why the GPU that this process computes on is slower than it could be, as NVML says; "" where nothing is known."""
-    torch = sys.modules.get("torch")
-    try:
-        if torch is None or not torch.cuda.is_initialized():
-            return ""
-        nvml = import_module("pynvml")  # NVIDIA's own package, which may not be there
-        nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        reason = next((text for bit, text in _SLOWDOWNS.items() if reasons & bit), "")
-        degrees = nvml.nvmlDeviceGetTemperature(handle, 0)
-    except Exception:  # a driver, a package or a device of another kind
-        return ""
-    return reason and f"{reason} ({degrees} °C)"
 
 
 def _queued_seconds(runtime: Runtime) -> float:

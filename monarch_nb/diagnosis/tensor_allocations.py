@@ -1,22 +1,44 @@
-"""The lines of the program that allocated the tensors of one thread, as long as these live."""
+"""Where the memory of the tensors of one thread was allocated, as long as it lives, and what lived at its peak."""
 
 import sys
+import threading
 import weakref
-from collections.abc import Iterator
-from types import CodeType
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
 import torch
 from torch._ops import OpOverload
+from torch._subclasses import FakeTensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from monarch_nb.diagnosis.nonfinite_rank import WatchMode
+from monarch_nb.diagnosis.nonfinite_rank import ForwardRecord, ModulePaths, WatchMode
+from monarch_nb.runtime.tensor_memory import (
+    BUFFERS,
+    GRADIENTS,
+    OTHER,
+    PARAMETERS,
+    STATES,
+    HeldMemory,
+    LivingTensors,
+    NamedTensor,
+    PeakMemory,
+    PeakPart,
+    tensors_of_optimizer,
+    type_and_shape,
+)
 from monarch_nb.wire import users_frame
 
+ACTIVATIONS, BACKWARD = "activations", "made in backward passes"
+UNSEEN = "other memory of PyTorch's allocator, such as workspaces"
+_NAMED = frozenset({PARAMETERS, GRADIENTS, STATES, BUFFERS})  # kinds that the program has names for
 _KINDS = (torch.Tensor, torch.nn.Parameter)
 
 
 class AllocatedAt(NamedTuple):
-    """Where tensors of the same kind were allocated."""
+    """Where memory of tensors of the same kind was allocated."""
 
     source: str  # "file:line", "" where no line of the program is known
     what: str  # "float32 [64, 1024]"
@@ -27,31 +49,95 @@ class AllocatedAt(NamedTuple):
 _Key: TypeAlias = "tuple[CodeType | None, int, torch.dtype, torch.Size, torch.device]"
 
 
-class _Storage:
-    """Memory of tensors, with references to those that live."""
+class _Allocation:
+    """What is known of one allocation, also after its end. `born` counts them, from 1."""
 
-    __slots__ = ("bytes", "key", "tensors")
+    __slots__ = ("born", "bytes", "issued", "key", "kind", "name", "tensor")
 
-    def __init__(self, key: _Key, size: int) -> None:
-        self.key, self.bytes = key, size
-        self.tensors: dict[int, _Reference] = {}  # by id: as keys they would be compared, as tensors are
+    def __init__(self, key: _Key, size: int, born: int, kind: str = OTHER, module: str = "") -> None:
+        self.key, self.bytes, self.born = key, size, born
+        self.kind, self.name = kind, module
+        self.issued: tuple[int, int] | None = None
+        self.tensor: tuple[int, int] | None = None
+
+    def part(self) -> PeakPart:
+        """Its share of a peak: by name or module if it has one, else by line, else by type and shape."""
+        at = _allocated_at(*self.key)
+        name, source = self.name or at.what, "" if self.name else at.source
+        return PeakPart(HeldMemory(self.kind, name, at.device, self.bytes), source, self.issued, self.tensor)
 
 
-class _Reference(weakref.ref[torch.Tensor]):
-    """One tensor in a storage."""
+class _Storage(weakref.ref[torch.UntypedStorage]):
+    """Memory of tensors while it lives, be it in the graph of a backward pass alone."""
 
-    __slots__ = ("number", "storage")
+    __slots__ = ("allocation", "number")
+    allocation: _Allocation
     number: int
-    storage: _Storage
+
+
+class _Peak:
+    """What the allocations on one device come to, and which of those that lived at the peak have ended since."""
+
+    __slots__ = ("allocation", "ended", "most", "now")
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self.allocation: _Allocation | None = None  # the last one before the peak
+        self.ended: list[_Allocation] = []
+
+    def begins(self, allocation: _Allocation) -> None:
+        self.now += allocation.bytes
+        if self.now > self.most:
+            self.most, self.allocation = self.now, allocation
+            self.ended.clear()
+
+    def ends(self, allocation: _Allocation) -> None:
+        self.now -= allocation.bytes
+        if self.allocation is not None and allocation.born <= self.allocation.born:
+            self.ended.append(allocation)
 
 
 class TensorAllocations(WatchMode):
-    """Records where the storages of tensors come from, and forgets those that are freed."""
+    """Records where the memory of tensors comes from, and forgets what is freed, but for what lived at the peak.
 
-    def __init__(self) -> None:
+    Memory of tensors that there were before counts in peaks. In a worker of sharded tensors, `operation_in` says which
+    operation runs in a frame.
+    """
+
+    def __init__(self, operation_in: Callable[[FrameType], tuple[int, int] | None] | None = None) -> None:
         super().__init__()
+        self._operation_in = operation_in
         self._storages: dict[int, _Storage] = {}
         self._may_allocate: dict[OpOverload, bool] = {}
+        self._born = 0
+        self._peaks: dict[torch.device, _Peak] = {}
+        self._names: Any = WeakTensorKeyDictionary()  # of parameters
+        self._forward: ForwardRecord[str] = ForwardRecord()
+        self._thread = threading.get_ident()
+        self._modules = ModulePaths(lambda: threading.get_ident() == self._thread)
+        self._hooks = [
+            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self._step(optimizer)),
+            register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._step(optimizer)),
+        ]
+        before = LivingTensors()
+        for tensor in before.all:
+            for local in _strided(getattr(tensor, "_local_tensor", tensor)):
+                memory = local.untyped_storage()
+                if memory._cdata not in self._storages and memory.device.type != "meta":
+                    self._begins(memory, _Allocation(_key(local), memory.nbytes(), self._next()))
+        self._before = self._born
+        self._label(before.named)
+        self._given = _given_by_allocators()
+        self.enter()
+
+    def end(self) -> tuple[PeakMemory, ...]:
+        """Records no more; what is freed is forgotten as before. Returns the peak of each device, the largest first."""
+        self.leave()
+        for hook in self._hooks:
+            hook.remove()
+        self._modules.end()
+        self._label(LivingTensors().named)
+        return tuple(sorted(self._peaks_found(), key=lambda peak: -peak.size))
 
     def __torch_dispatch__(
         self,
@@ -60,52 +146,132 @@ class TensorAllocations(WatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
+        if any(kind not in _KINDS for kind in types):
+            if any(issubclass(kind, FakeTensor) for kind in types):
+                return func(*args, **(kwargs or {}))  # has no memory
+            return NotImplemented  # of a subclass, such as DTensor, the operations on its parts are seen
         results = func(*args, **kwargs) if kwargs else func(*args)
+        is_backward = torch._C._current_graph_task_id() != -1
+        if not is_backward and torch.is_grad_enabled():
+            self._forward.note(lambda: self._modules.current)
         may_allocate = self._may_allocate.get(func)
         if may_allocate is None:
             may_allocate = any(each.alias_info is None or not each.alias_info.is_write for each in func._schema.returns)
             self._may_allocate[func] = may_allocate
         if may_allocate:
             for tensor in _strided(results):
-                self._record(tensor, args, kwargs)
+                self._record(tensor, args, kwargs, is_backward=is_backward)
         return results
 
-    def _record(self, tensor: torch.Tensor, args: object, kwargs: object) -> None:
+    def _record(self, tensor: torch.Tensor, args: object, kwargs: object, *, is_backward: bool) -> None:
         memory = tensor.untyped_storage()
-        number = memory._cdata
-        storage = self._storages.get(number)
-        if storage is None:
-            if any(given.untyped_storage()._cdata == number for given in _strided((args, kwargs))):
-                return  # a view of what was there before
-            frame = users_frame(sys._getframe(2))
-            line = (frame.f_code, frame.f_lineno) if frame is not None else (None, 0)
-            storage = _Storage((*line, tensor.dtype, tensor.shape, tensor.device), memory.nbytes())
-            self._storages[number] = storage
-        reference = _Reference(tensor, self._forget)
-        reference.number, reference.storage = number, storage
-        storage.tensors[id(reference)] = reference
+        if memory._cdata in self._storages or tensor.is_meta:
+            return
+        if any(given.untyped_storage()._cdata == memory._cdata for given in _strided((args, kwargs))):
+            return  # a view of what another thread has made
+        frame = sys._getframe(2)
+        users = users_frame(frame) if self._operation_in is None else None  # else its line is not in this process
+        module = (self._forward.of_backward() or "") if is_backward else self._modules.current
+        kind = BACKWARD if is_backward else ACTIVATIONS if module else OTHER
+        made = _Allocation(_key(tensor, users.f_code if users else None, users.f_lineno if users else 0),
+                           memory.nbytes(), self._next(), kind, module)  # fmt: skip
+        if self._operation_in is not None:
+            made.issued = self._operation_in(frame)
+        self._begins(memory, made)
 
-    def _forget(self, reference: weakref.ref[torch.Tensor]) -> None:
-        assert isinstance(reference, _Reference)
-        storage = reference.storage
-        del storage.tensors[id(reference)]
-        if not storage.tensors and self._storages.get(reference.number) is storage:
-            del self._storages[reference.number]
+    def _next(self) -> int:
+        self._born += 1
+        return self._born
+
+    def _begins(self, memory: torch.UntypedStorage, made: _Allocation) -> None:
+        storage = _Storage(memory, self._ends)
+        storage.number, storage.allocation = memory._cdata, made
+        self._storages[storage.number] = storage
+        self._peaks.setdefault(made.key[-1], _Peak()).begins(made)
+
+    def _ends(self, storage: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(storage, _Storage)
+        if self._storages.get(storage.number) is storage:
+            del self._storages[storage.number]
+            self._peaks[storage.allocation.key[-1]].ends(storage.allocation)
+
+    def _step(self, optimizer: Optimizer) -> None:
+        """Labels what an optimizer has, before and after its step: gradients may end with it."""
+        if not torch.compiler.is_compiling():
+            if any(each not in self._names for group in optimizer.param_groups for each in group["params"]):
+                self._label(LivingTensors().named)
+            self._label(tensors_of_optimizer(optimizer, self._names.get))
+
+    def _label(self, named: Iterable[NamedTensor]) -> None:
+        for kind, name, tensor in named:
+            if kind == PARAMETERS:
+                self._names.setdefault(tensor, name)
+            for local in _strided(getattr(tensor, "_local_tensor", tensor)):
+                storage = self._storages.get(local.untyped_storage()._cdata)
+                if storage is not None and storage.allocation.kind not in _NAMED:
+                    storage.allocation.kind, storage.allocation.name = kind, name
+
+    def label_numbers(self, held: Iterable[tuple[tuple[int, int], torch.Tensor]]) -> None:
+        """Says under which number, with that of its stream, the controller knows tensors that live."""
+        for number, tensor in held:
+            storage = self._storages.get(tensor.untyped_storage()._cdata)
+            if storage is not None and storage.allocation.tensor is None:
+                storage.allocation.tensor = number
 
     def alive(self) -> dict[AllocatedAt, tuple[int, int]]:
-        """The bytes and the number of allocations that live, by where they were made. Any thread."""
+        """Bytes and number of the allocations since the beginning that live, by where they were made. Any thread."""
         by_key: dict[_Key, tuple[int, int]] = {}
         for storage in tuple(self._storages.values()):
-            size, count = by_key.get(storage.key, (0, 0))
-            by_key[storage.key] = size + storage.bytes, count + 1
+            made = storage.allocation
+            if made.born <= self._before:
+                continue
+            size, count = by_key.get(made.key, (0, 0))
+            by_key[made.key] = size + made.bytes, count + 1
         return {_allocated_at(*key): value for key, value in by_key.items()}
+
+    def _peaks_found(self) -> Iterator[PeakMemory]:
+        given = _given_by_allocators()
+        alive = [storage.allocation for storage in tuple(self._storages.values())]
+        for device, peak in tuple(self._peaks.items()):
+            last = peak.allocation
+            if last is not None:
+                lived = [made for made in alive if made.key[-1] == device and made.born <= last.born]
+                parts = [made.part() for made in (*lived, *peak.ended)]
+                unseen = given.get(device, 0) - peak.most
+                if unseen > 0 and given[device] > self._given.get(device, 0):  # the allocator's peak was in this time
+                    parts.append(PeakPart(HeldMemory(UNSEEN, "", str(device), unseen, 0)))
+                size = peak.most + sum(part.held.size for part in parts[len(lived) + len(peak.ended) :])
+                yield PeakMemory(str(device), size, _allocated_at(*last.key).source, _summed(parts), last.issued)
+
+
+def _given_by_allocators() -> dict[torch.device, int]:
+    """The most bytes that PyTorch's allocator has given at a time, by GPU; none where CUDA is not in use."""
+    is_in_use: Callable[[], bool] = torch.cuda.is_initialized  # without types
+    gpus = range(torch.cuda.device_count() if is_in_use() else 0)
+    return {torch.device("cuda", index): torch.cuda.max_memory_allocated(index) for index in gpus}
+
+
+def _summed(parts: Iterable[PeakPart]) -> tuple[PeakPart, ...]:
+    """Equal parts as one; the largest first."""
+    alike: dict[PeakPart, list[HeldMemory]] = {}
+    for part in parts:
+        alike.setdefault(part._replace(held=msgspec.structs.replace(part.held, size=0)), []).append(part.held)
+    found = [
+        part._replace(held=msgspec.structs.replace(part.held, size=sum(each.size for each in group), count=len(group)))
+        for part, group in alike.items()
+    ]
+    return tuple(sorted(found, key=lambda part: -part.held.size))
+
+
+def _key(tensor: torch.Tensor, code: CodeType | None = None, line: int = 0) -> _Key:
+    return code, line, tensor.dtype, tensor.shape, tensor.device
 
 
 def _allocated_at(
     code: CodeType | None, line: int, dtype: torch.dtype, shape: torch.Size, device: torch.device
 ) -> AllocatedAt:
     source = f"{code.co_filename}:{line}" if code is not None else ""
-    return AllocatedAt(source, f"{str(dtype).removeprefix('torch.')} {list(shape)}", str(device))
+    return AllocatedAt(source, type_and_shape(dtype, shape), str(device))
 
 
 def _strided(values: object) -> Iterator[torch.Tensor]:

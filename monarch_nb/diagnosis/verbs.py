@@ -3,6 +3,7 @@
 import msgspec
 
 from monarch_nb.collectives.verbs import GroupKey
+from monarch_nb.runtime.tensor_memory import HeldMemory
 from monarch_nb.wire import Verb
 
 
@@ -141,9 +142,8 @@ class RankTimes(msgspec.Struct, array_like=True, frozen=True):
     collectives: tuple[BegunCollectives, ...] = ()
     queued: float = 0.0  # seconds in which its threads were ready to run, and waited for a processor
     throttled: float = 0.0  # seconds in which a limit of its container kept it from its processors
-    gpu: str = (
-        ""  # why its GPU runs slower than it could: "it is too hot (91 °C)"; "" where it does not, or is not known
-    )
+    gpu: str = ""  # why its GPU runs slower than it could: "it is too hot (91 °C)"; "" where that is not known
+    gpu_share: float = -1.0  # of the last moments in which kernels ran there, -1 where that is not known
 
 
 class AskMemory(msgspec.Struct, array_like=True, frozen=True):
@@ -159,6 +159,15 @@ class TensorsAlike(msgspec.Struct, array_like=True, frozen=True):
     size: int  # bytes of all of them
 
 
+class GpuMemory(msgspec.Struct, array_like=True, frozen=True):
+    """The GPU that a process computes on, see `gpu.GpuLoad`: bytes, and the share of the time in which kernels ran."""
+
+    share: float
+    own: int
+    used: int
+    total: int
+
+
 class ProcessMemory(msgspec.Struct, array_like=True, frozen=True):
     """The memory of a process, in bytes."""
 
@@ -171,6 +180,8 @@ class ProcessMemory(msgspec.Struct, array_like=True, frozen=True):
     cuda: int  # in tensors on the GPU that the process computes on
     reserved: int  # there
     tensors: tuple[TensorsAlike, ...] = ()
+    held: tuple[HeldMemory, ...] = ()  # what these are, by name
+    gpu: GpuMemory | None = None
 
 
 BEGIN_TIMES = Verb("diagnosis.times", BeginTimes, BegunTimes, doc="samples where the time of a process goes")

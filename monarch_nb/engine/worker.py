@@ -9,7 +9,7 @@ from pathlib import Path
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.diagnosis import gradients
 from monarch_nb.engine.compose import ProcessRole, compose
-from monarch_nb.host.gpus import TOO_FEW
+from monarch_nb.host.gpus import NO_GPU
 from monarch_nb.host.protocol import ProcSpec, ProcStop
 from monarch_nb.host.verbs import PROC_STOP
 from monarch_nb.lifecycle.proc_spawn import PYTHON, python_version
@@ -50,8 +50,8 @@ def run_proc(spec: ProcSpec) -> int:
             "and classes cannot travel between them. Use an interpreter of the same minor version on both sides\n"
         )
         return 1
-    if too_few := spec.env.get(TOO_FEW):
-        sys.stderr.write(f"{spec.name}: {too_few}\n")
+    if without := spec.env.get(NO_GPU):
+        sys.stderr.write(f"{spec.name}: {without}\n")
         return 1
     settings.receive(spec.env.get(TRAVELS_IN) or "")
     os.environ.pop(TRAVELS_IN, None)

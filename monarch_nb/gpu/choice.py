@@ -1,9 +1,11 @@
-"""Which driver this process has for its GPUs."""
+"""Which driver this process has for its GPUs, and what the first of these does."""
 
 import os
+import sys
 from collections.abc import Callable
 
 from monarch_nb.gpu.driver import GpuDriver
+from monarch_nb.gpu.nvml import GpuLoad, load_by_nvml
 from monarch_nb.gpu.pretence import PretenceDriver
 
 _chosen: list[GpuDriver | None] = []
@@ -43,4 +45,22 @@ def _find(wanted: str) -> GpuDriver | None:
 
         return CudaDriver()
     except (ImportError, RuntimeError, OSError):  # cuda-bindings raises RuntimeError where libcuda is not found
+        return None
+
+
+def load() -> GpuLoad | None:
+    """What the first GPU of this process does, once the process computes there; None without one, or if it has failed.
+
+    Initialises nothing. Without a driver of ours, PyTorch is asked. May take milliseconds.
+    """
+    gpu, cuda = driver(), getattr(sys.modules.get("torch"), "cuda", None)
+    try:
+        if gpu is not None:
+            devices = gpu.devices()
+            return gpu.load(devices[0]) if devices else None
+        if cuda is None or not cuda.is_initialized():
+            return None
+        free, total = cuda.mem_get_info(0)
+        return load_by_nvml(str(cuda.get_device_properties(0).uuid), total - free, total)
+    except Exception:  # a device that has failed must not end statistics
         return None

@@ -7,6 +7,7 @@ file descriptor) and "Stream Management"; docs.nvidia.com/cuda/cuda-driver-api.
 import ctypes
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver as cu
 
 from monarch_nb.gpu.driver import GpuError, GpuMemoryError
+from monarch_nb.gpu.nvml import GpuLoad, load_by_nvml
 
 if TYPE_CHECKING:
     import torch
@@ -174,6 +176,11 @@ class CudaDriver:
         with self._device(device).current():
             free, total = _call(cu.cuMemGetInfo)
         return int(free), int(total)
+
+    def load(self, device: int) -> GpuLoad:
+        """See GpuDriver."""
+        free, total = self.memory(device)
+        return load_by_nvml(str(uuid.UUID(hex=self.identity(device))), total - free, total)
 
     def check(self) -> None:
         """See GpuDriver."""

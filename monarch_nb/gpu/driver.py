@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Protocol
 
+from monarch_nb.gpu.nvml import GpuLoad
+
 if TYPE_CHECKING:
     import torch
 
@@ -94,6 +96,9 @@ class GpuDriver(Protocol):
 
     def memory(self, device: int) -> tuple[int, int]:
         """Free and total bytes."""
+
+    def load(self, device: int) -> GpuLoad:
+        """What the device does, and what is in use of its memory. May take milliseconds."""
 
     def check(self) -> None:
         """Raises the sticky GpuError of this process, if a kernel or copy has left one; else does nothing."""

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.gpu.driver import GpuError, GpuMemoryError
+from monarch_nb.gpu.nvml import GpuLoad
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,7 @@ ASSUMPTIONS = (
     "create() on a full device raises GpuMemoryError, and the device is usable after it",
     "copy() waits for the work of the stream that it is given",
     "copy() moves bytes between pageable memory and the device in both directions",
+    "load() counts what this process has on the device, which is no less than its tensors",
     "after a kernel's illegal access, check() raises a sticky error, in this process only",
 )
 _HANDLE = struct.Struct("<8sqqq")  # a mark, process, descriptor, bytes
@@ -46,6 +48,8 @@ class PretenceDriver:
 
     def __init__(self, capacity: int = 1 << 30, devices: int = 1) -> None:
         self.capacity = capacity
+        self.others = 0  # bytes of each device that other processes have
+        self.share, self.slowed = 0.0, ""  # of what `load` says
         self.copies: list[tuple[int | None, int | None, int]] = []  # to and from which device (None: the host), bytes
         self._lock = threading.RLock()
         self._maps: dict[int, tuple[mmap.mmap, int, int]] = {}  # by address: mapping, bytes, device
@@ -180,9 +184,14 @@ class PretenceDriver:
         return f"pretence-{device}"
 
     def memory(self, device: int) -> tuple[int, int]:
-        """See GpuDriver: what this process alone has allocated counts."""
+        """See GpuDriver: what this process has allocated counts, and what others are said to have."""
         self.check()
-        return self.capacity - self._used[device], self.capacity
+        return self.capacity - self.others - self._used[device], self.capacity
+
+    def load(self, device: int) -> GpuLoad:
+        """See GpuDriver."""
+        free, total = self.memory(device)
+        return GpuLoad(self.share, self._used[device], total - free, total, self.slowed)
 
     def check(self) -> None:
         """See GpuDriver."""

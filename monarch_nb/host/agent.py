@@ -19,6 +19,7 @@ from monarch_nb.host import folders, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.casting import Caster
 from monarch_nb.host.gateway import GatewayService
+from monarch_nb.host.gpus import MpsDaemon
 from monarch_nb.host.introduction import ask_controller
 from monarch_nb.host.key_change import AgentKeys
 from monarch_nb.host.leases import Idleness, OwnerLeases
@@ -135,6 +136,7 @@ class HostAgent:
         self._liveness = LivenessMonitor(self._loop, self._children, self._sender)
         self._gateway = GatewayService(self._node, self._sender, self._keys, options.insecure_loopback, self._loop.post)
         self._pending = PendingProcs()
+        self._mps = MpsDaemon(options.host, self._folder, self._cord, self._loop.post)
         self._caster = Caster(self._node, self._sender, self._later, time.monotonic)
         self._service = AgentService(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
@@ -142,7 +144,7 @@ class HostAgent:
             incarnation=self._node.incarnation,
             learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
             later=self._loop.call_later, gateway=self._gateway, keeper=self._keeper,
-            pending=self._pending, replaced=self._replaced, caster=self._caster, keys=self._keys,
+            pending=self._pending, replaced=self._replaced, caster=self._caster, keys=self._keys, mps=self._mps,
         )  # fmt: skip
         self._dialler: Dialler | None = None
         if options.dial is not None:
@@ -184,6 +186,7 @@ class HostAgent:
         finally:
             self._service.keeper.agent_ends("its host agent was ended")
             self._children.close()
+            self._mps.close()
             self._node.close(_LINGER_S)
             end_all_descendants()  # templates leave some of theirs to this process when they end
             if not self._options.keep_folder:

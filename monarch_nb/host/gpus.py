@@ -1,16 +1,36 @@
-"""The GPUs of this host, and which of them a process gets. Never touches CUDA."""
+"""The GPUs of this host, which of them a process gets, and how processes share one. Never touches CUDA."""
 
 import os
-from collections.abc import Mapping
-
-__all__ = ["SHARED", "SLOT", "TOO_FEW", "VISIBLE", "devices", "too_few", "with_gpu"]
+import select
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 SLOT = "MONARCH_NB_GPU_SLOT"  # of a process that is to be started: its number and how many there are, as "1/4"
-SHARED = "shared"  # behind them: processes may have a GPU together
-TOO_FEW = "MONARCH_NB_TOO_FEW_GPUS"
+SHARED, MPS, MPS_EQUAL = "shared", "mps", "mps-equal"  # behind them: how processes may have a GPU together
+NO_GPU = "MONARCH_NB_NO_GPU"  # why a process ends that was to have one
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+PIPES, LOGS, THREADS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+CONTROL = "nvidia-cuda-mps-control"
 _FOLDERS = ("/proc/driver/nvidia/gpus", "/dev")  # containers may lack the first
 _DEVICE = "nvidia"
+_START_S, _QUIT_S = 10.0, 2.0
+_USUAL_PIPES = Path("/tmp/nvidia-mps")  # where a daemon listens that was started without a folder
+# Starts the daemon, says how that went, waits for the end of the agent, whatever ends that, and ends the daemon: by its
+# number where the folder, through which it takes commands, has been removed with what was the agent's.
+_GUARD = """
+"$1" -d </dev/null >"$2" 2>&1
+code=$?
+echo $code
+[ $code = 0 ] || exit
+daemon=$(cat "$3")
+cat >/dev/null
+echo quit | "$1" || kill "$daemon"
+"""
+_ANSWERS = 'echo get_server_list | "$1" >/dev/null 2>&1 && echo 0'
+Environment = dict[str, str | None]
 
 
 def devices() -> list[str]:
@@ -30,28 +50,157 @@ def devices() -> list[str]:
     return []
 
 
-def with_gpu(env: Mapping[str, str | None], host: str) -> dict[str, str | None]:
+def slot_of(number: int, count: int, sharing: bool | str) -> str:
+    """The slot of a process, as `with_gpu` reads it; `sharing` is the setting `share_gpus`."""
+    how = SHARED if sharing is True else sharing or ""
+    return f"{number}/{count} {how}".rstrip()
+
+
+def wants_mps(environments: Iterable[Mapping[str, str | None]]) -> bool:
+    """Whether a process that is to be started shares a GPU by MPS, on a host that has any."""
+    slots = [slot for env in environments if (slot := env.get(SLOT)) is not None]
+    return any(slot.endswith((MPS, MPS_EQUAL)) for slot in slots) and bool(devices())
+
+
+def with_gpu(env: Mapping[str, str | None], host: str, mps: "MpsDaemon | None" = None) -> Environment:
     """The environment of a process, with its GPU in place of its slot.
 
-    Where there are GPUs, but fewer than slots, and they are not to be shared, `TOO_FEW` says so: the process ends with
-    that text, which its failure shows.
+    Where there are GPUs, but fewer than slots, and they are not to be shared, or not as they should, `NO_GPU` says so:
+    the process ends with that text, which its failure shows.
     """
     own = dict(env)
     slot = own.pop(SLOT, None)
     offered = devices()
     if slot is None or not offered:
         return own
-    numbers, _, shared = slot.partition(" ")
+    numbers, _, how = slot.partition(" ")
     number, _, count = numbers.partition("/")
-    if int(count) > len(offered) and shared != SHARED:
-        return {**own, TOO_FEW: too_few(host, len(offered), int(count))}
+    if int(count) > len(offered) and not how:
+        return {**own, NO_GPU: too_few(host, len(offered), int(count))}
     own[VISIBLE] = offered[int(number) % len(offered)]
+    if how in (MPS, MPS_EQUAL) and mps is not None:
+        if mps.error:
+            return {**own, NO_GPU: mps.error}
+        own.update(mps.environment)
+        if how == MPS_EQUAL:
+            processes = int(own.get("LOCAL_WORLD_SIZE") or count)
+            own[THREADS] = str(max(1, 100 // -(-processes // len(offered))))
     return own
 
 
 def too_few(host: str, has: int, wanted: int) -> str:
-    """What is said where a host has fewer GPUs than processes are to have."""
+    """The error where a host has fewer GPUs than processes are to have."""
     return (
         f"gpus={wanted} on host {host}, which has {has}: spawn gpus={has}, or let processes share a GPU with "
         "monarch.config.configure(share_gpus=True)"
     )
+
+
+def without_mps(host: str, why: str = f"{CONTROL} is not on PATH") -> str:
+    """The error where processes are to share a GPU by MPS, and cannot."""
+    return (
+        f"GPUs of host {host} cannot be shared by MPS: {why}. The program comes with NVIDIA's driver; without it, "
+        "monarch.config.configure(share_gpus=True) lets processes share a GPU, one kernel of theirs after the other"
+    )
+
+
+class MpsDaemon:
+    """The control daemon of MPS, by which processes of a host run kernels on one GPU at the same time.
+
+    A daemon that listens already, where the environment says or where it does by default, is used as it is. Else this
+    agent starts one, with folders of its own in that of the agent, when the first process wants it, and ends it.
+    Source: NVIDIA's "Multi-Process Service", sections "nvidia-cuda-mps-control" and "Environment Variables".
+    """
+
+    def __init__(self, host: str, folder: Path, cord: int, post: Callable[[Callable[[], None]], None]) -> None:
+        self._host, self._folder, self._cord, self._post = host, folder / "mps", cord, post
+        self._waiting: list[Callable[[], None]] = []
+        self._guard: subprocess.Popen[bytes] | None = None  # lives as long as a daemon of ours
+        self.environment: dict[str, str] = {}  # of its clients, once it runs
+        self.error = ""  # why it does not
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Calls back on the loop's thread once it runs, or could not be started. Does not block."""
+        if self.environment:
+            call()
+            return
+        self._waiting.append(call)
+        if len(self._waiting) == 1:
+            threading.Thread(target=self._find_or_start, name="monarch-mps", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends a daemon that this agent has started. Blocks for a moment."""
+        if self._guard is not None and self.environment:
+            try:
+                asked = subprocess.Popen(
+                    [CONTROL], env=self._own_environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+                )
+                asked.communicate(b"quit\n", _QUIT_S)
+            except (OSError, subprocess.SubprocessError):
+                pass  # its guard ends it, or it is killed with what else is left of this host
+
+    @property
+    def _own_environment(self) -> dict[str, str]:
+        """That of the daemon. It sees all GPUs: it would number again those that it is given."""
+        return {**{name: value for name, value in os.environ.items() if name != VISIBLE}, **self._folders()}
+
+    def _folders(self) -> dict[str, str]:
+        return {PIPES: str(self._folder / "pipe"), LOGS: str(self._folder / "log")}
+
+    def _find_or_start(self) -> None:
+        """On a thread of its own."""
+        program, found, error = shutil.which(CONTROL), dict[str, str](), ""
+        try:
+            if program is None:
+                error = without_mps(self._host)
+            elif not (found := self._running(program)):
+                error = self._start(program)
+                found = {} if error else self._folders()
+        except OSError as failed:
+            error = without_mps(self._host, str(failed))
+
+        def ready() -> None:
+            self.environment, self.error = found, error
+            waiting, self._waiting = self._waiting, []
+            for call in waiting:
+                call()
+
+        self._post(ready)
+
+    def _running(self, program: str) -> dict[str, str]:
+        """The folders of a daemon that this user or root has started; empty if none answers. Raises OSError."""
+        folder = Path(os.environ.get(PIPES) or _USUAL_PIPES)
+        try:
+            if (folder / "control").stat().st_uid not in (0, os.geteuid()):
+                return {}
+        except OSError:
+            return {}
+        env = {**os.environ, PIPES: str(folder)}
+        asked = subprocess.Popen(["/bin/sh", "-c", _ANSWERS, "sh", program], env=env, stdout=subprocess.PIPE)
+        logs = {LOGS: os.environ[LOGS]} if LOGS in os.environ else {}
+        return {PIPES: str(folder), **logs} if _line(asked) == "0" else {}
+
+    def _start(self, program: str) -> str:
+        """Starts one; returns why it could not, "" if it could. Raises OSError."""
+        log = self._folder / "start.log"
+        for folder in self._folders().values():
+            Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        number = self._folder / "pipe" / f"{CONTROL}.pid"
+        command = ["/bin/sh", "-c", _GUARD, "sh", program, str(log), str(number)]
+        self._guard = subprocess.Popen(
+            command, env=self._own_environment, stdin=self._cord, stdout=subprocess.PIPE, start_new_session=True
+        )
+        said = _line(self._guard)
+        if said == "0":
+            return ""
+        why = log.read_text(errors="replace").strip()[-300:] if log.exists() else ""
+        ended = f"{CONTROL} -d ended with {said}" if said else f"{CONTROL} -d did not end within {_START_S:g} s"
+        return without_mps(self._host, f"{ended}{f': {why}' if why else ''}")
+
+
+def _line(process: subprocess.Popen[bytes]) -> str:
+    """The first line that a process writes, "" if there is none in time. The agent's loop takes its exit status."""
+    assert process.stdout is not None
+    with process.stdout as output:
+        ready, _, _ = select.select([output], [], [], _START_S)
+        return os.read(output.fileno(), 100).decode().strip() if ready else ""

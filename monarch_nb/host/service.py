@@ -16,7 +16,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.casting import Caster
 from monarch_nb.host.gateway import GatewayService
-from monarch_nb.host.gpus import with_gpu
+from monarch_nb.host.gpus import MpsDaemon, wants_mps, with_gpu
 from monarch_nb.host.key_change import AgentKeys
 from monarch_nb.host.leases import OwnerLeases
 from monarch_nb.host.mesh_leases import NOBODY, MeshLeaseService
@@ -90,6 +90,7 @@ class AgentService:
                  follow: Callable[[str, int], None], later: Callable[[float, Callable[[], None]], object],
                  pending: PendingProcs, replaced: Callable[[str], None], gateway: GatewayService,
                  keys: AgentKeys, keeper: Callable[[Callable[[str], None]], MeshLeaseService], caster: Caster,
+                 mps: MpsDaemon,
                  end: Callable[[str, float, Callable[[list[p.Exited]], None]], None]) -> None:  # fmt: skip
         self._host = host
         self._folder = folder
@@ -106,7 +107,7 @@ class AgentService:
         self._later = later
         self._awaited: dict[str, set[str]] = {}  # watchers of processes that have not been spawned yet
         self._pending, self._replaced = pending, replaced
-        self._gateway, self._caster = gateway, caster
+        self._gateway, self._caster, self._mps = gateway, caster, mps
         self._incarnation = incarnation
         self._end = end
         self._verbs = takes = Handlers("host agents", sender.answer)
@@ -151,6 +152,18 @@ class AgentService:
         return {*self._leases.owners, *self.keeper.holders, *watching, *mine} - {NOBODY}
 
     def _spawn(self, request: p.SpawnProcs, asker: Asker[p.SpawnReply]) -> None:
+        def begin() -> None:
+            try:
+                self._begin(request, asker)
+            except ValueError as error:
+                asker.refuse(str(error))
+
+        if wants_mps(request.env):
+            self._mps.when_ready(begin)
+        else:
+            self._begin(request, asker)
+
+    def _begin(self, request: p.SpawnProcs, asker: Asker[p.SpawnReply]) -> None:
         owner = request.owner or asker.src
         count = len(request.ranks)
         incarnations = _spread(request.incarnations, count, 0, "incarnations")
@@ -163,7 +176,7 @@ class AgentService:
             address = proc_address(self._host, request.mesh, rank, incarnation)
             if self._children.find(address) is not None:
                 raise ValueError(f"{address} was started before; its next start needs a new incarnation")
-            name, env = parse_address(address).name, with_gpu(env, self._host)
+            name, env = parse_address(address).name, with_gpu(env, self._host, self._mps)
             spec = p.ProcSpec(
                 address=address, agent=self._sender.address, host=self._host, run_folder=str(self._folder),
                 mesh=request.mesh, rank=rank, incarnation=incarnation, owner=owner, name=request.name,

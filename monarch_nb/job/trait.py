@@ -13,6 +13,7 @@ import msgspec
 
 from monarch_nb._package import refuse
 from monarch_nb.job import record as files
+from monarch_nb.job.mounts import JobMounts, WantedMount
 from monarch_nb.job.record import JobFileError, JobOrigin, JobRecord
 from monarch_nb.job.state import JobState
 from monarch_nb.job.upstream import UpstreamServices
@@ -22,7 +23,7 @@ logger = logging.getLogger("monarch_nb.job")
 
 DEFAULT_JOB_PATH = ".monarch/job_state.json"
 BATCH_FILE = "MONARCH_NB_BATCH_JOB"  # names the file of the job that has started this program
-_OWN = frozenset({"_applied", "_cached"})
+_OWN = frozenset({"_applied", "_cached", "_mounts"})
 
 
 @dataclass
@@ -54,6 +55,7 @@ class JobTrait(UpstreamServices, ABC):
     def _fresh(self) -> None:
         self._applied = AppliedRecord()
         self._cached: JobTrait | None = None  # the job that is used instead of this one
+        self._mounts = JobMounts()
 
     # -- for subclasses to define
 
@@ -117,7 +119,9 @@ class JobTrait(UpstreamServices, ABC):
         and it is said which one that is and since when it runs. One that is gone, or will not do, is ended and said,
         and this job takes its place. None: look for none, save none.
         In a client script of a job the job found is that one, whatever is asked for here.
-        Raises JobFileError for a file that others could have written, or that holds no job.
+        Opens the job's mounts, and copies what has changed in those that are open; blocks for that.
+        Raises JobFileError for a file that others could have written, or that holds no job, and RuntimeError for a
+        mount that failed.
         """
         if self._running is None and cached_path is not None:
             self._cached = _started_by()
@@ -127,14 +131,22 @@ class JobTrait(UpstreamServices, ABC):
             self.apply()
             if cached_path is not None and self._cacheable:
                 self._save(cached_path)
-        assert self._running is not None
-        return self._running._state()
+        running = self._running
+        assert running is not None
+        state = running._state()
+        wanted = self._wanted_mounts or running._wanted_mounts
+        self._mounts.follow(wanted, state._hosts)
+        for mount in wanted:
+            for mesh in mount.meshes_of(state._hosts) if mount.python else ():
+                state._hosts[mesh] = state._hosts[mesh].with_python_executable(mount.python)
+        return state
 
     def kill(self) -> None:
         """Ends the job, and forgets the file it was saved in. Nothing happens if it does not run."""
         running = self._running
         if running is None:
             return
+        self._mounts.close()
         running._kill()
         path = running._applied.path
         if path is not None:
@@ -244,6 +256,7 @@ def job_from(data: bytes, where: str, *, load: bool) -> JobTrait:
         if cls._form is not None:
             fields.update(msgspec.structs.asdict(converted(fields, cls._form)))
         vars(job).update(fields)
+        job._wanted_mounts = tuple(map(WantedMount.saved, job._wanted_mounts))
         job._restored()
     except Exception as error:
         raise JobFileError(f"{where} holds no {cls.__name__}: {type(error).__name__}: {error}. Remove it") from None

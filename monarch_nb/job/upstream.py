@@ -1,6 +1,6 @@
 """Methods of torchmonarch's jobs that are not about machines: telemetry, an admin server, a profiler, mounts.
 
-Programs call these, so they exist: harmless ones are accepted with one notice, the others raise.
+Programs call these, so they exist: mounts are copies, harmless ones are accepted with one notice, the others raise.
 """
 
 import logging
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 from monarch_nb._package import refuse
+from monarch_nb.job.mounts import WantedMount
 
 logger = logging.getLogger("monarch_nb.job")
 
@@ -34,6 +35,8 @@ class MeshAdminConfig:
 
 class UpstreamServices:
     """These methods, for all jobs."""
+
+    _wanted_mounts: tuple[WantedMount, ...] = ()
 
     def enable_telemetry(self, config: Any = None, *, mesh_admin_config: Any = None, **kwargs: Any) -> Self:
         """Accepted, and gives the job. Says once that nothing is recorded, and what there is instead.
@@ -76,16 +79,23 @@ class UpstreamServices:
         mntpoint: str | None = None,
         meshes: list[str] | None = None,
         python_exe: str | None = ".venv/bin/python",
-        **kwargs: Any,
-    ) -> NoReturn:
-        """Raises NotImplementedError."""
-        refuse("remote_mount", "mounts of jobs", "monarch.remotemount mounts on job.state().trainers")
+        **_tuning: object,
+    ) -> None:
+        """Has `state()` bring a folder of this machine to the hosts of `meshes`, None for all; again, what has changed.
 
-    def gather_mount(
-        self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None
-    ) -> NoReturn:
-        """Raises NotImplementedError."""
-        refuse("gather_mount", "mounts of jobs", "monarch.gather_mount gathers from job.state().trainers")
+        It comes to `mntpoint`, by default the same path. Their processes run `python_exe`, a path in the folder; None
+        leaves that as it is. Further arguments, which tune torchmonarch's file system, have no effect.
+        Raises ValueError for a Python that is not there.
+        """
+        self._wanted_mounts = (*self._wanted_mounts, WantedMount.to_hosts(source, mntpoint, meshes, python_exe))
+
+    def gather_mount(self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None) -> None:
+        """Has `state()` gather a folder of the hosts of `meshes`, None for all, below `local_mount_point` here.
+
+        Of several meshes each gets a folder with its name. `kill()` removes the copies.
+        """
+        wanted = WantedMount.to_here(remote_mount_point, local_mount_point, meshes)
+        self._wanted_mounts = (*self._wanted_mounts, wanted)
 
 
 def _say_once(text: str) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import sys
 import warnings
 import weakref
@@ -11,7 +12,7 @@ from msgspec import Struct, field
 
 from monarch_nb.collectives.environment import OURS, RendezvousEnvironment, free_port
 from monarch_nb.host import verbs as host_verbs
-from monarch_nb.host.gpus import SHARED, SLOT, VISIBLE, devices, too_few
+from monarch_nb.host.gpus import CONTROL, MPS, MPS_EQUAL, SLOT, VISIBLE, devices, slot_of, too_few, without_mps
 from monarch_nb.host.procs.template import QUICK, worth_importing
 from monarch_nb.host.protocol import Launch, SpawnProcs
 from monarch_nb.lifecycle.actor_spawn import with_stand_ins
@@ -65,17 +66,20 @@ def environments(per_host: Mapping[str, int], common: Mapping[str, str | None]) 
     for local in range(extent.nelements):
         own: Environment = {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(extent.nelements)}
         if wanted:
-            shared = f" {SHARED}" if settings.share_gpus else ""
-            own[SLOT] = f"{extent.point(local)[DIMENSION]}/{per_host[DIMENSION]}{shared}"
+            own[SLOT] = slot_of(extent.point(local)[DIMENSION], per_host[DIMENSION], settings.share_gpus)
         by_process.append({**own, **common})
     return tuple(by_process)
 
 
 def check_own_host(host: str, per_host: Mapping[str, int], common: Mapping[str, str | None]) -> None:
-    """Raises ValueError where this machine, whose name is `host`, has GPUs, but fewer than are asked for."""
+    """Raises ValueError where this machine, whose name is `host`, has GPUs, but fewer than are asked for, or no MPS."""
     wanted, has = per_host.get(DIMENSION, 0), len(devices())
-    if 0 < has < wanted and VISIBLE not in common and not settings.share_gpus:
+    if not has or not wanted or VISIBLE in common:
+        return
+    if has < wanted and not settings.share_gpus:
         raise ValueError(too_few(host, has, wanted))
+    if settings.share_gpus in (MPS, MPS_EQUAL) and shutil.which(CONTROL) is None:
+        raise ValueError(without_mps(host))
 
 
 def _gpu_of(env: Mapping[str, str | None]) -> str | None:

@@ -179,8 +179,11 @@ class HostMesh(MeshTrait):
         return cast(ProcMesh, operations().spawn_procs(wanted))
 
     def with_python_executable(self, python_executable: str) -> "HostMesh":
-        """The same hosts, whose processes run another interpreter."""
-        if not os.access(python_executable, os.X_OK):
+        """The same hosts, whose processes run another interpreter: a file of theirs.
+
+        Raises ValueError for one that this machine lacks, on this machine's own host or with a relative path.
+        """
+        if not os.access(python_executable, os.X_OK) and (not os.path.isabs(python_executable) or self._is_own_host()):
             raise ValueError(f"{python_executable!r} is not an executable file")
         python = os.path.abspath(python_executable)
         return self._of(self._record, self.__region, python, self._owned)

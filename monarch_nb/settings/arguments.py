@@ -1,5 +1,7 @@
 """The arguments of `configure`, for editors and type checkers; a test holds them against the keys."""
 
+from typing import Literal
+
 from monarch_nb.settings.accepted_keys import AcceptedArgs, Duration
 from monarch_nb.settings.setting import ChannelTransport
 
@@ -54,7 +56,7 @@ class ConfigureArgs(AcceptedArgs, total=False):
     rdma_movers: str
     rdma_put_kept: int
     rdma_tcp_fallback_parallelism: int
-    share_gpus: bool
+    share_gpus: bool | Literal["mps", "mps-equal"]
     shared_memory_threshold: int
     stop_actor_timeout: Duration
     tail_log_lines: int

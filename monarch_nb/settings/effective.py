@@ -33,8 +33,11 @@ class Effective:
         True,
         "whether processes have what torchrun would set: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT...",
     )
-    share_gpus = flag(
-        False, "whether several processes of a host may have one GPU, where `gpus` asks for more than it has"
+    share_gpus: Setting[bool | str] = Setting(
+        "sharing",
+        False,
+        "whether several processes of a host may have one GPU, where `gpus` asks for more than it has; 'mps': by "
+        "NVIDIA's MPS, so that their kernels run at the same time; 'mps-equal': each on an equal part of it at most",
     )
     mesh_attach_config_timeout = seconds(60, "how long hosts may take to answer when they are attached")
 

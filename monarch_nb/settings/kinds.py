@@ -84,6 +84,15 @@ def _ports(value: object) -> slice:
     return value
 
 
+def _sharing(value: object) -> bool | str:
+    """Of GPUs."""
+    if not isinstance(value, bool | str):
+        raise TypeError("a bool, 'mps' or 'mps-equal' is expected")
+    if isinstance(value, str) and value not in ("mps", "mps-equal"):
+        raise ValueError("True, False, 'mps' or 'mps-equal' is expected")
+    return value
+
+
 _CHECKS: dict[str, Callable[[object], Value]] = {
     "duration": parse_duration,
     "flag": _flag,
@@ -93,6 +102,7 @@ _CHECKS: dict[str, Callable[[object], Value]] = {
     "encoding": _encoding,
     "transport": transport,
     "range": _ports,
+    "sharing": _sharing,
 }
 
 
@@ -128,7 +138,7 @@ def from_text(key: Setting[object], text: str) -> Value:
     if key.optional and text.lower() in ("", "none"):
         return key.default
     value: object = text
-    if key.kind == "flag":
+    if key.kind in ("flag", "sharing"):
         value = _WORDS.get(text.lower(), text)
     elif key.kind == "count":
         value = int(text) if re.fullmatch(r"[0-9][0-9_]{0,18}", text) and not text.endswith("_") else text

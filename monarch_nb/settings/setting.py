@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from monarch_nb.settings.store import Settings
 
 T = TypeVar("T", covariant=True)
-Kind = Literal["duration", "flag", "count", "ratio", "text", "encoding", "transport", "range"]
+Kind = Literal["duration", "flag", "count", "ratio", "text", "encoding", "transport", "range", "sharing"]
 
 SECOND = 10**9
 

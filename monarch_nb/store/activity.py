@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from types import FrameType
 
+from monarch_nb.gpu import load
 from monarch_nb.host.linux import memory_resident, memory_used
 from monarch_nb.runtime import EXEC, HOOK, RELOAD, ActorCell, ByteCounts, Runtime
 from monarch_nb.store.verbs import (
@@ -135,20 +136,14 @@ class UsageMeter:
 
 
 def _gpu() -> tuple[float, int, int]:
-    """Share in use, bytes in use and total bytes of the GPU this process computes on; -1 and 0 without one."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    try:
-        if cuda is None or not cuda.is_initialized():
-            return -1.0, 0, 0
-        free, total = cuda.mem_get_info()
-    except Exception:  # a device that has failed must not end the statistics
+    """Share in use of the GPU this process computes on, bytes of this process there, and all bytes; -1 and 0 without.
+
+    Where only the bytes of all processes are known, these are given.
+    """
+    found = load()
+    if found is None:
         return -1.0, 0, 0
-    try:
-        share = cuda.utilization() / 100
-    except Exception:  # needs NVIDIA's own Python package
-        share = -1.0
-    return share, total - free, total
+    return found.share, found.used if found.own < 0 else found.own, found.total
 
 
 class Reporter:

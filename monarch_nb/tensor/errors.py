@@ -29,7 +29,14 @@ class TensorError(ActorError, RuntimeError):
 
     missing = ("Nobody has fetched what this operation made", "`monarch.inspect(…)` raises its error")
 
-    def __init__(self, operation: str, origin: ProgramLine | None, failures: Sequence[Failure], mesh: str = "") -> None:
+    def __init__(
+        self,
+        operation: str,
+        origin: ProgramLine | None,
+        failures: Sequence[Failure],
+        mesh: str = "",
+        details: str = "",
+    ) -> None:
         first = failures[0]
         remote = RemoteException(first.type_name, first.text, first.traceback, "it was sent as text")
         ranks = ranks_text([failure.rank for failure in failures])
@@ -40,13 +47,14 @@ class TensorError(ActorError, RuntimeError):
             summary = f"this needs a tensor that was lost on {where}: {first.text}\n  restore it: {RESTORE}"
         if origin is not None:
             summary += f"\n  issued at {origin}"
+        summary += f"\n{details}" * bool(details)
         super().__init__(remote, summary, formatted=[first.traceback])
         self.operation, self.origin = operation, origin
         self.failures = {
             failure.rank: RemoteException(failure.type_name, failure.text, failure.traceback, "")
             for failure in failures
         }
-        self._arguments = (operation, origin, tuple(failures), mesh)
+        self._arguments = (operation, origin, tuple(failures), mesh, details)
 
     def copy(self) -> "TensorError":
         """An equal error without the traceback of this one."""

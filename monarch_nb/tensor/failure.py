@@ -10,7 +10,11 @@ from monarch_nb.wire import Harmless
 
 
 class Failure(Harmless, array_like=True, frozen=True):
-    """A failed operation, and the rank on which it failed."""
+    """A failed operation, and the rank on which it failed.
+
+    Where memory ran out, `held` has what the rank holds for the stream: numbers of tensors and bytes, the largest
+    first. Those of the last one without a number are of all further ones.
+    """
 
     PROSE: ClassVar = ("text", "traceback")
 
@@ -22,6 +26,7 @@ class Failure(Harmless, array_like=True, frozen=True):
     traceback: str  # formatted
     stream: int = 0
     apart: bool = False  # other ranks go on: what it was to make is lost on this one alone
+    held: tuple[tuple[int, int], ...] = ()
 
     @property
     def line(self) -> str:

@@ -1,7 +1,8 @@
 """Streams of a program: which of them is active in a thread, and what memory one has borrowed from another."""
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb.tensor.errors import RankTensorError
@@ -26,6 +27,27 @@ class _Active(threading.local):
 
 
 ACTIVE = _Active()
+
+
+@contextlib.contextmanager
+def coalescing() -> Iterator[None]:
+    """Sends what this thread issues in a `with` block at its end, in one message. Values cannot be fetched meanwhile.
+
+    What does not fit into one, such as a large tensor of the program, goes out before.
+    """
+    if ACTIVE.coalesced is not None:
+        yield
+        return
+    streams: set[CommandStream] = set()
+    ACTIVE.coalesced = streams
+    try:
+        yield
+    finally:
+        ACTIVE.coalesced = None
+        for stream in streams:
+            stream.coalesces = False
+        for stream in streams:
+            stream.flush()
 
 
 class TensorLoan:

@@ -62,6 +62,7 @@ from monarch_nb.tensor.references import (
 )
 from monarch_nb.tensor.replicas import StreamContents, contents_of
 from monarch_nb.tensor.seeds import draw_together, seed_number
+from monarch_nb.tensor.summary import memory_note
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
 
@@ -401,7 +402,8 @@ class Stream:
         self.has_failed = self.has_failed or bool(failures) or self._over >= 0
         for number, operation_failures in by_operation(failures).items():
             where = batch.sites[number - batch.first]
-            error = TensorError(operation_failures[0].operation, origin_of(where), operation_failures, self.title)
+            operation, note = operation_failures[0].operation, memory_note(self, operation_failures)
+            error = TensorError(operation, origin_of(where), operation_failures, self.title, note)
             self._failed[number] = error
             if all(failure.apart for failure in operation_failures):
                 self._unseen[number] = error  # others go on: each fetch of what depends on it raises it

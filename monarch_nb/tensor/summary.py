@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from monarch_nb.runtime.tensor_memory import OTHER, HeldMemory, LivingTensors, lines_of, summed, type_and_shape
 from monarch_nb.tensor.placement import Placement, place, shape_text
 from monarch_nb.tensor.placement.picture import Box, thumbnail
 from monarch_nb.tensor.verbs import MemoryUsed
 from monarch_nb.wire import size_text
 
 if TYPE_CHECKING:
+    from monarch_nb.tensor.failure import Failure
     from monarch_nb.tensor.origin import ProgramLine
     from monarch_nb.tensor.propagation import MeshLayout, Meta
+    from monarch_nb.tensor.stream import Stream
     from monarch_nb.tensor.table import LiveTensor, Moved, Synchronised
 
 ROWS = 60  # tensors that are listed, the largest on a rank first
@@ -126,6 +129,26 @@ def live_bytes(metas: "Iterable[Meta]", ranks: int) -> list[int]:
         for rank in range(ranks):
             total[rank] += count * placement.bytes_on(rank)
     return total
+
+
+def memory_note(stream: "Stream", failures: "Sequence[Failure]") -> str:
+    """What the tensors of a mesh hold on the rank whose memory ran out, by name; "" if none did."""
+    full = next((failure for failure in failures if failure.held), None)
+    if full is None:
+        return ""
+    names = {
+        reference.number: (kind, name)
+        for kind, name, tensor in reversed(LivingTensors().named)
+        if (reference := getattr(tensor, "reference", None)) is not None and reference.stream is stream
+    }
+    metas = {number: entry.meta for number, entry in tuple(stream.held.entries.items())}
+    parts = []
+    for number, size in full.held:
+        meta = metas.get(number)
+        known = OTHER, "" if meta is None else type_and_shape(meta.dtype, meta.shape)
+        parts.append(HeldMemory(*names.get(number, known), stream.layout.device, size))
+    lines = lines_of(summed(parts))
+    return "\n  ".join([f"What the tensors of {stream.title} hold on rank {full.rank}, by name:", *lines])
 
 
 def summary_of(

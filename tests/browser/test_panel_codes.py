@@ -10,6 +10,7 @@ import pytest
 from tests.browser.lab import Desk, Lab, panel_built, write_notebook
 from tests.browser.test_panel import ACTORS, Panel
 from tests.browser.test_panel_actions import MESH, agree, outcome
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(240)
 TRAINERS = (
@@ -194,10 +195,10 @@ def seen(panel: Panel, row: Row, where: Any) -> None:
     if not row.look:
         where.filter(has_text=re.compile(row.expected)).first.wait_for(timeout=20_000)
         return
-    until = time.monotonic() + 20
+    end = time.monotonic() + 20
     text = ""
     while re.search(row.expected, text) is None:
-        assert time.monotonic() < until, f"{row.expected!r} is not in {text!r}"
+        assert time.monotonic() < end, f"{row.expected!r} is not in {text!r}"
         text = panel.lab.said(panel.lab.run(f"{row.look}\nprint('over')"), "over").split("over")[0].strip()
 
 
@@ -227,6 +228,7 @@ def test_the_cell_that_an_action_shows_does_what_its_button_does(panel: Panel, n
     panel.lab.run(row.after or "0")
 
     begin(code=True)
+    until(lambda: panel.source() != row.before)
     outcome(panel, "is in a cell")
     cell = panel.start_active()
     if not row.ended:

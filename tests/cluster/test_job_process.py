@@ -403,8 +403,8 @@ def test_arguments_that_make_no_job_are_refused() -> None:
             ProcessJob(meshes)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="client script"):
         ProcessJob({"a": 1}).apply("train.py")
-    with pytest.raises(NotImplementedError, match="remote_mount is not part of Monarch-NB yet"):
-        LocalJob().remote_mount(".")
+    with pytest.raises(NotImplementedError, match="telemetry by SQL"):
+        LocalJob().telemetry_query_client()
 
 
 def test_the_current_job_of_a_folder_is_found_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,12 @@ import pytest
 
 from monarch.gather_mount import gather_mount
 from monarch.remotemount import remotemount
-from monarch_nb import _copies, _mounts
 from monarch_nb.actor import Actor, ActorError, HostMesh, current_rank, endpoint, this_host
 from monarch_nb.connect import shutdown
 from monarch_nb.connect.own_hosts import local_hosts
+from monarch_nb.job import LocalJob, ProcessJob, job_loads
+from monarch_nb.job import copies as copying
+from monarch_nb.job import mounts as mounting
 from tests.cluster.actor_tools import faults  # noqa: F401 - a fixture
 from tests.polling import until
 
@@ -44,7 +46,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def same(source: Path, copy: Path) -> bool:
-    wanted, have = _copies.tree_of(source), _copies.tree_of(copy)
+    wanted, have = copying.tree_of(source), copying.tree_of(copy)
     files = [name for name, entry in wanted.items() if entry.kind == "file"]
     return wanted == have and all((source / name).read_bytes() == (copy / name).read_bytes() for name in files)
 
@@ -52,7 +54,7 @@ def same(source: Path, copy: Path) -> bool:
 def test_a_folder_is_mounted_on_each_host_and_follows_changes(
     hosts: HostMesh, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_copies, "CHUNK", 64_000)  # the large file takes several messages
+    monkeypatch.setattr(copying, "CHUNK", 64_000)  # the large file takes several messages
     mount = remotemount(hosts, str(source), str(tmp_path / "on-$SUBDIR"))
     with pytest.raises(RuntimeError, match="is not mounted"):
         mount.refresh()
@@ -67,8 +69,8 @@ def test_a_folder_is_mounted_on_each_host_and_follows_changes(
     (source / "empty").mkdir()
     (source / "empty" / "new").write_text("new")
     sent: list[str] = []
-    pieces = _mounts.read_pieces
-    monkeypatch.setattr(_mounts, "read_pieces", lambda root, names: pieces(root, [sent.append(n) or n for n in names]))
+    pieces = mounting.read_pieces
+    monkeypatch.setattr(mounting, "read_pieces", lambda root, names: pieces(root, [sent.append(n) or n for n in names]))
     mount.refresh(str(source))
     assert all(same(source, copy) for copy in copies)
     assert sorted(sent) == ["empty/new", "package/code.py"]
@@ -143,3 +145,70 @@ def test_folders_of_hosts_are_gathered_and_followed(hosts: HostMesh, tmp_path: P
     with pytest.raises(FileExistsError):
         gather_mount(hosts, "/nowhere", str(local))
     assert "monarch-gather" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.fixture
+def job() -> Iterator[ProcessJob]:
+    job = ProcessJob({"trainers": 2, "readers": 1})
+    yield job
+    job.kill()
+
+
+def test_a_job_mounts_folders_on_its_meshes_and_gathers_others(job: ProcessJob, source: Path, tmp_path: Path) -> None:
+    job.remote_mount(str(source), str(tmp_path / "on-$SUBDIR"), meshes=["trainers"], python_exe=None)
+    job.gather_mount(str(tmp_path / "written"), str(tmp_path / "gathered"))
+    trainers = job.state(None).trainers
+    copies = [tmp_path / "on-hosts_0", tmp_path / "on-hosts_1"]
+    assert all(same(source, copy) for copy in copies)
+    (source / "empty").write_text("new")
+    (tmp_path / "written").mkdir()
+    (tmp_path / "written" / "by-all").write_text("text")
+    assert job.state(None).trainers.extent == trainers.extent
+    assert all(same(source, copy) for copy in copies)
+    texts = {path.relative_to(tmp_path / "gathered") for path in (tmp_path / "gathered").rglob("by-all")}
+    assert texts == {Path("trainers/hosts_0/by-all"), Path("trainers/hosts_1/by-all"), Path("readers/hosts_0/by-all")}
+    job.kill()
+    assert not any(copy.exists() for copy in copies)
+    assert not list((tmp_path / "gathered").rglob("by-all"))
+
+
+def test_the_mounts_of_a_job_are_saved_with_it(source: Path, tmp_path: Path) -> None:
+    job = LocalJob()
+    job.remote_mount(str(source), str(tmp_path / "point"), python_exe=None)
+    loaded = job_loads(job.dumps())
+    loaded.state(None)
+    assert same(source, tmp_path / "point")
+    loaded.kill()
+
+
+def test_processes_run_the_python_of_a_mounted_folder(source: Path, tmp_path: Path) -> None:
+    job = LocalJob()
+    with pytest.raises(ValueError, match="make that environment first"):
+        job.remote_mount(str(source))
+    python = source / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nMOUNTED=yes exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    with pytest.raises(ValueError, match=r"without \$SUBDIR"):
+        job.remote_mount(str(source), str(tmp_path / "$SUBDIR"))
+    job.remote_mount(str(source), str(tmp_path / "point"))
+    hosts = job.state(None).hosts
+    assert hosts.python == str(tmp_path / "point" / ".venv" / "bin" / "python")
+    procs = hosts.spawn_procs()
+    assert procs.run(os.getenv, "MOUNTED").get(30).item() == "yes"
+    procs.stop().get(30)
+    job.kill()
+
+
+def test_a_mount_that_fails_names_the_folder_and_the_mesh(source: Path, tmp_path: Path) -> None:
+    job = LocalJob()
+    job.remote_mount(str(tmp_path / "nothing"), str(tmp_path / "point"), python_exe=None)
+    with pytest.raises(RuntimeError, match=r"remote_mount of .*/nothing on 'hosts' failed: .* is not a folder"):
+        job.state(None)
+    (tmp_path / "nothing").mkdir()
+    job.state(None)
+    assert (tmp_path / "point").is_dir()
+    job.remote_mount(str(source), meshes=["trainers"], python_exe=None)
+    with pytest.raises(ValueError, match="the job has no mesh 'trainers', but 'hosts'"):
+        job.state(None)
+    job.kill()

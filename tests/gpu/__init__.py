@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["DEVICE", "NotTried", "fact", "need_gpu"]
+__all__ = ["DEVICE", "NotTried", "fact", "has_gpu", "need_gpu"]
 
 DEVICE = os.environ.get("MONARCH_NB_REPORT_DEVICE", "cuda")
 LIMIT_S = 90.0  # of a fact
@@ -29,11 +29,16 @@ def fact(*, limit_s: float = LIMIT_S, alone: bool = False) -> Callable[[F], F]:
     return mark
 
 
-def need_gpu() -> None:
-    """Raises NotTried where PyTorch finds no GPU, or where the report runs without one."""
+def has_gpu() -> bool:
+    """Whether PyTorch finds a GPU here."""
     import torch
 
+    return bool(torch.cuda.is_available())
+
+
+def need_gpu() -> None:
+    """Raises NotTried where PyTorch finds no GPU, or where the report runs without one."""
     if DEVICE != "cuda":
         raise NotTried("it needs a GPU, and the report runs on the CPU")
-    if not torch.cuda.is_available():
+    if not has_gpu():
         raise NotTried("PyTorch finds no GPU here")

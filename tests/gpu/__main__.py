@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.gpu import LIMIT_S, NotTried
+from tests.gpu import DEVICE, LIMIT_S, NotTried, has_gpu
 
 PARTS = {
     "driver": "What the driver of pretence assumes",
@@ -25,6 +25,9 @@ PARTS = {
     "values": "Arguments and results",
     "rdma": "RDMABuffer",
     "tensors": "Sharded tensors",
+    "modules": "Modules on meshes",
+    "ranks": "Tensors of the ranks' own values",
+    "memory": "Memory, and sharing a GPU",
     "training": "Training",
     "debugging": "Debugger and errors",
     "frameworks": "Frameworks",
@@ -187,6 +190,15 @@ def main() -> int:
         run_here(*given.fact.split("."))
         sys.stdout.flush()
         return 0
+    if DEVICE == "cuda" and not has_gpu():
+        print(
+            f"There is no GPU here: torch.cuda.is_available() says so ({about()}). Facts that need one are not tried."
+        )
+        if given.page:
+            print(
+                f"{given.page} keeps what was seen on a GPU, and is not written. PART=devices runs a part all the same."
+            )
+            return 1
     chosen = [(part, name) for part in given.part for name in facts(part)]
     if given.only:
         chosen = [each for each in chosen if ".".join(each) in given.only]

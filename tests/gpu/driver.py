@@ -507,3 +507,17 @@ def a_check_is_cheap() -> str:
     with _process(_counts) as (_, connection):
         seconds = _received(connection)
     return f"{seconds * 1e6:.1f} µs"
+
+
+def loads() -> str:
+    """load() counts what this process has on the device, which is no less than its tensors"""
+    import torch
+
+    driver = _driver()
+    held = torch.ones(64 * _MB, dtype=torch.uint8, device="cuda")
+    found = driver.load(0)
+    assert held.nbytes <= found.used <= found.total, found
+    if found.own < 0:
+        raise NotTried(f"NVML does not know the processes of this container, or is not there: {found}")
+    assert held.nbytes <= found.own <= found.used, found
+    return f"{found.own // _MB} MB of this process, {found.used // _MB} MB of all"

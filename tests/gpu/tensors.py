@@ -26,7 +26,8 @@ ANSWER_S = 60.0
 
 
 @contextlib.contextmanager
-def _mesh(ranks: int, names: tuple[str, ...] = ("data",), shape: tuple[int, ...] | None = None) -> Iterator[Mesh]:
+def mesh_of(ranks: int, names: tuple[str, ...] = ("data",), shape: tuple[int, ...] | None = None) -> Iterator[Mesh]:
+    """A mesh on the device of the report."""
     if DEVICE == "cuda":
         need_gpu()
     sizes = dict(zip(names, shape or (ranks,), strict=True))
@@ -37,7 +38,8 @@ def _mesh(ranks: int, names: tuple[str, ...] = ("data",), shape: tuple[int, ...]
         procs.stop().get(20)
 
 
-def _close(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-4) -> None:
+def close(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-4) -> None:
+    """Asserts that values are equal, up to rounding."""
     one, other = one.detach().cpu().double(), other.detach().cpu().double()
     assert one.shape == other.shape, f"{tuple(one.shape)} and {tuple(other.shape)}"
     assert torch.allclose(one, other, tolerance, tolerance), f"off by {(one - other).abs().max():.3g}"
@@ -56,10 +58,12 @@ class _Layers(nn.Module):
 
 
 def _trained(
-    place: Callable[[nn.Module], nn.Module], put: Callable[[torch.Tensor], torch.Tensor]
+    place: Callable[[nn.Module], nn.Module],
+    put: Callable[[torch.Tensor], torch.Tensor],
+    make: Callable[[], nn.Module],
 ) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    model = place(_Layers())
+    model = place(make())
     words, wanted = put(torch.randint(0, 32, (8, 12))), put(torch.randint(0, 32, (8, 12)))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, fused=True)
     losses = []
@@ -74,16 +78,16 @@ def _trained(
     return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in found]
 
 
-def _reference(connection: Any) -> None:
-    found = _trained(lambda model: model.to(DEVICE), lambda tensor: tensor.to(DEVICE))
+def _reference(connection: Any, make: Callable[[], nn.Module]) -> None:
+    found = _trained(lambda model: model.to(DEVICE), lambda tensor: tensor.to(DEVICE), make)
     connection.send([tensor.cpu().numpy() for tensor in found])
 
 
-def _locally() -> list[torch.Tensor]:
+def _locally(make: Callable[[], nn.Module]) -> list[torch.Tensor]:
     """In a process apart: PyTorch computes no gradients of CUDA tensors beside the device of a mesh."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_reference, args=(theirs,), daemon=True)
+    process = context.Process(target=_reference, args=(theirs, make), daemon=True)
     process.start()
     assert ours.poll(ANSWER_S), "no local result"
     found = [torch.from_numpy(array) for array in ours.recv()]
@@ -91,14 +95,16 @@ def _locally() -> list[torch.Tensor]:
     return found
 
 
-def _compared(mesh: Mesh, plan: Any = None, rows: str = "data") -> str:
-    local = _locally()
+def compared(mesh: Mesh, plan: Any = None, rows: str = "data", make: Callable[[], nn.Module] = _Layers) -> str:
+    """Trains a module of words on a mesh and on the device alone; asserts that losses and parameters are equal."""
+    local = _locally(make)
     found = _trained(
         lambda model: monarch.module_to_mesh(model, mesh, plan) if plan else monarch.module_to_mesh(model, mesh),
         lambda tensor: monarch.distribute(tensor, mesh, [rows, None]),
+        make,
     )
     for one, other in zip(local, found, strict=True):
-        _close(one, other)
+        close(one, other)
     assert found[0].device.type == "cpu", "a whole tensor arrives in the notebook on the CPU"
     return f"losses {float(found[0]):.4f} to {float(found[4]):.4f}, all parameters equal to local {DEVICE}"
 
@@ -106,17 +112,17 @@ def _compared(mesh: Mesh, plan: Any = None, rows: str = "data") -> str:
 @fact(limit_s=120)
 def one_rank() -> str:
     """A Mesh on one rank, with NCCL: training steps are those of local tensors"""
-    with _mesh(1) as mesh:
+    with mesh_of(1) as mesh:
         x = torch.randn(8, 8, device=mesh.device)
         where = {str(shard.device) for shard in mesh.execute(lambda: [torch.ones(1, device=DEVICE)]).values()[0]}
-        _close((x @ x).full_tensor(), x.full_tensor() @ x.full_tensor(), 1e-2)
-        return f"{_compared(mesh)}; values of ranks arrive on {where}"
+        close((x @ x).full_tensor(), x.full_tensor() @ x.full_tensor(), 1e-2)
+        return f"{compared(mesh)}; values of ranks arrive on {where}"
 
 
 @fact(limit_s=120)
 def kernel_keeps_off_the_gpu() -> str:
     """The controller never initialises CUDA"""
-    with _mesh(1) as mesh:
+    with mesh_of(1) as mesh:
         x = torch.randn(64, 64, device=mesh.device)
         y = (x @ x.T).softmax(-1)
         y.sum().item()
@@ -128,16 +134,16 @@ def kernel_keeps_off_the_gpu() -> str:
 @fact(limit_s=120)
 def two_ranks_share_the_gpu() -> str:
     """A Mesh of two ranks that share the GPU: data-parallel training is that of local tensors"""
-    with _mesh(2) as mesh:
-        return _compared(mesh)
+    with mesh_of(2) as mesh:
+        return compared(mesh)
 
 
 @fact(limit_s=150)
 def four_ranks_share_the_gpu() -> str:
     """A 2×2 mesh on one GPU: data times tensor parallel training is that of local tensors"""
     plan = monarch.distributed.Plan({"up": "column", "down": "row", "head": "column"})
-    with _mesh(4, ("data", "model"), (2, 2)) as mesh:
-        return _compared(mesh, plan)
+    with mesh_of(4, ("data", "model"), (2, 2)) as mesh:
+        return compared(mesh, plan)
 
 
 @fact(limit_s=120)
@@ -149,19 +155,19 @@ def redistributions() -> str:
     data = torch.randn(6, 4)
     ways: list[Any] = [Replicate(), Shard(0), Shard(1), Partial()]
     done, failed = 0, []
-    with _mesh(2) as mesh:
+    with mesh_of(2) as mesh:
         for one in ways[:3]:
             for other in ways:
                 for dtype in (torch.float32, torch.bfloat16, torch.int64):
                     given = data.to(dtype)
                     try:
                         found = monarch.distribute(given, mesh, [one]).redistribute(placements=[other]).full_tensor()
-                        _close(found, given, 1e-2)
+                        close(found, given, 1e-2)
                         done += 1
                     except Exception as error:
                         failed.append(f"{one} to {other} of {dtype}: {type(error).__name__}: {str(error)[:160]}")
         summed = monarch.distribute(data, mesh, [Shard(0)]).sum(0)
-        _close(summed.full_tensor(), data.sum(0))
+        close(summed.full_tensor(), data.sum(0))
     assert not failed, f"{len(failed)} of {done + len(failed)}: {failed[0]}"
     return f"{done} ways and types"
 
@@ -170,17 +176,17 @@ def redistributions() -> str:
 def checkpoints() -> str:
     """A checkpoint of two ranks on one GPU loads on one"""
     with tempfile.TemporaryDirectory() as folder:
-        with _mesh(2) as mesh:
+        with mesh_of(2) as mesh:
             torch.manual_seed(0)
             model = monarch.module_to_mesh(_Layers(), mesh)
             before = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
             save({"model": model.state_dict()}, folder)
-        with _mesh(1) as mesh:
+        with mesh_of(1) as mesh:
             other = monarch.module_to_mesh(_Layers(), mesh)
             state = {"model": other.state_dict()}
             load(state, folder)
             for name, tensor in state["model"].items():
-                _close(tensor.full_tensor(), before[name], 0)
+                close(tensor.full_tensor(), before[name], 0)
     return f"{len(before)} tensors equal"
 
 
@@ -191,14 +197,14 @@ def autocast() -> str:
     x, w = torch.randn(8, 16), torch.randn(16, 16)
     with torch.autocast(DEVICE, torch.bfloat16):
         local = (x.to(DEVICE) @ w.to(DEVICE)).softmax(-1)
-    with _mesh(2) as mesh:
+    with mesh_of(2) as mesh:
         one, two = monarch.distribute(x, mesh, ["data", None]), monarch.distribute(w, mesh)
         with torch.autocast("mesh", torch.bfloat16):
             product = one @ two
             found = product.softmax(-1)
         assert product.dtype == torch.bfloat16, product.dtype
         assert DEVICE == "cpu" or found.dtype == local.dtype, f"{found.dtype} and {local.dtype}"
-        _close(found.full_tensor(), local, 2e-2)
+        close(found.full_tensor(), local, 2e-2)
     return f"product in {product.dtype}, softmax in {found.dtype}"
 
 
@@ -222,12 +228,12 @@ def _step_of(mesh: Mesh) -> Callable[[], torch.Tensor]:
 def compiled_steps() -> str:
     """Compiled steps, replayed, as a CUDA graph and by inductor, give the losses of the step as it is written"""
     said = []
-    with _mesh(1) as mesh:
+    with mesh_of(1) as mesh:
         expected = [float(step().full_tensor()) for step in [_step_of(mesh)] for _ in range(8)]
         for backend in ("python", "cudagraphs", "inductor") if DEVICE == "cuda" else ("python", "inductor"):
             run = monarch.compile(_step_of(mesh), backend=backend)
             found = [float(run().full_tensor()) for _ in range(8)]
-            _close(torch.tensor(expected), torch.tensor(found), 1e-3)
+            close(torch.tensor(expected), torch.tensor(found), 1e-3)
             said.append(f"{backend}: {found[-1]:.4f}")
     return "; ".join(said)
 
@@ -235,7 +241,7 @@ def compiled_steps() -> str:
 @fact(limit_s=120)
 def random_numbers() -> str:
     """Dropout draws the same on replicas, others on shards, and the same again after a seed"""
-    with _mesh(2) as mesh:
+    with mesh_of(2) as mesh:
         torch.manual_seed(5)
         one = torch.rand(64, device=mesh.device)
         x = monarch.distribute(torch.ones(4, 64), mesh, ["data", None])
@@ -254,7 +260,7 @@ def out_of_memory() -> str:
     """Out of memory on the ranks is an error that names the line, and leaves the mesh usable"""
     if DEVICE != "cuda":
         raise NotTried("the CPU's memory is not to be filled")
-    with _mesh(2) as mesh:
+    with mesh_of(2) as mesh:
         x = torch.ones(4, device=mesh.device)
         big = torch.empty(1 << 38, device=mesh.device)
         try:
@@ -306,7 +312,7 @@ def a_dead_rank_frees_the_others() -> str:
     """A rank that is killed while others wait for it in a collective on the GPU: the error comes within seconds"""
     import signal
 
-    with _mesh(2) as mesh:
+    with mesh_of(2) as mesh:
         x = monarch.distribute(torch.ones(4, 4), mesh, ["data", None])
         x.sum().item()
         pids = [int(pid) for pid in mesh.execute(os.getpid).values()]
@@ -366,7 +372,7 @@ def operations() -> str:
     end = time.monotonic() + 110
     counts: Counter[str] = Counter()
     wrong = []
-    with _mesh(2) as mesh:
+    with mesh_of(2) as mesh:
 
         def placed(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):

@@ -2,6 +2,7 @@
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from tests.gpu.__main__ import PARTS, Outcome, facts, page, run_apart
+from tests.gpu.__main__ import PARTS, Outcome, facts, main, page, run_apart
 
 pytestmark = pytest.mark.timeout(300)
 FACTS = [(part, name) for part in PARTS for name in facts(part)]
@@ -52,3 +53,15 @@ def test_the_page_counts_outcomes_and_shows_evidence_in_its_table() -> None:
 def test_without_a_gpu_a_fact_is_not_tried(tmp_path: Path) -> None:
     outcome = run_apart("devices", "a_rank_gets_its_gpu", tmp_path)
     assert (outcome.how, outcome.evidence) == ("not tried", "PyTorch finds no GPU here")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_the_page_of_the_last_run_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    seen = tmp_path / "gpu.md"
+    seen.write_text("what was seen")
+    monkeypatch.setattr("sys.argv", ["gpu", "--page", str(seen)])
+    assert main() == 1
+    assert seen.read_text() == "what was seen"
+    assert "There is no GPU here: torch.cuda.is_available() says so" in capsys.readouterr().out

@@ -69,6 +69,8 @@ def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path:
     assert "nothing found: 3 processes of workers, each with " in nb.run("%why trainers --memory").ok().text
     cell = nb.run("%%why trainers --memory\ntrainers.train.call('/dev/null').get()").ok()
     assert "nothing found: 3 ranks of trainers" in cell.text
+    assert "the highest peak of tensors was that of gpus=" in cell.text
+    assert "the highest peak of tensors was that of gpus=" in cell.html
     assert "%%why NAME --memory, or %%why NAME --replicas" in nb.run("%%why --memory\n1").stderr
     nb.run("%stop workers").ok()
 
@@ -95,3 +97,12 @@ def test_a_hang_and_a_stop_are_explained_with_a_debugger_attached(nb: Notebook, 
     debugger.finish(cell_of).ok()
     debugger.off()
     nb.run("%stop workers").ok()
+
+
+def test_the_peak_of_a_mesh_of_tensors_has_names(nb: Notebook) -> None:
+    nb.run("import torch, monarch\nfrom monarch.distributed import Mesh\n%mesh shards gpus=2").ok()
+    nb.run("mesh = Mesh.of(shards); model = monarch.module_to_mesh(torch.nn.Linear(64, 512), mesh)").ok()
+    cell = nb.run("%%why mesh --memory\nmodel(torch.ones(8, 64, device=mesh.device)).sum().item()").ok()
+    assert "parameters 130 kB: Linear.weight 128 kB, Linear.bias 2.00 kB" in cell.text
+    assert "parameters 130 kB: Linear.weight 128 kB, Linear.bias 2.00 kB" in cell.html
+    nb.run("%stop shards").ok()

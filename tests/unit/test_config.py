@@ -210,6 +210,7 @@ VALUES = {
     "text": st.text(alphabet=st.characters(exclude_categories=["Cs", "Cc", "Z"]), max_size=20),
     "encoding": st.sampled_from(config.Encoding),
     "transport": st.sampled_from([*ChannelTransport, "tcp://127.0.0.1:8080"]),
+    "sharing": st.sampled_from([False, True, "mps", "mps-equal"]),
     "range": st.builds(slice, st.integers(0, 65535), st.integers(0, 65535)),
 }
 

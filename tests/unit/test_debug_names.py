@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.debug.session.names import completions, description
+from monarch_nb.debug.session.names import completions, description, variables
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -30,6 +30,10 @@ class Model:
         raise AssertionError("code of the program")
 
     def __repr__(self) -> str:
+        raise AssertionError("code of the program")
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         raise AssertionError("code of the program")
 
     def forward(self, x: float, *, scale: float = 2.0) -> float:
@@ -109,3 +113,30 @@ def test_tensors_are_described_by_shape_type_and_device() -> None:
     torch = pytest.importorskip("torch")
     assert "shape (2, 3), torch.float32, on cpu" in description({"t": torch.ones(2, 3)}, "t")
     assert completions({"t": torch.ones(1)}, "t.unsq") == ["t.unsqueeze", "t.unsqueeze_"]
+
+
+def test_variables_are_listed_without_what_every_cell_has() -> None:
+    namespace = {
+        "rank": 1,
+        "point": 1,
+        "mesh": 1,
+        "_hidden": 1,
+        "module": types,
+        "text": "x" * 50_000,
+        "many": [0] * 21,
+    }
+    namespace |= {"model": Model(), "number": 1 << 50_000, "step": lambda x, by=2: x}
+    found = {each.name: (each.kind, each.text) for each in variables(namespace)}
+    assert list(found) == ["many", "model", "number", "step", "text"]
+    assert found["many"] == ("list", "21 items")
+    assert found["model"] == ("Model", "")
+    assert found["number"] == ("int", "")
+    assert found["step"] == ("function", "(x, by=2)")
+    assert found["text"][1].endswith("… (50000 characters)")
+
+
+def test_variables_of_an_actor_are_those_of_its_self() -> None:
+    model = Model()
+    model._cache = 1  # type: ignore[attr-defined]
+    found = [(each.name, each.kind) for each in variables({"self": model, "x": 1.5})]
+    assert found == [("self", "Model"), ("self.inner", "SimpleNamespace"), ("self.layers", "list"), ("x", "float")]

@@ -1,5 +1,6 @@
 """Which GPU each process is given."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,11 +71,42 @@ def test_too_few_gpus_is_an_error_that_says_how_to_share(monkeypatch: pytest.Mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ValueError, match=r"gpus=2 on host h1, which has 1: spawn gpus=1, or .*share_gpus=True"):
         proc_spawn.check_own_host("h1", {"gpus": 2}, {})
-    assert all("which has 1" in str(env[gpus.TOO_FEW]) for env in _started({"gpus": 2}))
+    assert all("which has 1" in str(env[gpus.NO_GPU]) for env in _started({"gpus": 2}))
     proc_spawn.check_own_host("h1", {"gpus": 2}, {"CUDA_VISIBLE_DEVICES": "0"})
     with configured(share_gpus=True):
         proc_spawn.check_own_host("h1", {"gpus": 2}, {})
         assert [env["CUDA_VISIBLE_DEVICES"] for env in _started({"gpus": 3})] == ["0", "0", "0"]
+
+
+def test_sharing_by_mps_asks_for_its_daemon_where_there_are_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert not gpus.wants_mps(proc_spawn.environments({"gpus": 2}, {}))
+    with configured(share_gpus="mps"):
+        wanted = proc_spawn.environments({"gpus": 2}, {})
+        assert gpus.wants_mps(wanted)
+        assert not gpus.wants_mps(proc_spawn.environments({"lanes": 2}, {}))
+        with pytest.raises(ValueError, match=r"host h1 cannot be shared by MPS: .* is not on PATH.*share_gpus=True"):
+            proc_spawn.check_own_host("h1", {"gpus": 2}, {})
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        assert not gpus.wants_mps(wanted)
+        proc_spawn.check_own_host("h1", {"gpus": 2}, {})
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpu_names", "percentage"), [(1, "0", "100"), (4, "0,1", "50"), (3, "0,1", "50")]
+)
+def test_equal_parts_are_those_of_the_processes_of_a_gpu(
+    processes: int, gpu_names: str, percentage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu_names)
+    daemon = gpus.MpsDaemon("h1", tmp_path, -1, lambda call: call())
+    daemon.environment = {gpus.PIPES: "/pipes"}
+    with configured(share_gpus="mps-equal"):
+        asked = proc_spawn.environments({"gpus": processes}, {})
+    found = [gpus.with_gpu(env, "h1", daemon) for env in asked]
+    assert {env[gpus.THREADS] for env in found} == {percentage}
+    assert {env[gpus.PIPES] for env in found} == {"/pipes"}
 
 
 def _mesh(name: str, env: Any, hosts: tuple[str, ...] = ("h1",)) -> SimpleNamespace:

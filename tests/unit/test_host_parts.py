@@ -17,11 +17,15 @@ import pytest
 
 from monarch_nb.host import folders
 from monarch_nb.host.leases import Idleness, OwnerLeases
+from monarch_nb.host.loop import Loop
 from monarch_nb.host.procs import exits
 from monarch_nb.host.procs.channel import ProcChannel
 from monarch_nb.host.procs.cold import binding_prefix
 from monarch_nb.host.procs.environment import HELD_BACK, held_back, overlaid, reason_for_cold_start, wanted_threads
+from monarch_nb.host.procs.forker import Forker
+from monarch_nb.host.procs.reaper import Reaper
 from monarch_nb.host.procs.spares import SpareProcs
+from monarch_nb.host.procs.template import _serve
 from monarch_nb.host.protocol import KeepSpares
 from monarch_nb.logs.marks import ERR, TEXT
 
@@ -52,6 +56,19 @@ def test_variables_that_libraries_read_at_load_need_a_cold_start(name: str) -> N
 )
 def test_variables_that_are_read_late_need_no_cold_start(name: str) -> None:
     assert not reason_for_cold_start({name: "1"}, {})
+
+
+def test_a_request_has_a_waiting_template_import_at_once(tmp_path: Path) -> None:
+    loop = Loop()
+    own, far = socket.socketpair()
+    forker = Forker(loop, tmp_path, {}, -1, lambda *_: None, Reaper(loop, lambda: None))
+    forker.adopt(own, None)
+    forker.fork([])
+    assert far.recv(4, socket.MSG_PEEK) == bytes(4)
+    own.shutdown(socket.SHUT_WR)
+    assert _serve(far, -1, []) is None  # the end, before which nothing was to be forked
+    far.close()
+    assert own.recv(1) == b""
 
 
 def test_an_overlay_adds_replaces_and_removes() -> None:

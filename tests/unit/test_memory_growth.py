@@ -1,10 +1,11 @@
 """Which ranks use more memory than others, and what grows: from readings alone."""
 
+import msgspec
 import pytest
 
 from monarch_nb.diagnosis.memory import is_steady, judge_growth, judge_memory
 from monarch_nb.diagnosis.memory_rank import Growth, MemoryGrowth
-from monarch_nb.diagnosis.verbs import ProcessMemory, TensorsAlike
+from monarch_nb.diagnosis.verbs import GpuMemory, ProcessMemory, TensorsAlike
 from monarch_nb.host.procs.child import MemoryReadings
 from monarch_nb.wire import size_text
 
@@ -83,6 +84,21 @@ def test_a_host_with_next_to_no_memory_left_is_named() -> None:
     (finding,) = judge_memory("trainers", found, {0: "a", 1: "a", 2: "b"}, names)
     assert (finding.ranks, finding.sure) == ((2,), True)
     assert finding.text == "ranks [2] uses 0.98 GB; host b has 900 MB of 31.2 GB left"
+
+
+def test_a_full_gpu_is_named_with_who_has_it() -> None:
+    def on_gpu(own: int, used: int) -> ProcessMemory:
+        return msgspec.structs.replace(use(100), gpu=GpuMemory(0.5, own * MB, used * MB, 80_000 * MB))
+
+    found = {0: on_gpu(20_000, 79_000), 1: on_gpu(30_000, 79_000), 2: on_gpu(20_000, 40_000)}
+    (finding,) = judge_memory("trainers", found, {0: "a", 1: "a", 2: "b"}, names)
+    assert (finding.ranks, finding.sure) == ((0, 1), True)
+    assert finding.text == (
+        "ranks [0, 1]: their GPU on host a has 0.98 GB of 78.1 GB left; 48.8 GB are in use by them, 28.3 GB by other "
+        "processes"
+    )
+    (finding,) = judge_memory("trainers", {0: on_gpu(-1, 79_000)}, {0: "a"}, names)
+    assert finding.text == "ranks [0]: its GPU on host a has 0.98 GB of 78.1 GB left"
 
 
 def test_readings_before_a_death_are_few_and_reach_far_back() -> None:

@@ -32,6 +32,7 @@ table-layout:auto;color:inherit}
 .mnb table td,.mnb table th{text-align:left!important;padding:2px 14px 2px 0;vertical-align:baseline;border:0;
 max-width:none;white-space:pre-wrap;color:inherit}
 .mnb table td.mnb-m{padding:2px 14px 2px 0}
+.mnb table:not(.mnb-g) td{overflow-wrap:anywhere}
 .mnb table.mnb-t td,.mnb table.mnb-t th{border-bottom:1px solid rgba(128,128,128,.25)}
 .mnb table.mnb-t th{white-space:nowrap}
 .mnb table.mnb-g{border-spacing:3px;margin-left:-3px!important}
@@ -67,9 +68,14 @@ def swatch(state: str) -> str:
     return f'<span style="{box};border:1px solid {edge};background-color:{fill}"></span>'
 
 
+def table_head(names: Iterable[str]) -> str:
+    """The first row of a table; a column without a name has a cell in place of a heading, for screen readers."""
+    cells = "".join(f"<th{LEFT}>{escape(name)}</th>" if name else "<td></td>" for name in names)
+    return f"<thead><tr>{cells}</tr></thead>"
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, mono: Sequence[int] = ()) -> str:
     """A table of texts; the columns `mono` in the code font."""
-    tops = "".join(f"<th{LEFT}>{escape(text)}</th>" for text in head)
     body = "".join(
         "<tr>"
         + "".join(
@@ -79,7 +85,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, mono: Sequence[
         + "</tr>"
         for row in rows
     )
-    return f'<table class="mnb-t"><thead><tr>{tops}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<table class="mnb-t">{table_head(head)}<tbody>{body}</tbody></table>'
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:

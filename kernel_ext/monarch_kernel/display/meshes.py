@@ -9,7 +9,7 @@ from monarch_nb.store import WORST_FIRST, MeshView, RankView, describe, kind_row
 from monarch_nb.wire import counted, host_name
 
 from ..overview import HEADINGS, Overview, hosts, kind, refers, shape, states
-from .html import LEFT, STATES, framed, heading, lab_button, swatch, table
+from .html import LEFT, STATES, framed, heading, lab_button, swatch, table, table_head
 
 ACROSS = 32  # ranks in one line
 LINES = 16  # of a grid; more are summed up
@@ -187,8 +187,7 @@ def overview_html(overview: Overview) -> str:
             escape(refers(row)),
         ]
         body.append(f"<tr>{''.join(f'<td{LEFT}>{cell}</td>' for cell in cells)}</tr>")
-    head = "".join(f"<th{LEFT}>{heading}</th>" for heading in HEADINGS)
     note = ""
     if overview.unused:
         note = f'<div class="mnb-s">{escape(overview.advice)}</div>'
-    return framed(f'<table class="mnb-t"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>', note)
+    return framed(f'<table class="mnb-t">{table_head(HEADINGS)}<tbody>{"".join(body)}</tbody></table>', note)

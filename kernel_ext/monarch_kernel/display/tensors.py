@@ -24,7 +24,7 @@ from ..tensors.table import (
     waited_cells,
     waits_text,
 )
-from .html import LEFT, framed, heading, table
+from .html import LEFT, framed, heading, table, table_head
 from .placement import small
 
 _LISTED = 60  # parameters
@@ -70,7 +70,6 @@ def _waits(summary: Summary) -> list[str]:
 
 
 def _rows(rows: Sequence[TensorRow]) -> str:
-    tops = "".join(f"<th{LEFT}>{escape(text)}</th>" for text in ("", *HEADINGS))
     body = []
     for row in rows:
         name, what, placement, size, _ = cells(row)
@@ -80,7 +79,7 @@ def _rows(rows: Sequence[TensorRow]) -> str:
             f"<td class=mnb-m{LEFT}>{escape(placement)}</td><td{LEFT}>{_unbroken(size)}</td>"
             f"<td{LEFT}>{_line(row)}</td></tr>"
         )
-    return f'<table class="mnb-t"><thead><tr>{tops}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+    return f'<table class="mnb-t">{table_head(("", *HEADINGS))}<tbody>{"".join(body)}</tbody></table>'
 
 
 def _unbroken(size: str) -> str:
@@ -116,14 +115,14 @@ def module_html(name: str, parameters: Sequence[tuple[str, Any]]) -> str:
     total = sum(placement_of(meta).nbytes for _, meta in parameters)
     held = live_bytes((meta for _, meta in parameters), parameters[0][1].layout.size)
     rows = [_parameter(path, placement_of(meta)) for path, meta in parameters[:_LISTED]]
-    tops = "".join(f"<th{LEFT}>{text}</th>" for text in ("parameter", "shape", "dtype", "", "placement", "on a rank"))
+    tops = table_head(("parameter", "shape", "dtype", "", "placement", "on a rank"))
     more = f'<div class="mnb-s">… and {len(parameters) - len(rows)} more</div>' if len(parameters) > len(rows) else ""
     largest = max(held)
     return framed(
         heading(
             name, f"{len(parameters)} sharded tensors", size_text(total), f"{size_text(largest)} on the fullest rank"
         ),
-        f'<table class="mnb-t"><thead><tr>{tops}</tr></thead><tbody>{"".join(rows)}</tbody></table>{more}',
+        f'<table class="mnb-t">{tops}<tbody>{"".join(rows)}</tbody></table>{more}',
         f'<div class="mnb-s">by rank: {escape(live_text(tuple(held[:64])))}</div>',
     )
 

@@ -100,8 +100,11 @@ def slow_html(watch: "StragglerWatch") -> str:
 
 
 def memory_html(watch: "MemoryWatch") -> str:
-    """The static form of what `MemoryWatch` has found."""
-    return diagnosis_html(watch.diagnosis)
+    """The static form of what `MemoryWatch` has found, and of what the highest peak was made of."""
+    lines = "".join(
+        f'<div class="mnb-s" style="white-space:pre-wrap">{escape(line)}</div>' for line in watch.peak_lines
+    )
+    return diagnosis_html(watch.diagnosis) + (framed(lines) if lines else "")
 
 
 _PHASE_COLOURS = {

@@ -7,7 +7,7 @@ from typing import Any
 from monarch_nb import diagnosis
 from monarch_nb.connect import attach_mesh, detached_meshes, end_mesh, listing
 from monarch_nb.debug.control import inspect_stacks
-from monarch_nb.debug.render import FileName, short
+from monarch_nb.debug.render import FileName, merged_variables, short
 from monarch_nb.debug.service import controller_of
 from monarch_nb.diagnosis.slow import phase_shares
 from monarch_nb.lifecycle import heal_mesh, interrupt, kill_mesh
@@ -15,7 +15,7 @@ from monarch_nb.logs import MeshLogs
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, proc_state_of
-from monarch_nb.shape import NDSlice, Region
+from monarch_nb.shape import NDSlice, Region, places_of
 from monarch_nb.store import describe, store_of
 from monarch_nb.store.verbs import STACK, WhichStack
 from monarch_nb.supervision import Driver
@@ -33,6 +33,7 @@ from .timelines import order
 STACKS = 16  # of one request
 STACK_S = 1.5  # a process that has not answered within this time is inspected from outside
 MOST_LINES = 2000
+MOST_VALUES = 8  # of a variable, that differ between ranks
 COMPARED_S = 3.0  # in which ranks are compared
 MOST_PHASES = 256  # ranks of which the phases are drawn
 
@@ -258,6 +259,27 @@ class Requests:
 
     def _do_variables(self, runtime: Runtime, message: Message) -> Message:
         return {"variables": self._session.variables()}
+
+    def _do_namespace(self, runtime: Runtime, message: Message) -> Message:
+        state = self._state(runtime, message)
+        bases = self._bases(state, message)
+        found = controller_of(runtime).variables(state, bases, STACK_S)
+        rows = []
+        for name, merged in merged_variables(found).items():
+            shown = [
+                {
+                    "type": variable.kind,
+                    "text": variable.text,
+                    "where": "" if len(ranks) == len(found) else places_of(state.region, ranks),
+                }
+                for variable, ranks in merged[:MOST_VALUES]
+            ]
+            rows.append({"name": name, "values": shown, "more": max(0, len(merged) - MOST_VALUES)})
+        silent = [base for base in bases if base not in found]
+        notes = [f"no answer from {places_of(state.region, silent) or state.name}"] if silent else []
+        if more := max((answer.more for answer in found.values()), default=0):
+            notes.append(f"{more} more variables are left out")
+        return {"rows": rows, "answered": len(found), "text": "; ".join(notes)}
 
     def _do_timeline(self, runtime: Runtime, message: Message) -> Message:
         return order(message, lambda: self._part(self._state(runtime, message), message))

@@ -225,10 +225,18 @@ export interface Requests {
   post_mortem: { takes: Ranks & { call?: string | undefined }; gives: { sessions: string[] } };
   view: { takes: { name: string }; gives: { script: string; style: string } };
   variables: { takes: object; gives: { variables: Record<string, string> } };
+  namespace: { takes: Ranks; gives: Said & { rows: VariableRow[]; answered: number } };
   timeline: { takes: Partial<Ranks> & { do: "begin" | "stop" | "save"; key?: string }; gives: Said & { key: string } };
   placement: { takes: { tensors: string; number: number }; gives: { placement: PlacementData; mesh: string; ranks: number[] } };
   values: { takes: { tensors: string; number: number }; gives: TensorValues };
   debug: { takes: DebugCommand; gives: Said & Partial<Values> & { locals?: (Values & { name: string })[] } };
+}
+
+/** A variable that cells on ranks see. `where`: which ranks have the value, "" for all; `more`: further values. */
+export interface VariableRow {
+  name: string;
+  values: { type: string; text: string; where: string }[];
+  more: number;
 }
 
 /**

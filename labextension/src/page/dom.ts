@@ -32,6 +32,11 @@ export function setText(element: Element, text: string): void {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** The first row of a table; a column without a name has a cell in place of a heading, for screen readers. */
+export function tableHead(names: readonly string[]): HTMLElement {
+  return h("thead", {}, h("tr", {}, ...names.map((text) => (text ? h("th", { text, scope: "col" }) : h("td")))));
+}
+
 /** Writes rows of [name, value] into a table of facts; existing rows are reused. */
 export function setFacts(table: Element, facts: readonly (readonly [string, string])[]): void {
   for (const [at, [what, value]] of facts.entries()) {
@@ -40,21 +45,4 @@ export function setFacts(table: Element, facts: readonly (readonly [string, stri
     setText(row.children[1] as Element, value);
   }
   while (table.childElementCount > facts.length) table.lastElementChild?.remove();
-}
-
-/** Calls `draw` once before the next frame, however often it is asked for; `cancel` forgets what was asked. */
-export function eachFrame(draw: () => void): { soon: () => void; cancel: () => void } {
-  let pending: number | null = null;
-  return {
-    soon: () => {
-      pending ??= requestAnimationFrame(() => {
-        pending = null;
-        draw();
-      });
-    },
-    cancel: () => {
-      if (pending !== null) cancelAnimationFrame(pending);
-      pending = null;
-    },
-  };
 }

@@ -1,7 +1,8 @@
 // The panel as a display in a cell, for pages without a side panel: the same tree, actions and sections.
 
 import type { Cluster } from "../cluster/client";
-import { eachFrame, h, setText } from "../page/dom";
+import { h, setText } from "../page/dom";
+import { eachFrame } from "../page/frames";
 import { say } from "../page/language";
 import { clock } from "../page/words";
 import type { View } from "../views/view";

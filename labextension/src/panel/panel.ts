@@ -7,6 +7,7 @@ import { AccordionPanel, PanelLayout, Widget } from "@lumino/widgets";
 import type { Actions } from "./actions";
 import type { Cluster } from "../cluster/client";
 import { h, setText } from "../page/dom";
+import { eachFrame } from "../page/frames";
 import { say } from "../page/language";
 import type { Front } from "./front";
 import { icon } from "./icon";
@@ -44,11 +45,6 @@ class SectionWidget extends Widget {
   protected override onBeforeDetach(message: Message): void {
     this.section.shown = false;
     super.onBeforeDetach(message);
-  }
-
-  protected override onResize(message: Widget.ResizeMessage): void {
-    super.onResize(message);
-    this.section.resized();
   }
 }
 
@@ -164,7 +160,7 @@ export class MonarchPanel extends SidePanel {
       this._cluster = cluster;
       for (const section of [...this.parts.all, ...this._brought.map(({ section }) => section)]) section.cluster = cluster;
       this._actions.report("");
-      this._unwatch = cluster?.watch(() => (this._pending ??= requestAnimationFrame(() => this._draw()))) ?? null;
+      this._unwatch = cluster?.watch(() => this._frames.soon()) ?? null;
     }
     setText(this._name, notebook?.title.label ?? "Monarch");
     this._name.title = notebook?.context.path ?? "";
@@ -172,7 +168,6 @@ export class MonarchPanel extends SidePanel {
   }
 
   private _draw(): void {
-    this._pending = null;
     this._bring();
     const facts = this._front.connection?.facts ?? NOTHING;
     const phase = phaseOf(facts);
@@ -248,6 +243,7 @@ export class MonarchPanel extends SidePanel {
   private _cluster: Cluster | null = null;
   private _code = h("code");
   private _foot: Widget;
+  private _frames = eachFrame(() => this._draw());
   private _insert = h("button", { class: "mnb-b", type: "button", text: say`Insert code`, title: say`insert this line into a new cell` });
   private _insertTyped = h("button", { class: "mnb-b", type: "button", text: say`Insert code`, title: say`insert this line into a new cell` });
   private _load = h("button", { class: "mnb-b mnb-primary", type: "button", text: say`Load Monarch` });
@@ -258,7 +254,6 @@ export class MonarchPanel extends SidePanel {
   private _looked: Cluster | null = null;
   private _others = false;
   private _outcome = h("div", { class: "mnb-panel-outcome" });
-  private _pending: number | null = null;
   private _spawn = h("button", { class: "mnb-b", type: "button", text: say`Spawn…`, title: say`make a mesh of processes` });
   private _summary = h("div", { class: "mnb-panel-summary", role: "status" });
   private _typed = h("code", { class: "mnb-typed" });

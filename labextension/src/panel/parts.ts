@@ -2,7 +2,7 @@
 
 import type { ClusterState } from "../cluster/state";
 import type { Actions } from "./actions";
-import { DebugSection, FailureSection, FindingSection, HistorySection, LeftSection, LogSection, MeshSection, type Section, SelectedSection, TensorSection, TimelineSection, TransferSection } from "./sections";
+import { DebugSection, FailureSection, FindingSection, HistorySection, LeftSection, LogSection, MeshSection, type Section, SelectedSection, TensorSection, TimelineSection, TransferSection, VariableSection } from "./sections";
 import type { Part, Target } from "./table";
 
 export interface PartHooks {
@@ -30,7 +30,7 @@ export class Parts {
     this.meshes = new MeshSection((row) => (selected.row = row), menu, (event) => _hooks.key(event));
     this._sessions = new DebugSection(() => _hooks.area());
     this.left = new LeftSection(actions);
-    this.all = [this.meshes, selected, this.failures, this.findings, this._sessions, this._timeline, new HistorySection(), this._logs, new TensorSection(), new TransferSection(), this.left];
+    this.all = [this.meshes, selected, this.failures, this.findings, this._sessions, new VariableSection(), this._timeline, new HistorySection(), this._logs, new TensorSection(), new TransferSection(), this.left];
   }
 
   /** Shows something about what an action is applied to, and gives it the keys. Rejects with the reason where that cannot be. */

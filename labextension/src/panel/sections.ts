@@ -5,7 +5,8 @@ import type { Cluster } from "../cluster/client";
 import { pointOf, sizeOf, unheldOf } from "../cluster/ranks";
 import type { LeftMesh, RunningJob } from "../cluster/messages";
 import type { ClusterState } from "../cluster/state";
-import { eachFrame, h, setText, setFacts } from "../page/dom";
+import { h, setText, setFacts } from "../page/dom";
+import { eachFrame } from "../page/frames";
 import { phrase, say } from "../page/language";
 import { FIND_FROM, queryLine } from "../page/query";
 import { placeOf } from "../page/words";
@@ -17,6 +18,7 @@ import { logView } from "../views/logs";
 import { tensorView } from "../views/tensors";
 import { type TimelineOptions, timelineView } from "../views/timeline";
 import { transferView } from "../views/transfers";
+import { variableView } from "../views/variables";
 import { stacksText } from "./answers";
 import { ACTIONS, type Action, type Target } from "./table";
 import { type Row, factsOf, lookOf, targetOf } from "./tree";
@@ -64,11 +66,6 @@ export abstract class Section {
     this._shown = shown;
     if (shown) this._start();
     else this._stop();
-  }
-
-  /** Its size has changed. */
-  resized(): void {
-    // most are laid out by the browser
   }
 
   /** Builds what is seen; the result ends it. */
@@ -165,10 +162,6 @@ export class MeshSection extends Section {
   private _unheld = h("div", { class: "mnb-unheld", role: "status", hidden: true }, this._unheldText, " ", this._endThem);
 
   private _query = queryLine((query) => (this.view.query = query));
-
-  override resized(): void {
-    this.view.draw();
-  }
 }
 
 const TAIL = 80;
@@ -406,6 +399,17 @@ export class LogSection extends PickSection {
 
   protected draw(cluster: Cluster, root: HTMLElement, mesh: string, ranks: number[] | undefined): () => void {
     return logView(cluster, root, { mesh, ranks });
+  }
+}
+
+/** What cells on ranks see there. */
+export class VariableSection extends PickSection {
+  constructor() {
+    super("variables", say`Variables`);
+  }
+
+  protected draw(cluster: Cluster, root: HTMLElement, mesh: string, ranks: number[] | undefined): () => void {
+    return variableView(cluster, root, { mesh, ranks });
   }
 }
 

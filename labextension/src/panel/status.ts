@@ -4,6 +4,7 @@ import { Widget } from "@lumino/widgets";
 
 import type { Cluster } from "../cluster/client";
 import { h, setText } from "../page/dom";
+import { eachFrame } from "../page/frames";
 import { say } from "../page/language";
 import type { Front } from "./front";
 import { phaseOf } from "./link";
@@ -44,13 +45,12 @@ export class StatusItem extends Widget {
     if (cluster !== this._cluster) {
       this._unwatch?.();
       this._cluster = cluster;
-      this._unwatch = cluster?.watch(() => (this._pending ??= requestAnimationFrame(() => this._draw()))) ?? null;
+      this._unwatch = cluster?.watch(() => this._frames.soon()) ?? null;
     }
     this._draw();
   }
 
   private _draw(): void {
-    this._pending = null;
     const live = this._cluster && this._front.connection && phaseOf(this._front.connection.facts) === "live";
     this.setHidden(!live && !this._announced);
     if (this._announced) this._write(this._announced.text, this._announced.wrong);
@@ -68,7 +68,7 @@ export class StatusItem extends Widget {
   private _announced: "" | { text: string; wrong: boolean } = "";
   private _button = h("button", { type: "button", title: say`Monarch: open the panel` });
   private _cluster: Cluster | null = null;
-  private _pending: number | null = null;
+  private _frames = eachFrame(() => this._draw());
   private _unwatch: (() => void) | null = null;
   private _wanted = true;
 }

@@ -33,7 +33,8 @@ export class TreeView {
     this._space = h("div", { class: "mnb-outline-space", role: "presentation" });
     this.node = h("div", { class: "mnb-outline", role: "tree", tabindex: "0", "aria-label": say`meshes` }, this._space);
     this.node.addEventListener("keydown", (event) => this._key(event));
-    this.node.addEventListener("scroll", () => this.draw(), { passive: true });
+    this.node.addEventListener("scroll", () => this._measure(), { passive: true });
+    new ResizeObserver(() => this._measure()).observe(this.node);
     this._space.addEventListener("click", (event) => this._click(event));
     this.node.addEventListener("contextmenu", (event) => {
       const row = this._rowAt(event); // none where the menu key was pressed
@@ -62,7 +63,7 @@ export class TreeView {
 
   set query(query: string) {
     this._query = query;
-    this.node.scrollTop = 0;
+    this.node.scrollTop = this._top = 0;
     this._build();
     this.draw();
   }
@@ -93,10 +94,9 @@ export class TreeView {
   draw(): void {
     const state = this._state;
     if (!state) return;
-    const top = this.node.scrollTop;
-    const height = this.node.clientHeight || 600;
+    const top = Math.min(this._top, Math.max(0, this._rows.length * ROW - this._height));
     const from = Math.max(0, Math.floor(top / ROW) - AROUND);
-    const to = Math.min(this._rows.length, Math.ceil((top + height) / ROW) + AROUND);
+    const to = Math.min(this._rows.length, Math.ceil((top + this._height) / ROW) + AROUND);
     const seen = new Set<string>();
     let after: Element | null = null;
     for (let at = from; at < to; at++) {
@@ -116,6 +116,13 @@ export class TreeView {
     const active = this._lines.get(this.selected)?.element.id;
     if (active) this.node.setAttribute("aria-activedescendant", active);
     else this.node.removeAttribute("aria-activedescendant");
+  }
+
+  /** Reads what part is in sight: only here, as nothing that waits for its layout has been written yet. */
+  private _measure(): void {
+    this._top = this.node.scrollTop;
+    this._height = this.node.clientHeight;
+    this.draw();
   }
 
   private _build(): void {
@@ -187,7 +194,7 @@ export class TreeView {
     if (event.altKey || event.ctrlKey || event.metaKey || !this._rows.length) return;
     const at = Math.max(0, this._rows.findIndex((row) => row.key === this.selected));
     const row = this._rows[at] as Row;
-    const page = Math.max(1, Math.floor(this.node.clientHeight / ROW) - 1);
+    const page = Math.max(1, Math.floor(this._height / ROW) - 1);
     const go = (to: number): void => this.select((this._rows[Math.max(0, Math.min(this._rows.length - 1, to))] as Row).key, true);
     const keys: Record<string, () => void> = {
       ArrowDown: () => go(at + 1),
@@ -218,16 +225,18 @@ export class TreeView {
     const at = this._rows.findIndex((row) => row.key === this.selected);
     if (at < 0) return;
     const top = at * ROW;
-    const { scrollTop, clientHeight } = this.node;
-    if (top < scrollTop) this.node.scrollTop = top;
-    else if (top + ROW > scrollTop + clientHeight) this.node.scrollTop = top + ROW - clientHeight;
+    if (top < this._top) this._top = top;
+    else if (top + ROW > this._top + this._height) this._top = top + ROW - this._height;
+    this.node.scrollTop = this._top;
   }
 
+  private _height = 600; // px in sight, until they are measured
   private _lines = new Map<string, Line>();
   private _now = 0;
   private _rows: Row[] = [];
   private _space: HTMLElement;
   private _state: ClusterState | null = null;
+  private _top = 0; // px scrolled
   private _turned = new Set<string>();
 }
 

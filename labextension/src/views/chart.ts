@@ -4,6 +4,7 @@
 import uPlot from "uplot";
 
 import { h } from "../page/dom";
+import { eachFrame } from "../page/frames";
 import { number } from "../page/words";
 import { say } from "../page/language";
 import { type BandPoint, type CurvePoint, type Line, band, nearest, runsOf } from "./curves";
@@ -34,10 +35,16 @@ export class Chart {
     this._resized.observe(this._box);
   }
 
-  /** Draws lines, or what is common to them. */
+  /** Draws lines, or what is common to them, in one of the next frames. */
   show(lines: Line[], mean: boolean): void {
     this._lines = lines;
-    this._middle = mean && lines.length > 1 ? band(lines) : null;
+    this._mean = mean;
+    this._frames.soon();
+  }
+
+  private _draw(): void {
+    const { _lines: lines } = this;
+    this._middle = this._mean && lines.length > 1 ? band(lines) : null;
     const series = this._middle ? bandSeries(this._middle) : lines.flatMap((line, at) => lineSeries(line, at));
     if (!series.length) return;
     const data = uPlot.join(series.map(({ points }) => [points.map(([x]) => x), points.map(([, y]) => (Number.isFinite(y) ? y : null))]));
@@ -49,10 +56,12 @@ export class Chart {
 
   /** Draws the chart in the colours of the page, which may have changed. */
   recolour(): void {
+    this._colour = "";
     this._plot?.redraw(false);
   }
 
   end(): void {
+    this._frames.cancel();
     this._resized.disconnect();
     this._plot?.destroy();
     this._plot = null;
@@ -96,7 +105,7 @@ export class Chart {
 
   /** The colour of text in this page, more or less faint. */
   private _ink(opacity: number): string {
-    const { color } = getComputedStyle(this._box);
+    const color = (this._colour ||= getComputedStyle(this._box).color);
     const [red, green, blue] = color.match(/^rgba?\(/) ? (color.match(/[\d.]+/g) ?? []) : [];
     return blue === undefined ? color : `rgba(${red}, ${green}, ${blue}, ${opacity})`;
   }
@@ -132,7 +141,10 @@ export class Chart {
   }
 
   private _box = h("div", { class: "mnb-chart", role: "img", title: say`drag to zoom in, double-click to reset` });
+  private _colour = ""; // of text
+  private _frames = eachFrame(() => this._draw());
   private _lines: Line[] = [];
+  private _mean = false;
   private _middle: BandPoint[] | null = null;
   private _note = h("div", { class: "mnb-note mnb-dim" });
   private _plot: uPlot | null = null;

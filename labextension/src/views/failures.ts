@@ -2,7 +2,8 @@
 
 import type { Cluster } from "../cluster/client";
 import type { Failure, Patch } from "../cluster/state";
-import { eachFrame, h, setText } from "../page/dom";
+import { h, setText } from "../page/dom";
+import { eachFrame } from "../page/frames";
 import { clock, duration, endOf, plural } from "../page/words";
 import { say } from "../page/language";
 import { Entry } from "./failure";
@@ -40,7 +41,7 @@ class FailureView {
     const top = h("div", { class: "mnb-top", hidden: this._single }, h("span", {}, h("b", { text: say`Failures` }), " ", this._facts), this._status);
     root.append(top, this._line, this._list);
     this._draw();
-    this._unwatch = _cluster.watch((patch) => this._changed(patch));
+    this._unwatch = _cluster.watch((patch) => this._changed(patch), ["failures", "hosts", ...(_options.mesh ? (["meshes"] as const) : [])]);
     this._ticking = setInterval(() => !this._line.hidden && this._drawLine(this._failures()), TICK_MS);
   }
 

@@ -4,7 +4,8 @@ import type { Cluster } from "../cluster/client";
 import type { PlacementData } from "../cluster/messages";
 import { rankOf } from "../cluster/ranks";
 import type { Mesh, TensorRow, Tensors } from "../cluster/state";
-import { eachFrame, h, setText, svg } from "../page/dom";
+import { h, setText, svg, tableHead } from "../page/dom";
+import { eachFrame } from "../page/frames";
 import { SIGNS, overText, plural, size } from "../page/words";
 import { say } from "../page/language";
 import { busyText, byDimension, factsOf, movedText } from "./moves";
@@ -136,14 +137,13 @@ class TensorList {
 
   private _meshOf(key: string, tensors: Tensors): HTMLElement {
     const rows = tensors.rows.map((row) => this._rowOf(key, row));
-    const head = h("tr", {}, ...columns().map((text) => h("th", { text, scope: "col" })));
     const hidden = tensors.count - rows.length;
     return h(
       "section",
       {},
       h("div", { class: "mnb-top" }, h("span", {}, h("b", { text: tensors.name }), h("span", { class: "mnb-dim", text: ` · ${factsOf(tensors)}` }))),
       tensors.lost ? h("div", { text: tensors.lost }) : null,
-      this._options.waits ? null : h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list" }, h("thead", {}, head), h("tbody", {}, ...rows))),
+      this._options.waits ? null : h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list" }, tableHead(columns()), h("tbody", {}, ...rows))),
       hidden > 0 && !this._options.waits ? h("div", { class: "mnb-dim", text: say`… and ${hidden} smaller ones` }) : null,
       ...(tensors.lost ? [] : [memory(tensors), processes(tensors), movement(tensors)]),
       tensors.lost && !this._options.waits ? null : waits(tensors),

@@ -6,6 +6,7 @@ import { askButton, messageLine } from "../page/buttons";
 import { h, setText } from "../page/dom";
 import { plural } from "../page/words";
 import { say } from "../page/language";
+import { Picture } from "./picture";
 import type { View } from "./view";
 
 import "./timeline.css";
@@ -71,6 +72,7 @@ class TimelineView {
   end(): void {
     this._unwatch();
     this._unsubscribe?.();
+    this._image.end();
     this._resized.disconnect();
     clearTimeout(this._resizing);
     this._root.replaceChildren();
@@ -97,7 +99,6 @@ class TimelineView {
     const first = !this._shown?.began;
     if (!message.svg) return setText(this._details, this._shown ? "" : nothing());
     if (this._dragging) return;
-    if (message.svg !== this._shown?.svg) this._picture.innerHTML = message.svg;
     if (!this._shown && this._details.textContent === nothing()) setText(this._details, "");
     this._shown = message;
     setText(this._title, say`Timeline of ${message.name}`);
@@ -106,7 +107,7 @@ class TimelineView {
     setText(this._notes, message.notes.map((note) => `! ${note}`).join("\n"));
     this._notes.hidden = !message.notes.length;
     this._stop.hidden = !message.recording || !this._cluster.live;
-    this._mark();
+    this._image.show(message.svg);
     const { at } = this._options;
     if (first && at !== undefined && message.began) this._look(Math.max(0, at - message.began - 5), at - message.began + 5);
   }
@@ -273,6 +274,7 @@ class TimelineView {
   private _picked: { about: string; call: string } | null = null;
   private _picture = h("div", { class: "mnb-tl-picture", tabindex: "0", role: "group", "aria-label": say`timeline: arrow keys choose a call, + and − zoom, 0 shows all`, title: "" });
   private _query = h("input", { class: "mnb-query", type: "search", placeholder: say`Search`, "aria-label": say`search calls and spans` });
+  private _image = new Picture(this._picture, () => (this._picked || this._query.value.trim()) && this._mark());
   private _resizing: ReturnType<typeof setTimeout> | undefined;
   private _resized = new ResizeObserver(() => {
     clearTimeout(this._resizing);

@@ -1,7 +1,8 @@
 // Where bytes go: a matrix of the processes, from rows to columns, and a table of the routes.
 
 import type { Transfer } from "../cluster/state";
-import { eachFrame, h } from "../page/dom";
+import { h, tableHead } from "../page/dom";
+import { eachFrame } from "../page/frames";
 import { clock, plural } from "../page/words";
 import { say } from "../page/language";
 import type { View } from "./view";
@@ -85,7 +86,7 @@ function matrix(names: readonly string[], routes: readonly Transfer[]): HTMLElem
   const most = Math.max(1, ...routes.map((route) => route.bytes));
   const known = new Map(routes.map((route) => [JSON.stringify([route.from, route.to]), route] as const).reverse());
   const number = (at: number): HTMLElement => h("span", { class: "mnb-number", "aria-hidden": "true", text: String(at + 1) }); // in place of a name where there is no room
-  const head = h("tr", {}, h("th"), ...names.map((name, at) => h("th", { scope: "col", title: name }, number(at), h("span", { class: "mnb-name", text: name }))));
+  const head = h("tr", {}, h("td"), ...names.map((name, at) => h("th", { scope: "col", title: name }, number(at), h("span", { class: "mnb-name", text: name }))));
   const rows = names.map((from, at) => {
     const cells = names.map((to) => {
       const route = known.get(JSON.stringify([from, to]));
@@ -100,7 +101,6 @@ function matrix(names: readonly string[], routes: readonly Transfer[]): HTMLElem
 }
 
 function tableOf(columns: readonly string[], rows: readonly (string | HTMLElement)[][]): HTMLElement {
-  const head = h("tr", {}, ...columns.map((text) => h("th", { text, scope: "col" })));
   const body = rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", typeof cell === "string" ? { title: cell } : {}, cell))));
-  return h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list" }, h("thead", {}, head), h("tbody", {}, ...body)));
+  return h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list" }, tableHead(columns), h("tbody", {}, ...body)));
 }

@@ -3,7 +3,7 @@
 import type { Cluster } from "../cluster/client";
 import type { TensorValues } from "../cluster/messages";
 import { askButton, messageLine } from "../page/buttons";
-import { h, setText } from "../page/dom";
+import { h, setText, tableHead } from "../page/dom";
 import { say } from "../page/language";
 
 import "./values.css";
@@ -40,7 +40,6 @@ export class ValuesOf {
   }
 
   private _show({ corner, index, columns, rows, notes }: TensorValues): void {
-    const head = h("tr", {}, ...columns.map((text) => h("th", { text, scope: "col" })));
     const ranks = rows.map((row) => h("tr", {}, ...row.map((text) => h("td", { text, class: ODD.test(text) ? "mnb-odd" : null }))));
     const counted = (row: HTMLElement): HTMLElement => {
       for (const cell of [...row.children].slice(columns.indexOf("NaN"))) cell.classList.toggle("mnb-odd", cell.textContent !== "0");
@@ -50,7 +49,7 @@ export class ValuesOf {
       ...(corner.length ? [h("div", { class: "mnb-dim", text: index ? say`${this._name}${index}, the first of its elements` : say`all elements` })] : []),
       h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-corner", "aria-label": say`elements` }, h("tbody", {}, ...corner.map((row) => h("tr", {}, ...row.map((text) => h("td", { text, class: ODD.test(text) ? "mnb-odd" : null }))))))),
       ...notes.map((text) => h("div", { class: "mnb-note", text })),
-      ...(rows.length ? [h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list", "aria-label": say`values by rank` }, h("thead", {}, head), h("tbody", {}, ...ranks.map(counted))))] : []),
+      ...(rows.length ? [h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list", "aria-label": say`values by rank` }, tableHead(columns), h("tbody", {}, ...ranks.map(counted))))] : []),
     );
     setText(this._button, say`show again`);
     this.draw();

@@ -157,7 +157,7 @@ describe("the panel in a cell", () => {
 
   it("has the tree, the sections and the summary of the panel, and remembers what is open", async () => {
     await show();
-    expect(label()).toEqual(["Meshes", "Selected: workers", "Failures", "Findings", "Debugger", "Timeline", "History", "Logs", "Tensors", "Transfers", "Left Running"]);
+    expect(label()).toEqual(["Meshes", "Selected: workers", "Failures", "Findings", "Debugger", "Variables", "Timeline", "History", "Logs", "Tensors", "Transfers", "Left Running"]);
     expect(root.textContent).toContain("2 meshes · 4/4 ranks");
     const left = [...root.querySelectorAll("details")].at(-1) as HTMLDetailsElement;
     left.open = true;

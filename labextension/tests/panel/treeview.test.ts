@@ -104,6 +104,23 @@ describe("the tree on the page", () => {
     expect(view.node.getAttribute("aria-activedescendant")).toBeTruthy();
   });
 
+  it("reads its place only when it is scrolled: to read it while displays are drawn has the page laid out", () => {
+    state = many(1250);
+    view.show(state, 1000, true);
+    press("ArrowRight");
+    let top = 0;
+    const read = vi.fn(() => top);
+    Object.defineProperty(view.node, "scrollTop", { get: read, set: () => undefined });
+    turn(state, "w", 2, "failed");
+    view.show(state, 1000, false);
+    expect(read).not.toHaveBeenCalled();
+    const first = shown()[0];
+    top = 500 * 24;
+    view.node.dispatchEvent(new Event("scroll"));
+    expect(read).toHaveBeenCalledOnce();
+    expect(shown()[0]).not.toBe(first);
+  });
+
   it("selects what is clicked, and another when that is gone", () => {
     (shown()[3] as HTMLElement).click();
     expect(view.selected).toBe("p:w:1");

@@ -15,8 +15,8 @@ from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.records import Motion, Over, Stopped, ThreadRecord
 from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshStopped, ProcExited, RankPaused, RankResumed
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import Future, ProcState, Runtime
+from monarch_nb.mesh.requests import ask_ranks, request
+from monarch_nb.runtime import Future, MeshState, ProcState, Runtime, pending_future, proc_state_of, resolve_future
 from monarch_nb.settings import settings
 from monarch_nb.wire import Asker, Done, Verb, host_name, text_of
 
@@ -209,6 +209,23 @@ class Controller:
             except Exception as error:
                 by_address[address] = text_of(error)
         return by_address
+
+    def variables(self, state: MeshState, ranks: Sequence[int], within: float) -> dict[int, m.NamespaceVariables]:
+        """The variables that cells on each rank see, by base rank; blocks for so many seconds at most.
+
+        Ranks that are busy or stopped answer, too; those that have not answered within that time are left out.
+        """
+        found: Future[dict[int, m.NamespaceVariables]] = pending_future()
+        ask_ranks(
+            self.runtime,
+            proc_state_of(state),
+            ranks,
+            verbs.NAMESPACE,
+            m.ReadNamespace(state.uid),
+            lambda answers, _: resolve_future(found, dict(answers)),
+            within=within,
+        )
+        return asking.answer(found, within + ANSWER_S)
 
 
 def _paused(record: Stopped) -> RankPaused:

@@ -3,11 +3,11 @@
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.debug.messages import CommandAnswer
+from monarch_nb.debug.messages import CommandAnswer, NamespaceVariable, NamespaceVariables
 from monarch_nb.debug.records import Stopped, Value
 from monarch_nb.debug.render.groups import named, ranks_of
 
@@ -57,6 +57,15 @@ def folded(pairs: Sequence[Pair]) -> list[tuple[MergedAnswer, CommandAnswer]]:
 def merged(pairs: Sequence[Pair]) -> list[MergedAnswer]:
     """Equal answers once; the commonest first."""
     return sorted((answer for answer, _ in folded(pairs)), key=lambda answer: -len(answer.records))
+
+
+def merged_variables(found: Mapping[int, NamespaceVariables]) -> dict[str, list[tuple[NamespaceVariable, list[int]]]]:
+    """The variables of ranks by name: each value once, the commonest first, with the ranks that have it."""
+    rows: dict[str, dict[NamespaceVariable, list[int]]] = {}
+    for rank in sorted(found):
+        for variable in found[rank].variables:
+            rows.setdefault(variable.name, {}).setdefault(variable, []).append(rank)
+    return {name: sorted(rows[name].items(), key=lambda value: -len(value[1])) for name in sorted(rows)}
 
 
 def ranks_text(records: Sequence[Stopped], among: Sequence[Stopped]) -> str:

@@ -1,4 +1,4 @@
-"""Names in the namespace of the cells that a rank runs: completed and described without running code of the program.
+"""Names in the namespace of the cells that a rank runs: completed, described and listed without running its code.
 
 A rank that is busy, or stopped, answers as well: this runs on the thread that reads messages. Attributes are read as
 they are stored; properties, and `__getattr__`, are code of the program.
@@ -10,7 +10,7 @@ import keyword
 import linecache
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any, TypeGuard, TypeVar, cast, overload
 
 from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
@@ -18,9 +18,13 @@ from monarch_nb.mesh.console import Console
 from monarch_nb.runtime import ActorCell, Runtime
 from monarch_nb.wire import Asker
 
+T = TypeVar("T")
 MOST = 400  # names of an answer
 _TEXT = 20_000  # characters of a docstring, or of source
 _SHOWN = 80  # characters of a value
+_ITEMS = 20  # of a container that is written out
+_BITS = 10_000  # of a number
+_GIVEN = frozenset({"mesh", "point", "rank"})  # names in every cell
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 _TYPES = ("types", "typing", "collections.abc")  # what annotations are made of
@@ -34,6 +38,7 @@ class NameHandlers:
         self._runtime = runtime
         runtime.verbs.handle(verbs.COMPLETE, self._complete)
         runtime.verbs.handle(verbs.DESCRIBE, self._describe)
+        runtime.verbs.handle(verbs.NAMESPACE, self._list)
 
     def _complete(self, wanted: m.CompleteName, asker: Asker[m.Names]) -> m.Names:
         return m.Names(tuple(completions(self._namespace(wanted.mesh, wanted.rank), wanted.text)))
@@ -42,13 +47,18 @@ class NameHandlers:
         namespace = self._namespace(wanted.mesh, wanted.rank)
         return m.NameText(description(namespace, wanted.name, source=wanted.source))
 
+    def _list(self, wanted: m.ReadNamespace, asker: Asker[m.NamespaceVariables]) -> m.NamespaceVariables:
+        cells = tuple(self._runtime.cells.items())
+        found = next((variables(_namespace_of(cell)) for (mesh, _), cell in cells if mesh == wanted.mesh), [])
+        return m.NamespaceVariables(tuple(found[:MOST]), max(0, len(found) - MOST))
+
     def _namespace(self, mesh: str, rank: int) -> Mapping[str, object]:
         cell = self._runtime.cells.get((mesh, rank))
         return {} if cell is None else _namespace_of(cell)
 
 
 def _namespace_of(cell: ActorCell) -> Mapping[str, object]:
-    if isinstance(cell.obj, Console):
+    if _is(cell.obj, Console):
         return cell.obj.namespace
     return {**cell.cell_namespace, **({} if cell.obj is None else {"self": cell.obj})}
 
@@ -78,7 +88,7 @@ def description(namespace: Mapping[str, object], name: str, *, source: bool = Fa
     parts = {
         "Signature": _signature(name.rpartition(".")[2], value),
         "Type": type(value).__name__,
-        "Value": "" if isinstance(value, (*_CALLED, types.ModuleType)) else _shown(value),
+        "Value": "" if _is(value, (*_CALLED, types.ModuleType)) else _shown(value),
         "File": _file(value),
         "Source": _source(value) if source else "",
         "Docstring": _docstring(value),
@@ -87,6 +97,20 @@ def description(namespace: Mapping[str, object], name: str, *, source: bool = Fa
         del parts["Docstring"]
     lines = [f"{f'{label}:':<11}{text}" for label, text in parts.items() if text and "\n" not in text]
     return "\n".join([*lines, *(f"{label}:\n{text}" for label, text in parts.items() if "\n" in text)])
+
+
+def variables(namespace: Mapping[str, object]) -> list[m.NamespaceVariable]:
+    """Returns the variables of a namespace and the attributes of an actor's `self`, by name.
+
+    Modules, names that begin with `_`, and those that every cell has, such as `rank`, are left out.
+    """
+    known = {name: value for name, value in tuple(namespace.items()) if name not in _GIVEN}
+    known |= {f"self.{name}": value for name, value in _instance_dict(namespace.get("self")).items()}
+    return [
+        m.NamespaceVariable(name, type(value).__name__, _signature("", value) or _shown(value))
+        for name, value in sorted(known.items())
+        if not name.removeprefix("self.").startswith("_") and not _is(value, types.ModuleType)
+    ]
 
 
 def _found(namespace: Mapping[str, object], path: Sequence[str]) -> object:
@@ -98,41 +122,57 @@ def _found(namespace: Mapping[str, object], path: Sequence[str]) -> object:
     return value
 
 
+@overload
+def _is(value: object, kind: type[T]) -> TypeGuard[T]: ...
+
+
+@overload
+def _is(value: object, kind: tuple[type, ...]) -> TypeGuard[Any]: ...
+
+
+def _is(value: object, kind: type | tuple[type, ...]) -> bool:
+    """Whether a value is of a type: `isinstance` also reads `__class__`, which may be code of the program."""
+    return issubclass(type(value), kind)
+
+
 def _attribute(value: object, name: str) -> object:
-    if isinstance(value, types.ModuleType):
+    if _is(value, types.ModuleType):
         return vars(value)[name]
     try:
         found = inspect.getattr_static(value, name)
     except AttributeError:
         raise LookupError(name) from None
-    if isinstance(found, _SLOTS) and not isinstance(value, type):
+    if _is(found, _SLOTS) and not _is(value, type):
         try:
             return found.__get__(value)
         except AttributeError:
             raise LookupError(name) from None
-    if isinstance(found, classmethod | staticmethod):
+    if _is(found, (classmethod, staticmethod)):
         return found.__func__
-    if isinstance(found, types.FunctionType) and not isinstance(value, type):
+    if _is(found, types.FunctionType) and not _is(value, type):
         return types.MethodType(found, value)
-    if isinstance(found, property):
+    if _is(found, property):
         raise LookupError(f"{name} is computed by the program")
     return found
 
 
 def _attributes(value: object) -> set[str]:
-    if isinstance(value, types.ModuleType):
+    if _is(value, types.ModuleType):
         return set(vars(value))
-    kinds = type.mro(value) if isinstance(value, type) and value is not type else type(value).__mro__
+    kinds = type.mro(value) if _is(value, type) and value is not type else type(value).__mro__
     names = {name for kind in kinds for name in vars(kind)}
+    return {name for name in (*names, *_instance_dict(value)) if isinstance(name, str)}
+
+
+def _instance_dict(value: object) -> dict[str, object]:
     try:
-        names |= set(object.__getattribute__(value, "__dict__"))
+        return dict(object.__getattribute__(value, "__dict__"))
     except AttributeError:
-        pass
-    return {name for name in names if isinstance(name, str)}
+        return {}
 
 
 def _signature(name: str, value: object) -> str:
-    if not isinstance(value, _CALLED):
+    if not _is(value, _CALLED):
         return ""
     try:
         found = inspect.signature(value)
@@ -148,7 +188,7 @@ def _signature(name: str, value: object) -> str:
 
 def _readable(value: object, nothing: object) -> object:
     """A default or an annotation whose text is no code of the program; for others, that it is left out."""
-    known = value is nothing or type(value) in _PLAIN or isinstance(value, type) or type(value).__module__ in _TYPES
+    known = value is nothing or type(value) in _PLAIN or _is(value, type) or type(value).__module__ in _TYPES
     return value if known else _ELIDED
 
 
@@ -163,13 +203,16 @@ _ELIDED = _Elided()
 def _shown(value: object) -> str:
     """A value, where that runs no code of the program."""
     kind = type(value)
+    if kind in (str, bytes) and isinstance(value, str | bytes) and not _is_brief(value):
+        return f"{_cut(repr(value[: 2 * _SHOWN]))} ({len(value)} {'characters' if kind is str else 'bytes'})"
     if kind in _PLAIN:
-        return _cut(repr(value))
+        return _cut(repr(value)) if _is_brief(value) else ""
     if kind in (list, tuple, set, frozenset, dict) and isinstance(value, list | tuple | set | frozenset | dict):
         size = f"{len(value)} {'item' if len(value) == 1 else 'items'}"
+        if len(value) > _ITEMS:
+            return size
         inside = (*value, *value.values()) if isinstance(value, dict) else tuple(value)
-        alike = all(type(each) in _PLAIN for each in inside)
-        return _cut(repr(value)) if len(value) <= 20 and alike else size
+        return _cut(repr(value)) if all(type(each) in _PLAIN and _is_brief(each) for each in inside) else size
     shape, dtype = (_slot(value, name) for name in ("shape", "dtype"))
     if shape is None or dtype is None:
         return ""
@@ -177,11 +220,18 @@ def _shown(value: object) -> str:
     return f"shape {tuple(cast('tuple[int, ...]', shape))}, {dtype}" + (f", on {device}" if device is not None else "")
 
 
+def _is_brief(value: object) -> bool:
+    """Whether a plain value is small enough to be written out: Python refuses to write very large numbers."""
+    if isinstance(value, int):
+        return value.bit_length() < _BITS
+    return not isinstance(value, str | bytes) or len(value) <= _TEXT
+
+
 def _slot(value: object, name: str) -> object:
     """What a tensor or an array keeps of itself; None for others."""
     try:
         found = inspect.getattr_static(value, name)
-        return found.__get__(value) if isinstance(found, _SLOTS) else None
+        return found.__get__(value) if _is(found, _SLOTS) else None
     except Exception:
         return None
 
@@ -191,16 +241,16 @@ def _cut(text: str) -> str:
 
 
 def _code(value: object) -> types.CodeType | None:
-    while isinstance(value, types.MethodType):
+    while _is(value, types.MethodType):
         value = value.__func__
-    return value.__code__ if isinstance(value, types.FunctionType) else None
+    return value.__code__ if _is(value, types.FunctionType) else None
 
 
 def _file(value: object) -> str:
     code = _code(value)
     if code is not None:
         return f"{code.co_filename}:{code.co_firstlineno}"
-    return str(vars(value).get("__file__") or "") if isinstance(value, types.ModuleType) else ""
+    return str(vars(value).get("__file__") or "") if _is(value, types.ModuleType) else ""
 
 
 def _source(value: object) -> str:
@@ -212,9 +262,9 @@ def _source(value: object) -> str:
 
 
 def _docstring(value: object) -> str:
-    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+    if _is(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
         found: object = value.__doc__
-    elif isinstance(value, _PLAIN):
+    elif _is(value, _PLAIN):
         return ""
     else:
         found = inspect.getattr_static(value, "__doc__", None)

@@ -93,6 +93,14 @@ class Forker:
             self._refuse_waiting(self.error or DIED)
         elif self._ready:
             self._hand_over()
+        else:
+            self._hurry()
+
+    def _hurry(self) -> None:
+        """Has a template that waits before its imports begin them."""
+        with contextlib.suppress(OSError):  # its end is about to be read
+            if self._socket is not None:
+                self._socket.send(bytes(4))
 
     def close(self) -> None:
         """Kills the template; it has no state."""

@@ -4,9 +4,10 @@ Importing torch takes a second. So that the first procs need not wait for it, th
 threads, forks a light template, which has the engine only; that one forks the template proper, which imports the rest.
 
 Protocol, on one unix socket with the agent: a request is one 4-byte count with that many descriptors (the far ends of
-channels); the template sends one JSON line when ready, then one "+" for each request done. Each child sends on its own
-channel from its first moment, so nothing is lost whoever dies in between. A child's parent leaves at once: the agent,
-as the nearest subreaper, adopts it.
+channels); the template sends one JSON line when ready, then one "+" for each request done. A count of zero before that
+line makes the template proper import at once; without it, it leaves the processors to the first procs for a moment.
+Each child sends on its own channel from its first moment, so nothing is lost whoever dies in between. A child's parent
+leaves at once: the agent, as the nearest subreaper, adopts it.
 """
 
 import gc
@@ -40,6 +41,7 @@ WORTH_IMPORTING_LATER = (
     "torch._functorch.aot_autograd",
     "torch._dynamo",
 )
+HOLD_S = 0.25  # before the template proper imports: the first proc starts and answers meanwhile, a third sooner
 QUIET_S = 0.5  # that long without a request before the next piece
 BATCH = 16  # descriptors in one request; the kernel allows 253
 
@@ -99,6 +101,7 @@ def _be_early(full: socket.socket, light: socket.socket | None, cord: int, log: 
         return _import_and_serve(full, cord)
     import_all(ENGINE)
     if _fork_full(full, cord, light):
+        select.select([full], [], [], HOLD_S)
         return _import_and_serve(full, cord)
     return _serve_all(light, cord, [], [])
 
@@ -190,6 +193,8 @@ def _serve(control: socket.socket, cord: int, later: list[str]) -> int | None:
         data, fds, _, _ = socket.recv_fds(control, 4, BATCH)
         if not data:
             return None
+        if not fds:
+            continue
         child = _fork_batch(fds, cord)
         if child is not None:
             return child

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.gpu import GpuError, driver
 from monarch_nb.runtime.context import current
+from monarch_nb.runtime.tensor_memory import is_out_of_memory, out_of_memory_note
 from monarch_nb.settings import settings
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class FailureStore:
         if settings.debug_freeze_on_error or (instance.mesh, instance.base_rank) in self._freezing:
             self._freeze(error)
         if _out_of_memory(error):
+            if note := out_of_memory_note():
+                error.add_note(note)
             self.release()  # what others hold is needed
             return None
         if not settings.debug_keep_failures:
@@ -186,10 +189,7 @@ def gpu_lost(error: BaseException) -> str:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    return any(
-        isinstance(one, MemoryError) or "OutOfMemoryError" in [cls.__name__ for cls in type(one).__mro__]
-        for one in chain(error)
-    )
+    return any(is_out_of_memory(cls.__name__, str(one)) for one in chain(error) for cls in type(one).__mro__)
 
 
 def _held(error: BaseException) -> Iterator[object]:

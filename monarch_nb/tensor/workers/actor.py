@@ -190,6 +190,13 @@ class TensorWorker(_Executor):
         for session in tuple(self._sessions.values()):
             session.settle()
 
+    def local_tensors(self) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
+        """What the streams of this process hold here, by the numbers of stream and tensor."""
+        for stream, session in tuple(self._sessions.items()):
+            for number, value in tuple(session.env.items()):
+                if isinstance(value, DTensor):
+                    yield (stream, int(number)), value._local_tensor
+
     @endpoint
     def version(self) -> str:
         """The version of torch."""

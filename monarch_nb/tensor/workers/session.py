@@ -66,7 +66,7 @@ from monarch_nb.tensor.workers.plans import (
     own,
 )
 from monarch_nb.tensor.workers.transit import StreamOrder, Transit
-from monarch_nb.tensor.workers.usage import Stopwatch, device_settles, mark_on_device, usage
+from monarch_nb.tensor.workers.usage import Stopwatch, device_settles, held_if_full, mark_on_device, usage
 from monarch_nb.wire import format_exception
 
 
@@ -568,10 +568,7 @@ class WorkerSession:
         """Reports an error in what this rank does with values of its own; others go on, and so does this one."""
         if isinstance(error, LostInputError):
             return error.failure
-        lines = traceback.format_exception_only(error)
-        failure = Failure(
-            self._number, operation, self._rank, type(error).__name__, str(error), "".join(lines), self._stream, True
-        )
+        failure = self._described(operation, error, traceback.format_exception_only(error), apart=True)
         self._failures.append(failure)
         return failure
 
@@ -580,9 +577,7 @@ class WorkerSession:
         if isinstance(error, LostInputError):
             return error.failure
         lines = format_exception(error) if operation == "run" else traceback.format_exception_only(error)
-        failure = Failure(
-            self._number, operation, self._rank, type(error).__name__, str(error), "".join(lines), self._stream
-        )
+        failure = self._described(operation, error, lines)
         if self._member.over is None and self._member.all_failed(failure, self._ranks, self._begun):
             self._failures.append(failure)
             return failure
@@ -597,3 +592,8 @@ class WorkerSession:
         if self._halted is None:
             self._halt(failure, (self._number, self._number + 1))
         return failure
+
+    def _described(self, operation: str, error: BaseException, lines: Sequence[str], *, apart: bool = False) -> Failure:
+        what, held = type(error).__name__, held_if_full(error, self.env)
+        text = "".join(lines)
+        return Failure(self._number, operation, self._rank, what, str(error), text, self._stream, apart, held)

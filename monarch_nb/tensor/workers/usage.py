@@ -1,6 +1,6 @@
 """Memory that a rank uses for the tensors of a stream, time for moving shards, and what a device has done."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic, perf_counter, sleep
 from typing import Any, TypeVar
 
@@ -8,8 +8,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from monarch_nb.host.linux import memory_resident, memory_used
+from monarch_nb.runtime.tensor_memory import is_out_of_memory
 from monarch_nb.tensor.verbs import MemoryUsed, Spent
 
+_MOST_HELD = 256  # tensors that an error of memory names
 _SETTLES_S = 0.2  # for a device to do what it has been given, where it waits for no other rank
 G = TypeVar("G")
 R = TypeVar("R")
@@ -54,6 +56,20 @@ class Stopwatch:
             for cell, by_dims in tuple(self._spent.items())
             for dims, seconds in tuple(by_dims.items())
         ]
+
+
+def held_if_full(error: BaseException, env: Mapping[int | float, object]) -> tuple[tuple[int, int], ...]:
+    """Tensors by number with their bytes, each storage once, if the error says that memory ran out; see `Failure`."""
+    if not is_out_of_memory(type(error).__name__, str(error)):
+        return ()
+    sizes: dict[int, tuple[int, int]] = {}  # by storage
+    for number, tensor in tuple(env.items()):
+        if isinstance(tensor, DTensor):
+            storage = tensor._local_tensor.untyped_storage()
+            sizes.setdefault(storage._cdata, (int(number), storage.nbytes()))
+    largest = sorted(sizes.values(), key=lambda each: -each[1])
+    rest = sum(size for _, size in largest[_MOST_HELD:])
+    return (*largest[:_MOST_HELD], *([(0, rest)] if rest else ()))
 
 
 def usage(tensors: Iterable[object], stopwatch: Stopwatch, device: str) -> MemoryUsed:

@@ -10,12 +10,15 @@ import re
 import secrets
 import shutil
 import threading
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from monarch_nb._copies import CHUNK, Copy, FilePiece, Tree, changed, read_pieces, remove, tree_of
-from monarch_nb.actor import Actor, HostMesh, ProcMesh, SupervisionError, current_rank, endpoint
+from monarch_nb.job.copies import CHUNK, Copy, FilePiece, Tree, changed, read_pieces, remove, tree_of
+from monarch_nb.mesh import HostMesh, ProcMesh
+from monarch_nb.runtime import Actor, current_runtime, endpoint
 from monarch_nb.shape import Point
+from monarch_nb.supervision import SupervisionError
 
 __all__ = ["GatherMount", "MountHandler", "gather_mount", "remotemount"]
 
@@ -25,16 +28,76 @@ _ANSWER_S = 300.0
 _said: set[str] = set()
 
 
+class WantedMount(NamedTuple):
+    """A folder that the meshes of a job are to have, or one of theirs that is gathered here."""
+
+    source: str
+    point: str
+    meshes: tuple[str, ...] | None = None  # None: all
+    python: str = ""  # of the processes of these meshes; "" for the usual one
+    gathers: bool = False
+
+    @classmethod
+    def to_hosts(
+        cls, source: str, point: str | None, meshes: Sequence[str] | None, python: str | None
+    ) -> "WantedMount":
+        """A folder of this machine. Raises ValueError for a Python that is not in it, or differs from host to host."""
+        source = os.path.abspath(source)
+        point = source if point is None else os.path.abspath(point)
+        if python is not None:
+            if not os.path.isfile(os.path.join(source, python)):
+                raise ValueError(
+                    f"python_exe={python!r} is not in {source}: make that environment first, or give python_exe=None "
+                    "for the Python that the hosts have"
+                )
+            if "$SUBDIR" in point:
+                raise ValueError(f"python_exe={python!r} must be at the same path on each host, without $SUBDIR")
+        return cls(source, point, _names(meshes), os.path.join(point, python) if python else "")
+
+    @classmethod
+    def to_here(cls, source: str, point: str, meshes: Sequence[str] | None) -> "WantedMount":
+        """A folder of the hosts."""
+        return cls(source, os.path.abspath(point), _names(meshes), gathers=True)
+
+    @classmethod
+    def saved(cls, fields: Sequence[Any]) -> "WantedMount":
+        """From the list that its JSON is."""
+        source, point, meshes, python, gathers = fields
+        return cls(source, point, _names(meshes), python, gathers)
+
+    def meshes_of(self, meshes: Iterable[str]) -> list[str]:
+        """The meshes that it is for. Raises ValueError for a name that the job does not have."""
+        known = list(meshes)
+        if missing := [name for name in self.meshes or () if name not in known]:
+            raise ValueError(f"{self}: the job has no mesh {missing[0]!r}, but {', '.join(map(repr, known))}")
+        return [name for name in known if self.meshes is None or name in self.meshes]
+
+    def folder_of(self, mesh: str, meshes: Iterable[str]) -> str:
+        """Where the folder of a mesh comes: of several gathered meshes each has its own."""
+        return os.path.join(self.point, mesh) if self.gathers and len(self.meshes_of(meshes)) > 1 else self.point
+
+    def __str__(self) -> str:
+        return f"gather_mount of {self.source}" if self.gathers else f"remote_mount of {self.source}"
+
+
+def _names(meshes: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if meshes is None else (meshes,) if isinstance(meshes, str) else tuple(meshes)
+
+
 def place_of(point: Point) -> str:
     """A place of a mesh as the name of a folder: `hosts_0`, "" where there is one place alone."""
     return "_".join(f"{label}_{index}" for label, index in point.items())
+
+
+def _own_place() -> str:
+    return place_of(current_runtime().context().message_rank)
 
 
 class RemoteMountActor(Actor):
     """A copy of the client's folder on one host: a link at the mount point leads to a folder beside it."""
 
     def __init__(self, mount_point: str) -> None:
-        self._point = Path(os.path.abspath(mount_point.replace("$SUBDIR", place_of(current_rank()))))
+        self._point = Path(os.path.abspath(mount_point.replace("$SUBDIR", _own_place())))
         self._copy: Copy | None = None
 
     @endpoint
@@ -165,7 +228,7 @@ class GatherSourceActor(Actor):
     """Reads the folder of one host."""
 
     def __init__(self, folder: str) -> None:
-        self._root = Path(folder.replace("$SUBDIR", place_of(current_rank())))
+        self._root = Path(folder.replace("$SUBDIR", _own_place()))
 
     @endpoint
     def tree(self) -> Tree:
@@ -266,6 +329,56 @@ def gather_mount(
     """
     _say_once("gather_mount: the folders are copied from the hosts; refresh() copies what has changed")
     return GatherMount(host_mesh, remote_mount_point, local_mount_point, interval=interval)
+
+
+class JobMounts:
+    """The mounts of a job, open on its meshes."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[WantedMount, str], MountHandler | GatherMount] = {}
+
+    def follow(self, wanted: Iterable[WantedMount], meshes: Mapping[str, HostMesh]) -> None:
+        """Opens what is not open, closes what is not wanted any more, and copies what has changed; blocks.
+
+        What was open on hosts that were lost is opened again. Raises RuntimeError, which names folder and mesh.
+        """
+        folders = {(each, mesh): each.folder_of(mesh, meshes) for each in wanted for mesh in each.meshes_of(meshes)}
+        for key in self._open.keys() - folders.keys():
+            self._close(key)
+        for key, folder in folders.items():
+            mount, mesh = key
+            try:
+                self._refresh(key, folder, meshes[mesh])
+            except Exception as error:
+                raise RuntimeError(f"{mount} on {mesh!r} failed: {error}") from error
+
+    def close(self) -> None:
+        """Closes all; blocks. Hosts that are gone are passed over."""
+        for key in tuple(self._open):
+            self._close(key)
+
+    def _refresh(self, key: tuple[WantedMount, str], folder: str, hosts: HostMesh) -> None:
+        mount, mesh = key
+        if key in self._open:
+            try:
+                self._open[key].refresh()
+            except Exception as error:
+                logger.info("%s on %r is opened again: %s", mount, mesh, error)
+                self._close(key)
+            else:
+                return
+        if mount.gathers:
+            self._open[key] = gather_mount(hosts, mount.source, folder)
+        else:
+            handler = remotemount(hosts, mount.source, folder)
+            handler.open()
+            self._open[key] = handler
+
+    def _close(self, key: tuple[WantedMount, str]) -> None:
+        try:
+            self._open.pop(key).close()
+        except Exception as error:
+            logger.info("%s on %r did not close properly: %s", *key, error)
 
 
 def _say_once(text: str) -> None:

@@ -1,0 +1,73 @@
+"""What NVIDIA's management library (NVML) says of a GPU, by NVIDIA's package nvidia-ml-py, which may not be there.
+
+Source: the NVML API reference, sections "Device Queries" and "Clocks event reasons"; docs.nvidia.com/deploy/nvml-api.
+"""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+# Reasons for a lower clock, those that are no fault left out (nvmlClocksEventReasons in nvml.h).
+_SLOWDOWNS = {
+    0x40: "it is too hot",
+    0x20: "it is too hot",
+    0x80: "its power supply limits it",
+    0x8: "its hardware slows it down",
+}
+
+
+class GpuLoad(NamedTuple):
+    """What a GPU does, and what is in use of its memory, in bytes.
+
+    `share` of the last moments is that in which kernels of any process ran, -1 where it is not known. `own` is what
+    this process has there, with its context and its libraries; -1 where it is not known, as in most containers.
+    `slowed` says why its clock is lower than it could be: "it is too hot (91 °C)".
+    """
+
+    share: float
+    own: int
+    used: int  # by all processes
+    total: int
+    slowed: str = ""
+
+
+def load_by_nvml(uuid: str, used: int, total: int) -> GpuLoad:
+    """The load of the GPU with this UUID, which is written without "GPU-"; `used` and `total` are known already."""
+    try:
+        nvml = import_module("pynvml")
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except Exception:  # no package, no driver, or a part of a GPU
+        return GpuLoad(-1.0, -1, used, total)
+    share = _asked(lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100, -1.0)
+    return GpuLoad(
+        share, _asked(lambda: _own(nvml, handle), -1), used, total, _asked(lambda: _slowed(nvml, handle), "")
+    )
+
+
+def _asked(ask: Callable[[], T], unknown: T) -> T:
+    try:
+        return ask()
+    except Exception:  # NVMLError: this device, or this driver, does not say it
+        return unknown
+
+
+def _own(nvml: ModuleType, handle: object) -> int:
+    """Bytes of this process; clients of MPS are listed apart. Processes are named as the host numbers them."""
+
+    def sizes(kind: str) -> list[int]:
+        listed = [each for each in getattr(nvml, kind)(handle) if each.pid == os.getpid()]
+        return [int(each.usedGpuMemory) for each in listed if each.usedGpuMemory is not None]
+
+    kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
+    return max((size for kind in kinds for size in _asked(partial(sizes, kind), list[int]())), default=-1)
+
+
+def _slowed(nvml: ModuleType, handle: object) -> str:
+    reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    reason = next((text for bit, text in _SLOWDOWNS.items() if reasons & bit), "")
+    return reason and f"{reason} ({nvml.nvmlDeviceGetTemperature(handle, 0)} °C)"
