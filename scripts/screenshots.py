@@ -85,7 +85,7 @@ def told(uid, name, **dims):
     put(e.MeshDescription(uid=uid + "a", name="trainers", kind="actors", ranks=range(count), labels=labels, sizes=sizes,
                   strides=tuple(strides), actor_class="Trainer", on=uid, ready=True, at=now - 890))
     for rank in range(count):
-        put(e.Started(uid, rank, 40_000 + rank, now))
+        put(e.ProcessStarted(uid, rank, 40_000 + rank, now))
     return store, now, count
 
 def shown(uid):
@@ -349,7 +349,7 @@ for rank in range(count):
         store.put(e.ActivityChanged("manya", rank, 0, "busy", now - 1, "step"))
 for rank in (133, 702):
     store.put(e.RankStateChanged("many", rank, "failed", 0, now, "it ended by signal 9 (SIGKILL)"))
-store.put(e.Answers("many", 411, now - 8, now))
+store.put(e.ResponsivenessChanged("many", 411, now - 8, now))
 store.put(e.RankStateChanged("many", 640, "healing", 1, now))
 shown("many")
 """,
@@ -395,7 +395,7 @@ for rank in range(count):
         store.put(e.ActivityChanged("pmanya", rank, 0, "busy", now - 1, "step"))
 for rank in (133, 702):
     store.put(e.RankStateChanged("pmany", rank, "failed", 0, now, "it ended by signal 9 (SIGKILL)"))
-store.put(e.Answers("pmany", 411, now - 8, now))
+store.put(e.ResponsivenessChanged("pmany", 411, now - 8, now))
 shown("pmany")
 """,
         '[data-state="busy"]',

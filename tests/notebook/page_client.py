@@ -123,8 +123,9 @@ class Page:
             await asyncio.wait_for(self.next(), seconds)
 
     def close(self) -> None:
-        if self._socket is not None:
+        if self._socket is not None and (protocol := self._socket.protocol) is not None:
             self._socket.close()
+            protocol.stream.close()  # the loop may end before the server has said that it closes, too
 
     def ranks(self) -> dict[int, str]:
         """The states of the ranks of mesh w."""

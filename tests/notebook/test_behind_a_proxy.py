@@ -84,7 +84,7 @@ store, now, count = store_of(current_runtime()), time.time(), 200_000
 store.put(e.MeshDescription(uid="many", name="many", kind="procs", ranks=range(count), labels=("gpus",), sizes=(count,),
                     strides=(1,), hosts=("node",), per_host=count, ready=True, at=now))
 for rank in range(count):
-    store.put(e.Started("many", rank, 40_000 + rank, now))
+    store.put(e.ProcessStarted("many", rank, 40_000 + rank, now))
     store.put(e.Usage("many", rank, 0.25, 2_000_000_000 + rank))
 """
 LARGE = "from IPython.display import HTML, display\ndisplay(HTML('x' * 12_000_000))"
