@@ -58,7 +58,7 @@ it("rows that are no longer there are removed, new ones come behind", () => {
 });
 
 it("many bars come in several frames, each of which says so", async () => {
-  shown.show(picture(Array.from({ length: 4 }, (_, at) => row(bars(60, `${at}`)))));
+  shown.show(picture(Array.from({ length: 4 }, (_, at) => row(bars(30, `${at}`)))));
   expect(rows()).toHaveLength(1);
   await frame();
   expect(rows()).toHaveLength(2);
@@ -69,7 +69,7 @@ it("many bars come in several frames, each of which says so", async () => {
 });
 
 it("a picture that has ended draws no more", async () => {
-  shown.show(picture([row(bars(60, "a")), row(bars(60, "b"))]));
+  shown.show(picture([row(bars(30, "a")), row(bars(30, "b"))]));
   shown.end();
   await frame();
   expect(rows()).toHaveLength(1);

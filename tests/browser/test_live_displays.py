@@ -320,7 +320,7 @@ def test_large_meshes_are_shown_by_host_and_open_on_click(notebook: Lab) -> None
     output.locator('.mnb-cell[data-index="7"]').click()
     inner = output.locator(".mnb-inner")
     expect(inner.locator(".mnb-cell")).to_have_count(8, timeout=10_000)
-    expect(output.locator(".mnb-slice code")).to_have_text("fleet.slice(hosts=7)", timeout=10_000)
+    expect(output.locator(".mnb-side .mnb-slice code")).to_have_text("fleet.slice(hosts=7)", timeout=10_000)
     inner.locator('.mnb-cell[data-state="failed"]').click()
     output.locator(".mnb-slice code", has_text="fleet.slice(hosts=7, gpus=3)").wait_for(timeout=5_000)
     assert notebook.errors == []

@@ -21,8 +21,10 @@ def guide_html(guide: Guide) -> str:
     if guide.meshes.rows:
         parts.append(overview_html(guide.meshes))
     parts += [table((heading, ""), rows, mono=(0,)) for heading, rows in guide.steps]
-    parts.append(f'<div>The manual: <a href="{escape(manual())}">{escape(manual())}</a></div>')
-    return framed(*parts)
+    parts.append(
+        f'<div style="overflow-wrap:anywhere">The manual: <a href="{escape(manual())}">{escape(manual())}</a></div>'
+    )
+    return framed(*parts, kind="mnb-d")
 
 
 def checkup_html(diagnosis: "Checkup") -> str:
@@ -32,7 +34,7 @@ def checkup_html(diagnosis: "Checkup") -> str:
         rows = "".join(map(_row, findings))
         head = f'<thead><tr><th colspan="2"{LEFT}>{escape(name)}</th></tr></thead>'
         parts.append(f'<table class="mnb-t">{head}<tbody>{rows}</tbody></table>')
-    return framed(*parts)
+    return framed(*parts, kind="mnb-d")
 
 
 def _row(finding: "Check") -> str:

@@ -32,9 +32,10 @@ table-layout:auto;color:inherit}
 .mnb table td,.mnb table th{text-align:left!important;padding:2px 14px 2px 0;vertical-align:baseline;border:0;
 max-width:none;white-space:pre-wrap;color:inherit}
 .mnb table td.mnb-m{padding:2px 14px 2px 0}
-.mnb table:not(.mnb-g) td{overflow-wrap:anywhere}
 .mnb table.mnb-t td,.mnb table.mnb-t th{border-bottom:1px solid rgba(128,128,128,.25)}
 .mnb table.mnb-t th{white-space:nowrap}
+@media (max-width:480px){.mnb.mnb-d>table.mnb-t td{display:block;overflow-wrap:anywhere}
+.mnb.mnb-d>table.mnb-t td:first-child{border-bottom:0;padding-bottom:0}}
 .mnb table.mnb-g{border-spacing:3px;margin-left:-3px!important}
 .mnb table.mnb-g th{padding:2px 8px 2px 3px;white-space:nowrap}
 .mnb table.mnb-g td{text-align:center!important;padding:2px 4px;min-width:20px;border-radius:4px;

@@ -1,6 +1,6 @@
 // Drawing before a frame: a few milliseconds in each, so that a page stays quick however many displays it has.
 
-export const BUDGET_MS = 6; // of scripts in a frame: the browser's own part, style and layout, is longer
+export const BUDGET_MS = 2; // of scripts in a frame: style, layout and paint of what they change take several times as long
 
 interface FrameQueue {
   add(draw: () => void): void;

@@ -6,7 +6,7 @@ import { eachFrame } from "../page/frames";
 const ROW = '<g class="r">'; // as the kernel writes it; names in the picture are escaped
 const BAR = 'class="b"';
 const END = "</svg>";
-const PIECE = 80; // bars that a frame replaces: the browser styles, lays out and paints them in the same frame
+const PIECE = 40; // bars that a frame replaces: the browser styles, lays out and paints them in the same frame
 
 /** A picture in the form in which it is drawn: what is before its rows, such as the axis, and the rows. */
 export interface PictureParts {
