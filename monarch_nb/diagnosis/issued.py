@@ -16,6 +16,7 @@ CallSite: TypeAlias = tuple[CodeType, int]
 Sites: TypeAlias = Sequence[CallSite | None]
 Issued: TypeAlias = Callable[[CallSite | None], CallSite | None]
 Sent: TypeAlias = Callable[[int, int, Sites], None]
+Joined: TypeAlias = Callable[[], None]
 MOST = 1 << 20  # operations whose lines are known
 
 
@@ -47,26 +48,26 @@ def _line(site: CallSite) -> str:
 
 
 class IssuedOperations:
-    """Notes where operations are issued, from `begin` to `end`: `observe` has them seen by two functions."""
+    """Notes where operations are issued, from `begin` to `end`: `observe` has them seen by its functions."""
 
-    def __init__(self, observe: Callable[[Issued | None, Sent], None]) -> None:
+    def __init__(self, observe: Callable[[Issued | None, Sent, Joined], None]) -> None:
         self._observe = observe
         self._sent: deque[tuple[int, int, Sites]] = deque()  # streams, first numbers, sites
         self._count = 0
         self._forward: ForwardRecord[_Site] = ForwardRecord()
         self._modules: ModulePaths | None = None
 
-    def begin(self) -> None:
-        """Begins."""
+    def begin(self, joined: Joined = lambda: None) -> None:
+        """Begins; `joined` is called when further actors execute operations."""
         self._modules = ModulePaths(lambda: True)
-        self._observe(self._issued, self._note_sent)
+        self._observe(self._issued, self._note_sent, joined)
 
     def end(self) -> None:
         """Ends, as often as it is called."""
         if self._modules is not None:
             self._modules.end()
             self._modules = None
-            self._observe(None, self._note_sent)
+            self._observe(None, self._note_sent, lambda: None)
 
     def located(self, found: NonFinite | None) -> NonFinite | None:
         """What a rank has found, with the line and the module that issued the operation, where they are known."""

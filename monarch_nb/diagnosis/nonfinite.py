@@ -1,17 +1,19 @@
 """`watch(mesh)`: where the first NaN comes from, among all ranks of a mesh."""
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from monarch_nb.diagnosis.findings import Finding, names_of
-from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, RankWatch
+from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, RankWatch, state_of
+from monarch_nb.runtime import proc_state_of
 from monarch_nb.shape import MeshTrait, Region
 from monarch_nb.wire import kind_of
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis.issued import Issued, IssuedOperations, Sent
+    from monarch_nb.diagnosis.issued import Issued, IssuedOperations, Joined, Sent
     from monarch_nb.diagnosis.nonfinite_rank import NonFinite
 
 Findings: TypeAlias = "tuple[NonFinite | None, NonFinite | None]"
@@ -29,18 +31,18 @@ class ValueWatch:
     def __init__(self, mesh: AnyMesh | MeshTrait, *, stop: bool = False) -> None:
         self._operations: IssuedOperations | None = None
         self._in_order: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._watched: Callable[[], Sequence[AnyMesh]]
         if isinstance(mesh, ActorMesh | ProcMesh):
             watched: AnyMesh = mesh
+            self._watched = lambda: [watched]
         else:
             tensors: Any = mesh  # a mesh of sharded tensors, of whose module this one does not know
-            self._operations, self._in_order, watched = (
-                operations_on(tensors.observe),
-                tensors.in_order,
-                tensors.workers,
-            )
-        self._ranks: RankWatch[Findings] = RankWatch(
-            watched, "monarch_nb.diagnosis.nonfinite_rank.FirstNan", last="self" if self._operations is not None else ""
-        )
+            watched = tensors.workers
+            self._operations, self._in_order = operations_on(tensors.observe), tensors.in_order
+            self._watched = lambda: cast("Sequence[AnyMesh]", tensors.executors)
+        self._procs = proc_state_of(state_of(watched))
+        self._ranks: dict[str, RankWatch[Findings]] = {}  # by mesh of actors, in which each runs a thread
+        self._beginning = threading.Lock()
         self._stop = stop
         self.findings: tuple[Finding, ...] = ()
         self.notes: list[str] = []
@@ -50,10 +52,14 @@ class ValueWatch:
 
         Raises RuntimeError where PyTorch is not installed.
         """
-        with self._in_order():
-            self._ranks.begin(self._stop)
         if self._operations is not None:
-            self._operations.begin()
+            self._operations.begin(self._begin_everywhere)
+        try:
+            with self._in_order():
+                self._begin_everywhere()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
@@ -62,16 +68,38 @@ class ValueWatch:
         """Ends on all ranks, and adds the first finding to an error that the watched code raised."""
         try:
             with self._in_order():
-                found, self.notes = self._ranks.end(END_S, "what it has found")
+                found = self._end()
         finally:
             if self._operations is not None:
                 self._operations.end()
         if self._operations is not None:
             located = self._operations.located
-            found = {rank: (located(nan), located(inf)) for rank, (nan, inf) in found.items()}
-        self.findings = judge_values(self._ranks.procs.name, self._ranks.procs.region, found)
+            found = [(rank, (located(nan), located(inf))) for rank, (nan, inf) in found]
+        self.findings = judge_values(self._procs.name, self._procs.region, found)
         if error is not None and self.findings:
             error.add_note(f"Before that, {self.findings[0].text}")
+
+    def _begin_everywhere(self) -> None:
+        """Begins on each mesh of actors that is not watched yet; a stream of tensors brings others. Blocks."""
+        with self._beginning:
+            for mesh in self._watched():
+                ranks: RankWatch[Findings] = RankWatch(
+                    mesh, "monarch_nb.diagnosis.nonfinite_rank.FirstNan", last="self" if self._operations else ""
+                )
+                if ranks.state.uid not in self._ranks:
+                    ranks.begin(self._stop)
+                    self._ranks[ranks.state.uid] = ranks
+
+    def _end(self) -> "list[tuple[int, Findings]]":
+        """Ends on all ranks. Returns what they have found, by base rank and thread."""
+        if self._operations is not None:
+            self._operations.end()
+        found = list[tuple[int, Findings]]()
+        for ranks in self._ranks.values():
+            of_ranks, notes = ranks.end(END_S, "what it has found")
+            found += of_ranks.items()
+            self.notes += notes
+        return found
 
     def __str__(self) -> str:
         lines = [finding.line for finding in self.findings]
@@ -80,22 +108,20 @@ class ValueWatch:
     __repr__ = __str__
 
 
-def operations_on(observe: "Callable[[Issued | None, Sent], None]") -> "IssuedOperations":
+def operations_on(observe: "Callable[[Issued | None, Sent, Joined], None]") -> "IssuedOperations":
     """What notes where the operations of a mesh of sharded tensors are issued."""
     from monarch_nb.diagnosis.issued import IssuedOperations  # imports PyTorch, as such a mesh has
 
     return IssuedOperations(observe)
 
 
-def judge_values(
-    mesh: str, region: Region, found: "Mapping[int, tuple[NonFinite | None, NonFinite | None]]"
-) -> tuple[Finding, ...]:
-    """The findings from the first NaN and the first infinity of each rank. Pure.
+def judge_values(mesh: str, region: Region, found: "Collection[tuple[int, Findings]]") -> tuple[Finding, ...]:
+    """The findings from the first NaN and the first infinity of each thread of each rank. Pure.
 
     A NaN that came to a rank with the inputs of an operation is reported only where it came to be on no rank, and only
     the first one: else it follows from the other.
     """
-    nans = [(rank, nan, inf) for rank, (nan, inf) in found.items() if nan is not None]
+    nans = [(rank, nan, inf) for rank, (nan, inf) in found if nan is not None]
     origins = [each for each in nans if each[1].given != "nan"]
     if not origins and nans:
         earliest = min(nans, key=lambda each: each[1].at)[1]
@@ -110,7 +136,7 @@ def judge_values(
         for group in groups.values()
     ]
     if not findings:
-        infinities = sorted(((rank, inf, None) for rank, (_, inf) in found.items() if inf), key=lambda each: each[1].at)
+        infinities = sorted(((rank, inf, None) for rank, (_, inf) in found if inf), key=lambda each: each[1].at)
         if infinities:
             first = [each for each in infinities if _alike(each[1]) == _alike(infinities[0][1])]
             text = _text(_named(region, first), first[0][1], None)
@@ -123,7 +149,7 @@ def _alike(one: "NonFinite") -> tuple[object, ...]:
 
 
 def _ranks(group: "Sequence[tuple[int, NonFinite, NonFinite | None]]") -> tuple[int, ...]:
-    return tuple(sorted(rank for rank, _, _ in group))
+    return tuple(sorted({rank for rank, _, _ in group}))
 
 
 def _named(region: Region, group: "Sequence[tuple[int, NonFinite, NonFinite | None]]") -> str:

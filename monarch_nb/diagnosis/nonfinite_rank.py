@@ -226,7 +226,8 @@ class FirstNan(WatchMode):
         self._stop = stop
         self._plans: dict[Any, _Plan] = {}
         self._worker = worker
-        self._modules = ModulePaths(lambda: current.get() is not None)
+        self._thread = threading.get_ident()
+        self._modules = ModulePaths(self._is_here)
         self._forward: ForwardRecord[tuple[str, CodeType | None, int]] = ForwardRecord()  # module, code and line
         context = current.get()
         self._call, self._number = context.call if context is not None else "", 0
@@ -247,7 +248,7 @@ class FirstNan(WatchMode):
         return self.nan, self.inf
 
     def _step_begins(self, optimizer: Optimizer, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        if current.get() is None or torch.compiler.is_compiling():
+        if not self._is_here() or torch.compiler.is_compiling():
             return
         self._resume()
         stack = _get_current_dispatch_mode_stack()
@@ -257,14 +258,18 @@ class FirstNan(WatchMode):
             self._stack = stack[:-1]
 
     def _step_ends(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if current.get() is None or self._stack is None:
+        if not self._is_here() or self._stack is None:
             return
         self._check_parameters(optimizer)
         self._resume()
 
     def _module_begins(self, module: nn.Module, args: object) -> None:
-        if self._stack is not None and current.get() is not None:
+        if self._stack is not None and self._is_here():
             self._resume()
+
+    def _is_here(self) -> bool:
+        """Whether the calling thread is the one that is watched: hooks see modules and optimizers of all threads."""
+        return threading.get_ident() == self._thread
 
     def _resume(self) -> None:
         """Enters this mode again, unless other modes have come or gone since: a step that raised has no end."""

@@ -4,6 +4,7 @@ import ast
 import importlib
 import time
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from monarch_nb.mesh.actor import ActorMesh
@@ -89,7 +90,7 @@ class RankWatch(Generic[R]):
 
     def __init__(self, mesh: AnyMesh, name: str, *, last: str = "") -> None:
         self._last = last
-        self._mesh, self._name, self._number = mesh, name, time.time_ns()
+        self._mesh, self._name, self._number = mesh, name, next(_numbers)
         self.state: MeshState = state_of(mesh)
         self.procs = proc_state_of(self.state)
 
@@ -127,6 +128,7 @@ def _source(function: str, given: str) -> str:
     return f"__import__({__name__!r}, fromlist=[{function!r}]).{function}({given})"
 
 
+_numbers = count(time.time_ns())  # those of several controllers differ
 _ends: dict[int, Callable[[], object]] = {}  # of the watches that run in this process
 
 

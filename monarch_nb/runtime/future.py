@@ -445,6 +445,19 @@ def resolve_later(future: Future[T], resolve: Callable[[], T]) -> None:
     future._set_lazy(resolve)
 
 
+def derived_future(
+    source: "Future[object]", compute: Callable[[], T], describe: Callable[[], str] | None = None
+) -> Future[T]:
+    """A future of what `compute` makes of the result of another one, on the thread that looks first; it may raise.
+
+    Who waits for it waits for the same call. `describe` says what is waited for, else the other future does.
+    """
+    future: Future[T] = pending_future(describe=describe or source.progress_text)
+    future.wait_id = source.wait_id
+    when_done(source, lambda _: resolve_later(future, compute))
+    return future
+
+
 def fail_future(future: Future[object], error: BaseException) -> bool:
     """Ends a future with an error, and calls back whoever waits; False if it was settled before."""
     return future._fail(error)

@@ -8,9 +8,10 @@ to the batch.
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -47,6 +48,7 @@ class Open:
 
     layout: MeshLayout
     ranks: tuple[int, ...]
+    lane: int = 0  # the number of the program's stream, 0 for the main one
     in_turn: bool = False  # its groups are made at the first command in which ranks wait for each other
 
 
@@ -110,13 +112,17 @@ class Send:
 
 @dataclass(frozen=True)
 class Take:
-    """Makes a tensor of what members of the group send, one to each rank of the mesh."""
+    """Makes a tensor of what members of the group send, one to each rank of the mesh.
+
+    `late`: the process groups in which that was sent have ended since.
+    """
 
     made: Meta
     sources: tuple[int, ...]
     tag: int
     result: int
     lends: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,19 @@ class Await:
 
     stream: int
     operations: int
+
+
+@dataclass(frozen=True)
+class DrawFrom:
+    """Says from what a stream of the program draws on the ranks; what has a smaller `number` was said before.
+
+    With a `seed`, the generators from which functions draw are seeded, on each rank with another one. `apart`:
+    operations draw from these generators, too, and not by the seed of the mesh.
+    """
+
+    number: int
+    seed: int | None
+    apart: bool
 
 
 @dataclass(frozen=True)
@@ -224,6 +243,21 @@ class Cell:
     number: int
 
 
+def mapped(value: T, function: Callable[[Any], object]) -> T:
+    """A tree of lists, tuples and dicts of any kind, with what a function makes of each of its leaves."""
+    made: Any
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(item, function) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)([mapped(item, function) for item in value])
+    if isinstance(value, dict):
+        made = copy(value)  # which may be an OrderedDict, or know a default
+        made.update({key: mapped(item, function) for key, item in value.items()})
+    else:
+        made = function(value)
+    return cast(T, made)
+
+
 class Turn(NamedTuple):
     """The part of a batch in which ranks may wait for each other: numbers from `begin` to `end` of it.
 
@@ -280,6 +314,7 @@ Command = (
     | Take
     | GiveBack
     | Await
+    | DrawFrom
     | Revive
     | RunFunction[object]
     | CallRemote

@@ -46,6 +46,10 @@ def _equal(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
     return first.shape == second.shape and bool((first == second).all())
 
 
+def _close(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
+    return bool(torch.isclose(*args, **kwargs).all())
+
+
 def _moved(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Implements `to`: an operation on the mesh; to another device it fetches the tensor."""
     device = kwargs.get("device")
@@ -160,6 +164,7 @@ def register() -> None:
         aten._local_scalar_dense.default: _number,
         aten.is_nonzero.default: _truth,
         aten.equal.default: _equal,
+        aten.allclose.default: _close,
         aten._to_copy.default: _moved,
         aten.copy_.default: _copied,
         aten.as_strided.default: _strided,

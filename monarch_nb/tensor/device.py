@@ -9,6 +9,7 @@ import ctypes
 import gc
 import sys
 import threading
+import time
 import types
 import warnings
 import weakref
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Device = torch.device | str | int | None
 NAME = "mesh"
 _FREE = "privateuseone"
+_FREED_WITHIN_S = 5.0  # meshes that are no more: once ranks have answered what was sent
 _MOST = 127  # an index has seven bits
 
 _streams: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()  # by index
@@ -224,10 +226,12 @@ def new_device() -> torch.device:
     """A device with a free index. Raises RuntimeError if all indices are used."""
     if not claim():
         return torch.device("cpu")
-    index = _free_index()
-    if index is None:
+    index, until = _free_index(), time.monotonic() + _FREED_WITHIN_S
+    while index is None and time.monotonic() < until:
         gc.collect()  # streams of a program and their meshes refer to each other
         index = _free_index()
+        if index is None:
+            time.sleep(0.05)
     if index is None:
         raise RuntimeError(f"there are {_MOST} tensor meshes already: drop some of them, with all their tensors")
     return torch.device(NAME, index)
@@ -249,7 +253,7 @@ def occupy(stream: Stream, procs: ProcMesh | None, mesh: "Callable[[Stream], Mes
         _streams[stream.device.index] = stream
     if procs is None:
         return
-    stream.reseed(_first_seed())
+    stream.begin_seed(_first_seed() if stream.lane is None else torch.initial_seed())
     _open[stream] = procs
     _latest = weakref.ref(stream)
 

@@ -30,14 +30,14 @@ _IN_PARTS = frozenset(
         "aten.randn.default",
     }
 )
-_IGNORED = ("device", "layout", "pin_memory", "generator")  # without influence on the values
+_IGNORED = ("device", "layout", "pin_memory", "generator")  # a generator gives the seed
 
 
 def make(
-    stream: Stream, operation: OpOverload, args: Sequence[object], kwargs: dict[str, object], placements: Placements
+    stream: Stream, operation: OpOverload, args: Sequence[object], kwargs: dict[str, Any], placements: Placements
 ) -> MeshTensor:
     """Issues an operation without tensor inputs, and returns the handle of its result. Allocates nothing here."""
-    where = call_site()
+    where, generator = call_site(), kwargs.get("generator")
     kwargs = {name: value for name, value in kwargs.items() if value is not None and name not in _IGNORED}
     with torch.utils._python_dispatch._disable_current_modes():
         shown = operation(*args, **kwargs, device="meta")
@@ -46,12 +46,15 @@ def make(
     meta = Meta.of(stream.layout, shown.shape, shown.dtype, placements)
     seeded: tuple[int, ...] | None = None
     if torch.Tag.nondeterministic_seeded in operation.tags:
-        seeded = tuple(dim for dim, placement in enumerate(placements) if in_parts and not placement.is_replicate())
+        apart = in_parts or meta.is_own
+        seeded = tuple(dim for dim, placement in enumerate(placements) if apart and not placement.is_replicate())
     stream.resume_if_healed()
     number = _define(stream, Making(0, name, tuple(args), kwargs, meta, in_parts, seeded))
     reference = stream.hold(meta, where)
-    command = (number, reference.number) if seeded is None else (number, stream.draw(), reference.number)
-    stream.issue(command, where)
+    if seeded is None:
+        stream.issue((number, reference.number), where)
+    else:
+        stream.issue((number, stream.draw(generator), reference.number), where)
     return MeshTensor(meta, reference)
 
 

@@ -13,7 +13,7 @@ from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import Define, PutTensor
 from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.errors import RankTensorError, check_notices
-from monarch_nb.tensor.lanes import ACTIVE, check_lane
+from monarch_nb.tensor.lanes import ACTIVE, check_lane, check_loans
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, OperationPlan, Placements, PropagationError, moving, replicated
 from monarch_nb.tensor.references import LiveEntry, Reference, WriteRecord
@@ -303,6 +303,10 @@ OWN: dict[torch._ops.OpOverload, Own] = {}
 def issue(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object] | None) -> object:
     """Issues an operation and returns the handles of its results."""
     stream = stream_of(args, kwargs)
+    generator: torch.Generator | None = None
+    if kwargs and kwargs.get("generator") is not None:
+        kwargs = dict(kwargs)
+        generator = cast(torch.Generator, kwargs.pop("generator"))
     refused: PropagationError | None = None
     try:
         plan, given, floats = stream.propagator.plan(func, args, kwargs)
@@ -334,15 +338,21 @@ def issue(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[st
             copies = {id(tensor): tensor.clone() for tensor in read}
             args, kwargs = tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
             return issue(func, args, kwargs)
-    result = run(stream, plan, given, floats)
+    result = run(stream, plan, given, floats, generator)
     if plan.rebinds:
         with no_dispatch():  # its own sizes and strides, too
             func(*args, **(kwargs or {}))
     return result
 
 
-def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: Sequence[float]) -> object:
-    """Issues a plan on tensors of one mesh, and returns what the operation returns."""
+def run(
+    stream: Stream,
+    plan: OperationPlan,
+    given: list[MeshTensor],
+    floats: Sequence[float],
+    generator: torch.Generator | None = None,
+) -> object:
+    """Issues a plan on tensors of one mesh, and returns what the operation returns. `generator` gives a seed."""
     where = call_site()
     if _is_threaded():
         _thread(False)
@@ -359,8 +369,12 @@ def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: Se
         check_notices(stream, plan, where)
     if held.stale:
         make_again(stream, numbers, where)
-    if plan.own and (stream.lane is not ACTIVE.stream or held.loans):
-        check_lane(stream, plan.operation, [tensor.reference for tensor in given], plan.writes)
+    if held.loans or stream.lane is not ACTIVE.stream:
+        references = [tensor.reference for tensor in given]
+        if plan.own or given[0].meta.is_own:
+            check_lane(stream, plan.operation, references, plan.writes)
+        else:  # a sharded tensor may share memory that is lent
+            check_loans(stream, plan.operation, references, plan.writes, of_sharded=True)
     targets: Sequence[WriteRecord] = ()
     if plan.writes:
         references = [tensor.reference for tensor in given]
@@ -395,7 +409,7 @@ def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: Se
     if plan.program.seeded is None:
         stream.issue((plan.number, *numbers, *floats, *results), where, targets)
     else:
-        stream.issue((plan.number, stream.draw(), *numbers, *floats, *results), where, targets)
+        stream.issue((plan.number, stream.draw(generator), *numbers, *floats, *results), where, targets)
     if plan.collectives:
         stream.table.moved(where, plan)
     if plan.writes:

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.origin import CallSite, origin_of
@@ -13,16 +13,15 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.references import Reference
     from monarch_nb.tensor.stream import Stream as CommandStream
 
-READ, WRITTEN, ENDED = "read", "written", "ended"  # by the borrower; or the borrow has ended
-
 
 class _Active(threading.local):
-    """The stream that this thread has activated; None for the main one.
+    """The stream that this thread has activated; None for the main one. `has_mesh`: it has activated a mesh, too.
 
     `coalesced` are the command streams to which a block of this thread has issued what is sent at its end.
     """
 
     stream: "Stream | None" = None
+    has_mesh = False
     coalesced: "set[CommandStream] | None" = None
 
 
@@ -50,21 +49,28 @@ def coalescing() -> Iterator[None]:
             stream.flush()
 
 
-class TensorLoan:
-    """A borrow as one of its two streams sees it: what may not be done to the memory there."""
+class MemoryLoans:
+    """Who else uses the memory of a tensor of a stream, and what may not be done to it there.
 
-    __slots__ = ("is_lender", "kind", "where")
+    `taken`: the stream has borrowed it, and may "read" or "write", or that has "ended". `given` are the borrows of
+    other streams, by number, and whether they write; each with its call site.
+    """
 
-    def __init__(self, kind: str, where: CallSite | None, *, is_lender: bool) -> None:
-        self.kind, self.where, self.is_lender = kind, where, is_lender
+    __slots__ = ("given", "taken")
 
-    def refused(self, *, writes: bool) -> str:
-        """The code of the error for a use; "" where it is allowed."""
-        if self.kind == ENDED:
-            return "DROPPED"
-        if self.kind == WRITTEN:
-            return "BORROWED" if self.is_lender else ""
-        return "MUTATING_BORROW" if writes else ""
+    def __init__(self, taken: "tuple[Literal['read', 'write', 'ended'], CallSite | None] | None" = None) -> None:
+        self.taken = taken
+        self.given: dict[int, tuple[bool, CallSite | None]] = {}
+
+    def refused(self, *, writes: bool) -> tuple[str, CallSite | None]:
+        """The code of the error for a use, and where it was borrowed; "" where the use is allowed."""
+        taken, where = self.taken or ("", None)
+        if taken == "ended":
+            return "DROPPED", where
+        for mutable, at in self.given.values():
+            if mutable or writes:
+                return "BORROWED" if mutable else "MUTATING_BORROW", at
+        return ("MUTATING_BORROW" if writes and taken == "read" else ""), where
 
 
 _WHY = {
@@ -75,7 +81,7 @@ _WHY = {
 
 
 def check_lane(
-    stream: "CommandStream", operation: str, references: "Sequence[Reference]", writes: Sequence[int]
+    stream: "CommandStream", operation: str, references: "Sequence[Reference | None]", writes: Sequence[int]
 ) -> None:
     """Raises RankTensorError for tensors of another stream than the active one, and for uses that a borrow forbids."""
     if stream.lane is not ACTIVE.stream:
@@ -84,11 +90,27 @@ def check_lane(
             f"{operation}: the tensor is on stream {lane_name(stream.lane)!r}, and {lane_name(ACTIVE.stream)!r} is "
             "active. Use `with stream.activate():`, or stream.borrow(tensor)",
         )
+    check_loans(stream, operation, references, writes)
+
+
+def check_loans(
+    stream: "CommandStream",
+    operation: str,
+    references: "Sequence[Reference | None]",
+    writes: Sequence[int],
+    *,
+    of_sharded: bool = False,
+) -> None:
+    """Raises RankTensorError for uses that a borrow forbids; `writes` are the indices of what is written to.
+
+    RuntimeError for sharded tensors, whose operators would hide a TypeError.
+    """
     for at, reference in enumerate(references if stream.held.loans else ()):
-        loan = None if reference.memory is None else stream.held.loans.get(reference.memory)
-        code = "" if loan is None else loan.refused(writes=at in writes)
-        if code and loan is not None:
-            raise RankTensorError(code, f"{operation}: {_WHY[code]}. It was borrowed at {origin_of(loan.where)}")
+        loans = None if reference is None or reference.memory is None else stream.held.loans.get(reference.memory)
+        code, where = ("", None) if loans is None else loans.refused(writes=at in writes)
+        if code:
+            error = RankTensorError(code, f"{operation}: {_WHY[code]}. It was borrowed at {origin_of(where)}")
+            raise RuntimeError(str(error)) if of_sharded else error
 
 
 def check_fetching() -> None:

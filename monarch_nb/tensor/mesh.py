@@ -1,5 +1,6 @@
 """Meshes for sharded tensors: processes that execute the controller's operations on their shards."""
 
+import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,12 +13,12 @@ import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import Replicate
 
-from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of, this_host
+from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of, this_host
 from monarch_nb.runtime import Future, current_runtime
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
 from monarch_nb.supervision import DeviceMeshError, Driver
 from monarch_nb.tensor import device, factories
-from monarch_nb.tensor.commands import Locals, MakeParts, Open, RunFunction, TensorOf
+from monarch_nb.tensor.commands import Locals, MakeParts, Open, RunFunction, TensorOf, mapped
 from monarch_nb.tensor.errors import stopped_text
 from monarch_nb.tensor.handle import Destination, MeshTensor, current, redistributed, upload
 from monarch_nb.tensor.kernels import prepare
@@ -38,6 +39,7 @@ from monarch_nb.tensor.workers.actor import TensorWorker
 aten = torch.ops.aten
 R = TypeVar("R")
 _for_ranks: "dict[tuple[str, Region], Mesh]" = {}  # on the main stream; those of others last as long as these
+_sharing = threading.RLock()  # held while they are made
 _LARGE = 1 << 16  # bytes of local tensors that are sent without waiting for the next batch
 _MAX_CHOICES = 4096  # slices without lost processes that are compared; else all are left out along one dimension
 _STRIDES = 8  # every second, …, every eighth
@@ -151,7 +153,10 @@ class Mesh(MeshTrait, Destination):
         prepare()
         layout, region = self.layout, region_of(self._procs)
         propagator = Propagator(layout, leaf=MeshTensor)
-        processes, opening = self._processes, Open(layout, self._processes.members_of(region))
+        processes, opening = (
+            self._processes,
+            Open(layout, self._processes.members_of(region), lane.number if lane else 0),
+        )
         send = processes.sender(region, lane)
         stream = Stream(self._procs.name, propagator, device.new_device(), send, processes)
         stream.lane = lane
@@ -289,6 +294,7 @@ class Mesh(MeshTrait, Destination):
         placements = placements_of(sharding_spec, self.layout, len(size))
         meta = Meta.of(self.layout, size, dtype, placements)
         reference = self.stream.hold(meta, call_site())
+        self.stream.say_draws()
         self.stream.issue_object(MakeParts(function, args, meta, reference.number))
         return MeshTensor(meta, reference)
 
@@ -301,16 +307,18 @@ class Mesh(MeshTrait, Destination):
         On a stream of the program, `lane`; None is the main one.
         """
         key, known = (state_of(procs).uid, region_of(procs)), _for_ranks if lane is None else lane.meshes
-        mesh = known.get(key)
-        if mesh is not None and mesh.stream.lost is not None:
-            try:
-                mesh.stream.resume_if_healed()
-            except DeviceMeshError:  # its processes are not there, or others are
-                mesh = None
-        if mesh is None:
-            mesh = known[key] = cls.__new__(cls)
-            mesh._begin(procs, "cuda" if torch.cuda.is_available() else "cpu", lane)
-            mesh._is_shared = True
+        with _sharing:
+            mesh = known.get(key)
+            if mesh is not None and mesh.stream.lost is not None:
+                try:
+                    mesh.stream.resume_if_healed()
+                except DeviceMeshError:  # its processes are not there, or others are
+                    mesh = None
+            if mesh is None:
+                mesh = cls.__new__(cls)
+                mesh._begin(procs, "cuda" if torch.cuda.is_available() else "cpu", lane)
+                mesh._is_shared = True
+                known[key] = mesh
         assert isinstance(mesh, cls)
         return mesh
 
@@ -416,17 +424,24 @@ class Mesh(MeshTrait, Destination):
         """The actors that execute the operations."""
         return part_of(self._processes.workers, region_of(self._procs))
 
+    @property
+    def executors(self) -> list[AnyMesh]:
+        """The workers, and the actors that execute the operations of streams beside the main one."""
+        return self._processes.executors(self._region)
+
     def observe(
         self,
         issued: Callable[[CallSite | None], CallSite | None] | None,
         sent: Callable[[int, int, Sequence[CallSite | None]], None],
+        joined: Callable[[], None] = lambda: None,
     ) -> None:
         """Has functions see the operations that are issued on all meshes of these processes, in place of others.
 
         `issued` gets the call site of each, and returns it or its own form; `sent` gets the number of a stream, that of
-        the first operation sent, and the call sites. None ends it.
+        the first operation sent, and the call sites; `joined` is called when there are further `executors`. None ends
+        it.
         """
-        self._processes.observer = None if issued is None else Observer(issued, sent)
+        self._processes.observer = None if issued is None else Observer(issued, sent, joined)
 
     def in_order(self) -> AbstractContextManager[None]:
         """Sends what was issued; what is sent to workers meanwhile arrives in order with the operations. May block."""
@@ -441,8 +456,7 @@ class Mesh(MeshTrait, Destination):
         of each process; blocks. Raises TensorError with the errors by rank.
         """
         written: list[MeshTensor] = []
-        sent_args = tuple(_as_references(value, written) for value in args)
-        sent_kwargs = {name: _as_references(value, written) for name, value in kwargs.items()}
+        sent_args, sent_kwargs = mapped((args, kwargs), lambda leaf: _as_reference(leaf, written))
         sent = RunFunction(function, sent_args, sent_kwargs)
         with rewriting(tensor.reference for tensor in written):
             return self.stream.run_everywhere(sent, [tensor.reference for tensor in written])
@@ -469,15 +483,6 @@ class Mesh(MeshTrait, Destination):
         mesh._begin(self._procs.slice(**slices), self._kind)
         assert mesh._processes is processes
         return mesh
-
-    @property
-    def draws_apart(self) -> bool:
-        """Whether ranks draw from their own generators, which the program has set, and not by the seed."""
-        return self._processes.draws_apart
-
-    @draws_apart.setter
-    def draws_apart(self, value: bool) -> None:
-        self._processes.draws_apart = value
 
     def exit(self) -> None:
         """Waits for all that was issued. Raises TensorError for an operation that failed, fetched or not."""
@@ -521,16 +526,12 @@ def _check_spares(count: int) -> None:
         raise ValueError(f"spares={count}: a number of processes, 0 or more")
 
 
-def _as_references(value: object, found: list[MeshTensor]) -> object:
-    if isinstance(value, MeshTensor):
-        value.reference.stream.held.require_contents((value.reference.number,))
-        found.append(value)
-        return TensorOf(current(value))
-    if isinstance(value, dict):
-        return {key: _as_references(item, found) for key, item in value.items()}
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(_as_references(item, found) for item in value)
-    return value
+def _as_reference(value: object, found: list[MeshTensor]) -> object:
+    if not isinstance(value, MeshTensor):
+        return value
+    value.reference.stream.held.require_contents((value.reference.number,))
+    found.append(value)
+    return TensorOf(current(value))
 
 
 def largest_slice(sizes: Mapping[str, int], lost: Sequence[Mapping[str, int]]) -> dict[str, range]:

@@ -13,7 +13,7 @@ import torch
 
 from monarch_nb.host.protocol import KeepSpares
 from monarch_nb.host.verbs import SPARES
-from monarch_nb.mesh import ActorMesh, Endpoint, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of
+from monarch_nb.mesh import ActorMesh, AnyMesh, Endpoint, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of
 from monarch_nb.runtime import Context, Future, ProcState, current, current_runtime, reported_elsewhere
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
@@ -22,6 +22,7 @@ from monarch_nb.tensor.commands import (
     CallRemote,
     Cell,
     Define,
+    DrawFrom,
     GiveBack,
     Locals,
     Making,
@@ -44,7 +45,6 @@ from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
 from monarch_nb.tensor.origin import CallSite
 from monarch_nb.tensor.propagation import OWN_VALUE
 from monarch_nb.tensor.replicas import StreamContents
-from monarch_nb.tensor.seeds import draw_apart
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.actor import StreamWorker, TensorWorker
 from monarch_nb.transport import UnreachableError, held_back
@@ -62,11 +62,12 @@ _making = threading.Lock()
 
 
 class Observer(NamedTuple):
-    """Is called with the call site of each operation that is issued, of which it returns its own form, and with those
-    of a stream's operations from a number on that are sent."""
+    """Is called with the call site of each operation that is issued, of which it returns its own form, with those of a
+    stream's operations from a number on that are sent, and when further actors execute operations."""
 
     issued: Callable[[CallSite | None], CallSite | None]
     sent: Callable[[int, int, Sequence[CallSite | None]], None]
+    joined: Callable[[], None]
 
 
 class Meeting(NamedTuple):
@@ -92,7 +93,7 @@ class MeshProcesses:
         self.left_out = frozenset(self._state.ranks) - set(self._members)
         self._spares = 0
         self.observer: Observer | None = None
-        self.draws_apart = False  # see `Stream.reseed`
+        self.draws: dict[int, DrawFrom] = {}  # from what streams of the program draw, by their numbers
         self._store: tuple[tuple[str, bool], StoreAddress] | None = None  # by process and whether it has one host only
         self._loss = ""  # the last reason why contents were lost
         self._over = ""  # why these workers were stopped_text
@@ -109,6 +110,7 @@ class MeshProcesses:
         self._served: dict[int, ActorMesh[StreamWorker]] = {}  # by command stream
         self._order = threading.RLock()  # held while a batch is sent
         self._sent: dict[int, int] = {}  # operations, by stream
+        self._under_way: dict[int, int] = {}  # the generation in which a value was sent, by its tag
         self._meetings: list[Meeting] = []  # the last ones: all earlier ones come before these
         self._programs: set[tuple[int, object]] = set()  # compiled steps in which ranks wait for nobody, by stream
         coordinator = self._coordinator = GroupCoordinator(
@@ -250,7 +252,8 @@ class MeshProcesses:
             if self._over or now[: len(self._members)] != self._members:
                 return False
             if len(now) > len(self._members):
-                if tuple(region_of(self._spawned).ranks()) != now:
+                executors: list[ActorMesh[Any]] = [self._spawned, *self._threads]
+                if any(tuple(region_of(each).ranks()) != now for each in executors):
                     return False
                 going_on = self._going_on()
                 self._members, self.workers = now, as_it_is(self._spawned)
@@ -288,8 +291,6 @@ class MeshProcesses:
             return
         for stream in streams.values():
             stream.reset_after_heal()
-            if self.draws_apart:
-                stream.issue_object(CallRemote(draw_apart, (stream.draw(),), {}))
         self.keep_spares(0)  # on hosts that have replaced others
 
     def _regrouped(self, streams: Mapping[int, Stream]) -> tuple[dict[int, StreamContents], str]:
@@ -369,9 +370,11 @@ class MeshProcesses:
 
     def _threads_of(self, lane: "Lane") -> ActorMesh[StreamWorker]:
         """The actors that execute the batches of a stream of the program."""
-        found = self._beside.get(lane)
+        found, added = self._beside.get(lane), False
         if found is None:
             with self._order:
+                if (found := self._beside.get(lane)) is not None:  # another thread was faster
+                    return found
                 if not self._threads:
                     self._meetings = [
                         Meeting(number, sent, frozenset(self._openings[number].ranks))
@@ -381,16 +384,22 @@ class MeshProcesses:
                 used = {id(each) for each in self._beside.values()}
                 found = next((each for each in self._threads if id(each) not in used), None)
                 if found is None and len(self._threads) < _THREADS:
-                    spawned: Any = self._procs.spawn(
-                        f"{self._procs.name}_streams", StreamWorker, state_of(self._spawned).uid
-                    )
+                    there = ProcMesh(self._state, region_of(self._spawned))  # also those by which it has grown
+                    spawned: Any = there.spawn(f"{there.name}_streams", StreamWorker, state_of(self._spawned).uid)
                     found = spawned
                     self._threads.append(spawned)
+                    added = True
                 elif found is None:
                     found = self._threads.pop(0)  # the stream that came first may be over
                     self._threads.append(found)
                 self._beside[lane] = found
+        if added and self.observer is not None:
+            self.observer.joined()
         return found
+
+    def executors(self, region: Region) -> list[AnyMesh]:
+        """The actors that execute operations on a slice: the workers, and those of streams beside the main one."""
+        return [part_of(each, region) for each in (self.workers, *map(as_it_is, self._threads))]
 
     def _send_batch(
         self,
@@ -413,6 +422,7 @@ class MeshProcesses:
                 self._served[stream.number] = threads
             if objects:
                 self._note_programs(stream.number, objects)
+                objects = tuple(map(self._noted_transfer, objects))
             if not self._threads:
                 return self._send(endpoint, stream.number, number, first, numbers, objects)
             try:
@@ -423,6 +433,14 @@ class MeshProcesses:
             except BaseException:
                 self._coordinator.cut("a batch could not be sent")  # others would wait for it
                 raise
+
+    def _noted_transfer(self, command: object) -> object:
+        """Notes a value that is sent, and whether the process groups in which it was have ended where it is taken."""
+        if isinstance(command, Send):
+            self._under_way[command.tag] = self.generation
+        elif isinstance(command, Take) and self._under_way.pop(command.tag, self.generation) != self.generation:
+            return replace(command, late=True)
+        return command
 
     def _note_programs(self, stream: int, objects: Sequence[object]) -> None:
         """Notes the compiled steps among what is sent in which ranks do not wait for each other."""
@@ -476,7 +494,7 @@ class MeshProcesses:
                 return not command.made.is_own
             case PutTensor():
                 return any(not (each == OWN_VALUE or each.is_replicate()) for each in command.placements)
-            case Define() | Making() | Name() | Cell() | Send() | Take() | GiveBack() | Await() | Open():
+            case Define() | Making() | Name() | Cell() | Send() | Take() | GiveBack() | Await() | Open() | DrawFrom():
                 return False
         return True
 

@@ -6,18 +6,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, cast
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from monarch_nb.tensor.commands import FREE
+from monarch_nb.tensor.commands import FREE, DrawFrom
 from monarch_nb.tensor.errors import RESTORE, ContentsLostError, RankTensorError, TensorError
 from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import Meta, OperationPlan
 
 if TYPE_CHECKING:
-    from monarch_nb.tensor.lanes import TensorLoan
+    from monarch_nb.tensor.lanes import MemoryLoans
     from monarch_nb.tensor.processes import Observer
     from monarch_nb.tensor.stream import Stream
 
@@ -35,7 +35,7 @@ class StreamGroup(Protocol):
     """What a stream needs of the processes of its mesh: `MeshProcesses` describes it."""
 
     observer: "Observer | None"
-    draws_apart: bool  # see `Stream.reseed`
+    draws: "dict[int, DrawFrom]"  # from what streams of the program draw, by their numbers
 
     @property
     def over(self) -> int:
@@ -103,9 +103,9 @@ class DroppedReference(Reference):
     def __init__(self, stream: "Stream", where: CallSite | None) -> None:
         self.stream, self._where = stream, where
 
-    @property
-    def number(self) -> int:  # type: ignore[override]
-        """Always raises RankTensorError."""
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
         raise RankTensorError("DROPPED", f"the tensor was dropped, at {origin_of(self._where)}")
 
 
@@ -181,7 +181,7 @@ class HeldObjects:
         self.lost: dict[int, str] = {}  # tensors whose contents are lost, with the reason
         self.stale: dict[int, Copied] = {}  # views that have to be made again before use
         self.leaves: dict[int, TensorWeakRef] = {}  # handles that accumulate gradients, from their first operation on
-        self.loans: weakref.WeakKeyDictionary[LogicalMemory, TensorLoan] = weakref.WeakKeyDictionary()
+        self.loans: weakref.WeakKeyDictionary[LogicalMemory, MemoryLoans] = weakref.WeakKeyDictionary()
         self.steps: set[StepWrites] = set()  # of compiled steps since the last heal
         self.next = count(1).__next__  # next number
         self._freeing = threading.RLock()  # a finalizer may issue operations

@@ -1,21 +1,40 @@
-"""Seeds of random operations, derived from the seed of the mesh and the number of earlier ones.
+"""Seeds of random operations, and the generators from which functions on the ranks draw.
 
 On the workers random numbers are the same for replicas, others for each shard, and the same again after a seed. A CPU
 mesh has no random state of its own in PyTorch: with equal seeds all shards would draw the same numbers. So each random
 operation is seeded by itself, from the number that the controller gave it and the shard that this worker holds. The
 process's generators are borrowed for that: its own code, in cells and actors, draws on from where it was.
+
+Functions of the main stream draw from the process's generators. Each other stream of the program has a generator of its
+own on each rank, for the CPU. PyTorch's kernels know one generator in a process, whichever thread draws: so that of the
+stream takes its place for the length of an operation that draws, under a lock.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
+
+from monarch_nb.tensor.commands import DrawFrom
+from monarch_nb.tensor.lanes import ACTIVE
+from monarch_nb.transport import held_back
+
+if TYPE_CHECKING:
+    from monarch_nb.tensor.ranks.streams import Stream as Lane
+    from monarch_nb.tensor.references import StreamGroup
 
 _SEED, _DRAWN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 _MASK = (1 << 62) - 1
 _WORD = (1 << 64) - 1
+_draws = count(1)
 
 
 def seed_number(seed: int, drawn: int) -> int:
@@ -36,17 +55,113 @@ def mixed(seed: int, index: int) -> int:
     return (value ^ (value >> 31)) >> 1
 
 
+class SeededStream:
+    """The random numbers of a command stream, in the controller. `lane`: the program's stream; None: the main one."""
+
+    def __init__(self, group: "StreamGroup") -> None:
+        self.lane: Lane | None = None
+        self.seed = 0  # of the following random operations, 63 bits
+        self.drawn = 0  # random operations since the seed was set
+        self._group = group
+        self._said: DrawFrom | None = None  # what the ranks know
+
+    def issue_object(self, command: object) -> None:
+        """Appends a command that is sent as an object."""
+        raise NotImplementedError
+
+    def draw(self, generator: torch.Generator | None = None) -> int:
+        """Returns the seed of the next random operation; it comes from a generator of the program, if that is given."""
+        self.say_draws()
+        if generator is not None:
+            with torch.utils._python_dispatch._disable_current_modes():
+                return (
+                    int(torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator))
+                    & _MASK
+                )
+        self.drawn += 1
+        return seed_number(self.seed, self.drawn)
+
+    def begin_seed(self, seed: int) -> None:
+        """Sets the first seed of random operations; that of a stream beside the main one depends on its name, too."""
+        number = seed if self.lane is None else mixed(seed, zlib.crc32(self.lane.name.encode()))
+        self.seed, self.drawn = number % (1 << 63), 0
+        if self.lane is not None and self._lane_number not in self._group.draws:
+            self._set_draws(self.seed, apart=False)
+
+    def reseed(self, seed: int) -> None:
+        """Sets the seed of the following random operations, and of functions where the program has activated a mesh."""
+        self.begin_seed(seed)
+        known = self._group.draws.get(self._lane_number)
+        if ACTIVE.has_mesh or (known is not None and known.apart):
+            self._set_draws(self.seed if ACTIVE.has_mesh else None, apart=False)
+
+    def draw_apart(self, *, seeded: bool) -> None:
+        """Has operations draw from the ranks' own generators, which are seeded by this mesh, or are seeded next."""
+        known = self._group.draws.get(self._lane_number)
+        if known is None or not known.apart:
+            self._set_draws(self.draw() if seeded else None, apart=True)
+
+    @property
+    def _lane_number(self) -> int:
+        return 0 if self.lane is None else self.lane.number
+
+    def _set_draws(self, seed: int | None, *, apart: bool) -> None:
+        self._group.draws[self._lane_number] = DrawFrom(next(_draws), seed, apart)
+
+    def say_draws(self) -> None:
+        """Says to the ranks from what the stream draws, before what draws, where the program has set that since."""
+        wanted = self._group.draws.get(self._lane_number)
+        if wanted is not None and wanted is not self._said:
+            self.issue_object(wanted)
+            self._said = wanted
+
+    def forget_draws(self) -> None:
+        """Notes that some rank is new, which knows nothing of it."""
+        self._said = None
+
+
+class Generators:
+    """From what a stream of the program draws in this process: the process's own generators, or one of the stream's.
+
+    Where it `is_apart`, operations draw from these, too, and not by the seed of the mesh.
+    """
+
+    def __init__(self, *, shared: bool = True) -> None:
+        self.state = None if shared else torch.Generator().get_state()  # of its own for the CPU; None for the process's
+        self.is_apart = False
+        self._followed = 0
+
+    def follow(self, wanted: DrawFrom) -> None:
+        """Draws as the program has said, unless it has said other things since."""
+        if wanted.number <= self._followed:
+            return
+        self._followed, self.is_apart = wanted.number, wanted.apart
+        if wanted.seed is None:
+            return
+        seed = mixed(wanted.seed, torch.distributed.get_rank())
+        with BORROWED:
+            BORROWED.give_back()
+            if self.state is None:
+                torch.manual_seed(seed)
+            else:
+                self.state = torch.Generator().manual_seed(seed).get_state()
+
+
 class _Thread(threading.local):
-    """`runs_operations`: it does what a mesh is to do here, and what it seeds is this rank, not the program."""
+    """`runs_operations`: it does what a mesh is to do here, and what it seeds is this rank, not the program.
+
+    `generators` are those of the stream that it runs.
+    """
 
     runs_operations = False
+    generators = Generators()
 
 
 THREAD = _Thread()
 
 
 class Borrowed:
-    """Borrows the generators of the process for random operations of a mesh.
+    """Borrows the generators of the process for random operations of a mesh, and for functions of its streams.
 
     An operation is seeded and draws in a `with` block, so that those of several streams draw what each of them would
     draw alone.
@@ -54,9 +169,16 @@ class Borrowed:
 
     def __init__(self) -> None:
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
+        self._borrower: Generators | None = None  # whose state is in place
         self._lock = threading.RLock()
-        self.is_apart = False  # operations of a mesh draw from them as they are
         self.is_shared = False  # functions of other streams draw meanwhile: what an operation borrows goes back at once
+
+    def share(self) -> None:
+        """Has what is borrowed given back at once from now on, since streams draw at the same time."""
+        with self._lock:
+            if not self.is_shared:
+                _watch_draws()
+                self.is_shared = True
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -72,8 +194,8 @@ class Borrowed:
 
     def seed(self, value: int, *, cuda: bool) -> None:
         """Seeds the generators for one operation, after saving their states on the first."""
-        if self.is_apart:
-            self.give_back()
+        if THREAD.generators.is_apart:
+            self.lend(THREAD.generators)
             return
         generators = [torch.default_generator]
         if cuda:
@@ -84,15 +206,90 @@ class Borrowed:
         for generator in generators:
             generator.manual_seed(value)
 
+    def lend(self, generators: Generators) -> None:
+        """Has what is drawn next drawn from these generators."""
+        self.give_back()
+        if generators.state is not None:
+            self._states = [(torch.default_generator, torch.default_generator.get_state())]
+            self._borrower = generators
+            torch.default_generator.set_state(generators.state)
+
     def give_back(self) -> None:
         """Restores the saved states."""
         with self._lock:
+            borrower, self._borrower = self._borrower, None
+            if borrower is not None:
+                borrower.state = torch.default_generator.get_state()
             states, self._states = self._states, []
             for generator, state in states:
                 generator.set_state(state)
 
 
 BORROWED = Borrowed()  # those of this process
+
+# A key of PyTorch's dispatcher that nothing else uses. In a thread that includes it, operations that draw are called
+# through here; no other operation, and no other thread, is slower for it.
+_KEY = "TESTING_ONLY_GenericMode"
+# What is part of the names of operations that draw: to look at each of them would take longer.
+_NAMES = (
+    *("attention", "bernoulli", "binomial", "cauchy", "dirichlet", "dropout", "exponential", "gamma", "geometric"),
+    *("lstm", "gru", "rnn", "multinomial", "normal", "poisson", "rand", "rrelu", "sdp", "softmax_with", "uniform"),
+)
+_libraries: list[torch.library.Library] = []
+
+
+def drawing_operations() -> list[OpOverload]:
+    """PyTorch's operations that draw from a generator."""
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, qualified = name.partition("::")
+        base, _, overload = qualified.partition(".")
+        if namespace == "aten" and any(each in base for each in _NAMES):
+            operation = getattr(getattr(torch.ops.aten, base), overload or "default")
+            if torch.Tag.nondeterministic_seeded in operation.tags:
+                found.append(operation)
+    return found
+
+
+def _watch_draws() -> None:
+    """Has operations that functions of streams run draw from the generators of their stream."""
+    make: Any = torch.library.Library  # without types
+    everything, drawing = make("_", "IMPL"), make("aten", "IMPL")
+    everything.fallback(torch.library.fallthrough_kernel, _KEY)
+    for operation in drawing_operations():
+        drawing.impl(operation, partial(_drawn, operation), _KEY)
+    _libraries.extend((everything, drawing))
+    vars(torch.random)["default_generator"] = _GeneratorOfStream()
+
+
+def _drawn(function: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """Calls what draws, or seeds, with the generator of the stream in place."""
+    return held_back(_draw, function, args, kwargs)
+
+
+def _draw(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))), BORROWED:
+        BORROWED.lend(THREAD.generators)
+        return function(*args, **kwargs)
+
+
+class _GeneratorOfStream:
+    """Takes the place of the process's generator in `torch.manual_seed`, `torch.get_rng_state` and the like."""
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(torch.default_generator, name)
+        return partial(_drawn, found) if callable(found) else found
+
+
+@contextmanager
+def drawn_by_function() -> Iterator[None]:
+    """Has a function of the program that runs in a `with` block draw from the generators of its stream."""
+    BORROWED.give_back()
+    if not BORROWED.is_shared:
+        yield
+        return
+    with torch._C._IncludeDispatchKeyGuard(torch._C._dispatch_key_parse(_KEY)):
+        yield
 
 
 def seeder(mesh: DeviceMesh, dims: Sequence[int]) -> Callable[[int], None]:
@@ -109,15 +306,3 @@ def seeder(mesh: DeviceMesh, dims: Sequence[int]) -> Callable[[int], None]:
         BORROWED.seed(mixed(number, shard), cuda=cuda)
 
     return seed
-
-
-def draw_apart(number: int | None) -> None:
-    """Has operations of a mesh draw from the generators of this process, which are seeded by a number and the rank."""
-    BORROWED.is_apart = True
-    if number is not None:
-        torch.manual_seed(mixed(number, torch.distributed.get_rank()))
-
-
-def draw_together() -> None:
-    """Has operations of a mesh draw by its seed again, in this process."""
-    BORROWED.is_apart = False

@@ -7,6 +7,7 @@ failed there and the requested values.
 
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,8 +23,7 @@ from monarch_nb.runtime import (
     Future,
     current,
     current_runtime,
-    pending_future,
-    resolve_later,
+    derived_future,
     unretrieved,
     when_done,
 )
@@ -35,7 +35,6 @@ from monarch_nb.tensor.commands import (
     OWN,
     SHARDS,
     WHOLE,
-    CallRemote,
     Cell,
     Define,
     Making,
@@ -61,7 +60,7 @@ from monarch_nb.tensor.references import (
     WriteRecord,
 )
 from monarch_nb.tensor.replicas import StreamContents, contents_of
-from monarch_nb.tensor.seeds import draw_together, seed_number
+from monarch_nb.tensor.seeds import SeededStream
 from monarch_nb.tensor.summary import memory_note
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
@@ -69,10 +68,10 @@ from monarch_nb.transport import held_back, uninterrupted
 if TYPE_CHECKING:
     from monarch_nb.tensor.compiled.capture import Recording
     from monarch_nb.tensor.handle import MeshTensor
-    from monarch_nb.tensor.ranks.streams import Stream as Lane
 
 BATCH_SIZE = 256  # commands that are sent without delay
 BATCH_PART = 64  # the same while the workers have less than two batches
+FAILURE_WAIT_S = 2.0  # for the error of an operation whose results are lost
 NAMED_FAILURES, REMEMBERED_FAILURES = 3, 256  # further failures that an error names; failures stored by number
 
 T = TypeVar("T")
@@ -93,7 +92,7 @@ def _raise(error: Exception) -> None:
 _numbers = count(1)
 
 
-class Stream:
+class Stream(SeededStream):
     """Command stream from the controller to the workers of one mesh.
 
     `title` is the name of the mesh; `send` sends a batch to the workers.
@@ -107,6 +106,7 @@ class Stream:
         send: Callable[..., Future[ValueMesh[Receipt]]],
         group: StreamGroup,
     ) -> None:
+        super().__init__(group)
         self.number = next(_numbers)
         self.title, self.propagator, self.device = title, propagator, device
         self.layout = propagator.layout
@@ -115,11 +115,8 @@ class Stream:
         self.queue: deque[Item] = deque()
         self.defined: dict[int, Define | Making] = {}  # plans that the workers have
         self.watcher: Recording | None = None
-        self.lane: Lane | None = None  # the program's stream; None for the main one
         self.makings = Makings()
         self.noticed: set[str] = set()  # operations whose cost was warned of
-        self.seed = 0  # of the following random operations, 63 bits
-        self.drawn = 0  # random operations since the seed was set
         self.quiet = True  # no flush is scheduled
         self.due = 0.0  # when the scheduled one is to be, by the monotonic clock
         self._full = BATCH_PART  # length of the queue at which it may be sent without delay
@@ -128,7 +125,7 @@ class Stream:
         self.has_failed = False  # an operation has failed, so that contents may be lost
         self.heals = 0  # how many heals the stream has survived
         self.viewed: weakref.WeakSet[LogicalMemory] = weakref.WeakSet()  # memory with views that can become stale
-        self._send, self._group = send, group
+        self._send = send
         self._context: Context = current_runtime().context()
         self._batches = BatchesInFlight()
         self._batch_numbers, self._issued, self._bytes = count(), 0, 0  # batch numbers; operations and bytes sent
@@ -194,18 +191,6 @@ class Stream:
         if self.defined.get(plan.number) != plan:
             self.issue_object(plan)
             self.defined[plan.number] = plan
-
-    def draw(self) -> int:
-        """Returns the seed of the next random operation."""
-        self.drawn += 1
-        return seed_number(self.seed, self.drawn)
-
-    def reseed(self, seed: int) -> None:
-        """Sets the seed of the following random operations."""
-        if self._group.draws_apart and self.lost is None:
-            self._group.draws_apart = False
-            self.issue_object(CallRemote(draw_together, (), {}))
-        self.seed, self.drawn = seed % (1 << 63), 0
 
     def hold(self, meta: Meta, where: CallSite | None) -> Reference:
         """Returns a reference to a tensor that the next command makes."""
@@ -461,6 +446,7 @@ class Stream:
             self._drop()
             self.lost = None
             self.heals += 1
+            self.forget_draws()
             self.defined.clear()
             self.held.steps.clear()
             self.makings = Makings()
@@ -469,6 +455,8 @@ class Stream:
 
     def run_everywhere(self, command: RunFunction[T], written: Iterable[Reference] = ()) -> ValueMesh[T]:
         """Runs a function that may write to these on each rank, and returns the results; blocks and raises as `ask`."""
+        self.resume_if_healed()
+        self.say_draws()
         return self.ask((OBJECT, command), "execute", [reference.writes for reference in written])
 
     def ask(self, command: tuple[object, ...], what: str, written: Sequence[WriteRecord] = ()) -> ValueMesh[Any]:
@@ -499,7 +487,11 @@ class Stream:
             raise TensorError(lost[0].operation, None, lost, self.title)
 
     def failure(self, number: int) -> TensorError | None:
-        """The error of an operation, if it is known to have failed; it counts as seen."""
+        """The error of an operation that has failed on some rank, if that is known soon; it counts as seen."""
+        until = time.monotonic() + FAILURE_WAIT_S  # the reply of another stream may have been faster
+        for batch in tuple(self._batches):
+            if batch.first <= number:
+                batch.future.wait(max(0.0, until - time.monotonic()))
         with self._settling:
             self._settle_replied()
         self._unseen.pop(number, None)
@@ -523,7 +515,6 @@ class Stream:
         if batch is None:
             raise ContentsLostError(self.lost or f"{self.title} was lost")
         count = len(commands)
-        future: Future[list[ValueMesh[Any]]] = pending_future(describe=lambda: f"{what} at {origin_of(where)}")
 
         def values() -> list[ValueMesh[Any]]:
             replies = self._settle_up_to(batch)
@@ -531,8 +522,7 @@ class Stream:
             self._raise_lost([value for of_rank in found for value in of_rank if isinstance(value, Failure)])
             return [ValueMesh(replies.extent, list(each)) for each in zip(*found, strict=True)]
 
-        when_done(batch.future, lambda _: resolve_later(future, values))
-        return future
+        return derived_future(batch.future, values, lambda: f"{what} at {origin_of(where)}")
 
     def own_of(self, numbers: Sequence[int], rank: int) -> Future[list[ValueMesh[Any]]]:
         """Requests one rank's values of tensors; see `requested`."""

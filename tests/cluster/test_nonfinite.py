@@ -276,6 +276,35 @@ def test_sharded_tensors_are_watched_and_the_issuing_line_is_named() -> None:
             monarch_nb.watch(mesh, stop=True)
 
 
+def test_operations_of_all_streams_are_watched() -> None:
+    first, second = monarch_nb.Stream("first"), monarch_nb.Stream("second")
+    for procs in spawned(2, "streams"):
+        with procs.activate() as mesh:
+            rank = mesh.rank_tensor("gpus")
+            with first.activate():
+                x = torch.ones(2)
+                monarch_nb.inspect(x)
+            with monarch_nb.watch(mesh) as known, first.activate():
+                torch.log(x - 5)
+            with monarch_nb.watch(mesh) as begun, second.activate():  # a stream that begins meanwhile
+                torch.log(1 - 2 * mesh.rank_tensor("gpus"))
+            with monarch_nb.watch(mesh) as lent:
+                value = 1.0 - 2 * rank
+                borrowed, borrow = second.borrow(value, mutable=True)
+                with borrow, second.activate():
+                    borrowed.sqrt_()
+                value * 2
+            with monarch_nb.watch(mesh) as function, first.activate():
+                monarch_nb.remote(lambda x: (x - 7).log(), propagate=lambda x: x.clone())(x)
+            with monarch_nb.watch(mesh) as healthy, first.activate():
+                x + 1
+        assert "aten.log.default gave 2 NaN in float32[2] (test_nonfinite.py:" in str(known)
+        assert [finding.ranks for finding in begun.findings] == [(1,)]
+        assert [("sqrt_" in finding.text, finding.ranks) for finding in lent.findings] == [(True, (1,))]
+        assert "aten.log.default gave 2 NaN" in str(function)
+        assert not healthy.findings
+
+
 class Descent(Actor):
     """Trains without being watched."""
 

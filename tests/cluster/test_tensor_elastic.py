@@ -69,3 +69,47 @@ def test_survivors_of_a_shrink_go_on_and_healing_the_lost_explains(procs: ProcMe
     with pytest.raises(DeviceMeshError, match=r"trainers has (shrunk|other hosts)"):
         mesh.ones(4).sum().item()
     assert alone.ones(4, sharding_spec=["dp"]).sum().item() == 4
+
+
+def test_streams_go_on_as_their_mesh_grows_and_shrinks(procs: ProcMesh, shown: list[object]) -> None:
+    other, later = monarch_nb.Stream("other"), monarch_nb.Stream("later")
+
+    def used(count: int) -> None:
+        """Each stream has all ranks, which exchange values and lend memory."""
+        with procs.activate() as mesh:
+            for stream in (other, later, monarch_nb.Stream("new"), monarch_nb.get_active_stream()):
+                with stream.activate():
+                    total = mesh.rank_tensor("hosts").reduce("hosts")
+                    assert [int(monarch_nb.inspect(total, hosts=at)) for at in range(count)] == [
+                        sum(range(count))
+                    ] * count
+            value = mesh.rank_tensor("hosts") + 1
+            lent, borrow = other.borrow(value, mutable=True)
+            with borrow, other.activate():
+                lent.reduce_("hosts", "max")
+            assert [int(monarch_nb.inspect(value, hosts=at)) for at in range(count)] == [count] * count
+
+    x = procs.rank_tensor("hosts") + 1.0
+    y = x.mesh.rank_tensor("hosts") + 5.0
+    lent, borrow = other.borrow(x, mutable=True)
+    with other.activate():
+        lent.add_(1)
+    procs.grow(hosts=1)
+    with later.borrow(y)[1]:  # a stream that begins before there is a mesh of all processes
+        pass
+    used(2)
+    with borrow, other.activate():
+        lent.mul_(10)
+    assert monarch_nb.inspect(x).tolist() == 20
+    moved = x.slice_mesh(hosts=0).to_mesh(procs, stream=other)
+    with other.activate():
+        assert [monarch_nb.inspect(moved, hosts=at).tolist() for at in range(2)] == [20, 20]
+    procs.grow(hosts=1)
+    used(3)
+    kept = procs.rank_tensor("hosts")
+    _, borrow = later.borrow(kept)
+    procs.shrink(hosts=[0])
+    with pytest.raises(DeviceMeshError, match="trainers has shrunk"):
+        monarch_nb.inspect(kept + 1)
+    borrow.drop()
+    used(2)

@@ -12,7 +12,7 @@ import torch
 
 import monarch_nb
 from monarch_nb.actor import ProcMesh, this_host
-from monarch_nb.distributed import TensorError
+from monarch_nb.distributed import RankTensorError, TensorError
 from tests.effort import tries
 
 pytestmark = pytest.mark.timeout(900)
@@ -89,7 +89,7 @@ class Program:
             step = self.draw.choice(
                 [
                     *(self.unary, self.binary, self.write, self.reduce, self.reduce, self.move, self.fail),
-                    *(self.call, self.lend, self.lend, self.give_back, self.nap),
+                    *(self.call, self.lend, self.lend, self.give_back, self.nap, self.overwrite),
                 ]
             )
             self.steps.append(step.__name__)
@@ -135,6 +135,16 @@ class Program:
             mine[row] += theirs[1 - row]
             mine[:, 0] = 2
         self.values.append(one.made(target, ranks, other))
+
+    def overwrite(self) -> None:
+        """A write in place, which is refused while another stream reads the memory."""
+        one = self.any()
+        if any(loan.value.tensor is one.tensor for loan in self.loans):
+            with pytest.raises(RankTensorError, match="MUTATING_BORROW"):
+                one.tensor.mul_(0.5)
+            return
+        one.tensor.mul_(0.5)
+        one.ranks = [each * 0.5 for each in one.ranks]
 
     def reduce(self) -> None:
         """A reduction, gather or scatter along some dimensions."""

@@ -81,6 +81,45 @@ def test_ranks_draw_different_numbers_and_the_same_after_a_seed(procs: ProcMesh)
     assert generated.shape == (2,)
 
 
+DRAWS: list[tuple[str, Callable[[], torch.Tensor]]] = [
+    ("randint", lambda: torch.randint(1000, (5,))),
+    ("randperm", lambda: torch.randperm(50)),
+    ("normal", lambda: torch.normal(0.0, 1.0, (3,))),
+    ("generator", lambda: torch.randn(3, generator=torch.Generator().manual_seed(1))),
+    ("in_place", lambda: torch.empty(3).uniform_(generator=torch.Generator().manual_seed(1))),
+    ("multinomial", lambda: torch.multinomial(torch.ones(99), 5)),
+    ("bernoulli", lambda: torch.bernoulli(torch.full((64,), 0.5), generator=torch.Generator().manual_seed(1))),
+]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in DRAWS])
+def test_ranks_draw_numbers_of_their_own_by_every_operation(procs: ProcMesh, name: str) -> None:
+    draw = dict(DRAWS)[name]
+    with procs.activate():
+        torch.manual_seed(5)
+        first = both(draw())
+        following = both(draw())
+        torch.manual_seed(5)
+        assert both(draw()) == first
+        torch.manual_seed(6)
+        other = both(draw())
+    assert first[0] != first[1]
+    is_given = name in ("generator", "in_place", "bernoulli")  # a generator with a seed of its own
+    assert [following == first, other == first] == [is_given, is_given]
+
+
+def test_a_write_to_memory_that_it_reads_leaves_the_seed(procs: ProcMesh) -> None:
+    with procs.activate():
+        torch.manual_seed(5)
+        first, second = both(torch.rand(2)), both(torch.rand(2))
+        torch.manual_seed(5)
+        x = torch.arange(4.0)
+        assert both(torch.rand(2)) == first
+        with pytest.raises(RuntimeError, match="refer to a single memory location"):
+            x[1:].copy_(x[:-1])
+        assert both(torch.rand(2)) == second
+
+
 def test_operations_views_and_writes_are_those_of_each_rank(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
     with procs.activate():
         t = torch.arange(6.0).reshape(2, 3) + 10 * rank

@@ -1,5 +1,6 @@
 """Streams of values of ranks' own, which ranks execute at the same time, on two real processes."""
 
+import importlib
 import os
 import signal
 import threading
@@ -12,10 +13,12 @@ import pytest
 import torch
 
 import monarch_nb
+from monarch_nb import debug
 from monarch_nb.actor import Actor, ProcMesh, SupervisionError, endpoint
 from monarch_nb.distributed import ContentsLostError, TensorError
 from monarch_nb.lifecycle import interrupt
 from tests.cluster.actor_tools import spawned
+from tests.cluster.debug_tools import resume_all, stopped
 from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -127,9 +130,64 @@ def test_random_operations_draw_the_same_whatever_other_streams_do(procs: ProcMe
                     results.append(both(torch.stack(values)))
         return results
 
-    found()  # the first use of a stream may have another seed
+    first, second = found()
+    assert first != second
+    assert [found() == [first, second] for _ in range(3)] == [True] * 3
+
+
+@monarch_nb.remote(propagate=lambda count: torch.empty(4))
+def drawn_by_function(count: int) -> torch.Tensor:
+    """Draws by operations of each kind: from views, by other operations, of numbers, and in a backward pass."""
+    found = torch.zeros(4)
+    for _ in range(count):
+        weights = torch.nn.init.normal_(torch.empty(4)).requires_grad_()
+        torch.nn.functional.dropout(weights * torch.rand(4), 0.5).sum().backward()
+        assert weights.grad is not None
+        found = found + weights.grad + torch.multinomial(torch.ones(9), 4) + torch.randperm(4) + torch.randint(5, (4,))
+    return found
+
+
+def test_functions_of_streams_draw_from_generators_of_their_own(procs: ProcMesh) -> None:
+    streams = [monarch_nb.get_active_stream(), *(monarch_nb.Stream(f"functions {at}") for at in range(2))]
+
+    def found() -> list[list[object]]:
+        results: list[list[object]] = []
+        with procs.activate():
+            torch.manual_seed(3)
+            made = []
+            for stream in streams:
+                with stream.activate():
+                    made.append([drawn_by_function(40) + torch.rand(4) for _ in range(3)])
+            for stream, values in zip(streams, made, strict=True):
+                with stream.activate():
+                    results.append(both(torch.stack(values)))
+        return results
+
     first = found()
-    assert [found() == first for _ in range(3)] == [True] * 3
+    assert len({str(of_rank) for of_stream in first for of_rank in of_stream}) == 6
+    assert [found() == first for _ in range(4)] == [True] * 4
+
+
+def test_generators_are_seeded_and_restored_on_their_stream(procs: ProcMesh) -> None:
+    generators: Any = importlib.import_module("monarch.random")
+    builtins_random: Any = importlib.import_module("monarch.builtins.random")
+    seed_of = monarch_nb.remote(torch.initial_seed)
+    with procs.activate():
+        of_main = seed_of.call().get(60).values()
+        with monarch_nb.Stream("seeded").activate():
+            builtins_random.set_manual_seed_remote(5)
+            state = generators.get_state()
+            first = [both(torch.rand(2)), both(drawn_by_function(3))]
+            generators.set_state(state)
+            assert [both(torch.rand(2)), both(drawn_by_function(3))] == first
+            assert seed_of.call().get(60).values() == [5, 5]
+        assert seed_of.call().get(60).values() == of_main
+        drawn = both(torch.rand(2))
+        torch.manual_seed(4)
+        with monarch_nb.Stream("seeded").activate():
+            torch.rand(2)
+    assert first[0] == [torch.rand(2, generator=torch.Generator().manual_seed(5)).tolist()] * 2
+    assert drawn[0] != drawn[1]  # by the seed of the mesh
 
 
 def test_actors_take_tensors_of_each_stream(procs: ProcMesh, rank: monarch_nb.Tensor, tmp_path: Path) -> None:
@@ -167,6 +225,31 @@ def test_threads_have_the_names_of_their_streams(procs: ProcMesh, rank: monarch_
     with monarch_nb.timeline(procs) as seen, procs.activate(), monarch_nb.Stream("loading").activate():
         assert name.call().get(60).values() == ["stream loading"] * 2
     assert "stream loading" in {span.name for span in seen.spans(1)}
+
+
+@monarch_nb.remote(propagate=lambda x: x.clone())
+def paused(x: torch.Tensor) -> torch.Tensor:
+    doubled = x * 2
+    breakpoint()
+    return doubled + 1
+
+
+def test_a_breakpoint_on_a_stream_holds_no_other_stream_up(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    other = monarch_nb.Stream("paused")
+    theirs = (rank + 2.0).to_mesh(procs, stream=other)
+    try:
+        with other.activate():
+            waiting = monarch_nb.fetch_shard(paused(theirs), gpus=1)
+            call = monarch_nb.remote(lambda x: float(x.sum())).call(theirs)
+        assert {each.thread for each in stopped(2)} == {"stream paused"}
+        assert both((rank + 1.0).reduce("gpus")) == [3, 3]
+        assert debug.eval("doubled.item()").values == {0: 4.0, 1: 6.0}
+        assert not waiting.done()
+        debug.resume()
+        assert waiting.get(60).tolist() == 7
+        assert call.get(60).values() == [2, 3]
+    finally:
+        resume_all()
 
 
 def test_an_interrupt_ends_what_each_stream_runs(procs: ProcMesh, rank: monarch_nb.Tensor, tmp_path: Path) -> None:
@@ -276,3 +359,22 @@ def test_streams_of_a_healed_mesh_go_on(monkeypatch: pytest.MonkeyPatch) -> None
             with borrow, other.activate():
                 lent.reduce_("gpus")
             assert both(x) == [3, 3]
+
+
+def test_streams_go_on_without_the_ranks_that_were_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
+    other = monarch_nb.Stream("other")
+    for procs in spawned(3, "shrinking"):
+        with procs.activate() as mesh, other.activate():
+            theirs = torch.ones(1)
+            assert monarch_nb.inspect(theirs.reduce("gpus"), gpus=2).tolist() == [3]
+        os.kill(procs.run(os.getpid).get(30).values()[2], signal.SIGKILL)
+        until(lambda theirs=theirs: theirs.reference.stream.lost is not None)
+        rest = monarch_nb.heal_mesh(mesh, shrink=True)
+        for part in (rest, procs.slice(gpus=slice(0, 2))):
+            with part.activate():
+                for stream in (other, monarch_nb.Stream("new"), monarch_nb.get_active_stream()):
+                    with stream.activate():
+                        assert both(torch.ones(1).reduce("gpus")) == [[2], [2]]
+        with other.activate(), pytest.raises(ContentsLostError):
+            monarch_nb.inspect(theirs)

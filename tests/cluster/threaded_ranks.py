@@ -29,6 +29,7 @@ from monarch_nb.tensor.handle import MeshTensor, current, upload
 from monarch_nb.tensor.kernels import prepare
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import MeshLayout, Placements, Propagator
+from monarch_nb.tensor.seeds import Generators
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.session import WorkerSession
 from monarch_nb.tensor.workers.transit import StreamOrder, Transit
@@ -76,7 +77,7 @@ class Ranks:
     def mesh(self, layout: MeshLayout) -> Stream:
         """A mesh of the first of them. The same as the mesh of processes opens it."""
         prepare()
-        group = SimpleNamespace(over=-1, observer=None, draws_apart=False)
+        group = SimpleNamespace(over=-1, observer=None, draws={})
         send = partial(self._send, layout)
         stream = Stream(str(layout.shape), Propagator(layout, leaf=MeshTensor), device.new_device(), send, group)  # type: ignore[arg-type]
         device.occupy(stream, SimpleNamespace(), lambda _: None)  # type: ignore[arg-type]
@@ -98,6 +99,7 @@ class Ranks:
                 lambda: [each.env for each in sessions.values()],
                 StreamOrder(lambda stream: 0, lambda: False),
                 lambda: None,
+                Generators(),
             )
 
         self._each(layout.size, open_one)

@@ -4,7 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.notebook.notebook import Notebook
+from tests.notebook.notebook import Cell, Notebook
 from tests.notebook.view_client import ViewClient
 
 pytestmark = pytest.mark.timeout(120)
@@ -65,3 +65,39 @@ def test_a_mesh_is_active_from_one_cell_to_the_next(nb: Notebook) -> None:
     assert "own value on each rank" in nb.run("later = torch.ones(2)\nlater").ok().text
     nb.run("mesh.deactivate()").ok()
     assert nb.run("torch.ones(2)").ok().text == "tensor([1., 1.])"
+
+
+FUNCTIONS = """
+import time
+@monarch.remote(propagate=lambda x: x.clone())
+def halted(x):
+    twice = x * 2
+    breakpoint()
+    return twice
+@monarch.remote(propagate=lambda x: x.clone())
+def asleep(x):
+    print("asleep", flush=True)
+    time.sleep(600)
+    return x
+"""
+
+
+def test_a_breakpoint_on_a_stream_is_debugged_from_cells(nb: Notebook) -> None:
+    nb.run(FUNCTIONS).ok()
+    cell = nb.run("with comms.activate():\n    result = halted(elsewhere)\n    monarch.inspect(result)")
+    assert "StoppedAtBreakpoint" in cell.traceback
+    assert "thread stream comms" in cell.traceback
+    assert nb.run("monarch.inspect(value * 2, gpus=1)").ok().text == "tensor([2., 4.])"
+    assert "[2.0, 2.0, 2.0]" in nb.run("%%mdb\np twice.tolist()\nc all").ok().text
+    assert nb.run("with comms.activate():\n    found = result.tolist()\nfound").ok().text == "[2.0, 2.0, 2.0]"
+
+
+def test_two_interrupts_of_a_fetch_end_what_its_stream_runs(nb: Notebook) -> None:
+    nb.run(FUNCTIONS).ok()
+    request = nb.start("with comms.activate():\n    lost = asleep(elsewhere)\n    monarch.inspect(lost)")
+    nb.until(request, Cell(), "asleep")
+    nb.interrupt()
+    assert "stopped waiting" in nb.finish(request).traceback
+    nb.interrupt()
+    nb.shows(request, "Interrupted own_streams.batch")
+    assert nb.run("with comms.activate():\n    found = elsewhere.tolist()\nfound").ok().text == "[1.0, 1.0, 1.0]"

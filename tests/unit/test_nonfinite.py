@@ -18,11 +18,11 @@ OVERFLOW = replace(LOG, operation="aten.exp.default", nans=0, infinities=8, modu
 
 
 def test_nothing_seen_is_no_finding() -> None:
-    assert judge_values("workers", RANKS, {0: (None, None), 3: (None, None)}) == ()
+    assert judge_values("workers", RANKS, {0: (None, None), 3: (None, None)}.items()) == ()
 
 
 def test_ranks_that_got_a_nan_from_another_are_not_named() -> None:
-    (finding,) = judge_values("workers", RANKS, {0: (FOLLOWS, None), 2: (LOG, None), 3: (FOLLOWS, None)})
+    (finding,) = judge_values("workers", RANKS, {0: (FOLLOWS, None), 2: (LOG, None), 3: (FOLLOWS, None)}.items())
     assert (finding.kind, finding.ranks, finding.source, finding.sure) == ("nonfinite", (2,), "/lab/train.py:41", True)
     assert finding.text == (
         "gpus=2: in call 2 of step() aten.log.default gave 3 NaN in float32[2×4] in Net.head (train.py:41), "
@@ -32,18 +32,18 @@ def test_ranks_that_got_a_nan_from_another_are_not_named() -> None:
 
 def test_ranks_with_the_same_nan_are_one_finding() -> None:
     later = replace(LOG, operation="aten.sqrt.default", at=11.0)
-    found = judge_values("workers", RANKS, {0: (later, None), 1: (LOG, None), 2: (LOG, None)})
+    found = judge_values("workers", RANKS, {0: (later, None), 1: (LOG, None), 2: (LOG, None)}.items())
     assert [finding.ranks for finding in found] == [(1, 2), (0,)]
 
 
 def test_a_nan_of_data_says_so() -> None:
-    (finding,) = judge_values("workers", RANKS, {1: (FOLLOWS, None)})
+    (finding,) = judge_values("workers", RANKS, {1: (FOLLOWS, None)}.items())
     assert "its inputs had NaN already" in finding.text
 
 
 def test_the_infinity_that_a_nan_comes_from_is_named() -> None:
     nan = replace(LOG, operation="aten.sub.Tensor", given="inf", backward=True)
-    (finding,) = judge_values("workers", RANKS, {1: (nan, OVERFLOW)})
+    (finding,) = judge_values("workers", RANKS, {1: (nan, OVERFLOW)}.items())
     assert finding.text.endswith(
         "in the backward of Net.head (train.py:41), from inputs with infinities, the first from aten.exp.default "
         "(train.py:41)"
@@ -51,7 +51,7 @@ def test_the_infinity_that_a_nan_comes_from_is_named() -> None:
 
 
 def test_infinities_alone_are_a_suspicion() -> None:
-    (finding,) = judge_values("workers", RANKS, {0: (None, OVERFLOW), 1: (None, replace(OVERFLOW, at=99.0))})
+    (finding,) = judge_values("workers", RANKS, {0: (None, OVERFLOW), 1: (None, replace(OVERFLOW, at=99.0))}.items())
     assert (finding.ranks, finding.sure) == ((0, 1), False)
     assert "gave 8 infinite numbers" in finding.text
 

@@ -351,7 +351,9 @@ def _identity(runtime: Runtime, cell: ActorCell | None, thread: threading.Thread
         thread_name = thread.name
     else:
         point, name = cell.instance.rank, cell.spec.name
-        uid, rank, incarnation, thread_name = cell.mesh, cell.rank, cell.incarnation, ""
+        uid, rank, incarnation = cell.mesh, cell.rank, cell.incarnation
+        is_unnamed = thread is threading.main_thread() or thread.name.startswith("monarch-")
+        thread_name = "" if is_unnamed else thread.name  # such as that of a stream of tensors
     running = cell.running if cell is not None else None
     return Stopped(
         session=session,

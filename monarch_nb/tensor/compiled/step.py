@@ -30,6 +30,7 @@ from monarch_nb.tensor.compiled.guards import Watched
 from monarch_nb.tensor.compiled.program import RunDifference, Trace
 from monarch_nb.tensor.errors import CompileError, CompileWarning
 from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.lanes import ACTIVE, check_lane
 from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import Meta
 from monarch_nb.tensor.references import CallSites, Copied, Reference, StepWrites, WriteRecord
@@ -77,6 +78,7 @@ class Variant:
         self._sites = CallSites(capture.sites)
         program = capture.program
         metas = program.metas
+        self._is_own = all(meta.is_own for meta in metas)
         self._metas = [metas[register] for register in program.results]
         made = [slot for slot in capture.slots if slot.after == "made"]
         self._results = len(program.results) - len(made)
@@ -125,8 +127,11 @@ class Variant:
 
     def __call__(self, leaves: Sequence[object]) -> object:
         """Replays the step and returns its results. Blocks, interruptibly, while the window is exceeded."""
+        stream = self.stream
+        if self._is_own and (stream.lane is not ACTIVE.stream or stream.held.loans):
+            check_lane(stream, "a compiled step", self._inputs(leaves), self.capture.program.written)
         self.calls += 1
-        self.stream.wait_for_window()
+        stream.wait_for_window()
         return held_back(self._call, leaves)
 
     def _call(self, leaves: Sequence[Any]) -> object:
@@ -146,6 +151,8 @@ class Variant:
             leaf = slot.leaf()
             if leaf is not None:
                 leaf.grad = None
+        if self.capture.recording.drawn:
+            stream.say_draws()
         seed = seed_number(stream.seed, stream.drawn)
         written: list[WriteRecord] = [self._writes]
         if self._written or self._made:

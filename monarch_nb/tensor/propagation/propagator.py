@@ -1,5 +1,6 @@
 """Caches the plans of operations on sharded tensors."""
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
@@ -19,6 +20,8 @@ from .substitutes import has_kernel
 _TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED, _BACK, _REDUCED, _RETAGGED, _BEGUN, _FINISHED = (
     object() for _ in range(13)
 )
+
+_planning = threading.RLock()  # one thread plans at a time: modes of PyTorch, and the numbers of plans, are shared
 
 # Of these, too, no number decides on the shape or placement of a result, though they carry no tag that says so.
 _PLAIN_NUMBERS = frozenset({"fill", "fill_", "full_like", "masked_fill", "masked_fill_", "lerp", "lerp_"})
@@ -74,7 +77,7 @@ class Propagator(Generic[L]):
         found = tuple(key)
         plan = self._plans.get(found)
         if plan is None:
-            plan = self._plans[found] = held_back(self._planned, func, args, kwargs or {}, leaves, scalars)
+            plan = held_back(self._made, found, self._planned, func, args, kwargs or {}, leaves, scalars)
         return plan, leaves, scalars
 
     def redistributions(
@@ -107,8 +110,15 @@ class Propagator(Generic[L]):
         key = (kind, *args)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = held_back(make, *args, **kwargs)
+            plan = held_back(self._made, key, partial(make, *args, **kwargs))
         return plan
+
+    def _made(self, key: tuple[object, ...], make: Callable[..., OperationPlan], *args: object) -> OperationPlan:
+        with _planning:
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = make(*args)
+            return plan
 
     def _read(
         self, args: Sequence[Any], key: list[object], leaves: list[L], scalars: list[float], func: object

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from monarch_nb.tensor.factories import make
 from monarch_nb.tensor.handle import OWN, MeshTensor, issue, upload
@@ -76,7 +76,6 @@ def _made(mesh: "Mesh", func: OpOverload, args: tuple[object, ...], kwargs: dict
     variant = _WITHOUT.get(func._overloadname)
     if variant is not None:
         func = getattr(getattr(torch.ops.aten, func._schema.name.partition("::")[2]), variant)
-        kwargs.pop("generator", None)
     if kwargs.get("layout") not in (None, torch.strided):
         raise TypeError(f"{func}: each rank holds dense tensors: make them without a layout")
     stream = mesh.on(ACTIVE.stream).stream
@@ -97,11 +96,15 @@ class Activation(contextlib.AbstractContextManager[M]):
 
     def __init__(self, mesh: M) -> None:
         self._mesh = mesh
+        self._begin()
+
+    def _begin(self) -> None:
         if _here.mode is None:
             mode: contextlib.AbstractContextManager[object] = ActiveMode()
             mode.__enter__()
             _here.mode = mode
         _here.all.append(self)
+        ACTIVE.has_mesh = self._mesh is not None
 
     @property
     def mesh(self) -> M:
@@ -113,11 +116,15 @@ class Activation(contextlib.AbstractContextManager[M]):
         if self not in _here.all:
             return
         _here.all.remove(self)
-        if not _here.all and _here.mode is not None:
+        ACTIVE.has_mesh = active_mesh() is not None
+        is_innermost = _get_current_dispatch_mode_stack()[-1:] == [_here.mode]
+        if not _here.all and _here.mode is not None and is_innermost:  # else it ends with a later activation
             mode, _here.mode = _here.mode, None
             mode.__exit__(None, None, None)
 
     def __enter__(self) -> M:
+        if self not in _here.all:  # it has ended, or was made in another thread
+            self._begin()
         return self._mesh
 
     def __exit__(

@@ -5,18 +5,19 @@ from itertools import count, product
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from monarch_nb.mesh import ProcMesh
 from monarch_nb.shape import Region, Selector
 from monarch_nb.tensor.commands import Await, Locals, Send, Take
 from monarch_nb.tensor.errors import RankTensorError
-from monarch_nb.tensor.handle import MeshTensor, current, run
+from monarch_nb.tensor.handle import Destination, MeshTensor, current, run
 from monarch_nb.tensor.lanes import check_lane
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, own_values
 from monarch_nb.tensor.propagation.reductions import REDUCTIONS, Reduction
 from monarch_nb.tensor.sharding import placements_of
+from monarch_nb.wire import kind_of
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.mesh import Mesh
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Dims = str | Sequence[str]
 _tags = count(1)
+_BITS, _COMPLEX = frozenset({"band", "bor", "bxor"}), frozenset({"stack", "sum", "avg"})
 
 
 def reduced(
@@ -39,10 +41,13 @@ def reduced(
     in_place: bool = False,
 ) -> "RankTensor":
     """See `RankTensor.reduce`."""
+    _refuse_others("reduce", tensor, out)
     if mesh is not None:
         raise NotImplementedError("reduce: to another mesh: t.reduce(…), and then to_mesh(mesh)")
     what = "reduce_" if in_place else "reduce"
     stream, layout = tensor.reference.stream, tensor.meta.layout
+    if not isinstance(dims, str | list | tuple):
+        raise TypeError(f"{what}: dims is the name of a dimension, several, or () for all, not {kind_of(dims)}")
     asked = tuple(dims) if not isinstance(dims, str) else (dims,) if dims else ()
     for name in asked:
         if name not in layout.names:
@@ -55,6 +60,9 @@ def reduced(
     if reduction not in REDUCTIONS:
         raise ValueError(f"{what}: reduction {reduction!r} is none of {', '.join(REDUCTIONS)}")
     _refuse_gradients(what, tensor, out)
+    dtype = tensor.dtype
+    if (reduction in _BITS and dtype.is_floating_point) or (dtype.is_complex and reduction not in _COMPLEX):
+        raise TypeError(f"{what}: {reduction!r} of values of {dtype} is not defined")
     size = layout.shape[layout.names.index(asked[0])]
     if scatter and (not tensor.shape or tensor.shape[0] != size):
         raise TypeError(
@@ -84,6 +92,15 @@ def reduced(
         return cast("RankTensor", run(stream, plan, cast(Any, given), []))
 
 
+def _refuse_others(what: str, *tensors: object) -> None:
+    """Raises RankTensorError for what is no tensor of the ranks' own values."""
+    for tensor in tensors:
+        if tensor is not None and not (isinstance(tensor, MeshTensor) and tensor.meta.is_own):
+            raise RankTensorError(
+                "LOCAL_TENSOR", f"{what}: {kind_of(tensor)} is given, and no tensor of the ranks' own values"
+            )
+
+
 def _refuse_gradients(what: str, *tensors: MeshTensor | None) -> None:
     for tensor in tensors:
         if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
@@ -95,13 +112,17 @@ def _refuse_gradients(what: str, *tensors: MeshTensor | None) -> None:
 
 
 def reduce(tensors: T, dims: Dims, reduction: str = "sum", scatter: bool = False, mesh: object = None) -> T:
-    """Returns a tree with each tensor of a tree reduced; see `Tensor.reduce`."""
-    return cast(T, tree_map(lambda each: reduced(each, dims, reduction, scatter, mesh), tensors))
+    """Returns a tree with each tensor of a tree reduced, and other leaves as they are; see `Tensor.reduce`."""
+    return cast(T, tree_map_only(torch.Tensor, lambda each: reduced(each, dims, reduction, scatter, mesh), tensors))
 
 
 def reduce_(tensors: T, dims: Dims, reduction: str = "sum", scatter: bool = False, mesh: object = None) -> T:
     """Reduces each tensor of a tree in place, and returns it; see `Tensor.reduce`."""
-    return cast(T, tree_map(lambda each: reduced(each, dims, reduction, scatter, mesh, in_place=True), tensors))
+
+    def in_place(each: Any) -> "RankTensor":
+        return reduced(each, dims, reduction, scatter, mesh, in_place=True)
+
+    return cast(T, tree_map_only(torch.Tensor, in_place, tensors))
 
 
 class ValueSlice:
@@ -121,6 +142,7 @@ class ValueSlice:
 
 def sliced(tensor: "RankTensor", coordinates: dict[str, Selector]) -> ValueSlice:
     """See `Tensor.slice_mesh`."""
+    _refuse_others("slice_mesh" if coordinates else "to_mesh", tensor)
     return ValueSlice(tensor, tensor.mesh.region.sliced(**coordinates))
 
 
@@ -129,6 +151,8 @@ def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "
 
     Values go from process to process, or through this one between meshes on different processes, which blocks.
     """
+    if not isinstance(target, ProcMesh | Destination):
+        raise TypeError(f"to_mesh: a mesh is wanted, not {kind_of(target)}")
     mesh = type(tensor.mesh).for_ranks(target) if isinstance(target, ProcMesh) else target
     _refuse_gradients("to_mesh", tensor)
     stream, to = tensor.reference.stream, mesh.on(lane).stream
@@ -177,12 +201,17 @@ def _is_one(part: Region) -> bool:
 
 def to_mesh(tensors: T, mesh: "Mesh | ProcMesh", stream: "Stream | None" = None) -> T:
     """Returns a tree with each tensor of a tree, or slice of one, on another mesh; see `Tensor.to_mesh`."""
-    return cast(T, tree_map(lambda each: each.to_mesh(mesh, stream), tensors))
+
+    def there(each: Any) -> "RankTensor":
+        part = each if isinstance(each, ValueSlice) else sliced(each, {})
+        return part.to_mesh(mesh, stream)
+
+    return cast(T, tree_map_only((torch.Tensor, ValueSlice), there, tensors))
 
 
 def slice_mesh(tensors: Any, **coordinates: Selector) -> Any:
     """Returns a tree with the slice of each tensor of a tree; see `Tensor.slice_mesh`."""
-    return tree_map(lambda each: sliced(each, coordinates), tensors)
+    return tree_map_only(torch.Tensor, lambda each: sliced(each, coordinates), tensors)
 
 
 def parts_of(tensor: MeshTensor) -> "RankTensor":

@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from monarch_nb.runtime import Future, pending_future, resolve_later, when_done
+from monarch_nb.runtime import Future, derived_future
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.lanes import ACTIVE, check_lane
@@ -38,7 +39,7 @@ def rank_at(mesh: "Mesh", shard: Mapping[str, int] | None, coordinates: Mapping[
             raise ValueError(
                 f"{what}: Missing key {name!r} in shard map: give a coordinate for each dimension, or none"
             )
-        at = int(wanted[name])
+        at = index(wanted[name])
         if not 0 <= at < size:
             raise IndexError(f"{what}: {name}={at} is out of range; {mesh!r} has {size} along {name!r}")
         rank = rank * size + at
@@ -67,7 +68,6 @@ def fetch_shard(obj: object, /, shard: Mapping[str, int] | None = None, **coordi
     check_lane(mesh.stream, "fetch_shard", [tensor.reference for tensor in found], ())
     rank = rank_at(mesh, shard, coordinates, "fetch_shard")
     values = mesh.stream.own_of([current(tensor) for tensor in found], rank)
-    result: Future[Any] = pending_future(describe=values.progress_text)
 
     def fetched() -> Any:
         held = iter(values.get())
@@ -75,8 +75,7 @@ def fetch_shard(obj: object, /, shard: Mapping[str, int] | None = None, **coordi
             [next(held).values()[rank] if isinstance(leaf, MeshTensor) else leaf for leaf in leaves], tree
         )
 
-    when_done(values, lambda _: resolve_later(result, fetched))
-    return result
+    return derived_future(values, fetched)
 
 
 def _refuse_sharded(tensors: list[MeshTensor], what: str) -> None:

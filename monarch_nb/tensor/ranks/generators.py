@@ -9,10 +9,10 @@ from typing import NamedTuple, SupportsInt
 
 import torch
 
+from monarch_nb.tensor.lanes import ACTIVE
 from monarch_nb.tensor.ranks.active import get_active_mesh
 from monarch_nb.tensor.ranks.remote import Remote, remote
 from monarch_nb.tensor.ranks.tensor import RankTensor
-from monarch_nb.tensor.seeds import draw_apart
 
 
 class State(NamedTuple):
@@ -22,15 +22,9 @@ class State(NamedTuple):
     cuda: RankTensor
 
 
-_begin = Remote(draw_apart, propagate="inspect")
-
-
 def _apart(*, seeded: bool) -> None:
-    """Has the ranks of the active mesh draw from their own generators, seeded by that of the mesh, or seeded next."""
-    mesh = get_active_mesh()
-    if not mesh.draws_apart:
-        _begin(mesh.stream.draw() if seeded else None)
-        mesh.draws_apart = True
+    """Has operations of the active stream draw from the ranks' own generators, seeded by the mesh's, or seeded next."""
+    get_active_mesh().on(ACTIVE.stream).stream.draw_apart(seeded=seeded)
 
 
 def _states() -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import functools
 import random
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from threading import Thread
@@ -12,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from monarch_nb.mesh import SendsToPorts, ValueMesh
-from monarch_nb.runtime import Future, Port, pending_future, resolve_later, when_done
-from monarch_nb.tensor.commands import OBJECT, CallRemote, GroupOf, Name, TensorOf
+from monarch_nb.runtime import Future, Port, derived_future, when_done
+from monarch_nb.tensor.commands import OBJECT, CallRemote, GroupOf, Name, TensorOf, mapped
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.handle import MeshTensor, current
-from monarch_nb.tensor.lanes import ACTIVE, check_lane
+from monarch_nb.tensor.lanes import ACTIVE, check_lane, check_loans
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta
 from monarch_nb.tensor.ranks.active import active_mesh, disabled
@@ -29,9 +30,11 @@ from monarch_nb.tensor.workers.opaque import OpaqueRef
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.mesh import Mesh
+    from monarch_nb.tensor.stream import Stream as CommandStream
 
 R = TypeVar("R")
 _Answers: TypeAlias = Future[ValueMesh[Any]]
+_REMEMBERED = 1024  # calls whose results' shapes are known, of one function on one mesh
 _WAYS = (None, "cached", "inspect", "mocked")
 function_resolvers: list[Callable[[Any], Any]] = []
 """Functions that `remote` asks first what to call on the ranks.
@@ -41,10 +44,21 @@ Each gets what `remote` got, and returns an object with `resolve()`, which retur
 
 
 class RemoteProcessGroup:
-    """The process group of each rank along dimensions of a mesh, as an argument of a remote function."""
+    """The process group of each rank along a dimension of a mesh, as an argument of a remote function.
+
+    Raises KeyError for an unknown dimension, ValueError for several.
+    """
 
     def __init__(self, mesh: "Mesh", dims: Sequence[str]) -> None:
         self.mesh, self.dims = mesh, tuple(dims)
+        for name in self.dims:
+            if name not in mesh.layout.names:
+                raise KeyError(f"{mesh!r} has no dimension {name!r}; it has {', '.join(map(repr, mesh.layout.names))}")
+        if len(self.dims) != 1:
+            raise ValueError(
+                f"process_group({self.dims!r}): a group is along one dimension. All ranks: mesh.flatten('all')"
+                ".process_group('all'), for tensors of the mesh that flatten returns"
+            )
         self.numbers = tuple(mesh.layout.names.index(name) for name in self.dims)
 
     def size(self) -> int:
@@ -59,10 +73,10 @@ class RemoteArguments:
         self, args: tuple[object, ...], kwargs: dict[str, object], what: str, mesh: "Mesh | None" = None
     ) -> None:
         self.tensors: list[RankTensor] = []
-        self.joined = False
         self._what = what
-        self.args = cast("tuple[object, ...]", self._sent(args))
-        self.kwargs = cast("dict[str, object]", self._sent(kwargs))
+        self._groups: list[RemoteProcessGroup] = []
+        self.args: tuple[object, ...] = mapped(args, self._sent)
+        self.kwargs: dict[str, object] = mapped(kwargs, self._sent)
         streams = dict.fromkeys(tensor.reference.stream for tensor in self.tensors)
         if len(streams) > 1:
             raise RankTensorError("WRONG_MESH", f"{what}: tensors of {len(streams)} meshes are its arguments")
@@ -70,7 +84,17 @@ class RemoteArguments:
         if mesh is None:
             raise ValueError(f"{what}: Remote functions require an active device mesh, use `with mesh.activate():`")
         self.mesh = mesh if self.tensors else mesh.on(ACTIVE.stream)
-        check_lane(self.mesh.stream, what, [tensor.reference for tensor in self.tensors], ())
+        for group in self._groups:
+            same = group.mesh.shares_processes(self.mesh) and group.mesh.members == self.mesh.members
+            if not same or group.mesh.layout.names != self.mesh.layout.names:
+                raise RankTensorError(
+                    "WRONG_MESH", f"{what}: a process group of {group.mesh!r} is an argument, and {self.mesh!r} runs it"
+                )
+        self.joined = bool(self._groups)
+        stream = self.mesh.stream
+        check_lane(stream, what, [tensor.reference for tensor in self.tensors], ())
+        stream.resume_if_healed()
+        stream.say_draws()
 
     def _sent(self, value: object) -> object:
         if isinstance(value, MeshTensor):
@@ -89,21 +113,17 @@ class RemoteArguments:
                 "inside `with mesh.activate():`",
             )
         if isinstance(value, OpaqueRef):
-            return OpaqueRef.of_key(self._sent(value.key))
+            return OpaqueRef.of_key(mapped(value.key, self._sent))
         if isinstance(value, RemoteProcessGroup):
-            self.joined = True
+            self._groups.append(value)
             return GroupOf(value.numbers)
-        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-            return type(value)([self._sent(item) for item in value])
-        if isinstance(value, dict):
-            return {key: self._sent(item) for key, item in value.items()}
         return value
 
     def key(self) -> object:
-        """What the shapes of results may depend on; None where that cannot be compared."""
+        """What the shapes of results may depend on, on one mesh; None where that cannot be compared."""
         memories: dict[object, int] = {}
         tensors = {tensor.reference.number: tensor for tensor in self.tensors}
-        key = (self.mesh.stream, _facts(self.args, tensors, memories), _facts(self.kwargs, tensors, memories))
+        key = (_facts(self.args, tensors, memories), _facts(self.kwargs, tensors, memories))
         try:
             hash(key)
         except TypeError:
@@ -138,7 +158,7 @@ class Remote(SendsToPorts):
             raise ValueError(f"propagate={propagate!r} is none of None, 'cached', 'inspect', 'mocked' and a function")
         self._name = function if isinstance(function, str) else getattr(function, "__name__", repr(function))
         self._function, self._propagate = _resolved(function, self._name), propagate
-        self._known: dict[object, Returned] = {}
+        self._known: weakref.WeakKeyDictionary[CommandStream, dict[object, Returned]] = weakref.WeakKeyDictionary()
         if not isinstance(function, str):
             functools.update_wrapper(self, function, updated=())
 
@@ -165,10 +185,11 @@ class Remote(SendsToPorts):
         if callable(self._propagate):
             shown = _imagined(self._propagate, given, args, kwargs)
         else:
-            known = self._known.get(key) if key is not None else None
+            known = self._known.get(given.mesh.stream, {}).get(key)
             if known is None:
                 return self._first(given, command, key)
             shown = known
+        check_loans(given.mesh.stream, self._name, [tensor.reference for tensor in given.tensors], shown.written)
         references = [_held(given, each) for each in shown.tensors]
         numbers = tuple(reference.number for reference in references)
         command = with_writes(command, [given.tensors[at] for at in shown.written], results=numbers)
@@ -187,7 +208,10 @@ class Remote(SendsToPorts):
             [replies] = described.get()
             shown = cast(Returned, next(iter(replies.values())))
             if key is not None:
-                self._known[key] = shown
+                known = self._known.setdefault(stream, {})
+                if len(known) >= _REMEMBERED:  # an argument is another number each time
+                    known.clear()
+                known[key] = shown
             references = [_held(given, each) for each in shown.tensors]
             stream.issue_object(Name(bundle.number, tuple(reference.number for reference in references)))
             return _result(given, shown, references)
@@ -249,9 +273,7 @@ class Remote(SendsToPorts):
         command = with_writes(command, given.tensors)
         with rewriting(tensor.reference for tensor in given.tensors):
             values = given.mesh.stream.requested([(OBJECT, command)], f"remote({self._name})")
-        result: _Answers = pending_future(describe=values.progress_text)
-        when_done(values, lambda _: resolve_later(result, lambda: values.get()[0]))
-        return result
+        return derived_future(values, lambda: values.get()[0])
 
     def __repr__(self) -> str:
         return f"<remote {self._name}>"
@@ -287,9 +309,7 @@ def call_on_shard_and_fetch(
 
 
 def _of_rank(values: _Answers, rank: int) -> Future[Any]:
-    result: Future[Any] = pending_future(describe=values.progress_text)
-    when_done(values, lambda _: resolve_later(result, lambda: values.get().values()[rank]))
-    return result
+    return derived_future(values, lambda: values.get().values()[rank])
 
 
 def with_writes(command: CallRemote, writes: Sequence[RankTensor], **changed: Any) -> CallRemote:

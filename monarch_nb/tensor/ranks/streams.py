@@ -2,6 +2,7 @@
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Iterator
 from itertools import count
 from types import TracebackType
@@ -10,17 +11,21 @@ from typing import TYPE_CHECKING, Self, cast
 from monarch_nb.tensor.commands import Await, GiveBack, Send, Take
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.handle import MeshTensor, current
-from monarch_nb.tensor.lanes import ACTIVE, ENDED, READ, WRITTEN, TensorLoan, check_lane
+from monarch_nb.tensor.lanes import ACTIVE, MemoryLoans, check_lane
 from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import Meta, own_values
 from monarch_nb.tensor.references import DroppedReference, LogicalMemory
+from monarch_nb.wire import kind_of
 
 if TYPE_CHECKING:
     from monarch_nb.shape import Region
     from monarch_nb.tensor.mesh import Mesh
     from monarch_nb.tensor.ranks.tensor import RankTensor
+    from monarch_nb.tensor.stream import Stream as CommandStream
 
 _tags = count(-1, -1)  # those of tensors that move count up
+_numbers = count()
+_open: "weakref.WeakValueDictionary[int, Borrow]" = weakref.WeakValueDictionary()  # by tag
 
 
 class Stream:
@@ -31,7 +36,7 @@ class Stream:
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.number = name, next(_numbers)  # 0 for the main one
         self.meshes: dict[tuple[str, Region], Mesh] = {}  # by proc mesh and part of it
 
     @contextlib.contextmanager
@@ -46,20 +51,17 @@ class Stream:
         Until then both streams may read it; with `mutable` this one alone may use it. Does not block. Raises
         RankTensorError where another borrow forbids it.
         """
-        mine = t.mesh.on(self).stream
-        source = t.reference.stream
+        if not isinstance(t, MeshTensor) or not t.meta.is_own:
+            raise RankTensorError("LOCAL_TENSOR", f"borrow: {kind_of(t)} is no tensor of the ranks' own values")
+        reference, where = t.reference, call_site()
+        source, mine = reference.stream, t.mesh.on(self).stream
         if mine is source:
             raise RankTensorError("WRONG_STREAM", f"borrow: the tensor is on stream {self.name!r} already")
-        reference, where = t.reference, call_site()
         with on_lane(source.lane):
             check_lane(source, "borrow", (reference,), (0,) if mutable else ())
         if reference.memory is None:
             reference.memory = LogicalMemory()
-        memory = reference.memory
-        known = source.held.loans.get(memory)
-        if mutable and known is not None:
-            raise RankTensorError("MUTATING_BORROW", f"borrow: it is borrowed already, at {origin_of(known.where)}")
-        tag, members = next(_tags), t.mesh.members
+        memory, tag, members = reference.memory, next(_tags), t.mesh.members
         source.issue_object(Send(current(t), tuple((member,) for member in members), tag, lends=True))
         source.flush()
         lent = source.sent()
@@ -68,11 +70,10 @@ class Stream:
         made.memory = LogicalMemory()
         mine.issue_object(Await(source.number, lent))
         mine.issue_object(Take(meta, members, tag, made.number, lends=True))
-        kind = WRITTEN if mutable else READ
-        source.held.loans[memory] = TensorLoan(kind, where, is_lender=True)
-        mine.held.loans[made.memory] = TensorLoan(kind, where, is_lender=False)
+        source.held.loans.setdefault(memory, MemoryLoans()).given[tag] = mutable, where
+        mine.held.loans[made.memory] = MemoryLoans(("write" if mutable else "read", where))
         tensor = cast("RankTensor", MeshTensor(meta, made))
-        return tensor, Borrow(tensor, t, memory, where, known, tag)
+        return tensor, Borrow(tensor, source, memory, where, tag)
 
     def __repr__(self) -> str:
         return f"<stream {self.name!r}>"
@@ -104,36 +105,41 @@ class Borrow:
     """A tensor that a stream has borrowed; `drop()` gives it back, and so does leaving a `with` block."""
 
     def __init__(
-        self,
-        tensor: "RankTensor",
-        source: "RankTensor",
-        memory: LogicalMemory,
-        where: CallSite | None,
-        before: TensorLoan | None,
-        tag: int,
+        self, tensor: "RankTensor", lender: "CommandStream", memory: LogicalMemory, where: CallSite | None, tag: int
     ) -> None:
         self._tensor, self._memory, self._own = tensor, memory, tensor.reference.memory
-        self._mine, self._theirs = tensor.reference.stream, source.reference.stream
-        self._where, self._before, self._tag = where, before, tag
+        self._mine, self._theirs = tensor.reference.stream, lender
+        self._where, self._tag = where, tag
         self._dropped = False
+        _open[tag] = self
 
     def drop(self) -> None:
-        """Gives the memory back: the borrowed tensor cannot be used any more. Does not wait for the ranks."""
+        """Gives the memory back: the borrowed tensor cannot be used any more. Does not wait for the ranks.
+
+        Borrows that other streams have made of the borrowed tensor end with it.
+        """
         if self._dropped:
             return
         self._dropped = True
-        if self._own is not None:
-            self._mine.held.loans[self._own] = TensorLoan(ENDED, call_site(), is_lender=False)
-        if self._mine.lost is None:
-            self._mine.issue_object(GiveBack(self._tag))
-        self._mine.flush()  # before what the other stream does with it
-        if self._mine.lost is None and self._theirs.lost is None:
-            self._theirs.issue_object(Await(self._mine.number, self._mine.sent()))
-        if self._before is None:
-            self._theirs.held.loans.pop(self._memory, None)
-        else:
-            self._theirs.held.loans[self._memory] = self._before
-        self._tensor.reference = DroppedReference(self._mine, call_site())
+        assert self._own is not None
+        own = self._mine.held.loans.setdefault(self._own, MemoryLoans())
+        for tag in tuple(own.given):
+            if (further := _open.get(tag)) is not None:
+                further.drop()
+        own.taken = "ended", call_site()
+        loans = self._theirs.held.loans.get(self._memory)
+        if loans is not None:
+            loans.given.pop(self._tag, None)
+            if not loans.given and loans.taken is None:
+                del self._theirs.held.loans[self._memory]
+        try:
+            if self._mine.lost is None:
+                self._mine.issue_object(GiveBack(self._tag))
+                self._mine.flush()  # before what the other stream does with it
+            if self._mine.lost is None and self._theirs.lost is None:
+                self._theirs.issue_object(Await(self._mine.number, self._mine.sent()))
+        finally:
+            self._tensor.reference = DroppedReference(self._mine, call_site())
 
     def __enter__(self) -> Self:
         return self

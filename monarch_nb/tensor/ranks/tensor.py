@@ -12,6 +12,7 @@ from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.errors import RankTensorError
 from monarch_nb.tensor.failure import ranks_text
 from monarch_nb.tensor.handle import Destination, MeshTensor
+from monarch_nb.tensor.lanes import check_lane
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.ranks import exchanging
 from monarch_nb.tensor.ranks.streams import MAIN, Stream
@@ -123,6 +124,14 @@ class RankTensor(MeshTensor):
         """
         return exchanging.sliced(self, {}).to_mesh(mesh, stream)
 
+    def local_shards(self) -> ValueMesh[torch.Tensor]:
+        """Returns the value of each rank as a local tensor; blocks.
+
+        Raises TensorError for an operation that failed, RankTensorError on another stream and while it is lent.
+        """
+        check_lane(self.reference.stream, "local_shards", (self.reference,), ())
+        return super().local_shards()
+
     def full_tensor(self) -> torch.Tensor:
         """Returns the value that all ranks have as a local tensor; blocks.
 
@@ -150,9 +159,9 @@ class RankTensor(MeshTensor):
         raise TypeError("redistribute: each rank has a value of its own. t.as_sharded(spec) makes these parts of one")
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As for any tensor, but it stays on its mesh, whatever device is named."""
+        """As for any tensor, but it stays on its mesh, whatever device is named; `to(mesh)` is `to_mesh(mesh)`."""
         if args and isinstance(args[0], Destination):
-            return super().to(*args, **kwargs)
+            return self.to_mesh(args[0], *args[1:], **kwargs)
         if args and isinstance(args[0], str | torch.device):
             args = args[1:]
         kwargs.pop("device", None)
@@ -163,6 +172,9 @@ class RankTensor(MeshTensor):
         return self
 
     cuda = cpu
+
+    def __copy__(self) -> Any:
+        return self.detach().requires_grad_(self.requires_grad)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         if COLLECTED.tensors is not None:
@@ -180,7 +192,10 @@ class RankTensor(MeshTensor):
     def __str__(self) -> str:
         if self.dropped:
             return repr(self)
-        shards = self.local_shards()
+        try:
+            shards = self.local_shards()
+        except RankTensorError as error:  # of a stream that is not active, or lent
+            return f"{self!r}  # {error.code}"
         first, ranks = next(iter(shards.values())), ranks_with_other_values(shards)
         if not ranks:
             return f"{first}  # on each of {len(shards)} ranks"
@@ -194,7 +209,7 @@ class RankTensor(MeshTensor):
 Tensor = RankTensor  # its public name
 
 
-def _operator(name: str, function: Any, *, reflected: bool) -> Callable[[RankTensor, object], object]:
+def _operator(name: str, function: Any, *, reflected: bool = False) -> Callable[[RankTensor, object], object]:
     """An operator that raises what is wrong with an operand, which PyTorch's own turns into Python's error."""
     own = getattr(torch.Tensor, name)
 
@@ -213,12 +228,15 @@ for _name, _function in {
     "pow": torch.pow, "floordiv": torch.floor_divide, "mod": torch.remainder, "and": torch.bitwise_and,
     "or": torch.bitwise_or, "xor": torch.bitwise_xor,
 }.items():  # fmt: skip
-    setattr(RankTensor, f"__{_name}__", _operator(f"__{_name}__", _function, reflected=False))
+    setattr(RankTensor, f"__{_name}__", _operator(f"__{_name}__", _function))
     setattr(RankTensor, f"__r{_name}__", _operator(f"__r{_name}__", _function, reflected=True))
+    if hasattr(torch.Tensor, f"__i{_name}__"):  # Python would make another tensor instead
+        _in_place = getattr(torch.Tensor, f"{_function.__name__}_")
+        setattr(RankTensor, f"__i{_name}__", _operator(f"__i{_name}__", _in_place))
 for _name, _function in {
     "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne
 }.items():  # fmt: skip
-    setattr(RankTensor, f"__{_name}__", _operator(f"__{_name}__", _function, reflected=False))
+    setattr(RankTensor, f"__{_name}__", _operator(f"__{_name}__", _function))
 
 
 def ranks_with_other_values(values: ValueMesh[torch.Tensor]) -> list[int]:
@@ -226,10 +244,18 @@ def ranks_with_other_values(values: ValueMesh[torch.Tensor]) -> list[int]:
     first, *others = values.values()
     found = []
     for rank, other in enumerate(others, 1):
-        same = first.shape == other.shape and torch.allclose(first, other, 0, 0, equal_nan=True)
-        if not same:
+        if not _is_equal(first, other):
             found.append(rank)
     return found
+
+
+def _is_equal(first: torch.Tensor, other: torch.Tensor) -> bool:
+    if (first.shape, first.dtype) != (other.shape, other.dtype):
+        return False
+    if first.is_floating_point() or first.is_complex():
+        wide = torch.complex128 if first.is_complex() else torch.float64  # small types cannot be compared themselves
+        return torch.allclose(first.to(wide), other.to(wide), 0, 0, equal_nan=True)
+    return torch.equal(first, other)
 
 
 def different_values(what: str, values: ValueMesh[torch.Tensor], ranks: list[int]) -> RankTensorError:

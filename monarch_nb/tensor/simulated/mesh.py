@@ -8,6 +8,7 @@ from monarch_nb.mesh import ActorMesh, ProcMesh
 from monarch_nb.runtime import Future, resolved_future
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.tensor import device
+from monarch_nb.tensor.commands import DrawFrom
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, stopped_text
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.kernels import prepare
@@ -29,8 +30,10 @@ class SimulatedProcesses:
     """Stands for the processes of a mesh that has none."""
 
     observer: "Observer | None" = None
-    draws_apart = False
     over = -1
+
+    def __init__(self) -> None:
+        self.draws: dict[int, DrawFrom] = {}
 
     def failure(self, stream: int, number: int) -> TensorError | None:
         """Nothing fails."""

@@ -26,7 +26,7 @@ from monarch_nb.tensor.failure import LostTensor
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
 from monarch_nb.tensor.replicas import StreamContents
-from monarch_nb.tensor.seeds import BORROWED, THREAD
+from monarch_nb.tensor.seeds import BORROWED, THREAD, Generators
 from monarch_nb.tensor.verbs import AskValues, MemoryUsed, Values
 from monarch_nb.tensor.workers.plans import Env
 from monarch_nb.tensor.workers.session import WorkerSession
@@ -182,6 +182,8 @@ class TensorWorker(_Executor):
         self._order = StreamOrder(self._done, lambda: self._member.over is not None)
         self._transit = Transit()
         self._beside: weakref.WeakSet[StreamWorker] = weakref.WeakSet()
+        self._own = Generators()  # from which what the main stream runs draws
+        self._generators: weakref.WeakValueDictionary[int, Generators] = weakref.WeakValueDictionary({0: self._own})
         self._interrupts = False  # what runs in this process is being interrupted
         self._taken: dict[int, int] = {}  # the last batch of each stream
         self._last: dict[int, Receipt] = {}  # its receipt, since a batch may arrive twice
@@ -351,6 +353,7 @@ class TensorWorker(_Executor):
             self._envs,
             self._order,
             lambda: member.world.connect(name),
+            self._generators.setdefault(opening.lane, Generators(shared=False)),
             is_whole=is_whole,
         )
         return session
@@ -367,7 +370,6 @@ class TensorWorker(_Executor):
 
     def add_executor(self, executor: "StreamWorker") -> None:
         """Takes note of the thread of another stream."""
-        BORROWED.is_shared = True
         self._beside.add(executor)
 
     def _running_number(self) -> int:
@@ -407,6 +409,7 @@ class StreamWorker(_Executor):
 
     def __init__(self, main: str) -> None:
         super().__init__()
+        BORROWED.share()
         self._main = main
         self._found: TensorWorker | None = None
 

@@ -3,13 +3,20 @@
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from monarch_nb.runtime import current_runtime
+from monarch_nb.tensor.commands import GroupOf, Number, TensorOf, mapped
 from monarch_nb.tensor.propagation import MeshLayout, Meta, own_values
+from monarch_nb.tensor.workers.opaque import OpaqueRef
+from monarch_nb.wire import encode, error_line
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,38 @@ def function_at(path: str) -> Callable[..., object]:
     return found
 
 
+def filled_in(
+    value: T, tensor: Callable[[Number], DTensor], mesh: DeviceMesh, given: dict[Number, torch.Tensor] | None = None
+) -> T:
+    """An argument as a function gets it, with tensors and groups for what stands for them; `tensor` finds a tensor.
+
+    With `given`, tensors are local ones, which are noted there.
+    """
+
+    def filled(leaf: object) -> object:
+        if isinstance(leaf, TensorOf):
+            found = tensor(leaf.number)
+            if given is not None:
+                given[leaf.number] = found._local_tensor
+                return found._local_tensor
+            return found if leaf.sharded else found.to_local()
+        if isinstance(leaf, OpaqueRef):
+            return OpaqueRef.of_key(mapped(leaf.key, filled))
+        return mesh.get_group(leaf.dims[0]) if isinstance(leaf, GroupOf) else leaf
+
+    return mapped(value, filled)
+
+
+def sendable(value: T) -> T:
+    """What a function has returned. Raises TypeError for what cannot be sent, which would spoil the whole reply."""
+    if value is not None and type(value) not in (int, float, bool, str, torch.Tensor):
+        try:
+            encode(value, current_runtime())
+        except Exception as error:
+            raise TypeError(f"what it returns cannot be sent: {error_line(error)}") from error
+    return value
+
+
 class Resolved:
     """A function as a resolver of the program gives it: something with `resolve()`, which returns it on the ranks."""
 
@@ -77,12 +116,10 @@ def returned(value: object, given: Sequence[torch.Tensor], before: Sequence[int]
 
 def off_device(value: object) -> object:
     """Converts results for sending: DTensors to shards, on the CPU."""
-    if isinstance(value, DTensor):
-        value = value.to_local()
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(map(off_device, value))
-    if isinstance(value, dict):
-        return {key: off_device(item) for key, item in value.items()}
-    return value
+
+    def moved(leaf: object) -> object:
+        if isinstance(leaf, DTensor):
+            leaf = leaf.to_local()
+        return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf
+
+    return mapped(value, moved)

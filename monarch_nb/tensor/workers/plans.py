@@ -98,6 +98,8 @@ def made_in_parts(command: MakeParts, mesh: DeviceMesh) -> DTensor:
 
 def held(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:
     """Wraps the shard of this rank."""
+    if meta.is_own and local.dim() != len(meta.shape):
+        return own(local, mesh)
     return _of_local(laid_out(local.detach().to(mesh.device_type), meta.stride), meta, mesh)
 
 

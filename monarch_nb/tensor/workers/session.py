@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
@@ -25,7 +26,7 @@ from monarch_nb.tensor.commands import (
     CallRemote,
     Cell,
     Define,
-    GroupOf,
+    DrawFrom,
     Locals,
     MakeParts,
     Making,
@@ -36,7 +37,6 @@ from monarch_nb.tensor.commands import (
     RunFunction,
     Send,
     Take,
-    TensorOf,
     Turn,
 )
 from monarch_nb.tensor.compiled.program import Trace
@@ -45,13 +45,13 @@ from monarch_nb.tensor.failure import Failure, LostInputError, LostTensor
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.propagation import whole
 from monarch_nb.tensor.replicas import StreamContents, receive, send
-from monarch_nb.tensor.seeds import BORROWED
+from monarch_nb.tensor.seeds import BORROWED, THREAD, Generators, drawn_by_function
 from monarch_nb.tensor.verbs import MemoryUsed
 from monarch_nb.tensor.workers.agreement import DifferentShapesError
-from monarch_nb.tensor.workers.calls import function_at, off_device, returned
+from monarch_nb.tensor.workers.calls import filled_in, function_at, off_device, returned, sendable
 from monarch_nb.tensor.workers.handover import withdraw
 from monarch_nb.tensor.workers.journal import REQUESTS, BatchJournal
-from monarch_nb.tensor.workers.opaque import OpaqueRef, kept
+from monarch_nb.tensor.workers.opaque import kept
 from monarch_nb.tensor.workers.plans import (
     Env,
     Executable,
@@ -95,12 +95,13 @@ class WorkerSession:
         envs: Callable[[], Iterable[Env]],
         order: StreamOrder,
         connect: Callable[[], None],
+        generators: Generators,
         *,
         is_whole: bool = True,
     ) -> None:
         self._stream, self._mesh, self._ranks, self._rank, self._member = stream, mesh, ranks, rank, member
         self._interruptible, self._transit, self._envs = interruptible, transit, envs
-        self._order, self._connect = order, connect
+        self._order, self._connect, self._generators = order, connect, generators
         self._met = 0  # operations done where it began what may wait for others, or ended that
         self.is_whole = is_whole  # it has the tensors of the stream
         self.env: Env = TensorEnv()
@@ -190,7 +191,7 @@ class WorkerSession:
         self, first: int, numbers: Sequence[Number], objects: Sequence[object], turn: Turn | None = None
     ) -> tuple[list[Failure], list[object]]:
         """Runs a batch from operation `first` on, a part of it in its turn; returns failures and requested values."""
-        self._met = first  # first: what is done stays done
+        self._met, THREAD.generators = first, self._generators  # first: what is done stays done
         self._number, self._failures, self._first, self._runs, self.is_whole = first - 1, [], first, True, True
         self._journal.note(first, numbers, objects)
         values: list[object] = []
@@ -295,7 +296,7 @@ class WorkerSession:
             if code == OBJECT:
                 position += 1
                 command = pending.popleft()
-                if isinstance(command, Define | Making | Trace):
+                if isinstance(command, Define | Making | Trace | DrawFrom):
                     self._object(command, values)
                 elif isinstance(command, PutTensor | Locals | MakeParts | Take):
                     self.env[command.result] = lost
@@ -375,8 +376,8 @@ class WorkerSession:
         try:
             value = self._do(command)
         except BaseException as error:
-            if isinstance(command, CallRemote) and not command.joined:
-                value = failure = self._own_failure(command.name, error)
+            if isinstance(command, Name) or (isinstance(command, CallRemote) and not command.joined):
+                value = failure = self._own_failure(getattr(command, "name", "remote"), error)
             else:
                 value = failure = self._failure(type(command).__name__.lower(), error)
             if isinstance(command, CallRemote):
@@ -386,6 +387,8 @@ class WorkerSession:
                 self.env.update(dict.fromkeys(made, LostTensor(failure)))
             elif isinstance(command, PutTensor | Locals | MakeParts | Take):
                 self.env[command.result] = LostTensor(failure)
+            elif isinstance(command, Name):
+                self.env.update(dict.fromkeys(command.results, LostTensor(failure)))
             elif isinstance(command, Trace):
                 self.env[command.number] = LostTensor(failure)
             elif isinstance(command, Define | Making):
@@ -403,8 +406,7 @@ class WorkerSession:
             case Locals():
                 self.env[command.result] = held(command.tensors[self._rank], command.made, self._mesh)
             case MakeParts():
-                BORROWED.give_back()
-                with self._interruptible():
+                with drawn_by_function(), self._interruptible():
                     self.env[command.result] = made_in_parts(command, self._mesh)
             case Cell():
                 self._stopwatch.begin(command.number)
@@ -414,10 +416,17 @@ class WorkerSession:
                 targets, mine = command.targets[self._rank], self._ranks[self._rank]
                 self._transit.send(local, targets, mine, command.tag, command.lends)
             case Take():
-                taken = self._transit.take(command.sources[self._rank], self._ranks[self._rank], command.tag)
+                lost = None
+                if command.late:
+                    text = "it was on its way to this stream or mesh when the process groups ended"
+                    lost = Failure(self._number, "to_mesh", self._rank, "DeviceMeshError", text, "", self._stream, True)
+                    self._failures.append(lost)
+                taken = self._transit.take(command.sources[self._rank], self._ranks[self._rank], command.tag, lost)
                 if isinstance(taken, torch.Tensor):
                     taken = (own if command.lends else partial(held, meta=command.made))(taken, mesh=self._mesh)
                 self.env[command.result] = taken
+            case DrawFrom():
+                self._generators.follow(command)
             case Await():
                 self._order.await_done(command.stream, command.operations)
             case Revive():
@@ -430,40 +439,37 @@ class WorkerSession:
             case Name():
                 self._keep(command.results, self.env.pop(command.bundle))
             case RunFunction():
-                BORROWED.give_back()
-                args = [self._local(value) for value in command.args]
-                kwargs = {name: self._local(value) for name, value in command.kwargs.items()}
-                with torch.enable_grad(), self._interruptible():
-                    return off_device(command.function(*args, **kwargs))
+                args, kwargs = filled_in((command.args, command.kwargs), self.tensor, self._mesh)
+                with torch.enable_grad(), drawn_by_function(), self._interruptible():
+                    return sendable(off_device(command.function(*args, **kwargs)))
         return None
 
     def _call(self, command: CallRemote) -> object:
         """Calls a function of the program; returns what is asked of what it returns."""
         if command.only is not None and command.only != self._rank:
             return None
-        BORROWED.give_back()
         self._changed: Sequence[Number] = ()  # by the call so far
         given: dict[Number, torch.Tensor] = {}
-        args = [self._local(value, given) for value in command.args]
-        kwargs = {name: self._local(value, given) for name, value in command.kwargs.items()}
+        args, kwargs = filled_in((command.args, command.kwargs), self.tensor, self._mesh, given)
         function = function_at(command.function) if isinstance(command.function, str) else command.function
         before = [tensor._version for tensor in given.values()]
         try:
-            with torch.enable_grad(), self._interruptible():
+            with torch.enable_grad(), drawn_by_function(), self._interruptible():
                 value = function(*args, **kwargs)
         finally:
             now = zip(given.items(), before, strict=True)
             self._changed = [number for (number, tensor), version in now if tensor._version != version]
         if command.replies:
-            return off_device(value)
-        tensors = [kept(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+            return sendable(off_device(value))
+        made = [own(kept(leaf), self._mesh) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         if command.bundle is None:
-            self._keep(command.results, tensors)
+            self._keep(command.results, made)
             return None
-        self.env[command.bundle] = tensors
-        return returned(value, list(given.values()), before, layout_of(self._mesh))
+        described = sendable(returned(value, list(given.values()), before, layout_of(self._mesh)))
+        self.env[command.bundle] = made
+        return described
 
-    def _keep(self, numbers: Sequence[Number], tensors: "Sequence[torch.Tensor] | LostTensor") -> None:
+    def _keep(self, numbers: Sequence[Number], tensors: Sequence[DTensor] | LostTensor) -> None:
         """Keeps the tensors that a call has returned."""
         if isinstance(tensors, LostTensor):
             self.env.update(dict.fromkeys(numbers, tensors))
@@ -471,24 +477,7 @@ class WorkerSession:
         if len(tensors) != len(numbers):
             raise ValueError(f"unexpected number of returns from op, expected {len(numbers)}, got {len(tensors)}")
         for number, tensor in zip(numbers, tensors, strict=True):
-            self.env[number] = own(tensor, self._mesh)
-
-    def _local(self, value: object, given: dict[Number, torch.Tensor] | None = None) -> object:
-        if isinstance(value, TensorOf):
-            tensor = self.tensor(value.number)
-            if given is not None:
-                given[value.number] = tensor._local_tensor
-                return tensor._local_tensor
-            return tensor if value.sharded else tensor.to_local()
-        if isinstance(value, OpaqueRef):
-            return OpaqueRef.of_key(self._local(value.key, given))
-        if isinstance(value, GroupOf):
-            return self._mesh.get_group(value.dims[0])
-        if isinstance(value, (list, tuple)):
-            return type(value)([self._local(item, given) for item in value])
-        if isinstance(value, dict):
-            return {key: self._local(item, given) for key, item in value.items()}
-        return value
+            self.env[number] = tensor
 
     # -- compiled steps ---------------------------------------------------------------------------------------------
 
@@ -548,7 +537,7 @@ class WorkerSession:
                 lost = LostTensor(self._own_failure(plan.operation, error))
             self._lose([tensors[index] for index in plan.writes], lost)
         elif lost is None:
-            lost = LostTensor(self._failure(plan.operation, error))
+            lost = LostTensor(self._failure(plan.operation, error, is_own=plan.own))
             if not isinstance(error, LostInputError):
                 changed = (*changed, *(tensors[index] for index in plan.writes))
         for number in changed:
@@ -572,13 +561,17 @@ class WorkerSession:
         self._failures.append(failure)
         return failure
 
-    def _failure(self, operation: str, error: BaseException) -> Failure:
-        """Reports an error; halts this generation unless all ranks have failed in the same operation."""
+    def _failure(self, operation: str, error: BaseException, *, is_own: bool = False) -> Failure:
+        """Reports an error; halts this generation unless all ranks have failed in the same operation.
+
+        Of values of the ranks' own it is then one that each fetch raises, and nothing else.
+        """
         if isinstance(error, LostInputError):
             return error.failure
         lines = format_exception(error) if operation == "run" else traceback.format_exception_only(error)
         failure = self._described(operation, error, lines)
         if self._member.over is None and self._member.all_failed(failure, self._ranks, self._begun):
+            failure = replace(failure, apart=is_own)
             self._failures.append(failure)
             return failure
         over = self._member.over

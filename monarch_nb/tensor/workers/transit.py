@@ -24,7 +24,7 @@ from monarch_nb.tensor.commands import Turn
 from monarch_nb.tensor.failure import Failure, LostTensor
 
 _POLL_S = 0.05  # how often what waits looks whether the generation has ended
-_HEADER = 16  # numbers: what is lost, or dtype, dimensions and sizes
+_HEADER = 67  # numbers: what is lost, or dtype, dimensions and sizes, of which PyTorch has 64 at most
 _DTYPES = sorted(
     {value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str
 )  # both ends have the same PyTorch
@@ -62,9 +62,7 @@ class Transit:
             failure = value.failure
             header, data = [1, failure.number, failure.stream, failure.rank], None
         else:
-            if value.dim() > _HEADER - 3:
-                raise ValueError(f"a tensor of {value.dim()} dimensions is not sent to another mesh")
-            data = value.detach().cpu().contiguous().clone()
+            data = value.detach().cpu().resolve_conj().resolve_neg().contiguous().clone()
             header = [0, _DTYPES.index(data.dtype), data.dim(), *data.shape]
         first = torch.tensor(header + [0] * (_HEADER - len(header)))
         for target in targets:
@@ -78,8 +76,10 @@ class Transit:
     def _post(self, tensor: torch.Tensor, target: int, tag: int) -> None:
         self._under_way.append((dist.isend(tensor, target, tag=tag), tensor))
 
-    def take(self, source: int, own: int, tag: int) -> torch.Tensor | LostTensor:
-        """Returns what a member sends; blocks."""
+    def take(self, source: int, own: int, tag: int, lost: Failure | None = None) -> torch.Tensor | LostTensor:
+        """Returns what a member sends; blocks. `lost` says that it was sent in a generation that is over."""
+        if lost is not None:
+            return LostTensor(lost)
         if source == own:
             return self._kept.pop(tag)
         header = torch.empty(_HEADER, dtype=torch.int64)
