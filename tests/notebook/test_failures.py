@@ -237,12 +237,18 @@ leavers.ok.call().get()
 """
 
 
-@pytest.fixture
-def eight(kernel: Notebook) -> Iterator[Notebook]:
+@pytest.fixture(scope="module")
+def leavers(kernel: Notebook) -> Iterator[Notebook]:
     kernel.run(ACTORS).ok()
-    kernel.run(EIGHT).ok()
     yield kernel
-    kernel.run("heal_mesh(eight)").ok()
+    kernel.run("eight.stop().get(); del eight, leavers").ok()  # lines of w have its name while there is another mesh
+
+
+@pytest.fixture
+def eight(leavers: Notebook) -> Iterator[Notebook]:
+    leavers.run(EIGHT).ok()
+    yield leavers
+    leavers.run("heal_mesh(eight)").ok()
 
 
 def rows_of(nb: Notebook, name: str) -> list[str]:
