@@ -159,7 +159,7 @@ def modules_of_a_call() -> int:
 
 FIGURES = (
     Figure("files of monarch_nb and kernel_ext", files, 723, 600),
-    Figure("lines of monarch_nb and kernel_ext", lambda: lines(*SOURCES), 120_500, 74_000),
+    Figure("lines of monarch_nb and kernel_ext", lambda: lines(*SOURCES), 120_600, 74_000),
     Figure("`Any` per thousand lines, the word", any_per_thousand_lines, 9.0, 9),
     Figure("tell, hear, heed, story and their kin", house_words, 17, 60),
     Figure("type-ignores and noqa", suppressions, 57, 75),
