@@ -19,7 +19,7 @@ VIEWS = (
     "timeline",
     "transfers",
 )
-LARGEST = 84_000  # bytes of one view: it travels through the kernel with each widget
+LARGEST = 82_000  # bytes of one view: it travels through the kernel with each widget
 LARGEST_PANEL = 240_000  # of the panel, which has most of the others in it, and is shown once
 
 
