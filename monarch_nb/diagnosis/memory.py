@@ -157,7 +157,8 @@ class MemoryWatch:
     recorded with their lines, and but for sharded tensors those of Python (by tracemalloc): a small step takes five
     times as long. A finding is about memory that has grown throughout and is still held. `peaks` has, for each base
     rank, the most that its tensors came to on each device, and what they were then: parameters, gradients and states of
-    optimizers by name, activations by module, others by line. Raises TypeError for a value that is no such mesh.
+    optimizers by name, activations by module, others by line; of sharded tensors, without what streams other than the
+    main one allocate meanwhile. Raises TypeError for a value that is no such mesh.
     """
 
     def __init__(self, mesh: AnyMesh | MeshTrait) -> None:
