@@ -289,6 +289,18 @@ def test_what_functions_return_and_cannot_be_sent_is_their_failure_alone(t: Any)
     assert both(t) == [[1, 1], [2, 2]]
 
 
+def test_an_exchange_that_fails_alike_everywhere_is_raised_by_its_fetches(
+    t: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch_nb.tensor.ranks.exchanging._COMPLEX", {"product"})  # which ranks cannot do either
+    failed = torch.complex(t, t).reduce("gpus", "product")
+    for _ in range(2):
+        with pytest.raises(TensorError, match="reduce failed on ranks 0, 1"):
+            monarch_nb.inspect(failed)
+    assert (t * 0).tolist() == [0, 0]
+    t.mesh.synchronise()
+
+
 def test_copies_and_comparisons_are_as_those_of_local_tensors(t: Any) -> None:
     shared = copy.copy(t)
     shared.add_(1)
