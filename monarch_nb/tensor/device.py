@@ -97,19 +97,19 @@ class MeshModule(types.ModuleType):
             return
         _seeded = (seed, 0)
         for stream in tuple(_streams.values()):
-            stream.reseed(seed)
+            stream.draws.reseed(stream, seed)
 
     manual_seed = manual_seed_all
 
     def get_rng_state(self, device: Device = None) -> torch.Tensor:
         """The state for `set_rng_state`: two numbers."""
         stream = _of(device)
-        return torch.tensor([stream.seed, stream.drawn], dtype=torch.int64).view(torch.uint8)
+        return torch.tensor([stream.draws.seed, stream.draws.drawn], dtype=torch.int64).view(torch.uint8)
 
     def set_rng_state(self, state: torch.Tensor, device: Device = None) -> None:
         """Restores a state of random operations."""
         stream = _of(device)
-        stream.seed, stream.drawn = (int(number) for number in state.view(torch.int64).tolist())
+        stream.draws.seed, stream.draws.drawn = (int(number) for number in state.view(torch.int64).tolist())
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """The dtypes for `torch.autocast("mesh")`."""
@@ -253,7 +253,7 @@ def occupy(stream: Stream, procs: ProcMesh | None, mesh: "Callable[[Stream], Mes
         _streams[stream.device.index] = stream
     if procs is None:
         return
-    stream.begin_seed(_first_seed() if stream.lane is None else torch.initial_seed())
+    stream.draws.begin(stream, _first_seed() if stream.lane is None else torch.initial_seed())
     _open[stream] = procs
     _latest = weakref.ref(stream)
 

@@ -54,7 +54,7 @@ def make(
     if seeded is None:
         stream.issue((number, reference.number), where)
     else:
-        stream.issue((number, stream.draw(generator), reference.number), where)
+        stream.issue((number, stream.draws.next(stream, generator), reference.number), where)
     return MeshTensor(meta, reference)
 
 

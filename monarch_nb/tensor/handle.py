@@ -409,7 +409,7 @@ def run(
     if plan.program.seeded is None:
         stream.issue((plan.number, *numbers, *floats, *results), where, targets)
     else:
-        stream.issue((plan.number, stream.draw(generator), *numbers, *floats, *results), where, targets)
+        stream.issue((plan.number, stream.draws.next(stream, generator), *numbers, *floats, *results), where, targets)
     if plan.collectives:
         stream.table.moved(where, plan)
     if plan.writes:

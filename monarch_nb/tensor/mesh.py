@@ -294,7 +294,7 @@ class Mesh(MeshTrait, Destination):
         placements = placements_of(sharding_spec, self.layout, len(size))
         meta = Meta.of(self.layout, size, dtype, placements)
         reference = self.stream.hold(meta, call_site())
-        self.stream.say_draws()
+        self.stream.draws.say(self.stream)
         self.stream.issue_object(MakeParts(function, args, meta, reference.number))
         return MeshTensor(meta, reference)
 

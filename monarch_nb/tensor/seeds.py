@@ -28,8 +28,8 @@ from monarch_nb.tensor.lanes import ACTIVE
 from monarch_nb.transport import held_back
 
 if TYPE_CHECKING:
-    from monarch_nb.tensor.ranks.streams import Stream as Lane
     from monarch_nb.tensor.references import StreamGroup
+    from monarch_nb.tensor.stream import Stream as CommandStream
 
 _SEED, _DRAWN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 _MASK = (1 << 62) - 1
@@ -55,23 +55,18 @@ def mixed(seed: int, index: int) -> int:
     return (value ^ (value >> 31)) >> 1
 
 
-class SeededStream:
-    """The random numbers of a command stream, in the controller. `lane`: the program's stream; None: the main one."""
+class StreamDraws:
+    """The random numbers of a command stream, in the controller. It does not keep the stream alive."""
 
     def __init__(self, group: "StreamGroup") -> None:
-        self.lane: Lane | None = None
         self.seed = 0  # of the following random operations, 63 bits
         self.drawn = 0  # random operations since the seed was set
         self._group = group
         self._said: DrawFrom | None = None  # what the ranks know
 
-    def issue_object(self, command: object) -> None:
-        """Appends a command that is sent as an object."""
-        raise NotImplementedError
-
-    def draw(self, generator: torch.Generator | None = None) -> int:
+    def next(self, stream: "CommandStream", generator: torch.Generator | None = None) -> int:
         """Returns the seed of the next random operation; it comes from a generator of the program, if that is given."""
-        self.say_draws()
+        self.say(stream)
         if generator is not None:
             with torch.utils._python_dispatch._disable_current_modes():
                 return (
@@ -81,43 +76,46 @@ class SeededStream:
         self.drawn += 1
         return seed_number(self.seed, self.drawn)
 
-    def begin_seed(self, seed: int) -> None:
+    def begin(self, stream: "CommandStream", seed: int) -> None:
         """Sets the first seed of random operations; that of a stream beside the main one depends on its name, too."""
-        number = seed if self.lane is None else mixed(seed, zlib.crc32(self.lane.name.encode()))
+        lane = stream.lane
+        number = seed if lane is None else mixed(seed, zlib.crc32(lane.name.encode()))
         self.seed, self.drawn = number % (1 << 63), 0
-        if self.lane is not None and self._lane_number not in self._group.draws:
-            self._set_draws(self.seed, apart=False)
+        if lane is not None and lane.number not in self._group.draws:
+            self._set(lane.number, self.seed, apart=False)
 
-    def reseed(self, seed: int) -> None:
+    def reseed(self, stream: "CommandStream", seed: int) -> None:
         """Sets the seed of the following random operations, and of functions where the program has activated a mesh."""
-        self.begin_seed(seed)
-        known = self._group.draws.get(self._lane_number)
+        self.begin(stream, seed)
+        lane = _lane_number(stream)
+        known = self._group.draws.get(lane)
         if ACTIVE.has_mesh or (known is not None and known.apart):
-            self._set_draws(self.seed if ACTIVE.has_mesh else None, apart=False)
+            self._set(lane, self.seed if ACTIVE.has_mesh else None, apart=False)
 
-    def draw_apart(self, *, seeded: bool) -> None:
+    def draw_apart(self, stream: "CommandStream", *, seeded: bool) -> None:
         """Has operations draw from the ranks' own generators, which are seeded by this mesh, or are seeded next."""
-        known = self._group.draws.get(self._lane_number)
+        lane = _lane_number(stream)
+        known = self._group.draws.get(lane)
         if known is None or not known.apart:
-            self._set_draws(self.draw() if seeded else None, apart=True)
+            self._set(lane, self.next(stream) if seeded else None, apart=True)
 
-    @property
-    def _lane_number(self) -> int:
-        return 0 if self.lane is None else self.lane.number
+    def _set(self, lane: int, seed: int | None, *, apart: bool) -> None:
+        self._group.draws[lane] = DrawFrom(next(_draws), seed, apart)
 
-    def _set_draws(self, seed: int | None, *, apart: bool) -> None:
-        self._group.draws[self._lane_number] = DrawFrom(next(_draws), seed, apart)
-
-    def say_draws(self) -> None:
+    def say(self, stream: "CommandStream") -> None:
         """Says to the ranks from what the stream draws, before what draws, where the program has set that since."""
-        wanted = self._group.draws.get(self._lane_number)
+        wanted = self._group.draws.get(_lane_number(stream))
         if wanted is not None and wanted is not self._said:
-            self.issue_object(wanted)
+            stream.issue_object(wanted)
             self._said = wanted
 
-    def forget_draws(self) -> None:
+    def forget(self) -> None:
         """Notes that some rank is new, which knows nothing of it."""
         self._said = None
+
+
+def _lane_number(stream: "CommandStream") -> int:
+    return 0 if stream.lane is None else stream.lane.number
 
 
 class Generators:

@@ -60,7 +60,7 @@ from monarch_nb.tensor.references import (
     WriteRecord,
 )
 from monarch_nb.tensor.replicas import StreamContents, contents_of
-from monarch_nb.tensor.seeds import SeededStream
+from monarch_nb.tensor.seeds import StreamDraws
 from monarch_nb.tensor.summary import memory_note
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
@@ -68,6 +68,7 @@ from monarch_nb.transport import held_back, uninterrupted
 if TYPE_CHECKING:
     from monarch_nb.tensor.compiled.capture import Recording
     from monarch_nb.tensor.handle import MeshTensor
+    from monarch_nb.tensor.ranks.streams import Stream as Lane
 
 BATCH_SIZE = 256  # commands that are sent without delay
 BATCH_PART = 64  # the same while the workers have less than two batches
@@ -92,7 +93,7 @@ def _raise(error: Exception) -> None:
 _numbers = count(1)
 
 
-class Stream(SeededStream):
+class Stream:
     """Command stream from the controller to the workers of one mesh.
 
     `title` is the name of the mesh; `send` sends a batch to the workers.
@@ -106,7 +107,8 @@ class Stream(SeededStream):
         send: Callable[..., Future[ValueMesh[Receipt]]],
         group: StreamGroup,
     ) -> None:
-        super().__init__(group)
+        self.lane: Lane | None = None  # the program's stream; None for the main one
+        self.draws = StreamDraws(group)
         self.number = next(_numbers)
         self.title, self.propagator, self.device = title, propagator, device
         self.layout = propagator.layout
@@ -125,7 +127,7 @@ class Stream(SeededStream):
         self.has_failed = False  # an operation has failed, so that contents may be lost
         self.heals = 0  # how many heals the stream has survived
         self.viewed: weakref.WeakSet[LogicalMemory] = weakref.WeakSet()  # memory with views that can become stale
-        self._send = send
+        self._send, self._group = send, group
         self._context: Context = current_runtime().context()
         self._batches = BatchesInFlight()
         self._batch_numbers, self._issued, self._bytes = count(), 0, 0  # batch numbers; operations and bytes sent
@@ -446,7 +448,7 @@ class Stream(SeededStream):
             self._drop()
             self.lost = None
             self.heals += 1
-            self.forget_draws()
+            self.draws.forget()
             self.defined.clear()
             self.held.steps.clear()
             self.makings = Makings()
@@ -456,7 +458,7 @@ class Stream(SeededStream):
     def run_everywhere(self, command: RunFunction[T], written: Iterable[Reference] = ()) -> ValueMesh[T]:
         """Runs a function that may write to these on each rank, and returns the results; blocks and raises as `ask`."""
         self.resume_if_healed()
-        self.say_draws()
+        self.draws.say(self)
         return self.ask((OBJECT, command), "execute", [reference.writes for reference in written])
 
     def ask(self, command: tuple[object, ...], what: str, written: Sequence[WriteRecord] = ()) -> ValueMesh[Any]:

@@ -145,7 +145,7 @@ class Checkpoints:
         rest, tensors = _taken_apart(self._whole())
         stream.resume_if_healed()
         stream.held.require_contents(tensor.reference.number for tensor in tensors.values())
-        about = {"state": rest, "random": (stream.seed, stream.drawn)}
+        about = {"state": rest, "random": (stream.draws.seed, stream.draws.drawn)}
         if self.folder is None:
             with torch.no_grad():
                 copies = {name: cast(MeshTensor, tensor.clone()) for name, tensor in tensors.items()}
@@ -189,7 +189,7 @@ class Checkpoints:
         if missing:
             raise CheckpointError(f"the checkpoint of step {number} in {self.folder} has no {', '.join(missing[:3])}")
         self._load(stream, tensors, number)
-        stream.seed, stream.drawn = about["random"]
+        stream.draws.seed, stream.draws.drawn = about["random"]
         state = {name: _put_together(part, lambda kept: tensors[kept.name]) for name, part in rest.items()}
         model, optimizer = state["model"], state.get("optimizer")
         assert isinstance(model, dict)

@@ -56,16 +56,16 @@ class Recording:
         self._written: set[int] = set()  # tensors that no view shared then
         self._written_memory: weakref.WeakSet[LogicalMemory] = weakref.WeakSet()
         self._thread = threading.get_ident()
-        self._seed, self._drawn = stream.seed, stream.drawn
+        self._seed, self._drawn = stream.draws.seed, stream.draws.drawn
         self._before = stream.table.calls
 
     def finished(self) -> None:
         """Completes the record after the step."""
-        self.drawn = self.stream.drawn - self._drawn
+        self.drawn = self.stream.draws.drawn - self._drawn
         self.calls = self.stream.table.calls
         self.calls.subtract(self._before)
         self.calls = +self.calls
-        if self.stream.seed != self._seed:
+        if self.stream.draws.seed != self._seed:
             self._refuse("it sets the seed of random numbers", None, "Call torch.manual_seed outside of it")
 
     @property
@@ -99,8 +99,8 @@ class Recording:
         signature = PlanSignature(plan)
         drawn = 0
         if signature.seeded is not None:
-            drawn = self.stream.drawn - self._drawn
-            if numbers[1] != seed_number(self._seed, self.stream.drawn):
+            drawn = self.stream.draws.drawn - self._drawn
+            if numbers[1] != seed_number(self._seed, self.stream.draws.drawn):
                 self._refuse("it sets the seed of random numbers", where, "Call torch.manual_seed outside of it")
         self._add(plan, where, numbers[signature.tensors], numbers[signature.floats], numbers[signature.results], drawn)
 

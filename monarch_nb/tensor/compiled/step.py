@@ -152,8 +152,8 @@ class Variant:
             if leaf is not None:
                 leaf.grad = None
         if self.capture.recording.drawn:
-            stream.say_draws()
-        seed = seed_number(stream.seed, stream.drawn)
+            stream.draws.say(stream)
+        seed = seed_number(stream.draws.seed, stream.draws.drawn)
         written: list[WriteRecord] = [self._writes]
         if self._written or self._made:
             arguments = stream.held.references(
@@ -163,7 +163,7 @@ class Variant:
         stream.repeat((*self._head, seed, *given, *outputs), self._sites, written)
         if inputs:
             self._update_views(inputs, stream.held.references(outputs))
-        stream.drawn += self.capture.recording.drawn
+        stream.draws.drawn += self.capture.recording.drawn
         if self.capture.recording.calls:
             stream.table.moved_again(self.capture.recording.calls)
         for gradient in self._made:

@@ -24,7 +24,8 @@ class State(NamedTuple):
 
 def _apart(*, seeded: bool) -> None:
     """Has operations of the active stream draw from the ranks' own generators, seeded by the mesh's, or seeded next."""
-    get_active_mesh().on(ACTIVE.stream).stream.draw_apart(seeded=seeded)
+    stream = get_active_mesh().on(ACTIVE.stream).stream
+    stream.draws.draw_apart(stream, seeded=seeded)
 
 
 def _states() -> tuple[torch.Tensor, torch.Tensor]:

@@ -94,7 +94,7 @@ class RemoteArguments:
         stream = self.mesh.stream
         check_lane(stream, what, [tensor.reference for tensor in self.tensors], ())
         stream.resume_if_healed()
-        stream.say_draws()
+        stream.draws.say(stream)
 
     def _sent(self, value: object) -> object:
         if isinstance(value, MeshTensor):
