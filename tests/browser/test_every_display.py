@@ -187,6 +187,8 @@ def test_panel_and_dialogs_end_at_the_edge_of_a_small_page(everything: Everythin
     panel, shown = everything.panel, everything.shown
     panel.open()
     unfold(panel)
+    variable = panel.node.locator("#mnb-section-variables tr", has_text="int · gpus=3")  # of the cell on ranks
+    variable.wait_for(timeout=20_000)
     everything.resize(size)
     for name in THEMES:
         theme(shown, name)
