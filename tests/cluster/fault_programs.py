@@ -522,14 +522,15 @@ def full_disk(path: str) -> None:
 
 
 class Hog(Worker):
-    """Takes memory, piece by piece."""
+    """Takes memory, piece by piece, and answers once a file is there."""
 
     @endpoint
-    def take(self, size: int) -> None:
+    def take(self, size: int, flag: str) -> None:
         self.value = []
         for _ in range(size >> 20):
             self.value.append(b"x" * (1 << 20))
             time.sleep(0.001)
+        until(lambda: os.path.exists(flag))
 
 
 def memory_runs_out(folder: str, many: str, room: str) -> None:
@@ -543,8 +544,12 @@ def memory_runs_out(folder: str, many: str, room: str) -> None:
     others = (os.getpid(), agent().pid)
     say("scores", *({int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in some} for some in (pids, others)))
     group.limit(group.used + int(room))
+    flag = Path(tempfile.mkdtemp()) / "killed"
+    taken = hogs.take.call(2 * int(room) // int(many), str(flag))
+    until(lambda: group.kills, "somebody is killed before all have answered")
+    flag.touch()
     try:
-        hogs.take.call(2 * int(room) // int(many)).get(SOON)
+        taken.get(SOON)
     except SupervisionError as error:
         say("raised", error.failure is not None and error.failure.cause.origin.oom)
     for rank in range(int(many)):  # those that live have taken theirs before they answer, and nothing is killed later

@@ -219,7 +219,7 @@ class Debuggers:
         """Opens the frames of a stored failure on a thread of its own; returns the session."""
         self.renew_lease()
         session = self._new_session()
-        name = f"autopsy of {failure.endpoint}"
+        name = f"monarch-autopsy of {failure.endpoint}"
         threading.Thread(target=self._show, args=(failure, session), name=name, daemon=True).start()
         return session
 
