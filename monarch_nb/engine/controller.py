@@ -34,7 +34,12 @@ class LongWaits(waiting.WaitObserver):
         if seconds < LONG_S or any(each.explains_long_waits for each in waiting.observers.members):
             return
         if self._report is None:
-            self._report = import_module("monarch_nb.diagnosis.hangs").HangReport(self._runtime)
+            try:
+                self._report = import_module("monarch_nb.diagnosis.hangs").HangReport(self._runtime)
+            except (
+                OSError
+            ):  # no descriptor is left to read it with, which may be why it waits: a later tick tries again
+                return
         self._report.tick(future, seconds)
 
 
