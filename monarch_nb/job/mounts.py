@@ -177,7 +177,7 @@ class MountHandler:
             return
         if not os.path.isdir(self.sourcepath):
             raise NotADirectoryError(f"{self.sourcepath} is not a folder of this machine")
-        _say_once("remotemount: the folder is copied to the hosts; call refresh() once it has changed")
+        say_once(logger, "remotemount: the folder is copied to the hosts; call refresh() once it has changed")
         self._procs = self._hosts.spawn_procs(name="mounts")
         try:
             self._copies = self._procs.spawn("remotemount", RemoteMountActor, self.mntpoint)
@@ -327,7 +327,7 @@ def gather_mount(
     The folder of one host without dimensions is there itself. In `remote_mount_point` the place of a host stands for
     $SUBDIR. What has changed there is copied each `interval` seconds, and by `refresh()`; None: by that alone. Blocks.
     """
-    _say_once("gather_mount: the folders are copied from the hosts; refresh() copies what has changed")
+    say_once(logger, "gather_mount: the folders are copied from the hosts; refresh() copies what has changed")
     return GatherMount(host_mesh, remote_mount_point, local_mount_point, interval=interval)
 
 
@@ -381,7 +381,8 @@ class JobMounts:
             logger.info("%s on %r did not close properly: %s", *key, error)
 
 
-def _say_once(text: str) -> None:
+def say_once(log: logging.Logger, text: str) -> None:
+    """Warns of what is other here than in torchmonarch, once in a process."""
     if text not in _said:
         _said.add(text)
-        logger.warning("%s", text)
+        log.warning("%s", text)

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 from monarch_nb._package import refuse
-from monarch_nb.job.mounts import WantedMount
+from monarch_nb.job.mounts import WantedMount, say_once
 
 logger = logging.getLogger("monarch_nb.job")
-
-_said: set[str] = set()
 
 
 @dataclass
@@ -45,10 +43,11 @@ class UpstreamServices:
         """
         if config is None:
             TelemetryConfig(**kwargs)
-        _say_once(
+        say_once(
+            logger,
             "enable_telemetry: accepted; there is no telemetry server here, so telemetry_url and dashboard_url stay "
             "None. Spans and measurements go to OpenTelemetry where the program sets that up; %meshes, %failures and "
-            "mesh.logs() describe the meshes"
+            "mesh.logs() describe the meshes",
         )
         return self
 
@@ -59,9 +58,10 @@ class UpstreamServices:
         """
         if config is None:
             MeshAdminConfig(**kwargs)
-        _say_once(
+        say_once(
+            logger,
             "enable_admin: accepted; there is no admin server here, so admin_url stays None. In a notebook, %meshes "
-            "and the side panel show what the server would"
+            "and the side panel show what the server would",
         )
         return self
 
@@ -96,9 +96,3 @@ class UpstreamServices:
         """
         wanted = WantedMount.to_here(remote_mount_point, local_mount_point, meshes)
         self._wanted_mounts = (*self._wanted_mounts, wanted)
-
-
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        logger.warning("%s", text)

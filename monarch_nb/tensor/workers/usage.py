@@ -62,28 +62,29 @@ def held_if_full(error: BaseException, env: Mapping[int | float, object]) -> tup
     """Tensors by number with their bytes, each storage once, if the error says that memory ran out; see `Failure`."""
     if not is_out_of_memory(type(error).__name__, str(error)):
         return ()
-    sizes: dict[int, tuple[int, int]] = {}  # by storage
-    for number, tensor in tuple(env.items()):
-        if isinstance(tensor, DTensor):
-            storage = tensor._local_tensor.untyped_storage()
-            sizes.setdefault(storage._cdata, (int(number), storage.nbytes()))
-    largest = sorted(sizes.values(), key=lambda each: -each[1])
+    largest = sorted(_storages(tuple(env.items())), key=lambda each: -each[1])
     rest = sum(size for _, size in largest[_MOST_HELD:])
     return (*largest[:_MOST_HELD], *([(0, rest)] if rest else ()))
 
 
-def usage(tensors: Iterable[object], stopwatch: Stopwatch, device: str) -> MemoryUsed:
-    """Bytes in use by these tensors, each storage once, and by the process or on its device."""
-    sizes: dict[int, int] = {}
-    for tensor in tensors:
+def _storages(numbered: Iterable[tuple[int | float, object]]) -> Iterable[tuple[int, int]]:
+    """Each storage of these tensors once: the number of the first tensor in it, and its bytes."""
+    sizes: dict[int, tuple[int, int]] = {}
+    for number, tensor in numbered:
         if isinstance(tensor, DTensor):
             storage = tensor._local_tensor.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
+            sizes.setdefault(storage._cdata, (int(number), storage.nbytes()))
+    return sizes.values()
+
+
+def usage(tensors: Iterable[object], stopwatch: Stopwatch, device: str) -> MemoryUsed:
+    """Bytes in use by these tensors, each storage once, and by the process or on its device."""
+    live = sum(size for _, size in _storages(enumerate(tensors)))
     if device == "cuda":
         allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
     else:
         allocated, peak = _of_process()
-    return MemoryUsed(sum(sizes.values()), allocated, peak, stopwatch.spent())
+    return MemoryUsed(live, allocated, peak, stopwatch.spent())
 
 
 def _of_process() -> tuple[int, int]:
