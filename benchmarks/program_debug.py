@@ -129,7 +129,7 @@ def main() -> None:
 
     class Tick(WaitObserver):
         def tick(self, future: Any, seconds: float) -> None:
-            waiting.look(future)
+            waiting.check(future)
 
     tick = Tick()
     join(tick)

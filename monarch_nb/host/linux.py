@@ -21,6 +21,8 @@ IN_MODIFY = 2
 OOM_SCORE_ADJ_MAX = 1000
 FALLOC_KEEP_SIZE = 1
 FALLOC_PUNCH_HOLE = 2
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt
+KEPT_FREE, OWN_MAPPING = 512 << 20, 32 << 20  # the second is the largest that glibc takes
 
 
 def portable() -> bool:
@@ -268,6 +270,20 @@ def watch_folder(path: str) -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+def keep_freed_memory() -> bool:
+    """Has malloc keep up to half a gigabyte that was freed, unless the environment has settings of malloc's own.
+
+    A step of training frees what it has allocated, and allocates it again in the next. glibc returns it to the kernel
+    each time where a thread other than the first allocates, and each page then costs a fault.
+    """
+    named = any(name.startswith("MALLOC_") for name in os.environ)
+    if portable() or named or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    settings = ((M_MMAP_THRESHOLD, OWN_MAPPING), (M_TRIM_THRESHOLD, KEPT_FREE))
+    return mallopt is not None and all(mallopt(setting, value) for setting, value in settings)
 
 
 def line_buffer_c_stdio() -> None:

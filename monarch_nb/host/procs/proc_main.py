@@ -16,7 +16,14 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from monarch_nb.host.linux import close_other_fds, die_first_for_memory, die_with_pipe, name_process, open_fds
+from monarch_nb.host.linux import (
+    close_other_fds,
+    die_first_for_memory,
+    die_with_pipe,
+    keep_freed_memory,
+    name_process,
+    open_fds,
+)
 from monarch_nb.host.procs.channel import AgentChannel
 from monarch_nb.host.procs.environment import QUIET, install, overlaid, wanted_threads
 from monarch_nb.host.protocol import ProcSpec
@@ -108,6 +115,7 @@ def _settle(spec: ProcSpec, *, forked: bool, keep: set[int]) -> None:
         os.set_inheritable(fd, False)
     redirect(spec.log)
     _default_signals()
+    keep_freed_memory()
     faulthandler.enable(file=2)
     if forked:
         install(overlaid(os.environ, spec.env))
