@@ -1,5 +1,6 @@
 """What is pure of a compiled step: commands renamed to registers, two runs compared, and the code that workers run."""
 
+import re
 from typing import Any
 
 import pytest
@@ -163,25 +164,91 @@ def test_lists_and_several_results_are_taken_apart() -> None:
     assert torch.equal(values_found, given[:, :1].max(1).values)
 
 
-def test_a_sum_over_ranks_is_waited_for_where_it_is_needed() -> None:
-    layout = MeshLayout((2,), ("data",))
-    shard = Meta.of(layout, (4, 4), torch.float32, (Shard(0),))
-    propagator, issued, metas = Propagator(layout), [], {1: shard, 2: Meta.of(layout, (4,), torch.float32, (Shard(0),))}
+class ShardedStep:
+    """Writes down operations on tensors of two ranks."""
 
-    def issue(plan: Any, tensors: tuple[int, ...], result: int) -> None:
-        metas[result] = plan.made[0]
+    def __init__(self) -> None:
+        self.layout = MeshLayout((2,), ("data",))
+        self.issued: list[Issued] = []
+        self.metas: dict[int, Meta] = {}
+        self._propagator = Propagator(self.layout)
+
+    def given(self, *shape: int, cut: bool = True, dtype: torch.dtype = torch.float32) -> int:
+        number = len(self.metas) + 1
+        self.metas[number] = Meta.of(self.layout, shape, dtype, (Shard(0) if cut else Replicate(),))
+        return number
+
+    def __call__(self, func: Any, *tensors: int) -> int:
+        plan, _, _ = self._propagator.plan(func, tuple(self.metas[each] for each in tensors))
+        return self._issue(plan, tensors)
+
+    def summed(self, tensor: int) -> int:
+        """Its value on all ranks, by a collective."""
+        plan = self._propagator.redistributions((self.metas[tensor],), ((Replicate(),),))
+        return self._issue(plan, (tensor,))
+
+    def _issue(self, plan: Any, tensors: tuple[int, ...]) -> int:
+        results = tuple(range(len(self.metas) + 1, len(self.metas) + 1 + len(plan.made)))
+        self.metas.update(zip(results, plan.made, strict=True))
         action = Define(plan.number, plan.operation, plan.program, 0, plan.made, plan.writes)
-        issued.append(Issued(action, tensors, (), (result,)))
+        self.issued.append(Issued(action, tensors, (), results))
+        return results[0] if results else 0
 
-    issue(propagator.plan(aten.sum.default, (shard,))[0], (1,), 10)
-    issue(propagator.redistributions((metas[10],), ((Replicate(),),)), (10,), 11)
-    issue(propagator.plan(aten.sum.default, (metas[2],))[0], (2,), 12)
-    issue(propagator.redistributions((metas[12],), ((Replicate(),),)), (12,), 13)
-    issue(propagator.plan(aten.add.Tensor, (metas[11], metas[13]))[0], (11, 13), 14)
-    source = source_of(renamed(issued, (1, 2), (14,), metas, ())[0])
-    kinds = [source.constants[line.partition("= ")[2].partition("(")[0]].kind for line in source.lines]
-    assert kinds == ["operation", "exchange", "operation", "exchange", "finish", "finish", "operation"]
-    assert source.operations == (0, 1, 2, 3, 1, 3, 4)  # whose failure it is, if one fails
+    def lines(self, given: tuple[int, ...], results: tuple[int, ...], written: tuple[int, ...] = ()) -> list[str]:
+        """What each line does, with the index of the operation to which it belongs."""
+        source = source_of(renamed(self.issued, given, results, self.metas, written)[0])
+        constants = [source.constants[re.search(r"\bk\d+", line)[0]] for line in source.lines]  # type: ignore[index]
+        names = [each.value.split(".")[1] if each.kind == "operation" else each.kind for each in constants]
+        return [f"{name} {operation}" for name, operation in zip(names, source.operations, strict=True)]
+
+
+def test_a_sum_over_ranks_is_waited_for_where_it_is_needed() -> None:
+    step = ShardedStep()
+    x, y = step.given(4, 4), step.given(4)
+    one = step.summed(step(aten.sum.default, x))
+    other = step.summed(step(aten.sum.default, y))
+    made = step(aten.add.Tensor, one, other)
+    found = step.lines((x, y), (made,), written=(x, y))
+    assert found == ["sum 0", "exchange 1", "sum 2", "exchange 3", "finish 1", "finish 3", "add 4"]
+
+
+def test_a_sum_of_inputs_that_do_not_change_is_begun_first() -> None:
+    step = ShardedStep()
+    x, labels = step.given(4, 4), step.given(4, dtype=torch.int64)
+    loss = step(aten.sum.default, step(aten.exp.default, x))
+    count = step.summed(step(aten.sum.default, labels))
+    mean = step(aten.div.Tensor, step.summed(loss), count)
+    found = step.lines((x, labels), (mean,), written=(x,))
+    assert found == [
+        "sum 2", "exchange 3", "exp 0", "sum 1", "exchange 4", "finish 3", "finish 4", "div 5",
+    ]  # fmt: skip
+
+
+def test_a_sum_of_what_the_step_changes_stays_where_it_is() -> None:
+    step = ShardedStep()
+    x = step.given(4)
+    copy = step(aten.clone.default, x)
+    step(aten.neg_.default, copy)
+    made = step.summed(step(aten.sum.default, copy))
+    assert step.lines((x,), (made,)) == ["clone 0", "neg_ 1", "sum 2", "exchange 3", "finish 3"]
+
+
+def test_a_number_that_depends_on_a_sum_over_ranks_is_computed_when_it_is_used() -> None:
+    step = ShardedStep()
+    x, y = step.given(4, 4), step.given(4, 4)
+    loss = step(aten.neg.default, step.summed(step(aten.sum.default, x)))
+    later = step(aten.exp.default, y)
+    found = step.lines((x, y), (loss, later), written=(x, y))
+    assert found == ["sum 0", "exchange 1", "exp 3", "finish 1", "neg 2"]
+
+
+def test_the_first_gradient_waits_for_no_loss() -> None:
+    step = ShardedStep()
+    x = step.given(4, 4)
+    loss = step.summed(step(aten.sum.default, x))
+    gradient = step(aten.ones_like.default, loss)
+    found = step.lines((x,), (loss, gradient), written=(x,))
+    assert found == ["sum 0", "exchange 1", "ones 2", "finish 1"]
 
 
 def test_random_operations_follow_from_the_seed_and_their_place() -> None:

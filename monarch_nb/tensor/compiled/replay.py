@@ -230,17 +230,14 @@ class Replay:
     ) -> None:
         """Runs the following lines one by one, without those that need lost tensors."""
         program, source = self._program, self._source
-        begun = {*source.operations[:at]}
         broken = {source.operations[at - 1]} if at else set()
         for line in range(at, len(source.lines)):
             number = source.operations[line]
-            if number not in begun:
-                begun.add(number)
-                operation = program.operations[number]
-                reason = next((lost[f"r{one}"] for one in operation.tensors if f"r{one}" in lost), None)
-                if reason is not None:
-                    lost.update({f"r{one}": reason for one in operation.results})
-                    broken.add(number)
+            operation = program.operations[number]
+            reason = next((lost[f"r{one}"] for one in operation.tensors if f"r{one}" in lost), None)
+            if reason is not None:
+                lost.update({f"r{one}": reason for one in operation.results})
+                broken.add(number)
             if number in broken:
                 for name in variables(source.lines[line].partition("; del ")[2]):
                     values.pop(name, None)

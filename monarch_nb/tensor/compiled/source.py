@@ -5,9 +5,9 @@ Registers are `r`, temporaries of an operation `t`, DTensors `d`.
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -30,6 +30,9 @@ from monarch_nb.tensor.propagation import (
 
 _BY_VALUE = frozenset({"operation", "seed", "exchange", "finish", "move"})
 _VARIABLE = re.compile(r"\b[rtd]\d+\b")
+_EARLY_LINES, _EARLY_SIZE, _EARLY_SUM = 16, 1 << 24, 1 << 16  # lines before a collective that is begun early, bytes of
+# their operands, and bytes of what is exchanged
+_SCALAR = 64  # bytes of operands up to which a line may wait
 
 
 class Constant(NamedTuple):
@@ -62,6 +65,51 @@ class FunctionSource:
         return 4
 
 
+@dataclass(frozen=True)
+class _Line:
+    """A line of an operation of the program.
+
+    A "pure" one reads nothing but its operands and changes nothing, and its results have memory of their own; those of
+    a "view" show the memory of its operands. `size` is the bytes of the largest of its operands and results.
+    """
+
+    text: str
+    operation: int
+    kind: Literal["pure", "view", "other"] = "other"
+    size: int = 0
+
+    @property
+    def made(self) -> list[str]:
+        """The registers that the line assigns."""
+        before, assigns, _ = self.text.partition(" = ")
+        return variables(before) if assigns else []
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """A collective that redistributes these registers along a mesh dimension; see `placing.exchanging`.
+
+    The program waits for one that is `pending` by itself.
+    """
+
+    operation: int
+    dim: int
+    how: str
+    axes: tuple[int, ...]
+    sources: tuple[str, ...]
+    made: tuple[str, ...]
+    is_pending: bool
+
+    def part(self, which: Sequence[int]) -> "_Exchange":
+        """The collective of some of its registers."""
+        return replace(
+            self,
+            axes=tuple(self.axes[at] for at in which),
+            sources=tuple(self.sources[at] for at in which),
+            made=tuple(self.made[at] for at in which),
+        )
+
+
 def source_of(program: Program) -> FunctionSource:
     """The source of a program."""
     return _Writer(program).finished()
@@ -75,13 +123,10 @@ def variables(line: str) -> list[str]:
 class _Writer:
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._lines: list[str] = []
-        self._operations: list[int] = []
+        self._lines: list[_Line | _Exchange] = []
         self._constants: dict[str, Constant] = {}
         self._names: dict[tuple[str, object], str] = {}
         self._metas: dict[str, Meta] = {f"r{at}": meta for at, meta in enumerate(program.metas)}
-        # Exchanges that are under way: along which mesh dimension, and of which operation.
-        self._begun: dict[str, tuple[int, int]] = {}
         self._own = 0
         self._at = 0
 
@@ -89,12 +134,16 @@ class _Writer:
         for at, operation in enumerate(self._program.operations):
             self._at = at
             self._write(operation)
+        inputs = {f"r{at}" for at in range(len(self._program.inputs))}
+        constant = inputs - {f"r{at}" for at in self._program.written}
+        lines = _waiting_last(_exchanged_first(self._lines, self._metas, constant), self._finish, self._exchange)
         results = tuple(f"r{at}" for at in self._program.results)
-        for name in tuple(self._begun):
-            self._end(name)
-        self._drop(results)
         return FunctionSource(
-            tuple(self._lines), tuple(self._operations), self._constants, len(self._program.inputs), results
+            tuple(_dropping([line.text for line in lines], inputs, results)),
+            tuple(line.operation for line in lines),
+            self._constants,
+            len(self._program.inputs),
+            results,
         )
 
     def _write(self, operation: ProgramOperation) -> None:
@@ -136,6 +185,10 @@ class _Writer:
 
         for steps in together(action.program.steps):
             match step := steps[0]:
+                case LocalStep(operation="aten.ones_like.default", metas=(Meta(shape=()) as meta,)):
+                    # The first gradient. It reads nothing: the loss may be under way.
+                    of = f"dtype={self._value(meta.dtype)}, device={self._value(torch.device(meta.layout.device))}"
+                    self._call(step, f"{self._constant('operation', 'aten.ones.default')}([], {of})", names)
                 case LocalStep() | Call():
                     sharded = isinstance(step, Call)
                     given = [written(value, sharded) for value in step.args]
@@ -153,15 +206,16 @@ class _Writer:
                     target, source = self._as_shard(names[step.target]), self._as_shard(names[step.source])
                     self._line(f"{target}.copy_({source})")
         for register, name in renamed:
-            self._line(f"r{register} = {self._as_shard(name)}")
+            self._line(f"r{register} = {self._as_shard(name)}", "view")
 
     def _call(self, step: LocalStep | Call, call: str, names: dict[int, str]) -> None:
         """Writes a call and the assignment of its results."""
         kept = [(at, register) for at, register in enumerate(step.out) if register is not None]
-        if not kept:
-            self._line(call)
-            return
         sharded = isinstance(step, Call)
+        kind = "other" if sharded else _kind_of(step.operation)
+        if not kept:
+            self._line(call, kind)
+            return
         if isinstance(step, LocalStep):
             for at, register in kept:
                 meta = step.metas[at]
@@ -169,17 +223,17 @@ class _Writer:
                 self._metas[self._named(names, register)] = meta
         returned = _returned(step.operation)
         if returned == "one" and not sharded:
-            self._line(f"{names[kept[0][1]]} = {call}")
+            self._line(f"{names[kept[0][1]]} = {call}", kind)
             return
         result = self._fresh("t")
-        self._line(f"{result} = leaves({call})" if returned == "nested" else f"{result} = {call}")
+        self._line(f"{result} = leaves({call})" if returned == "nested" else f"{result} = {call}", kind)
         for at, register in kept:
             value = result if returned == "one" else f"{result}[{at}]"
             if sharded and register not in names:  # kept whole: what it stands for may be more than its meta says
                 names[register] = self._fresh("d")
                 self._line(f"{names[register]} = {value}")
             else:
-                self._line(f"{names[register]} = {value}{'._local_tensor' if sharded else ''}")
+                self._line(f"{names[register]} = {value}{'._local_tensor' if sharded else ''}", "view")
 
     def _redistribute(self, steps: Sequence[Redistribute], names: dict[int, str]) -> None:
         """Writes redistributions. All exchanges of a kind are one collective, which runs beside what follows."""
@@ -198,12 +252,10 @@ class _Writer:
             else:
                 self._line(f"{out} = {self._constant('move', (self._metas[source], step.meta))}({source})")
         for (dim, how, _, is_pending), alike in exchanges.items():
-            sources = ", ".join(names[step.source] for step, _ in alike)
-            results = [names[step.out] for step, _ in alike]
-            exchange = self._constant("exchange", (dim, how, tuple(axis for _, axis in alike)))
-            self._line(f"{', '.join(results)}, = {exchange}([{sources}])")
-            if not is_pending:
-                self._begun |= dict.fromkeys(results, (dim, self._at))
+            sources = tuple(names[step.source] for step, _ in alike)
+            made = tuple(names[step.out] for step, _ in alike)
+            axes = tuple(axis for _, axis in alike)
+            self._lines.append(_Exchange(self._at, dim, how, axes, sources, made, is_pending))
 
     def _as_shard(self, name: str) -> str:
         return f"{name}._local_tensor" if name.startswith("d") else name
@@ -238,33 +290,137 @@ class _Writer:
             self._constants[name] = Constant(kind, value)
         return name
 
-    def _line(self, text: str) -> None:
-        if self._begun:
-            for name in variables(text):
-                if name in self._begun:
-                    self._end(name)
-        self._lines.append(text)
-        self._operations.append(self._at)
+    def _line(self, text: str, kind: Literal["pure", "view", "other"] = "other") -> None:
+        size = max((self._metas[name].nbytes for name in variables(text) if name in self._metas), default=0)
+        self._lines.append(_Line(text, self._at, kind, size))
 
-    def _end(self, name: str) -> None:
-        """Waits for an exchange just before its first use, so that it overlaps with other operations."""
-        dim, operation = self._begun.pop(name)
-        finish = self._constant("finish", ((dim,), self._metas[name].stride))
-        self._lines.append(f"{name} = {finish}({name})")
-        self._operations.append(operation)
+    def _exchange(self, exchange: _Exchange) -> _Line:
+        """Begins a collective."""
+        name = self._constant("exchange", (exchange.dim, exchange.how, exchange.axes))
+        return _Line(f"{', '.join(exchange.made)}, = {name}([{', '.join(exchange.sources)}])", exchange.operation)
 
-    def _drop(self, kept: Iterable[str]) -> None:
-        """Adds `del` where a register is used for the last time."""
-        last = {f"r{at}": -1 for at in range(len(self._program.inputs))}
-        for at, line in enumerate(self._lines):
-            last.update(dict.fromkeys(variables(line), at))
-        dying: dict[int, list[str]] = {}
-        for name, at in last.items():
-            if name not in kept and at >= 0:
-                dying.setdefault(at, []).append(name)
-        self._lines = [
-            f"{line}; del {', '.join(dying[at])}" if at in dying else line for at, line in enumerate(self._lines)
-        ]
+    def _finish(self, name: str, exchange: _Exchange) -> _Line:
+        """Waits for one of the results of a collective."""
+        finish = self._constant("finish", ((exchange.dim,), self._metas[name].stride))
+        return _Line(f"{name} = {finish}({name})", exchange.operation)
+
+
+def _exchanged_first(
+    lines: Sequence[_Line | _Exchange], metas: Mapping[str, Meta], constant: set[str]
+) -> list[_Line | _Exchange]:
+    """Moves collectives to the begin that need but a few small operations on inputs which the program does not change.
+
+    The number of targets of a loss is such: the forward pass runs beside the collective.
+    """
+    changed = _changed(lines)
+    needs: dict[str, frozenset[int]] = dict.fromkeys(constant - changed, frozenset())  # lines that make a register
+    for at, line in enumerate(lines):
+        made = line.made
+        if not isinstance(line, _Line) or line.kind == "other" or line.size > _EARLY_SIZE or changed.intersection(made):
+            continue
+        names = [name for name in variables(line.text) if name not in made]
+        if all(name in needs for name in names):
+            found = frozenset((at,)).union(*(needs[name] for name in names))
+            if len(found) <= _EARLY_LINES:
+                needs |= dict.fromkeys(made, found)
+    first: set[int] = set()
+    begun: list[_Line | _Exchange] = []
+    rest: list[_Line | _Exchange] = []
+    for line in lines:
+        if not isinstance(line, _Exchange) or line.is_pending:
+            rest.append(line)
+            continue
+        early = [at for at, name in enumerate(line.sources) if name in needs and metas[name].nbytes <= _EARLY_SUM]
+        if early:
+            first.update(*(needs[line.sources[at]] for at in early))
+            begun.append(line.part(early))
+        if len(early) < len(line.sources):
+            rest.append(line.part([at for at in range(len(line.sources)) if at not in early]))
+    moved = {id(lines[at]) for at in first}
+    return [*(lines[at] for at in sorted(first)), *begun, *(line for line in rest if id(line) not in moved)]
+
+
+def _waiting_last(
+    lines: Iterable[_Line | _Exchange],
+    finish: Callable[[str, _Exchange], _Line],
+    begin: Callable[[_Exchange], _Line],
+) -> list[_Line]:
+    """Waits for collectives as late as possible, so that they overlap with other operations.
+
+    A small operation on their results waits with them until its own results are used.
+    """
+    lines = tuple(lines)
+    changed = _changed(lines)
+    begun: dict[str, _Exchange] = {}
+    late: dict[str, _Line] = {}
+    done: list[_Line] = []
+
+    def settle(names: Iterable[str]) -> None:
+        wanted, found = [*names], dict[str, None]()
+        while wanted:
+            name = wanted.pop()
+            if (name in begun or name in late) and name not in found:
+                found[name] = None
+                wanted += variables(late[name].text) if name in late else ()
+        done.extend(finish(name, begun.pop(name)) for name in [*begun] if name in found)
+        for name in [*late]:
+            if name in found:
+                done.append(late.pop(name))
+
+    for line in lines:
+        if isinstance(line, _Exchange):
+            settle(line.sources)
+            done.append(begin(line))
+            if not line.is_pending:
+                begun |= dict.fromkeys(line.made, line)
+            continue
+        names = variables(line.text)
+        waits = line.kind == "pure" and any(name in begun or name in late for name in names)
+        if waits and len(line.made) == 1 and line.size <= _SCALAR and not changed.intersection(names):
+            late[line.made[0]] = line
+        else:
+            settle(names)
+            done.append(line)
+    settle((*late, *begun))
+    return done
+
+
+def _changed(lines: Iterable[_Line | _Exchange]) -> set[str]:
+    """Registers whose memory some line may change, itself or through a view."""
+    found: set[str] = set()
+    views = []
+    for line in lines:
+        if isinstance(line, _Line) and line.kind == "other":
+            found.update(variables(line.text))
+        elif isinstance(line, _Line) and line.kind == "view":
+            views.append(set(variables(line.text)))
+    before = -1
+    while len(found) != before:
+        before = len(found)
+        for names in views:
+            if not names.isdisjoint(found):
+                found |= names
+    return found
+
+
+def _dropping(lines: Sequence[str], inputs: Iterable[str], results: Iterable[str]) -> list[str]:
+    """The lines, each with a `del` of the registers that it uses for the last time."""
+    last = dict.fromkeys(inputs, -1)
+    for at, line in enumerate(lines):
+        last.update(dict.fromkeys(variables(line), at))
+    dying: dict[int, list[str]] = {}
+    for name in last.keys() - {*results}:
+        dying.setdefault(last[name], []).append(name)
+    return [f"{line}; del {', '.join(sorted(dying[at]))}" if at in dying else line for at, line in enumerate(lines)]
+
+
+def _kind_of(operation: str) -> Literal["pure", "view", "other"]:
+    """The kind of a line that runs an operation on shards."""
+    func = overload(operation)
+    schema = func._schema
+    if schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
+        return "other"
+    return "view" if any(returned.alias_info is not None for returned in schema.returns) else "pure"
 
 
 def _returned(operation: str) -> str:

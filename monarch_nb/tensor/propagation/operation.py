@@ -172,7 +172,9 @@ _MOVES = frozenset(
 _SUMS = frozenset(["add", "sub", "add_", "sub_", "_foreach_add", "_foreach_add_", "_foreach_sub", "_foreach_sub_"])
 # So are multiples.
 _MULTIPLES = frozenset(["mul", "mul_", "div", "div_", "_foreach_mul", "_foreach_mul_", "_foreach_div", "_foreach_div_"])
-_LINEAR = frozenset(["neg", "neg_", "sum", "zero_", "_foreach_neg", "_foreach_neg_", "_foreach_zero_"])
+_LINEAR = frozenset(
+    ["neg", "neg_", "sum", "zero_", "embedding_dense_backward", "_foreach_neg", "_foreach_neg_", "_foreach_zero_"]
+)
 
 
 def has_parts(meta: Meta) -> bool:

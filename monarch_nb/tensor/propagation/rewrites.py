@@ -138,7 +138,12 @@ def _nll_loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
     if _has_whole_classes(_meta(operation, given)):
         if reduction == SUM:
             return None
-        total, count = map(write.whole, write.all(operation.func, *_with(operation, reduction=SUM)))
+        total, count = write.all(operation.func, *_with(operation, reduction=SUM))
+        if weight is None and _meta(operation, given).dtype.itemsize >= 4:
+            # The same number, which needs no loss: a compiled step adds it up beside the forward pass.
+            is_counted = write(aten.ne.Scalar, target, operation.argument("ignore_index"))
+            count = write(aten.sum.default, is_counted, dtype=_meta(operation, given).dtype)
+        total, count = write.whole(total), write.whole(count)
         return [write(aten.div.Tensor, total, count), count]
     given, dtype = write.summed(given), _meta(operation, given).dtype
     chosen, counts, dim = _chosen(operation, write, given, target)
