@@ -358,18 +358,24 @@ def run(
         _thread(False)
     if stream.lost is not None:
         stream.resume_if_healed()
-    numbers = [tensor.reference.number for tensor in given]
     held = stream.held
+    numbers = []
+    has_gradient = False
     for tensor in given:
-        if tensor.requires_grad and is_leaf(tensor):
-            held.register_leaf(tensor.reference.number, tensor)
+        number = tensor.reference.number
+        numbers.append(number)
+        if tensor.requires_grad:
+            has_gradient = True
+            leaf = held.leaves.get(number)
+            if (leaf is None or leaf.ref() is not tensor) and is_leaf(tensor):
+                held.register_leaf(number, tensor)
     if held.lost:
         held.require_contents(numbers)
     if plan.notices:
         check_notices(stream, plan, where)
     if held.stale:
         make_again(stream, numbers, where)
-    if held.loans or stream.lane is not ACTIVE.stream:
+    if held.has_lent or stream.lane is not ACTIVE.stream:
         references = [tensor.reference for tensor in given]
         if plan.own or given[0].meta.is_own:
             check_lane(stream, plan.operation, references, plan.writes)
@@ -380,7 +386,7 @@ def run(
         references = [tensor.reference for tensor in given]
         targets = [references[index].writes for index in plan.writes]
         check_writes(plan, references, where)
-        if any(tensor.requires_grad for tensor in given):
+        if has_gradient:
             check_gradients(plan, references)
     is_shared = plan.rebinds and check_reshape(
         plan, given[0].reference, has_gradient=given[0].requires_grad, is_base=given[0]._base is None
@@ -397,7 +403,8 @@ def run(
     results = []
     for meta in plan.made:
         reference = Reference(stream, following())
-        entries[reference.number] = LiveEntry(reference, ended, meta, where)
+        entry = entries[reference.number] = LiveEntry(reference, ended)
+        entry.number, entry.meta, entry.call_site = reference.number, meta, where
         tensor = _make(kind, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
         tensor.meta, tensor.reference = meta, reference
         made.append(tensor)

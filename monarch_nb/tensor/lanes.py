@@ -105,8 +105,8 @@ def check_loans(
 
     RuntimeError for sharded tensors, whose operators would hide a TypeError.
     """
-    for at, reference in enumerate(references if stream.held.loans else ()):
-        loans = None if reference is None or reference.memory is None else stream.held.loans.get(reference.memory)
+    for at, reference in enumerate(references if stream.held.has_lent else ()):
+        loans = None if reference is None or reference.memory is None else reference.memory.loans
         code, where = ("", None) if loans is None else loans.refused(writes=at in writes)
         if code:
             error = RankTensorError(code, f"{operation}: {_WHY[code]}. It was borrowed at {origin_of(where)}")

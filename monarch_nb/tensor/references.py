@@ -122,13 +122,14 @@ class LogicalMemory:
     """Logical memory of a tensor and its views.
 
     `copies` are views with memory of their own on the workers. `reshaped` had their shape changed in place. `written`
-    is the last operation that writes to any of them.
+    is the last operation that writes to any of them. `loans`: its stream has lent or borrowed it.
     """
 
-    __slots__ = ("__weakref__", "copies", "reshaped", "written")
+    __slots__ = ("__weakref__", "copies", "loans", "reshaped", "written")
 
     def __init__(self) -> None:
         self.written = NEVER
+        self.loans: MemoryLoans | None = None
         self.copies: weakref.WeakSet[Reference] = weakref.WeakSet()
         self.reshaped: weakref.WeakSet[Reference] = weakref.WeakSet()
 
@@ -159,17 +160,6 @@ class LiveEntry(weakref.ref[Reference]):
     meta: Meta
     call_site: CallSite | None
 
-    def __new__(
-        cls, reference: Reference, ended: Callable[["LiveEntry"], None], meta: Meta, call_site: CallSite | None
-    ) -> "LiveEntry":
-        """Makes the entry of a reference."""
-        entry = super().__new__(cls, reference, ended)
-        entry.number, entry.meta, entry.call_site = reference.number, meta, call_site
-        return entry
-
-    def __init__(self, *arguments: object) -> None:
-        pass
-
 
 class HeldObjects:
     """Objects that workers hold for a stream, by number. `entries` are the tensors, also for displays."""
@@ -181,7 +171,7 @@ class HeldObjects:
         self.lost: dict[int, str] = {}  # tensors whose contents are lost, with the reason
         self.stale: dict[int, Copied] = {}  # views that have to be made again before use
         self.leaves: dict[int, TensorWeakRef] = {}  # handles that accumulate gradients, from their first operation on
-        self.loans: weakref.WeakKeyDictionary[LogicalMemory, MemoryLoans] = weakref.WeakKeyDictionary()
+        self.has_lent = False  # some memory here was ever lent or borrowed
         self.steps: set[StepWrites] = set()  # of compiled steps since the last heal
         self.next = count(1).__next__  # next number
         self._freeing = threading.RLock()  # a finalizer may issue operations
@@ -189,14 +179,19 @@ class HeldObjects:
     def hold(self, stream: "Stream", meta: Meta, where: CallSite | None) -> Reference:
         """Returns a reference to a tensor that the next command makes."""
         reference = Reference(stream, self.next())
-        self.entries[reference.number] = LiveEntry(reference, self.ended.append, meta, where)
+        self._enter(self.entries, reference, meta, where)
         return reference
 
     def hold_object(self, stream: "Stream") -> Reference:
         """Returns a reference to an object other than a tensor that the next command makes."""
         reference = Reference(stream, self.next())
-        self.objects[reference.number] = LiveEntry(reference, self.ended.append, cast(Meta, None), None)
+        self._enter(self.objects, reference, cast(Meta, None), None)
         return reference
+
+    def _enter(self, entries: dict[int, LiveEntry], reference: Reference, meta: Meta, where: CallSite | None) -> None:
+        entry = LiveEntry(reference, self.ended.append)
+        entry.number, entry.meta, entry.call_site = reference.number, meta, where
+        entries[reference.number] = entry
 
     def references(self, numbers: Iterable[int]) -> list[Reference | None]:
         """Returns the references to tensors, None for those that are no more."""
@@ -205,9 +200,7 @@ class HeldObjects:
 
     def register_leaf(self, number: int, handle: torch.Tensor) -> None:
         """Records a handle that takes part in an operation and accumulates gradients."""
-        known = self.leaves.get(number)
-        if known is None or known.ref() is not handle:
-            self.leaves[number] = TensorWeakRef(handle)
+        self.leaves[number] = TensorWeakRef(handle)
 
     def is_alone(self, reference: Reference) -> bool:
         """Returns whether no other live tensor shares the memory of this one."""
@@ -229,9 +222,9 @@ class HeldObjects:
                 issue(((FREE, number), None, ()))
                 if self.entries.pop(number, None) is None:
                     self.objects.pop(number, None)
-                self.lost.pop(number, None)
-                self.stale.pop(number, None)
-                self.leaves.pop(number, None)
+                for marks in (self.lost, self.stale, self.leaves):
+                    if marks:
+                        marks.pop(number, None)
                 if ended and ended[0] is entry:
                     ended.popleft()
 

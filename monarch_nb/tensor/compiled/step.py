@@ -128,7 +128,7 @@ class Variant:
     def __call__(self, leaves: Sequence[object]) -> object:
         """Replays the step and returns its results. Blocks, interruptibly, while the window is exceeded."""
         stream = self.stream
-        if self._is_own and (stream.lane is not ACTIVE.stream or stream.held.loans):
+        if self._is_own and (stream.lane is not ACTIVE.stream or stream.held.has_lent):
             check_lane(stream, "a compiled step", self._inputs(leaves), self.capture.program.written)
         self.calls += 1
         stream.wait_for_window()

@@ -70,8 +70,10 @@ class Stream:
         made.memory = LogicalMemory()
         mine.issue_object(Await(source.number, lent))
         mine.issue_object(Take(meta, members, tag, made.number, lends=True))
-        source.held.loans.setdefault(memory, MemoryLoans()).given[tag] = mutable, where
-        mine.held.loans[made.memory] = MemoryLoans(("write" if mutable else "read", where))
+        memory.loans = memory.loans or MemoryLoans()
+        memory.loans.given[tag] = mutable, where
+        made.memory.loans = MemoryLoans(("write" if mutable else "read", where))
+        source.held.has_lent = mine.held.has_lent = True
         tensor = cast("RankTensor", MeshTensor(meta, made))
         return tensor, Borrow(tensor, source, memory, where, tag)
 
@@ -122,16 +124,14 @@ class Borrow:
             return
         self._dropped = True
         assert self._own is not None
-        own = self._mine.held.loans.setdefault(self._own, MemoryLoans())
+        own = self._own.loans
+        assert own is not None
         for tag in tuple(own.given):
             if (further := _open.get(tag)) is not None:
                 further.drop()
         own.taken = "ended", call_site()
-        loans = self._theirs.held.loans.get(self._memory)
-        if loans is not None:
-            loans.given.pop(self._tag, None)
-            if not loans.given and loans.taken is None:
-                del self._theirs.held.loans[self._memory]
+        if self._memory.loans is not None:
+            self._memory.loans.given.pop(self._tag, None)
         try:
             if self._mine.lost is None:
                 self._mine.issue_object(GiveBack(self._tag))
