@@ -325,7 +325,7 @@ class Stream:
 
     def _on_reply(self, _: object) -> None:
         if not self.quiet:  # if nothing is in flight, the ranks wait for the controller: larger batches help it
-            FLUSHER.schedule(self, 0.0 if self.in_flight else WAIT_S, waits=False)
+            FLUSHER.schedule(self, 0.0 if self.in_flight and len(self.queue) >= BATCH_PART else WAIT_S, waits=False)
 
     def _exceeds_window(self) -> bool:
         return self._batches.exceed_window(self._issued, self._bytes)
