@@ -1,7 +1,7 @@
 """Runs compiled steps on a worker."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -129,6 +129,10 @@ class Replay:
         metas = program.metas
         self.is_own = all(meta.is_own for meta in metas)  # what fails on one rank is lost there alone
         self._specs = [spec_of(metas[at], mesh) for at in program.results]
+        # Fewer kernels are asked on the way to each operation, a twentieth of a step; graphs are traced with all of them.
+        self._below_autograd: Callable[[], AbstractContextManager[object]] = (
+            torch._C._AutoDispatchBelowAutograd if trace.backend == "python" else nullcontext
+        )
         self._draws = any(constant.kind == "seed" for constant in self._source.constants.values())
 
     def run(self, env: Env, given: Sequence[Number], into: Sequence[Number], seed: int, failed: Failed) -> None:
@@ -145,7 +149,7 @@ class Replay:
         shards = [tensor._local_tensor for tensor in tensors]
         draws = self._draws and (self.is_own or BORROWED.is_shared)
         try:
-            with BORROWED if draws else nullcontext():
+            with BORROWED if draws else nullcontext(), self._below_autograd():
                 made = (self._run or self._graph(shards))(shards, seed)
         except BaseException as error:
             if self._backend != "python":
