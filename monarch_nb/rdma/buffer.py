@@ -154,7 +154,7 @@ def transfer(moves: Sequence[Move], timeout: float, *, write: bool) -> Future[No
     mine = service()
     first = moves[0].handle
     limit = Limit(timeout, "writing" if write else "reading", first)
-    on_device = all(move.handle.device is not None and move.local.device is not None for move in moves)
+    on_device = first.device is not None and all(None not in (move.handle.device, move.local.device) for move in moves)
     most = _INLINE_ON_DEVICE if on_device else _INLINE
     if sum(move.local.size for move in moves) <= most and mine.routes.quick(first.process, on_device=on_device):
         done: Future[None] = pending_future()

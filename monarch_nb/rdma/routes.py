@@ -3,14 +3,14 @@
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch_nb._package import more
 from monarch_nb.rdma.errors import RDMAError
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
-from monarch_nb.rdma.movers import CannotReachError, Move, Mover
+from monarch_nb.rdma.movers import CannotReachError, Move, Mover, is_of_host, is_to_host
 
 _GPU_MOVERS = frozenset({"local", "gpu"})  # those that take memory of this process on a GPU as it is
 _PIECE = 16 << 20  # bytes staged at a time
@@ -113,7 +113,7 @@ class MoverRoutes:
             mover = self._movers[name]
             try:
                 move = mover.write if write else mover.read
-                if name in _GPU_MOVERS or all(each.local.device is None for each in moves):
+                if name in _GPU_MOVERS or is_to_host(moves):
                     move(moves, limit)
                 else:
                     _staged(move, moves, limit, write=write)
@@ -143,14 +143,12 @@ class MoverRoutes:
             )
 
 
-def _by_device(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
+def _by_device(moves: Sequence[Move]) -> Sequence[Sequence[Move]]:
     """Transfers of buffers on the host, and those of buffers on GPUs, which other movers serve."""
-    if all(move.handle.device is None for move in moves):
-        yield moves
-        return
-    for on_device in (False, True):
-        if some := [move for move in moves if (move.handle.device is not None) is on_device]:
-            yield some
+    if is_of_host(moves):
+        return (moves,)
+    parts = ([move for move in moves if (move.handle.device is not None) is on_device] for on_device in (False, True))
+    return [part for part in parts if part]
 
 
 def _staged(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from monarch_nb.rdma.errors import BufferDroppedError, owner_lost
 from monarch_nb.rdma.handle import BufferHandle, own_identity
 from monarch_nb.rdma.limits import Limit, side_by_side
-from monarch_nb.rdma.movers.mover import CannotReachError, Move
+from monarch_nb.rdma.movers.mover import CannotReachError, Move, is_of_host
 from monarch_nb.rdma.regions import MARK, for_reading_only, writing
 
 _PIECE = 16 << 20  # bytes the kernel copies between two checks of the limit
@@ -204,7 +204,7 @@ def check_identity(handle: BufferHandle) -> None:
 
 
 def _check_host(moves: Sequence[Move]) -> None:
-    if any(move.handle.device is not None for move in moves):
+    if not is_of_host(moves):
         raise CannotReachError  # without a text: the mover of GPUs says why it cannot
     check_identity(moves[0].handle)
 

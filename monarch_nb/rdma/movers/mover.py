@@ -1,8 +1,9 @@
 """The interface of movers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.limits import Limit
@@ -13,13 +14,32 @@ class CannotReachError(Exception):
     """The mover cannot reach a process, so that the next one is tried. The text, if any, is shown as the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """A transfer between a buffer, from `offset` on, and as many bytes of memory of this process."""
 
     handle: BufferHandle
     offset: int
     local: Memory
+
+
+def is_of_host(moves: Sequence[Move]) -> bool:
+    """Whether all buffers lie in memory of the host."""
+    for move in moves:  # a loop, since for a few moves `all` takes longer than they do
+        if move.handle.device is not None:
+            break
+    else:
+        return True
+    return False
+
+
+def is_to_host(moves: Sequence[Move]) -> bool:
+    """Whether the memory of this process is memory of the host in all of them."""
+    for move in moves:
+        if move.local.device is not None:
+            break
+    else:
+        return True
+    return False
 
 
 class Mover(Protocol):
