@@ -12,6 +12,7 @@ from monarch_nb.wire import decode_display, harmless, with_host_names
 
 ACKNOWLEDGED = 128 * 1024  # bytes after which their arrival is acknowledged to the agent
 LONGEST = 100_000  # characters without a line's end: more than that is broken into lines
+_PLAIN = bytes([*b"\t\n", *range(0x20, 0x7F)])  # what needs no decoding, and commands no terminal
 
 
 class LineBuffer:
@@ -92,7 +93,8 @@ class ProcessLog:
         self.received = 0  # bytes
         self.skipped = 0  # lines that are in the file only
         self.ended = False
-        self._blocks: deque[Written] | None = None  # made for the first: many processes never write
+        # With their numbers of lines; made for the first, since many processes never write.
+        self._blocks: deque[tuple[Written, int]] | None = None
         self._position = 0  # as replies count it
         self._acknowledged = 0
         self._lines: dict[tuple[str, str], LineBuffer] | None = None  # without an end, by stream and call
@@ -154,12 +156,15 @@ class ProcessLog:
         if line is None:
             for key in [key for key, other in self._open.items() if key[0] == stream and not other.text]:
                 del self._open[key]  # bars of a call before it
+            if data.endswith(b"\n") and not data.translate(None, _PLAIN):  # as most of what programs write
+                text = _shown(stream, block.level, str(data, "ascii"))
+                return [self._keep(Written(self.address, stream, call, block.level, block.at, text))]
             line = self._open.setdefault((stream, call), LineBuffer())
         level, at = (line.level, line.at) if line.text else (block.level, block.at)
         whole = line.feed(data, block.level, block.at, now)
         if line.over:
             del self._open[stream, call]
-        return [self._keep(stream, call, level, at, whole)] if whole else []
+        return [self._keep_lines(stream, call, level, at, whole)] if whole else []
 
     def _displayed(self, block: LogBlock, data: bytes) -> list[Written]:
         """A display; nothing where a part of it is missing. Only its text is stored."""
@@ -167,16 +172,19 @@ class ProcessLog:
         if display is None:
             return []
         if display.lines:
-            self._keep("stdout", block.call, block.level, block.at, display.lines)
+            self._keep_lines("stdout", block.call, block.level, block.at, display.lines)
         return [Written(self.address, "stdout", block.call, block.level, block.at, display.lines, display)]
 
-    def _keep(self, stream: str, call: str, level: int, at: float, text: str) -> Written:
-        written = Written(self.address, stream, call, level, at, _shown(stream, level, harmless(text)))
+    def _keep_lines(self, stream: str, call: str, level: int, at: float, text: str) -> Written:
+        return self._keep(Written(self.address, stream, call, level, at, _shown(stream, level, harmless(text))))
+
+    def _keep(self, written: Written) -> Written:
         blocks = self._blocks = self._blocks or deque()
-        blocks.append(written)
-        self._count += written.line_count
-        while len(blocks) > 1 and self._count - blocks[0].line_count >= self._kept:
-            self._count -= blocks.popleft().line_count
+        count = written.line_count
+        blocks.append((written, count))
+        self._count += count
+        while len(blocks) > 1 and self._count - blocks[0][1] >= self._kept:
+            self._count -= blocks.popleft()[1]
         return written
 
     def open_lines(self, now: float) -> list[OpenLine]:
@@ -192,7 +200,7 @@ class ProcessLog:
         line = self._open.pop((stream, call), None)
         if line is None or not line.shown:
             return None
-        return self._keep(stream, call, line.level, line.at, f"{line.shown}\n")
+        return self._keep_lines(stream, call, line.level, line.at, f"{line.shown}\n")
 
     def written(self) -> list[Written]:
         """The last lines, in the order in which they came; of those without an end what there is."""
@@ -201,7 +209,7 @@ class ProcessLog:
             for (stream, call), line in (self._lines or {}).items()
             if line.shown
         ]
-        return [*(self._blocks or ()), *rest]
+        return [*(written for written, _ in self._blocks or ()), *rest]
 
 
 def _shown(stream: str, level: int, text: str) -> str:
