@@ -233,7 +233,7 @@ def test_a_sum_of_what_the_step_changes_stays_where_it_is() -> None:
     assert step.lines((x,), (made,)) == ["clone 0", "neg_ 1", "sum 2", "exchange 3", "finish 3"]
 
 
-def test_a_number_that_depends_on_a_sum_over_ranks_is_computed_when_it_is_used() -> None:
+def test_a_number_that_needs_a_sum_is_computed_when_used() -> None:
     step = ShardedStep()
     x, y = step.given(4, 4), step.given(4, 4)
     loss = step(aten.neg.default, step.summed(step(aten.sum.default, x)))

@@ -129,7 +129,7 @@ class Replay:
         metas = program.metas
         self.is_own = all(meta.is_own for meta in metas)  # what fails on one rank is lost there alone
         self._specs = [spec_of(metas[at], mesh) for at in program.results]
-        # Fewer kernels are asked on the way to each operation, a twentieth of a step; graphs are traced with all of them.
+        # Each operation passes fewer kernels, which saves a twentieth of a step. Graphs are traced with all of them.
         self._below_autograd: Callable[[], AbstractContextManager[object]] = (
             torch._C._AutoDispatchBelowAutograd if trace.backend == "python" else nullcontext
         )
