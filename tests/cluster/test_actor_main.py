@@ -242,3 +242,26 @@ def test_shutdown_context_ends_it_all_and_a_new_beginning_is_possible(tmp_path: 
         assert len(set(pids)) == 2
         """,
     )
+
+
+def test_memory_that_an_actor_frees_is_there_for_its_next_step(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+        import resource
+
+        class Trainer(Actor):
+            @endpoint
+            def faults(self, steps):
+                before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+                for _ in range(steps):
+                    activations = [bytearray(b"x") * (1 << 20) for _ in range(16)]
+                    del activations
+                return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+        trainer = this_host().spawn_procs(per_host={"gpus": 1}).spawn("trainer", Trainer)
+        trainer.faults.call_one(1).get()
+        faults = trainer.faults.call_one(10).get()
+        assert faults < 4096, f"{faults} page faults: as many as one step has pages, or more"
+        """,
+    )

@@ -1,11 +1,13 @@
 """The parts of a host agent that need no process."""
 
 import contextlib
+import importlib
 import itertools
 import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -23,6 +25,7 @@ from monarch_nb.host.procs.channel import ProcChannel
 from monarch_nb.host.procs.cold import binding_prefix
 from monarch_nb.host.procs.environment import HELD_BACK, held_back, overlaid, reason_for_cold_start, wanted_threads
 from monarch_nb.host.procs.forker import Forker
+from monarch_nb.host.procs.proc_main import forget_folders
 from monarch_nb.host.procs.reaper import Reaper
 from monarch_nb.host.procs.spares import SpareProcs
 from monarch_nb.host.procs.template import _serve
@@ -30,6 +33,20 @@ from monarch_nb.host.protocol import KeepSpares
 from monarch_nb.logs.marks import ERR, TEXT
 
 pytestmark = pytest.mark.timeout(10)
+
+
+def test_a_folder_made_since_the_template_looked_is_imported_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "later"
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    with pytest.raises(ImportError):
+        importlib.import_module("made_after_the_template")
+    folder.mkdir()
+    (folder / "made_after_the_template.py").write_text("MADE = True")
+    forget_folders()
+    assert importlib.import_module("made_after_the_template").MADE
+    monkeypatch.delitem(sys.modules, "made_after_the_template")
 
 
 def test_a_template_sets_thread_limits_that_its_forks_drop_again() -> None:

@@ -129,7 +129,7 @@ def _settle(spec: ProcSpec, *, forked: bool, keep: set[int]) -> None:
         except OSError as error:
             sys.stderr.write(f"cannot change to {spec.cwd}: {error.strerror}; staying in {os.getcwd()}\n")
     sys.path[:] = dict.fromkeys([*spec.sys_path, *sys.path])
-    _forget_folders()
+    forget_folders()
     sys.argv = [spec.address]
     builtins.input = _nobody_answers
     # Cells define classes in a __main__ of their own; multiprocessing must not take the template for the program.
@@ -139,7 +139,7 @@ def _settle(spec: ProcSpec, *, forked: bool, keep: set[int]) -> None:
     name_process(f"mnb:{parse_address(spec.address).name}")
 
 
-def _forget_folders() -> None:
+def forget_folders() -> None:
     """Has imports look again at the folders of `sys.path`, also at those that did not exist when the template looked.
 
     `importlib.invalidate_caches` writes to a page for each folder that was ever imported from: 1.6 MB that a process

@@ -32,6 +32,7 @@ _BY_VALUE = frozenset({"operation", "seed", "exchange", "finish", "move"})
 _VARIABLE = re.compile(r"\b[rtd]\d+\b")
 _EARLY_LINES, _EARLY_SIZE, _EARLY_SUM = 16, 1 << 24, 1 << 16  # lines before a collective that is begun early, bytes of
 # their operands, and bytes of what is exchanged
+_VIEWS = frozenset({"aten._unsafe_view.default"})  # whose schemas do not say so
 _SCALAR = 64  # bytes of operands up to which a line may wait
 
 
@@ -420,7 +421,8 @@ def _kind_of(operation: str) -> Literal["pure", "view", "other"]:
     schema = func._schema
     if schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
         return "other"
-    return "view" if any(returned.alias_info is not None for returned in schema.returns) else "pure"
+    is_view = any(returned.alias_info is not None for returned in schema.returns) or operation in _VIEWS
+    return "view" if is_view else "pure"
 
 
 def _returned(operation: str) -> str:
