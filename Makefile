@@ -86,6 +86,9 @@ bench-tensor: setup ## the same for sharded tensors alone
 bench-train: setup ## steps of training on a mesh beside DDP and FSDP2 under torchrun, in turns
 	$(PY) -m benchmarks.training --out build/bench-train.json
 
+bench-pythons: setup ## the same for actors on each Python from 3.11 to 3.14 that there is
+	$(PY) -m benchmarks.pythons
+
 bench-debug: setup ## the same for the debugger and for sampling alone
 	$(PY) -m benchmarks --debug --out build/bench-debug.json
 
