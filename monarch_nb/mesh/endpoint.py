@@ -44,7 +44,6 @@ P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
 _NO_ARGUMENTS = encode(((), {}))[0]
-_ALONE = nullcontext()  # the message needs nothing beside it
 F = TypeVar("F", bound=Callable[..., object])
 _GIVES = {
     "call": "Future[ValueMesh[{}]]",
@@ -213,9 +212,11 @@ class Endpoint(Generic[P, R]):
         unread = state.procs.unread
         if unread is not None and not state.inner and state.uid in state.procs.actors:  # what `results` can list
             unread.add(call)
-        lending = frames.sending(call.call, call) if isinstance(frames, LentFrames) else _ALONE
         try:
-            with lending:
+            if isinstance(frames, LentFrames):
+                with frames.sending(call.call, call):
+                    send_region(runtime, context, state, region, self._name, frames, port=call.number, call=call.call)
+            else:
                 send_region(runtime, context, state, region, self._name, frames, port=call.number, call=call.call)
         except BaseException:
             call.close()
@@ -360,7 +361,7 @@ def _post(endpoint: Endpoint[..., object], region: Region, frames: Sequence[OutF
     if broken is not None:
         raise broken
     call = runtime.new_call()
-    with frames.sending(call) if isinstance(frames, LentFrames) else _ALONE:
+    with frames.sending(call) if isinstance(frames, LentFrames) else nullcontext():
         send_region(runtime, context, state, region, endpoint._name, frames, port=port, call=call)
     return call
 

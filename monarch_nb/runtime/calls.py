@@ -189,7 +189,7 @@ class PendingCall(Generic[R]):
     def _settle(self, thunk: Thunk) -> None:
         if self.missing or self._releasing:
             return
-        if self.is_broken_off:
+        if self._raised and self.is_broken_off:
             self._release()
         else:
             self._end()
