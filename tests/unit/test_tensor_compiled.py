@@ -182,8 +182,8 @@ class ShardedStep:
         plan, _, _ = self._propagator.plan(func, tuple(self.metas[each] for each in tensors))
         return self._issue(plan, tensors)
 
-    def summed(self, tensor: int) -> int:
-        """Its value on all ranks, by a collective."""
+    def whole(self, tensor: int) -> int:
+        """The whole of it on each rank, by a collective."""
         plan = self._propagator.redistributions((self.metas[tensor],), ((Replicate(),),))
         return self._issue(plan, (tensor,))
 
@@ -205,8 +205,8 @@ class ShardedStep:
 def test_a_sum_over_ranks_is_waited_for_where_it_is_needed() -> None:
     step = ShardedStep()
     x, y = step.given(4, 4), step.given(4)
-    one = step.summed(step(aten.sum.default, x))
-    other = step.summed(step(aten.sum.default, y))
+    one = step.whole(step(aten.sum.default, x))
+    other = step.whole(step(aten.sum.default, y))
     made = step(aten.add.Tensor, one, other)
     found = step.lines((x, y), (made,), written=(x, y))
     assert found == ["sum 0", "exchange 1", "sum 2", "exchange 3", "finish 1", "finish 3", "add 4"]
@@ -216,8 +216,8 @@ def test_a_sum_of_inputs_that_do_not_change_is_begun_first() -> None:
     step = ShardedStep()
     x, labels = step.given(4, 4), step.given(4, dtype=torch.int64)
     loss = step(aten.sum.default, step(aten.exp.default, x))
-    count = step.summed(step(aten.sum.default, labels))
-    mean = step(aten.div.Tensor, step.summed(loss), count)
+    count = step.whole(step(aten.sum.default, labels))
+    mean = step(aten.div.Tensor, step.whole(loss), count)
     found = step.lines((x, labels), (mean,), written=(x,))
     assert found == [
         "sum 2", "exchange 3", "exp 0", "sum 1", "exchange 4", "finish 3", "finish 4", "div 5",
@@ -229,23 +229,35 @@ def test_a_sum_of_what_the_step_changes_stays_where_it_is() -> None:
     x = step.given(4)
     copy = step(aten.clone.default, x)
     step(aten.neg_.default, copy)
-    made = step.summed(step(aten.sum.default, copy))
+    made = step.whole(step(aten.sum.default, copy))
     assert step.lines((x,), (made,)) == ["clone 0", "neg_ 1", "sum 2", "exchange 3", "finish 3"]
 
 
 def test_a_number_that_needs_a_sum_is_computed_when_used() -> None:
     step = ShardedStep()
     x, y = step.given(4, 4), step.given(4, 4)
-    loss = step(aten.neg.default, step.summed(step(aten.sum.default, x)))
+    loss = step(aten.neg.default, step.whole(step(aten.sum.default, x)))
     later = step(aten.exp.default, y)
     found = step.lines((x, y), (loss, later), written=(x, y))
     assert found == ["sum 0", "exchange 1", "exp 3", "finish 1", "neg 2"]
 
 
+def test_small_tensors_are_gathered_together_unless_they_change_in_between() -> None:
+    step = ShardedStep()
+    x, y, z = step.given(8, 8), step.given(8, 8), step.given(8, 8)
+    first = step(aten.exp.default, step.whole(x))
+    step(aten.neg_.default, z)
+    second, third = step(aten.exp.default, step.whole(y)), step(aten.exp.default, step.whole(z))
+    found = step.lines((x, y, z), (first, second, third), written=(x, y, z))
+    assert found == [
+        "exchange 0", "finish 0", "exp 1", "neg_ 2", "finish 0", "exp 4", "exchange 5", "finish 5", "exp 6",
+    ]  # fmt: skip
+
+
 def test_the_first_gradient_waits_for_no_loss() -> None:
     step = ShardedStep()
     x = step.given(4, 4)
-    loss = step.summed(step(aten.sum.default, x))
+    loss = step.whole(step(aten.sum.default, x))
     gradient = step(aten.ones_like.default, loss)
     found = step.lines((x,), (loss, gradient), written=(x,))
     assert found == ["sum 0", "exchange 1", "ones 2", "finish 1"]

@@ -15,7 +15,7 @@ from torch.fx.node import has_side_effect
 from monarch_nb.tensor.commands import Define, Number
 from monarch_nb.tensor.compiled.cuda_graph import CudaGraph, Run
 from monarch_nb.tensor.compiled.program import Sent, Trace
-from monarch_nb.tensor.compiled.source import Constant, FunctionSource, source_of, variables
+from monarch_nb.tensor.compiled.source import Constant, FunctionSource, assigned, source_of, variables
 from monarch_nb.tensor.failure import Failure, LostTensor
 from monarch_nb.tensor.propagation import (
     Measured,
@@ -211,7 +211,7 @@ class Replay:
         """Reports the failed operation of a line; returns the registers that are lost."""
         operation = self._source.operations[line]
         lost = LostTensor(failed(operation, self._program.operations[operation].name, error))
-        return dict.fromkeys(self._touched(operation), lost)
+        return dict.fromkeys((*self._touched(operation), *assigned(self._source.lines[line])), lost)
 
     def _touched(self, index: int) -> Iterable[str]:
         """Registers of the results and written tensors of an operation."""
@@ -234,23 +234,27 @@ class Replay:
     ) -> None:
         """Runs the following lines one by one, without those that need lost tensors."""
         program, source = self._program, self._source
-        broken = {source.operations[at - 1]} if at else set()
+        broken: dict[int, LostTensor | None] = {}  # operations, with what their results are
+        if at:
+            broken[source.operations[at - 1]] = next(iter(lost.values()), None)
         for line in range(at, len(source.lines)):
             number = source.operations[line]
             operation = program.operations[number]
             reason = next((lost[f"r{one}"] for one in operation.tensors if f"r{one}" in lost), None)
             if reason is not None:
                 lost.update({f"r{one}": reason for one in operation.results})
-                broken.add(number)
-            if number in broken:
+                broken[number] = reason
+            if number in broken:  # whose collective may have brought results of others, too
+                if (reason := broken[number]) is not None:
+                    lost.update(dict.fromkeys(assigned(source.lines[line]), reason))
                 for name in variables(source.lines[line].partition("; del ")[2]):
                     values.pop(name, None)
                 continue
             try:
                 exec(source.lines[line], self._names, values)
             except BaseException as error:
-                lost.update(self._lose(line, error, failed))
-                broken.add(number)
+                lost.update(failure := self._lose(line, error, failed))
+                broken[number] = next(iter(failure.values()), None)
         for at, spec, number_of in zip(program.results, self._specs, into, strict=True):
             name = f"r{at}"
             env[number_of] = lost[name] if name in lost else dtensor(values[name], spec, requires_grad=False)

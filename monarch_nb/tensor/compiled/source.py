@@ -14,6 +14,7 @@ import torch
 from monarch_nb.tensor.commands import Define, Making
 from monarch_nb.tensor.compiled.program import Program, ProgramOperation
 from monarch_nb.tensor.propagation import (
+    GATHER,
     Call,
     Finish,
     LocalStep,
@@ -33,6 +34,7 @@ _VARIABLE = re.compile(r"\b[rtd]\d+\b")
 _EARLY_LINES, _EARLY_SIZE, _EARLY_SUM = 16, 1 << 24, 1 << 16  # lines before a collective that is begun early, bytes of
 # their operands, and bytes of what is exchanged
 _VIEWS = frozenset({"aten._unsafe_view.default"})  # whose schemas do not say so
+_SHARED_GATHER = 1 << 20  # bytes that collectives which gather may bring together, since they are held for longer then
 _SCALAR = 64  # bytes of operands up to which a line may wait
 
 
@@ -82,8 +84,7 @@ class _Line:
     @property
     def made(self) -> list[str]:
         """The registers that the line assigns."""
-        before, assigns, _ = self.text.partition(" = ")
-        return variables(before) if assigns else []
+        return assigned(self.text)
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,12 @@ class _Exchange:
     sources: tuple[str, ...]
     made: tuple[str, ...]
     is_pending: bool
+
+    def joined(self, other: "_Exchange") -> "_Exchange":
+        """One collective for the registers of both."""
+        return replace(
+            self, axes=self.axes + other.axes, sources=self.sources + other.sources, made=self.made + other.made
+        )
 
     def part(self, which: Sequence[int]) -> "_Exchange":
         """The collective of some of its registers."""
@@ -121,6 +128,12 @@ def variables(line: str) -> list[str]:
     return _VARIABLE.findall(line)
 
 
+def assigned(line: str) -> list[str]:
+    """The registers that a line assigns."""
+    before, assigns, _ = line.partition(" = ")
+    return variables(before) if assigns else []
+
+
 class _Writer:
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -137,11 +150,12 @@ class _Writer:
             self._write(operation)
         inputs = {f"r{at}" for at in range(len(self._program.inputs))}
         constant = inputs - {f"r{at}" for at in self._program.written}
-        lines = _waiting_last(_exchanged_first(self._lines, self._metas, constant), self._finish, self._exchange)
+        lines = _exchanged_first(_gathered_together(self._lines, self._metas), self._metas, constant)
+        finished = _waiting_last(lines, self._finish, self._exchange)
         results = tuple(f"r{at}" for at in self._program.results)
         return FunctionSource(
-            tuple(_dropping([line.text for line in lines], inputs, results)),
-            tuple(line.operation for line in lines),
+            tuple(_dropping([line.text for line in finished], inputs, results)),
+            tuple(line.operation for line in finished),
             self._constants,
             len(self._program.inputs),
             results,
@@ -306,6 +320,37 @@ class _Writer:
         return _Line(f"{name} = {finish}({name})", exchange.operation)
 
 
+def _gathered_together(lines: Sequence[_Line | _Exchange], metas: Mapping[str, Meta]) -> list[_Line | _Exchange]:
+    """Gathers small tensors together with earlier ones, where they exist by then and do not change in between.
+
+    Layers of a small model are gathered by one collective, not by one each.
+    """
+    aliases = _aliases(lines)
+    last: dict[str, int] = {}  # the last line that made a register, or may have changed its memory
+    merged: dict[int, _Exchange] = {}
+    first: dict[tuple[int, torch.dtype], int] = {}  # by mesh dimension and type, the collective that others join
+    for at, line in enumerate(lines):
+        if isinstance(line, _Line):
+            changed = variables(line.text) if line.kind == "other" else line.made
+            last.update(dict.fromkeys((alias for name in changed for alias in aliases.get(name, (name,))), at))
+            continue
+        last.update(dict.fromkeys(line.made, at))
+        merged[at] = line
+        if line.how != GATHER or line.is_pending:
+            continue
+        key = (line.dim, metas[line.made[0]].dtype)
+        before = first.get(key)
+        if before is not None and all(last.get(name, -1) < before for name in line.sources):
+            both = merged[before].joined(line)
+            if sum(metas[name].nbytes for name in both.made) <= _SHARED_GATHER:
+                merged[before] = both
+                del merged[at]
+                continue
+        first[key] = at
+    return [line if isinstance(line, _Line) else merged[at] for at, line in enumerate(lines)
+            if isinstance(line, _Line) or at in merged]  # fmt: skip
+
+
 def _exchanged_first(
     lines: Sequence[_Line | _Exchange], metas: Mapping[str, Meta], constant: set[str]
 ) -> list[_Line | _Exchange]:
@@ -386,22 +431,24 @@ def _waiting_last(
     return done
 
 
+def _aliases(lines: Iterable[_Line | _Exchange]) -> dict[str, set[str]]:
+    """For each register that shows memory of others, or whose memory others show, all of these."""
+    found: dict[str, set[str]] = {}
+    for line in lines:
+        if isinstance(line, _Line) and line.kind == "view":
+            group = {alias for name in variables(line.text) for alias in found.get(name, (name,))}
+            found.update(dict.fromkeys(group, group))
+    return found
+
+
 def _changed(lines: Iterable[_Line | _Exchange]) -> set[str]:
     """Registers whose memory some line may change, itself or through a view."""
-    found: set[str] = set()
-    views = []
-    for line in lines:
-        if isinstance(line, _Line) and line.kind == "other":
-            found.update(variables(line.text))
-        elif isinstance(line, _Line) and line.kind == "view":
-            views.append(set(variables(line.text)))
-    before = -1
-    while len(found) != before:
-        before = len(found)
-        for names in views:
-            if not names.isdisjoint(found):
-                found |= names
-    return found
+    lines = tuple(lines)
+    aliases = _aliases(lines)
+    others = [
+        name for line in lines if isinstance(line, _Line) and line.kind == "other" for name in variables(line.text)
+    ]
+    return {alias for name in others for alias in aliases.get(name, (name,))}
 
 
 def _dropping(lines: Sequence[str], inputs: Iterable[str], results: Iterable[str]) -> list[str]:

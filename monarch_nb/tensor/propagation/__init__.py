@@ -13,6 +13,7 @@ from .errors import DataDependentShapeError, NoRuleError, PropagationError, View
 from .execute import Redistributor, Runner, leaves, overload, split_exchanges, together
 from .meta import OWN_VALUE, MeshLayout, Meta, OwnValue, Placements, carrier, dtensor, own_values, replicated, spec_of
 from .placing import (
+    GATHER,
     Measured,
     exchanging,
     finisher,
@@ -45,6 +46,7 @@ else:  # workers do without, and what works it out imports half of PyTorch's com
     __getattr__ = lazy_names(__name__, {"propagator": ("Propagator",)})
 
 __all__ = [
+    "GATHER",
     "OWN_VALUE",
     "Call",
     "Collective",
