@@ -31,8 +31,8 @@ from monarch_nb.tensor.propagation import (
 
 _BY_VALUE = frozenset({"operation", "seed", "exchange", "finish", "move"})
 _VARIABLE = re.compile(r"\b[rtd]\d+\b")
-_EARLY_LINES, _EARLY_SIZE, _EARLY_SUM = 16, 1 << 24, 1 << 16  # lines before a collective that is begun early, bytes of
-# their operands, and bytes of what is exchanged
+# Lines before a collective that is begun early, bytes of their operands, and bytes of what is exchanged.
+_EARLY_LINES, _EARLY_SIZE, _EARLY_SUM = 16, 1 << 24, 1 << 16
 _VIEWS = frozenset({"aten._unsafe_view.default"})  # whose schemas do not say so
 _SHARED_GATHER = 1 << 20  # bytes that collectives which gather may bring together, since they are held for longer then
 _SCALAR = 64  # bytes of operands up to which a line may wait
@@ -103,13 +103,11 @@ class _Exchange:
     is_pending: bool
 
     def joined(self, other: "_Exchange") -> "_Exchange":
-        """One collective for the registers of both."""
         return replace(
             self, axes=self.axes + other.axes, sources=self.sources + other.sources, made=self.made + other.made
         )
 
     def part(self, which: Sequence[int]) -> "_Exchange":
-        """The collective of some of its registers."""
         return replace(
             self,
             axes=tuple(self.axes[at] for at in which),
@@ -310,12 +308,10 @@ class _Writer:
         self._lines.append(_Line(text, self._at, kind, size))
 
     def _exchange(self, exchange: _Exchange) -> _Line:
-        """Begins a collective."""
         name = self._constant("exchange", (exchange.dim, exchange.how, exchange.axes))
         return _Line(f"{', '.join(exchange.made)}, = {name}([{', '.join(exchange.sources)}])", exchange.operation)
 
     def _finish(self, name: str, exchange: _Exchange) -> _Line:
-        """Waits for one of the results of a collective."""
         finish = self._constant("finish", ((exchange.dim,), self._metas[name].stride))
         return _Line(f"{name} = {finish}({name})", exchange.operation)
 
@@ -347,8 +343,8 @@ def _gathered_together(lines: Sequence[_Line | _Exchange], metas: Mapping[str, M
                 del merged[at]
                 continue
         first[key] = at
-    return [line if isinstance(line, _Line) else merged[at] for at, line in enumerate(lines)
-            if isinstance(line, _Line) or at in merged]  # fmt: skip
+    both_kinds = (line if isinstance(line, _Line) else merged.get(at) for at, line in enumerate(lines))
+    return [line for line in both_kinds if line is not None]
 
 
 def _exchanged_first(
