@@ -18,6 +18,9 @@ from benchmarks.measure import leave, repeat, times, work
 from benchmarks.train_models import module_and_batch, step_of
 
 WARM = 4
+# Of each layer of Transformers' llama, in the names of PyTorch's styles and of ours.
+COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+ROWS = ("self_attn.o_proj", "mlp.down_proj")
 torch.set_num_threads(1)
 
 
@@ -38,6 +41,8 @@ def measured(means: str, name: str, steps: int, step: Callable[[], float], pids:
 def plain(means: str, name: str, steps: int) -> None:
     """One process, or one rank of several under torchrun."""
     model, module, batch = module_and_batch(name)
+    if means.startswith("tp"):
+        cut_by_pytorch(module)
     if means.partition("+")[0] in ("ddp", "fsdp"):
         import torch.distributed as dist
 
@@ -63,16 +68,36 @@ def plain(means: str, name: str, steps: int) -> None:
     measured(means, name, steps, lambda: step().item(), ())
 
 
+def cut_by_pytorch(module: torch.nn.Module) -> None:
+    """Cuts the layers of a llama over the ranks of torchrun."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    dist.init_process_group("gloo")
+    layers = [name for name, each in module.named_modules() if type(each).__name__ == "LlamaDecoderLayer"]
+    plan: dict[str, Any] = {f"{layer}.{part}": ColwiseParallel() for layer in layers for part in COLUMNS}
+    plan |= {f"{layer}.{part}": RowwiseParallel() for layer in layers for part in ROWS}
+    parallelize_module(module, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    if dist.get_rank():
+        sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
 def sharded(means: str, name: str, steps: int, ranks: int) -> None:
     import monarch_nb
     from monarch_nb.distributed import Mesh, Plan
 
     model, module, batch = module_and_batch(name)
-    mesh = Mesh(shape=(ranks,), mesh_dim_names=("data",))
     kind, _, how = means.partition("+")
+    dim = "tensor" if kind == "sharded-tp" else "data"
+    mesh = Mesh(shape=(ranks,), mesh_dim_names=(dim,))
     plan = Plan(data=("data",), fully_sharded=kind == "sharded-fully")
+    if dim == "tensor":
+        styles = {f"*.{part}": "column" for part in COLUMNS} | {f"*.{part}": "row" for part in ROWS}
+        plan = Plan(styles, data=(), tensor=dim)
     module = monarch_nb.module_to_mesh(module, mesh, plan)
-    placed: Any = tuple(monarch_nb.distribute(one, mesh, ["data", *[None] * (one.dim() - 1)]) for one in batch)
+    cut = "data" if dim == "data" else None
+    placed: Any = tuple(monarch_nb.distribute(one, mesh, [cut, *[None] * (one.dim() - 1)]) for one in batch)
     step: Any = step_of(model, module, placed)
     if how:
         step = monarch_nb.compile(step, backend="inductor" if how == "inductor" else "python", check_every=0)

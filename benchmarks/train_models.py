@@ -107,7 +107,10 @@ def module_and_batch(name: str) -> tuple[TrainedModel, nn.Module, Batch]:
 
 def step_of(model: TrainedModel, module: nn.Module, batch: Batch) -> Callable[[], torch.Tensor]:
     """One step of training on the same batch again and again; gives the loss."""
-    optimizer = torch.optim.AdamW(module.parameters(), 1e-3, fused=True)
+    kinds: dict[type, list[torch.Tensor]] = {}  # fused kernels take no DTensors among tensors
+    for parameter in module.parameters():
+        kinds.setdefault(type(parameter.data), []).append(parameter)
+    optimizer = torch.optim.AdamW([{"params": each} for each in kinds.values()], 1e-3, fused=True)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()

@@ -16,6 +16,7 @@ PROGRAM = str(Path(__file__).with_name("program_train.py"))
 WHOLE = ("ddp", "sharded", "sharded+compiled")
 COMPILERS = ("ddp+compile", "sharded+inductor")
 CUT = ("fsdp", "sharded-fully", "sharded-fully+compiled")
+TENSOR = ("tp", "sharded-tp", "sharded-tp+compiled")  # of llama alone
 RANKS = 2
 
 
@@ -23,7 +24,7 @@ def milliseconds(means: str, model: str, steps: int) -> float:
     """Of the median step; NaN if it could not be measured."""
     ranks = 1 if means == "one" else RANKS
     command = [sys.executable, PROGRAM, means, model, str(steps), str(ranks)]
-    if means.startswith(("ddp", "fsdp")):
+    if means.startswith(("ddp", "fsdp", "tp")):
         torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--standalone")
         command[1:1] = torchrun
     done = subprocess.run(
@@ -44,16 +45,17 @@ def main() -> None:
     parser.add_argument("--compilers", action="store_true", help="with torch.compile and inductor, too")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    means = ("one", *WHOLE, *(COMPILERS if asked.compilers else ()), *CUT)
     table: dict[str, dict[str, float]] = {}
     for model in asked.models:
+        groups = (WHOLE, CUT, *((COMPILERS,) if asked.compilers else ()), *((TENSOR,) if model == "llama" else ()))
+        means = ("one", *(each for group in groups for each in group))
         spent: dict[str, list[float]] = {each: [] for each in means}
         for _ in range(asked.rounds):
             for each in means:
                 spent[each].append(milliseconds(each, model, asked.steps))
         best = table[model] = {each: min(times) for each, times in spent.items()}
         print(f"{model}: one process {best['one']:.1f} ms", flush=True)
-        for peer, *ours in (WHOLE, CUT, *((COMPILERS,) if asked.compilers else ())):
+        for peer, *ours in groups:
             ratios = ", ".join(f"{each} {best[each]:.1f} ({best[each] / best[peer]:.2f}×)" for each in ours)
             print(f"  {peer} {best[peer]:.1f} ms; {ratios}", flush=True)
     if asked.out is not None:
