@@ -41,17 +41,19 @@ def measured(means: str, name: str, steps: int, step: Callable[[], float], pids:
 def plain(means: str, name: str, steps: int) -> None:
     """One process, or one rank of several under torchrun."""
     model, module, batch = module_and_batch(name)
-    if means.startswith("tp"):
-        cut_by_pytorch(module)
-    if means.partition("+")[0] in ("ddp", "fsdp"):
+    kind = means.partition("+")[0]
+    if kind in ("ddp", "fsdp", "tp"):
         import torch.distributed as dist
 
         dist.init_process_group("gloo")
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        batch = (batch[0].chunk(ranks)[rank], batch[1].chunk(ranks)[rank])
-        if means.startswith("ddp"):
-            module = torch.nn.parallel.DistributedDataParallel(module)
+        if kind == "tp":
+            cut_by_pytorch(module, ranks)
         else:
+            batch = (batch[0].chunk(ranks)[rank], batch[1].chunk(ranks)[rank])
+        if kind == "ddp":
+            module = torch.nn.parallel.DistributedDataParallel(module)
+        elif kind == "fsdp":
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 
@@ -60,7 +62,7 @@ def plain(means: str, name: str, steps: int) -> None:
                 if type(each).__name__.endswith(("Layer", "Conv2d")) and any(True for _ in each.parameters()):
                     fully_shard(each, mesh=mesh)
             fully_shard(module, mesh=mesh)
-        if dist.get_rank():
+        if rank:
             sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     step = step_of(model, module, batch)
     if means.endswith("+compile"):
@@ -68,19 +70,15 @@ def plain(means: str, name: str, steps: int) -> None:
     measured(means, name, steps, lambda: step().item(), ())
 
 
-def cut_by_pytorch(module: torch.nn.Module) -> None:
+def cut_by_pytorch(module: torch.nn.Module, ranks: int) -> None:
     """Cuts the layers of a llama over the ranks of torchrun."""
-    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    dist.init_process_group("gloo")
     layers = [name for name, each in module.named_modules() if type(each).__name__ == "LlamaDecoderLayer"]
     plan: dict[str, Any] = {f"{layer}.{part}": ColwiseParallel() for layer in layers for part in COLUMNS}
     plan |= {f"{layer}.{part}": RowwiseParallel() for layer in layers for part in ROWS}
-    parallelize_module(module, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
-    if dist.get_rank():
-        sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    parallelize_module(module, init_device_mesh("cpu", (ranks,)), plan)
 
 
 def sharded(means: str, name: str, steps: int, ranks: int) -> None:

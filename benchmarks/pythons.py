@@ -21,7 +21,8 @@ FOLDER = ROOT / "build" / "pythons"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14", "3.13t", "3.14t")  # t: without the interpreter's lock
 SOURCES = (
     "call_one", "call on 4", "call on 8", "pipelined", "1 MB argument", "64 MB argument", "64 MB bytes",
-    "64 MB broadcast", "spawn", "import to first reply, cold", "spawn to first reply, cold", "death",
+    "64 MB broadcast", "8 procs to first reply", "import to first reply, cold", "spawn to first reply, cold",
+    "death told",
 )  # fmt: skip
 PLAN = Plan(calls=2000, casts=600, megabyte=200, spawns=3, kills=6, colds=5, idle_s=5.0, actors=200, heavy="numpy")
 ROUNDS = 2

@@ -36,10 +36,8 @@ class LongWaits(waiting.WaitObserver):
         if self._report is None:
             try:
                 self._report = import_module("monarch_nb.diagnosis.hangs").HangReport(self._runtime)
-            except (
-                OSError
-            ):  # no descriptor is left to read it with, which may be why it waits: a later tick tries again
-                return
+            except OSError:
+                return  # no descriptor is left to read it with, which may be why it waits: a later tick tries again
         self._report.tick(future, seconds)
 
 

@@ -173,9 +173,9 @@ class ShardedStep:
         self.metas: dict[int, Meta] = {}
         self._propagator = Propagator(self.layout)
 
-    def given(self, *shape: int, cut: bool = True, dtype: torch.dtype = torch.float32) -> int:
+    def given(self, *shape: int, dtype: torch.dtype = torch.float32) -> int:
         number = len(self.metas) + 1
-        self.metas[number] = Meta.of(self.layout, shape, dtype, (Shard(0) if cut else Replicate(),))
+        self.metas[number] = Meta.of(self.layout, shape, dtype, (Shard(0),))
         return number
 
     def __call__(self, func: Any, *tensors: int) -> int:

@@ -14,7 +14,7 @@ from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.leases import LEASE_S, LeaseClient
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
-from monarch_nb.rdma.movers.mover import CannotReachError, Move
+from monarch_nb.rdma.movers.mover import CannotReachError, Move, is_of_host
 from monarch_nb.rdma.verbs import LeaseReply, LeaseRequest, TransferOutcome
 from monarch_nb.runtime import Future
 
@@ -60,7 +60,7 @@ class Nixl:
 
     def _carry(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
         """Transfers, with a second attempt on a new connection, since an existing one may have died."""
-        if any(move.handle.device is not None for move in moves):
+        if not is_of_host(moves):
             raise CannotReachError  # without a text: a GPU's memory is not registered with RDMA devices
         self._fabric.check(asked_for=self._asked_for())
         cut = ""

@@ -148,8 +148,11 @@ class _Writer:
             self._write(operation)
         inputs = {f"r{at}" for at in range(len(self._program.inputs))}
         constant = inputs - {f"r{at}" for at in self._program.written}
-        lines = _exchanged_first(_gathered_together(self._lines, self._metas), self._metas, constant)
-        finished = _waiting_last(lines, self._finish, self._exchange)
+        aliases = _aliases(self._lines)
+        changed = _changed(self._lines, aliases)
+        lines = _gathered_together(self._lines, self._metas, aliases)
+        lines = _exchanged_first(lines, self._metas, constant - changed, changed)
+        finished = _waiting_last(lines, changed, self._finish, self._exchange)
         results = tuple(f"r{at}" for at in self._program.results)
         return FunctionSource(
             tuple(_dropping([line.text for line in finished], inputs, results)),
@@ -316,12 +319,13 @@ class _Writer:
         return _Line(f"{name} = {finish}({name})", exchange.operation)
 
 
-def _gathered_together(lines: Sequence[_Line | _Exchange], metas: Mapping[str, Meta]) -> list[_Line | _Exchange]:
+def _gathered_together(
+    lines: Sequence[_Line | _Exchange], metas: Mapping[str, Meta], aliases: Mapping[str, set[str]]
+) -> list[_Line | _Exchange]:
     """Gathers small tensors together with earlier ones, where they exist by then and do not change in between.
 
     Layers of a small model are gathered by one collective, not by one each.
     """
-    aliases = _aliases(lines)
     last: dict[str, int] = {}  # the last line that made a register, or may have changed its memory
     merged: dict[int, _Exchange] = {}
     first: dict[tuple[int, torch.dtype], int] = {}  # by mesh dimension and type, the collective that others join
@@ -348,14 +352,13 @@ def _gathered_together(lines: Sequence[_Line | _Exchange], metas: Mapping[str, M
 
 
 def _exchanged_first(
-    lines: Sequence[_Line | _Exchange], metas: Mapping[str, Meta], constant: set[str]
+    lines: Sequence[_Line | _Exchange], metas: Mapping[str, Meta], constant: set[str], changed: set[str]
 ) -> list[_Line | _Exchange]:
     """Moves collectives to the begin that need but a few small operations on inputs which the program does not change.
 
     The number of targets of a loss is such: the forward pass runs beside the collective.
     """
-    changed = _changed(lines)
-    needs: dict[str, frozenset[int]] = dict.fromkeys(constant - changed, frozenset())  # lines that make a register
+    needs: dict[str, frozenset[int]] = dict.fromkeys(constant, frozenset())  # lines that make a register
     for at, line in enumerate(lines):
         made = line.made
         if not isinstance(line, _Line) or line.kind == "other" or line.size > _EARLY_SIZE or changed.intersection(made):
@@ -384,6 +387,7 @@ def _exchanged_first(
 
 def _waiting_last(
     lines: Iterable[_Line | _Exchange],
+    changed: set[str],
     finish: Callable[[str, _Exchange], _Line],
     begin: Callable[[_Exchange], _Line],
 ) -> list[_Line]:
@@ -391,18 +395,16 @@ def _waiting_last(
 
     A small operation on their results waits with them until its own results are used.
     """
-    lines = tuple(lines)
-    changed = _changed(lines)
     begun: dict[str, _Exchange] = {}
     late: dict[str, _Line] = {}
     done: list[_Line] = []
 
     def settle(names: Iterable[str]) -> None:
-        wanted, found = [*names], dict[str, None]()
+        wanted, found = [*names], set[str]()
         while wanted:
             name = wanted.pop()
             if (name in begun or name in late) and name not in found:
-                found[name] = None
+                found.add(name)
                 wanted += variables(late[name].text) if name in late else ()
         done.extend(finish(name, begun.pop(name)) for name in [*begun] if name in found)
         for name in [*late]:
@@ -437,10 +439,8 @@ def _aliases(lines: Iterable[_Line | _Exchange]) -> dict[str, set[str]]:
     return found
 
 
-def _changed(lines: Iterable[_Line | _Exchange]) -> set[str]:
+def _changed(lines: Iterable[_Line | _Exchange], aliases: Mapping[str, set[str]]) -> set[str]:
     """Registers whose memory some line may change, itself or through a view."""
-    lines = tuple(lines)
-    aliases = _aliases(lines)
     others = [
         name for line in lines if isinstance(line, _Line) and line.kind == "other" for name in variables(line.text)
     ]
