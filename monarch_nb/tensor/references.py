@@ -142,10 +142,11 @@ class Copied(NamedTuple):
 
 
 class StepWrites:
-    """The tensors, by number, that a compiled step writes to and that are not its arguments."""
+    """The tensors, by number, that a compiled step writes to: `constants`, and the `gradients` of its last call."""
 
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self.numbers, self.written = tuple(numbers), NEVER
+    def __init__(self, constants: Sequence[int]) -> None:
+        self.constants, self.written = tuple(constants), NEVER
+        self.gradients: list[int] = []
 
 
 class LiveEntry(weakref.ref[Reference]):
@@ -230,7 +231,7 @@ class HeldObjects:
 
     def written_from(self, start: int) -> set[int]:
         """Returns the tensors that operations from `start` on write to, also through other tensors of their memory."""
-        numbers = {number for step in self.steps if step.written >= start for number in step.numbers}
+        numbers = {number for step in self.steps if step.written >= start for number in (*step.constants, *step.gradients)}
         references = [known for entry in tuple(self.entries.values()) if (known := entry()) is not None]
         memories = {known.memory for known in references if known.number in numbers and known.memory is not None}
         return {

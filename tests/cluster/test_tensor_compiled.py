@@ -138,6 +138,21 @@ def test_a_gradient_that_somebody_keeps_stays_what_it_was(mesh: Mesh) -> None:
     assert run.calls == 3
 
 
+def test_a_kept_gradient_counts_as_written_by_its_last_step(mesh: Mesh) -> None:
+    model, step, batch = training(mesh)
+    run, stream = monarch_nb.compile(step), mesh.stream
+    for _ in range(5):
+        start = stream.sent()
+        run(*batch)
+    kept = model[0].bias.grad
+    assert kept.reference.number in stream.held.written_from(start)
+    end = stream.sent()
+    run(*batch)  # makes another gradient
+    assert model[0].bias.grad is not kept
+    assert kept.reference.number in stream.held.written_from(start)
+    assert kept.reference.number not in stream.held.written_from(end)
+
+
 @pytest.mark.slow
 def test_other_shapes_and_eval_mode_are_captured_anew(mesh: Mesh) -> None:
     model, step, (x, y) = training(mesh)

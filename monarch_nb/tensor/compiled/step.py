@@ -154,11 +154,11 @@ class Variant:
         if self.capture.recording.drawn:
             stream.draws.say(stream)
         seed = seed_number(stream.draws.seed, stream.draws.drawn)
+        if self._writes.gradients != (gradients := outputs[self._results :]):
+            self._replace_gradients(gradients)
         written: list[WriteRecord] = [self._writes]
-        if self._written or self._made:
-            arguments = stream.held.references(
-                [*(given[register] for register in self._written), *outputs[self._results :]]
-            )
+        if self._written:
+            arguments = stream.held.references([given[register] for register in self._written])
             written += [known.writes for known in arguments if known is not None]
         stream.repeat((*self._head, seed, *given, *outputs), self._sites, written)
         if inputs:
@@ -167,10 +167,19 @@ class Variant:
         if self.capture.recording.calls:
             stream.table.moved_again(self.capture.recording.calls)
         for gradient in self._made:
-            gradient.give()
+            if gradient.new is not None:
+                gradient.give()
         capture = self.capture
         made = [self._handle(leaf, references, leaves) for leaf in capture.returned]
         return pytree.tree_unflatten(made, capture.tree)
+
+    def _replace_gradients(self, numbers: list[int]) -> None:
+        """Notes which gradients the step writes to from now on. Those of before, if alive, keep their last write."""
+        writes = self._writes
+        for reference in self.stream.held.references(set(writes.gradients).difference(numbers)):
+            if reference is not None:
+                reference.writes.written = writes.written
+        writes.gradients = numbers
 
     def _update_views(self, inputs: list[Reference | None], results: list[Reference | None]) -> None:
         """Records which results are views of which tensors, and which copied views have become stale."""
@@ -201,7 +210,7 @@ class _Gradient:
     def __init__(self, slot: GradientSlot) -> None:
         self._slot = slot
         self._number = 0
-        self._new: MeshTensor | None = None
+        self.new: MeshTensor | None = None  # not assigned yet
 
     def number(self, stream: Stream, meta: Meta, where: CallSite | None) -> int:
         """Returns the number of the gradient on the workers."""
@@ -216,17 +225,16 @@ class _Gradient:
             return self._number
         if leaf is not None and self._slot.before != "read":
             leaf.grad = None  # freed before the call, as in the step
-        self._new = MeshTensor(meta, stream.hold(meta, where))
-        self._number = self._new.reference.number
+        self.new = MeshTensor(meta, stream.hold(meta, where))
+        self._number = self.new.reference.number
         return self._number
 
     def give(self) -> None:
-        """Assigns the gradient to the parameter."""
-        if self._new is not None:
-            leaf = self._slot.leaf()
-            if leaf is not None:
-                leaf.grad = self._new
-            self._new = None
+        """Assigns the new gradient to the parameter."""
+        leaf = self._slot.leaf()
+        if leaf is not None:
+            leaf.grad = self.new
+        self.new = None
 
 
 class _Ended(torch.autograd.Function):
