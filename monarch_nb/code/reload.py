@@ -66,7 +66,7 @@ def reload_mesh(mesh: object, cls: type | None = None) -> Future[None]:
         state.cls = new
         if state.spawn_spec is not None:
             state.spawn_spec.cls = new
-        send_region(runtime, runtime.context(), state, region, RELOAD, frames, port=call.number, call=call.call)
+        send_region(runtime, runtime.context(), state, region, RELOAD, frames, pending=call)
     except BaseException:
         call.close()
         raise

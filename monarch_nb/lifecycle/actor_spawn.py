@@ -75,9 +75,7 @@ def send_spawn(state: ActorState, region: Region, frames: Sequence[OutFrame]) ->
     runtime = current_runtime()
     call = PendingCall(runtime, f"{state.name}.__init__", state.uid, region.ranks, len(region), lambda replies: None)
     try:
-        send_region(
-            runtime, runtime.context(), state, region, SPAWN, frames, port=call.number, call=call.call, ordered=False
-        )
+        send_region(runtime, runtime.context(), state, region, SPAWN, frames, pending=call, ordered=False)
     except BaseException:
         call.close()
         raise

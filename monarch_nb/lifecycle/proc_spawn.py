@@ -249,7 +249,7 @@ def start(runtime: Runtime, state: ProcState, incarnations: Sequence[RankIncarna
         arguments = (*spawn_spec.setup.load(runtime)[0], ProcMesh(state, state.pending_region or state.region))
         body = encode_arguments(f"{state.name}.set-up", arguments, {})
         if whole:
-            send_region(runtime, context, console, state.region, "setup", body, port=call.number, call=call.call)
+            send_region(runtime, context, console, state.region, "setup", body, pending=call)
         else:
             send_each(runtime, context, console, [rank for rank, _ in incarnations], "setup", body, call)
     except BaseException:

@@ -161,7 +161,7 @@ def _on_actors(mesh: ActorMesh[Any], source: str, filename: str) -> Future[Value
         call.fail(broken)
         return call.hand_out()
     frames = encode_arguments(call.title, (source, filename, mesh), {})
-    send_region(runtime, runtime.context(), state, region, EXEC, frames, port=call.number, call=call.call)
+    send_region(runtime, runtime.context(), state, region, EXEC, frames, pending=call)
     return call.hand_out()
 
 

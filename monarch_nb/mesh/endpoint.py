@@ -215,9 +215,9 @@ class Endpoint(Generic[P, R]):
         try:
             if isinstance(frames, LentFrames):
                 with frames.sending(call.call, call):
-                    send_region(runtime, context, state, region, self._name, frames, port=call.number, call=call.call)
+                    send_region(runtime, context, state, region, self._name, frames, pending=call)
             else:
-                send_region(runtime, context, state, region, self._name, frames, port=call.number, call=call.call)
+                send_region(runtime, context, state, region, self._name, frames, pending=call)
         except BaseException:
             call.close()
             raise

@@ -80,6 +80,7 @@ def send_region(
     method: str,
     frames: Sequence[OutFrame],
     *,
+    pending: PendingCall[object] | None = None,
     port: int = 0,
     call: str = "",
     ordered: bool = True,
@@ -87,10 +88,14 @@ def send_region(
 ) -> None:
     """Sends one message to each rank of `region`; the body is copied before this returns.
 
+    Answers go to `pending`, or to `port` for a `call` that nothing here waits for.
+
     Blocks, interruptibly, while receivers' credits are used up. What is interrupted has reached a rank whole or not at
     all. Raises MessageTooLargeError for a body that is too large to leave this process.
     """
     header = _header(context, runtime, actor, method, port, call, region)
+    if pending is not None:
+        header.port, header.call, header.unread = pending.number, pending.call, pending.unread
     runs = actor.runs(region)
     if len(runs) == 1 and runs[0].count == 1:
         header.dst = actor.procs.layout.address(runs[0].rank, runs[0].proc_incarnation)
@@ -101,17 +106,14 @@ def send_region(
     if index is not None:  # one rank of a call that is sent piece by piece: its place is in the call, not in a slice
         header.extent = None
         runs = [msgspec.structs.replace(run, index=index) for run in runs]
-    waiting = runtime.calls.get(call)
-    if waiting is not None:
-        header.unread = waiting.unread
     numbered: list[list[Run]] = []
     try:
         if ordered:
             uninterrupted(_number, context, actor, runs, numbered)
             runs = numbered[0]
         _send(runtime, actor, region, header, runs, parcel)
-        if waiting is not None and header.dst and not stays:
-            waiting.sent.append(header)
+        if pending is not None and header.dst and not stays:
+            pending.sent.append(header)
     except BaseException:
         if numbered:
             uninterrupted(_skip, runtime, actor, region, header, numbered[0])
@@ -140,8 +142,7 @@ def send_each(
                 single,
                 method,
                 frames,
-                port=call.number,
-                call=call.call,
+                pending=call,
                 ordered=ordered,
                 index=place,
             )

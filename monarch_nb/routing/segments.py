@@ -92,17 +92,21 @@ class Segments:
     def _take_again(self, run: Run, out: list[Run]) -> bool:
         """The short way for one rank that has a stretch of its own, and keeps it."""
         segments, rank = self._segments, run.rank
-        at = bisect_right(self._starts, rank) - 1
-        if at < 0 or segments[at].start != rank or segments[at].stop != rank + 1:
+        index = bisect_right(self._starts, rank) - 1
+        if index < 0:
             return False
-        incarnations, cell = (run.proc_incarnation, run.incarnation), segments[at].cells[0]
-        if cell[:2] != incarnations:
+        segment = segments[index]
+        proc_incarnation, incarnation, seq = segment.cells[0]
+        if segment.start != rank or segment.stop != rank + 1 or incarnation != run.incarnation:
             return False
-        cells = (_Cell(*incarnations, cell.seq + 1),)
-        if (at and segments[at - 1].cells == cells) or (at + 1 < len(segments) and segments[at + 1].cells == cells):
+        if proc_incarnation != run.proc_incarnation:
+            return False
+        cells = (_Cell(proc_incarnation, incarnation, seq + 1),)
+        after = index + 1
+        if (index and segments[index - 1].cells == cells) or (after < len(segments) and segments[after].cells == cells):
             return False  # perhaps to be merged
-        segments[at].cells = cells
-        out.append(Run(rank, 1, run.stride, *incarnations, cell.seq, run.index, run.index_stride))
+        segment.cells = cells
+        out.append(Run(rank, 1, run.stride, proc_incarnation, incarnation, seq, run.index, run.index_stride))
         return True
 
     def _periodic(self, start: int, stop: int, stride: int) -> bool:

@@ -43,6 +43,11 @@ class PendingCall(Generic[R]):
     then are in the error, and a rank that hangs holds up nobody.
     """
 
+    _releasing = False  # who waits for those that have raised is being freed
+    unread: tuple[int, ...] = ()  # `Header.unread`, where its ranks store their answers
+    kind = ""  # of the actors, where that is known: "sync" or "async"
+    _finding = ""
+
     def __init__(
         self,
         process: "Runtime",
@@ -63,13 +68,9 @@ class PendingCall(Generic[R]):
         self._replies: list[Thunk | None] = [None] * size
         self._raised: dict[int, RankError] = {}
         self.sent: list[Header] = []  # what went to one actor of another host each, or to a subtree of hosts
-        self._releasing = False  # who waits for those that have raised is being freed
-        self.unread: tuple[int, ...] = ()  # `Header.unread`, where its ranks store their answers
         self.on_read: Callable[[], object] = answered  # called when its result is read
         self.restated: Callable[[ActorError], BaseException] = _as_it_is  # the error that is raised for that of ranks
-        self.kind = ""  # of the actors, where that is known: "sync" or "async"
         self.missing = size
-        self._finding = ""
         self.number = process.ports.open(self)
         self._future: Future[R] | None = self._new_future()
         self._handed: Callable[[], Future[R] | None] = _nobody

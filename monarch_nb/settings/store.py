@@ -30,8 +30,9 @@ class Settings(Effective):
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
-        self._lock = threading.Lock()
-        self._env: dict[str, Value] | None = None
+        self._lock = threading.RLock()
+        self._env: dict[str, Value] | None = None  # None where it is to be read
+        self._set: dict[str, Value] | None = None  # all layers as one; None where one has changed
         self._sent: dict[str, Value] = {}
         self._runtime: dict[str, Value] = {}
         self._said: set[str] = set()
@@ -40,20 +41,20 @@ class Settings(Effective):
 
     def explicit(self, name: str) -> bool:
         """Whether anybody has set it."""
-        return name in self._runtime or name in self._sent or name in self._environment()
+        return name in self._merged()
 
     def value_of(self, key: Setting[object]) -> Value:
         """The value of a key in force, durations in nanoseconds."""
-        for layer in (self._runtime, self._sent, self._environment()):
-            if key.name in layer:
-                return layer[key.name]
-        return key.default
+        values = self._set
+        return (self._merged() if values is None else values).get(key.name, key.default)
 
-    def _environment(self) -> dict[str, Value]:
-        values = self._env
-        if values is None:
-            values = self._env = self._read_environment()
-        return values
+    def _merged(self) -> dict[str, Value]:
+        with self._lock:
+            if self._set is None:
+                if self._env is None:
+                    self._env = self._read_environment()
+                self._set = {**self._env, **self._sent, **self._runtime}
+            return self._set
 
     def _read_environment(self) -> dict[str, Value]:
         values: dict[str, Value] = {}
@@ -80,6 +81,7 @@ class Settings(Effective):
         kept = {name: checked(_key(name), value) for name, value in values.items()}
         with self._lock:
             self._runtime = {**self._runtime, **kept}
+            self._set = None
         for name, value in kept.items():
             self._say(KEYS[name], value)
 
@@ -88,6 +90,7 @@ class Settings(Effective):
         kept = {name: checked(_key(name), value) for name, value in values.items()}
         with self._lock:
             self._runtime = kept
+            self._set = None
 
     def runtime(self) -> dict[str, Value]:
         """What was set here, durations as text."""
@@ -114,8 +117,6 @@ class Settings(Effective):
         """Takes what the controller has handed on, and looks at the environment anew. What is not understood is left
         out: it may come from a newer version.
         """
-        self._env = None
-        self._runtime = {}
         try:
             given = json.loads(text) if text else {}
         except ValueError:
@@ -127,11 +128,14 @@ class Settings(Effective):
                     sent[name] = from_text(KEYS[name], word)
                 except (TypeError, ValueError):
                     continue
-        self._sent = sent
+        with self._lock:
+            self._runtime, self._sent = {}, sent
+            self._env = self._set = None
 
     def reload(self) -> None:
         """Reads the environment again at the next look."""
-        self._env = None
+        with self._lock:
+            self._env = self._set = None
 
 
 def _key(name: str) -> Setting[object]:

@@ -231,7 +231,9 @@ class HeldObjects:
 
     def written_from(self, start: int) -> set[int]:
         """Returns the tensors that operations from `start` on write to, also through other tensors of their memory."""
-        numbers = {number for step in self.steps if step.written >= start for number in (*step.constants, *step.gradients)}
+        numbers = {
+            number for step in self.steps if step.written >= start for number in (*step.constants, *step.gradients)
+        }
         references = [known for entry in tuple(self.entries.values()) if (known := entry()) is not None]
         memories = {known.memory for known in references if known.number in numbers and known.memory is not None}
         return {

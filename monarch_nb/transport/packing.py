@@ -103,7 +103,7 @@ def _pieces(bodies: Sequence[Body]) -> Iterator[list[memoryview]]:
     portion: list[memoryview] = []
     room = SIZE
     for body in bodies:
-        data = body.view() if isinstance(body, MemoryFile | DeviceFile) else memoryview(body)
+        data = body.view() if isinstance(body, (MemoryFile, DeviceFile)) else memoryview(body)
         start = 0
         while start < data.nbytes:
             piece = data[start : start + room]

@@ -17,7 +17,7 @@ Body: TypeAlias = bytes | bytearray | memoryview | MemoryFile | DeviceFile
 
 def length_of(body: Body) -> int:
     """Bytes in one body."""
-    if isinstance(body, MemoryFile | DeviceFile):
+    if isinstance(body, (MemoryFile, DeviceFile)):
         return body.length
     return body.nbytes if isinstance(body, memoryview) else len(body)
 
@@ -92,14 +92,14 @@ class Parcel:
 
 
 def _first(body: Body) -> bytes | memoryview:
+    if isinstance(body, bytes):
+        return body
     assert not isinstance(body, DeviceFile), "the pickle stream is on a GPU"
-    if isinstance(body, MemoryFile):
-        return body.private()
-    return body if isinstance(body, bytes) else memoryview(body)
+    return body.private() if isinstance(body, MemoryFile) else memoryview(body)
 
 
 def _private(body: Body) -> memoryview:
-    if isinstance(body, MemoryFile | DeviceFile):
+    if isinstance(body, (MemoryFile, DeviceFile)):
         return body.private()
     return memoryview(body if isinstance(body, bytearray) else bytearray(body))
 

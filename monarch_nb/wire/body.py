@@ -135,7 +135,7 @@ def size_of(frames: Sequence[OutFrame]) -> int:
     """Bytes in frames."""
     size = 0
     for frame in frames:
-        size += len(frame) if isinstance(frame, bytes | bytearray) else frame.nbytes
+        size += len(frame) if isinstance(frame, (bytes, bytearray)) else frame.nbytes
     return size
 
 
@@ -195,7 +195,7 @@ def _unpack(first: memoryview, frames: Sequence[InFrame]) -> tuple[memoryview, l
 
 
 def _memory(frame: InFrame) -> memoryview:
-    mapped = frame if isinstance(frame, bytes | bytearray | memoryview) else frame.private()
+    mapped = frame if isinstance(frame, _IN_MEMORY) else frame.private()
     return memoryview(mapped).cast("B")
 
 

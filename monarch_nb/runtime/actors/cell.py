@@ -21,7 +21,7 @@ from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.runtime.actors.interrupts import InterruptWindow
 from monarch_nb.runtime.cancellation import not_run
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current, point_of
-from monarch_nb.runtime.encoded_arguments import EncodedObject, LentArguments
+from monarch_nb.runtime.encoded_arguments import EncodedObject
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.spans import continued, instrumented
 from monarch_nb.runtime.verbs import RunsOn, SpawnActor
@@ -247,7 +247,7 @@ class ActorCell:
             method = self.watch(method)
         if endpoint._explicit_response_port:
             method = partial(method, ReplyPort(header))
-        if isinstance(args, LentArguments):
+        if not isinstance(args, tuple):
             return args.bound(method, replies=header.port != 0, is_async=self.spec.kind == "async"), (), {}
         return method, args, kwargs
 
