@@ -64,23 +64,23 @@ def exec_on_job(
         cmd = ["bash", "-c", sys.stdin.read() if script == "-" else Path(script).read_text()]
     point = None if point_str is None else _point(point_str)
     job = load_current_job()
-    found = _hosts()
+    host_meshes = _hosts()
     if run_all or mesh_name is not None:
-        meshes = list(found) if run_all else [_named(found, mesh_name)]
+        meshes = list(host_meshes) if run_all else [_named(host_meshes, mesh_name)]
         output = f"/tmp/monarch_exec_{os.urandom(4).hex()}"
         _say(f"Output → {output}/ on each worker")
-        asked = [
+        requests = [
             exec_command(
-                found[mesh], cmd, env=variables, workdir=workdir, output_dir=f"{output}/{mesh}/$SUBDIR",
+                host_meshes[mesh], cmd, env=variables, workdir=workdir, output_dir=f"{output}/{mesh}/$SUBDIR",
                 per_host=per_host,
             )
             for mesh in meshes
         ]  # fmt: skip
     else:
-        first = next(iter(found.values()))
+        first = next(iter(host_meshes.values()))
         rank = 0 if point is None else None
-        asked = [exec_command(first, cmd, env=variables, workdir=workdir, rank=rank, point=point, per_host=per_host)]
-    status = max(future.get() for future in asked)
+        requests = [exec_command(first, cmd, env=variables, workdir=workdir, rank=rank, point=point, per_host=per_host)]
+    status = max(future.get() for future in requests)
     if kill:
         job.kill()
     return status
@@ -97,10 +97,10 @@ def shell_on_job(
     variables = _environment(env)
     point = None if point_str is None else _point(point_str)
     job = load_current_job()
-    found = _hosts()
-    hosts = found[_named(found, mesh_name)]
-    there = hosts.flatten("rank").slice(rank=0) if point is None else hosts.slice(**point)
-    status = shell(there, env=variables, workdir=workdir)
+    meshes = _hosts()
+    hosts = meshes[_named(meshes, mesh_name)]
+    host = hosts.flatten("rank").slice(rank=0) if point is None else hosts.slice(**point)
+    status = shell(host, env=variables, workdir=workdir)
     if kill:
         job.kill()
     return status
@@ -156,17 +156,17 @@ def context_ls() -> None:
 
 
 def _hosts() -> Mapping[str, HostMesh]:
-    found = load_current_job().state()._hosts
-    if not found:
+    meshes = load_current_job().state()._hosts
+    if not meshes:
         raise RuntimeError("the job has no host meshes")
-    return found
+    return meshes
 
 
-def _named(found: Mapping[str, object], name: str | None) -> str:
+def _named(meshes: Mapping[str, object], name: str | None) -> str:
     if name is None:
-        return next(iter(found))
-    if name not in found:
-        raise ValueError(f"Mesh {name!r} not found. Available: {list(found)}")
+        return next(iter(meshes))
+    if name not in meshes:
+        raise ValueError(f"Mesh {name!r} not found. Available: {list(meshes)}")
     return name
 
 
@@ -181,7 +181,7 @@ def _environment(env: Iterable[str] | None) -> dict[str, str]:
 
 
 def _point(text: str) -> dict[str, int]:
-    pairs: Sequence[tuple[str, str, str]] = [each.partition("=") for each in text.split(",")]
+    pairs: Sequence[tuple[str, str, str]] = [pair.partition("=") for pair in text.split(",")]
     if not all(value.strip().isdecimal() for _, _, value in pairs):
         raise ValueError(f"{text!r} is no place: write it as 'hosts=1' or 'hosts=1,gpus=0'")
     return {name.strip(): int(value) for name, _, value in pairs}

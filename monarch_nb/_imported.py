@@ -22,9 +22,10 @@ class _Finder:
         change = self.changes.get(name)
         if change is None:
             return None
-        others = (each for each in tuple(sys.meta_path) if each is not self)
-        specs = (find(name, path, target) for each in others if (find := getattr(each, "find_spec", None)) is not None)
-        spec = next((each for each in specs if each is not None), None)
+        finders = (finder for finder in tuple(sys.meta_path) if finder is not self)
+        finds = (getattr(finder, "find_spec", None) for finder in finders)
+        specs = (find(name, path, target) for find in finds if find is not None)
+        spec = next(filter(None, specs), None)
         loader: Any = spec and spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None:

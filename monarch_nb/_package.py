@@ -37,14 +37,16 @@ class NotYetError(ModuleNotFoundError):
     """
 
 
-def sentence(what: str, part: str, instead: str = "") -> str:
+def sentence(subject: str, part: str, instead: str = "") -> str:
     """That `what` is missing, to which part of torchmonarch it belongs, and what to do instead."""
-    return f"{what} is not part of Monarch-NB yet: it belongs to {part}, see {PAGE}{'. ' + instead if instead else ''}"
+    return (
+        f"{subject} is not part of Monarch-NB yet: it belongs to {part}, see {PAGE}{'. ' + instead if instead else ''}"
+    )
 
 
-def refuse(what: str, part: str, instead: str = "") -> NoReturn:
+def refuse(subject: str, part: str, instead: str = "") -> NoReturn:
     """Raises NotImplementedError for the use of something that is there in name only."""
-    raise NotImplementedError(sentence(what, part, instead))
+    raise NotImplementedError(sentence(subject, part, instead))
 
 
 # How a process that is part of nothing yet becomes a controller: the top package says it.

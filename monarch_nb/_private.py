@@ -20,16 +20,16 @@ def open_private(folder: Path) -> int:
     except FileNotFoundError:
         raise
     except OSError:
-        why = _objection(folder)
-        if not why:
+        objection = _objection(folder)
+        if not objection:
             raise
-        raise PermissionError(why) from None
-    found = os.fstat(fd)
-    why = _wrong(folder, found)
-    if not why:
+        raise PermissionError(objection) from None
+    status = os.fstat(fd)
+    objection = _wrong(folder, status)
+    if not objection:
         return fd
     os.close(fd)
-    raise PermissionError(why)
+    raise PermissionError(objection)
 
 
 def is_private(folder: Path) -> bool:
@@ -48,8 +48,8 @@ def read_private(path: Path) -> bytes:
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not stat.S_ISREG(status.st_mode):
             raise PermissionError(f"{path} can be read or was written by others: it is not used")
         return file.read()
 
@@ -73,13 +73,13 @@ def _objection(folder: Path) -> str:
     return ""
 
 
-def _wrong(folder: Path, found: os.stat_result) -> str:
+def _wrong(folder: Path, status: os.stat_result) -> str:
     """What keeps it from being a private folder, "" if nothing does."""
-    if found.st_uid != os.geteuid():
-        return f"{folder} belongs to user {found.st_uid}, and is not used: choose another"
-    if not stat.S_ISDIR(found.st_mode):
+    if status.st_uid != os.geteuid():
+        return f"{folder} belongs to user {status.st_uid}, and is not used: choose another"
+    if not stat.S_ISDIR(status.st_mode):
         return f"{folder} is a link or a file, not a folder of this user's own, and is not used"
-    if found.st_mode & 0o077:
-        mode = f"{stat.S_IMODE(found.st_mode):o}"
+    if status.st_mode & 0o077:
+        mode = f"{stat.S_IMODE(status.st_mode):o}"
         return f"{folder} can be entered by others (mode {mode}), and is not used: `chmod 700` it if it is yours"
     return ""

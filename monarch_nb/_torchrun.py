@@ -128,7 +128,7 @@ class TorchrunCommand(Struct, frozen=True):
     left_out: tuple[str, ...] = ()  # options that mean nothing on a mesh
 
     @classmethod
-    def read(cls, words: Sequence[str], *, here: bool = False) -> "TorchrunCommand":
+    def read(cls, words: Sequence[str], *, local: bool = False) -> "TorchrunCommand":
         """Reads a line that begins with torchrun; `here` for one of this machine, whose size is known.
 
         Raises ValueError.
@@ -137,11 +137,11 @@ class TorchrunCommand(Struct, frozen=True):
             raise ValueError(f"{' '.join(words) or 'nothing'}: a job of this kind begins with torchrun")
         options, unknown = _parsed(words[1:])
         if unknown or not options.script:
-            what = f"torchrun takes no {unknown[0]}" if unknown else "no script is named"
-            raise ValueError(f"{' '.join(words)}: {what}")
+            problem = f"torchrun takes no {unknown[0]}" if unknown else "no script is named"
+            raise ValueError(f"{' '.join(words)}: {problem}")
         if options.no_python:
             raise ValueError("--no-python: only Python programs run in processes of a mesh")
-        if here and options.nproc_per_node in _THIS_MACHINE:
+        if local and options.nproc_per_node in _THIS_MACHINE:
             options.nproc_per_node = str(machine_size())
         left_out = [name for name in _VALUED if getattr(options, name.replace("-", "_"))]
         script = ["-m", *options.script] if options.module else options.script
@@ -173,11 +173,11 @@ def _parsed(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         raise ValueError(f"torchrun: {error}") from None
 
 
-def _count(name: str, given: str) -> int:
-    if given and (not given.isdecimal() or int(given) < 1):
-        elastic = ": a mesh has as many hosts as it was made with" if ":" in given else ""
-        raise ValueError(f"--{name}={given}: say how many, as a number{elastic}")
-    return int(given or 0)
+def _count(name: str, value: str) -> int:
+    if value and (not value.isdecimal() or int(value) < 1):
+        elastic = ": a mesh has as many hosts as it was made with" if ":" in value else ""
+        raise ValueError(f"--{name}={value}: say how many, as a number{elastic}")
+    return int(value or 0)
 
 
 def main(words: Sequence[str]) -> int:
@@ -186,7 +186,7 @@ def main(words: Sequence[str]) -> int:
         _parser("monarch-nb torchrun").print_help()
         raise SystemExit(0 if words else 2)
     try:
-        command = TorchrunCommand.read(["torchrun", *words], here=True)
+        command = TorchrunCommand.read(["torchrun", *words], local=True)
         program = SPMDProgram.read(command.script)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"monarch-nb torchrun: {error}\n")

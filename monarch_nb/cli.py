@@ -76,10 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     stop = verbs.add_parser("stop", help="end the processes of a mesh")
     stop.add_argument("name", help="its name, or its id where several have that name")
     stop.add_argument("--steal", action="store_true", help="also if a program holds it, which is notified")
-    why = commands.add_parser(
+    reasons = commands.add_parser(
         "why", help="show what was found about a mesh while it had no controller, also afterwards"
     )
-    why.add_argument("run", metavar="RUN", help="its name or id, or the name of actors on it, as in monarch-nb mesh ls")
+    reasons.add_argument(
+        "run", metavar="RUN", help="its name or id, or the name of actors on it, as in monarch-nb mesh ls"
+    )
     doctor = commands.add_parser("doctor", help="check this machine, its notebook kernel, and hosts; say what to do")
     doctor.add_argument("hosts", nargs="*", metavar="tcp://HOST:PORT|JOB",
                         help="hosts where monarch-nb agent runs, and jobs: each leg of the way is tried")  # fmt: skip
@@ -114,18 +116,18 @@ def _mesh(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from monarch_nb import doctor
 
-    found: dict[str, list[Check]] = doctor.visit({"this machine": _this_host()})
+    checks: dict[str, list[Check]] = doctor.visit({"this machine": _this_host()})
     if not options.no_kernel:
-        found["notebook kernel"] = _kernel()
+        checks["notebook kernel"] = _kernel()
     endpoints = [host for host in options.hosts if "://" in host]
-    found.update(doctor.visit_endpoints(endpoints, options.key, options.timeout))
+    checks.update(doctor.visit_endpoints(endpoints, options.key, options.timeout))
     for job in (word for word in options.hosts if word not in endpoints):
-        found.update(_legs_of_job(job, options.timeout))
-    every = [finding for findings in found.values() for finding in findings]
+        checks.update(_legs_of_job(job, options.timeout))
+    every = [finding for findings in checks.values() for finding in findings]
     if options.json:
-        text = msgspec.json.format(msgspec.json.encode(found)).decode()
+        text = msgspec.json.format(msgspec.json.encode(checks)).decode()
     else:
-        parts = [f"{name}\n{doctor.table(findings)}\n" for name, findings in found.items()]
+        parts = [f"{name}\n{doctor.table(findings)}\n" for name, findings in checks.items()]
         text = "\n".join([*parts, doctor.summary(every)])
     sys.stdout.write(f"{text}\n")
     return int(any(finding.level == "error" for finding in every))
@@ -142,7 +144,7 @@ def _legs_of_job(word: str, timeout: float) -> "dict[str, list[Check]]":
     except (RuntimeError, LookupError, ValueError, OSError) as error:
         text = error.args[0] if isinstance(error, LookupError) and error.args else error
         return {word: [doctor.Check("job", "error", str(text))]}
-    found: dict[str, list[Check]] = {}
+    checks: dict[str, list[Check]] = {}
     for host in hosts:
         findings = [doctor.Check("engine", "ok" if host.runs else "error", f"{host.name} {host.description}")]
         if host.wrong:
@@ -155,8 +157,8 @@ def _legs_of_job(word: str, timeout: float) -> "dict[str, list[Check]]":
             if not doctor.shut(tried[-1]):
                 break
         best = next((legs for legs in tried if not doctor.shut(legs)), None)
-        found[f"{word} {host.name}"] = [*findings, *(best or [leg for legs in tried for leg in legs])]
-    return found
+        checks[f"{word} {host.name}"] = [*findings, *(best or [leg for legs in tried for leg in legs])]
+    return checks
 
 
 def _this_host() -> "HostMesh":

@@ -96,9 +96,9 @@ def _parametrized(sets: list[dict[str, object]]) -> Callable[[F], F]:
             run = run_sync
         # A method's `self` stays first.
         own = list(signature.parameters.values())
-        place = 1 if own and own[0].name == "self" else 0
-        run.__signature__ = signature.replace(parameters=[*own[:place], first, *own[place:]])
-        names = ["-".join(f"{name}={value}" for name, value in one.items()) for one in sets]
+        index = 1 if own and own[0].name == "self" else 0
+        run.__signature__ = signature.replace(parameters=[*own[:index], first, *own[index:]])
+        names = ["-".join(f"{name}={value}" for name, value in args.items()) for args in sets]
         return cast(F, pytest.mark.parametrize("_config", sets, ids=names)(run))
 
     return decorate

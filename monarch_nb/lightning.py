@@ -256,12 +256,12 @@ def _run_on_rank(trainer: pl.Trainer | None, function: Callable[[], object]) -> 
 
 def _gathered(weights: Mapping[str, object], is_wanted: bool) -> dict[str, object]:
     """Whole tensors in the host's memory, one after the other. All ranks call it; those that want none keep none."""
-    whole: dict[str, object] = {}
+    gathered: dict[str, object] = {}
     for name, tensor in weights.items():
         value = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if is_wanted:
-            whole[name] = value.cpu() if isinstance(value, torch.Tensor) else value
-    return whole
+            gathered[name] = value.cpu() if isinstance(value, torch.Tensor) else value
+    return gathered
 
 
 def _callbacks(trainer: pl.Trainer) -> list[pl.Callback]:

@@ -66,8 +66,8 @@ class WorldPosition(Struct, frozen=True):
         Frameworks that remember the environment for the life of a process read it again.
         """
         PROCESS_GROUPS.give_up(number, everything=True)
-        wanted = of_rank(self.rank, self.size, self.local_rank, self.local_size, master)
-        PROCESS_GROUPS.set_environment(wanted, forced=True)
+        variables = of_rank(self.rank, self.size, self.local_rank, self.local_size, master)
+        PROCESS_GROUPS.set_environment(variables, forced=True)
         _reset_frameworks()
 
 

@@ -45,7 +45,7 @@ class SharedStateDict:
         Raises ValueError for a tensor that has different shapes or dtypes on two ranks.
         """
         several = shared.values() if isinstance(shared, ValueMesh) else shared
-        return cls(OfferedShards.join(each._offered for each in several))
+        return cls(OfferedShards.join(state._offered for state in several))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -114,10 +114,10 @@ def share(state: State) -> SharedStateDict:
 def _named(state: State) -> dict[str, torch.Tensor]:
     if not isinstance(state, torch.nn.Module | Mapping):
         raise TypeError(f"a module, or tensors by name, are wanted, not {type(state).__name__}")
-    found = dict(_tensors(state.state_dict() if isinstance(state, torch.nn.Module) else state, ""))
-    if not found:
+    tensors = dict(_tensors(state.state_dict() if isinstance(state, torch.nn.Module) else state, ""))
+    if not tensors:
         raise ValueError("there is no tensor in this state")
-    return found
+    return tensors
 
 
 def _tensors(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -77,7 +77,7 @@ class ProgramMagics(SessionMagics):
         """
         try:
             words, place = _split(shlex.split(line), self._session.names())
-            command = TorchrunCommand.read(["torchrun", *words], here=True)
+            command = TorchrunCommand.read(["torchrun", *words], local=True)
             with cell_syntax():
                 program = SPMDProgram.read(command.script)
         except (ValueError, OSError) as error:

@@ -92,29 +92,31 @@ def parse_dialled(text: str) -> ChannelEndpoint:
 
 def _split(rest: str) -> tuple[str, str | None]:
     """At the @ that another transport follows; paths may have @ in them."""
-    for place in (match.start() for match in re.finditer("@", rest)):
-        if _SCHEME.match(rest, place + 1):
-            return rest[:place], rest[place + 1 :]
+    for position in (match.start() for match in re.finditer("@", rest)):
+        if _SCHEME.match(rest, position + 1):
+            return rest[:position], rest[position + 1 :]
     return rest, None
 
 
-def _endpoint(text: str, whole: str, *, binds: bool) -> ChannelEndpoint:
+def _endpoint(text: str, address: str, *, binds: bool) -> ChannelEndpoint:
     match = _SCHEME.match(text)
     assert match is not None
-    scheme, place = match[1].lower(), text[match.end() :]
+    scheme, rest = match[1].lower(), text[match.end() :]
     if scheme == "ipc":
-        if not place or place.startswith("@"):
-            said = "sockets without a file have no owner or mode that could be checked" if place else "it names no path"
-            raise AddressError(f"{_shown(whole)}: {said}; write ipc:///a/path")
-        return ChannelEndpoint("ipc", path=place)
+        if not rest or rest.startswith("@"):
+            problem = (
+                "sockets without a file have no owner or mode that could be checked" if rest else "it names no path"
+            )
+            raise AddressError(f"{_shown(address)}: {problem}; write ipc:///a/path")
+        return ChannelEndpoint("ipc", path=rest)
     if scheme == "tcp":
-        return _tcp(place, whole, binds=binds)
+        return _tcp(rest, address, binds=binds)
     if scheme in ("tls", "metatls", "inproc", "unix"):
         raise NotImplementedError(f"{scheme}:// is not part of this version; use tcp:// with a key, or ipc:// here")
-    raise AddressError(f"{_shown(whole)}: {scheme}:// is not a known transport; {_FORMS}")
+    raise AddressError(f"{_shown(address)}: {scheme}:// is not a known transport; {_FORMS}")
 
 
-def _tcp(rest: str, whole: str, *, binds: bool) -> ChannelEndpoint:
+def _tcp(rest: str, address: str, *, binds: bool) -> ChannelEndpoint:
     host, colon, number = rest.rpartition(":")
     if rest == "*" and not binds:
         raise NotImplementedError(
@@ -125,7 +127,7 @@ def _tcp(rest: str, whole: str, *, binds: bool) -> ChannelEndpoint:
     if fd is not None:
         number = "0"
     if not colon or not (number.isascii() and number.isdigit() and len(number) <= 5 and int(number) <= 65535):
-        raise AddressError(f"{_shown(whole)}: tcp:// needs a host and a port from 1 to 65535")
+        raise AddressError(f"{_shown(address)}: tcp:// needs a host and a port from 1 to 65535")
     port = int(number)
     if host == "*":
         if not binds:
@@ -140,9 +142,11 @@ def _tcp(rest: str, whole: str, *, binds: bool) -> ChannelEndpoint:
     else:
         good = len(host) <= 255 and _NAME.fullmatch(host) is not None
     if not good:
-        raise AddressError(f"{_shown(whole)}: {_shown(host)} is neither a host name nor an IP address ([...] for IPv6)")
+        raise AddressError(
+            f"{_shown(address)}: {_shown(host)} is neither a host name nor an IP address ([...] for IPv6)"
+        )
     if port == 0 and fd is None and not binds:
-        raise AddressError(f"{_shown(whole)}: nobody can dial port 0; choose one")
+        raise AddressError(f"{_shown(address)}: nobody can dial port 0; choose one")
     return ChannelEndpoint("tcp", host=host, port=port, fd=fd)
 
 

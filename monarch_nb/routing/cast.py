@@ -62,10 +62,10 @@ def expand(plan: CastPlan, host: str) -> Expansion:
             rank,
             run.incarnation,
             run.seq,
-            run.index + place * run.index_stride,
+            run.index + position * run.index_stride,
         )
         for run in _clip(plan.runs, first, first + plan.per_host)
-        for place, rank in enumerate(range(run.rank, run.rank + run.count * run.stride, run.stride))
+        for position, rank in enumerate(range(run.rank, run.rank + run.count * run.stride, run.stride))
     ]
     return Expansion(deliveries, branches_below(plan))
 
@@ -78,8 +78,8 @@ def branches_below(plan: CastPlan) -> list[Branch]:
 def indices(runs: Sequence[Run]) -> Iterator[int]:
     """The places in the region that `runs` cover: what a lost branch leaves unanswered."""
     for run in runs:
-        for place in range(run.count):
-            yield run.index + place * run.index_stride
+        for position in range(run.count):
+            yield run.index + position * run.index_stride
 
 
 def size_of(runs: Sequence[Run]) -> int:
@@ -90,7 +90,7 @@ def size_of(runs: Sequence[Run]) -> int:
 def _hosts(layout: Layout, runs: Sequence[Run]) -> Sequence[int]:
     """Indices of the hosts with any of the ranks, ascending."""
     per_host = layout.per_host
-    found: set[int] = set()
+    hosts: set[int] = set()
     for run in runs:
         if run.count < 1:
             continue
@@ -101,10 +101,10 @@ def _hosts(layout: Layout, runs: Sequence[Run]) -> Sequence[int]:
             span = range(run.rank // per_host, last // per_host + 1)
             if len(runs) == 1:
                 return span
-            found.update(span)
+            hosts.update(span)
         else:
-            found.update(rank // per_host for rank in range(run.rank, last + 1, run.stride))
-    return sorted(found)
+            hosts.update(rank // per_host for rank in range(run.rank, last + 1, run.stride))
+    return sorted(hosts)
 
 
 def _branches(plan: CastPlan, after: int) -> list[Branch]:

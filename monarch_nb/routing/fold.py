@@ -46,8 +46,8 @@ class Fold(Generic[T]):
 
     def folded(self, batch: Batch[T], now: float) -> Batch[T] | None:
         """What an agent below gathered; the batch to send on now, if any."""
-        for places, item in batch.replies:
-            self._add(places, item, now)
+        for indices, item in batch.replies:
+            self._add(indices, item, now)
         for lost in batch.lost:
             self._lose(lost.indices, lost.reason, now)
         return self.tick(now)
@@ -84,20 +84,20 @@ class Fold(Generic[T]):
         """When to call `tick`; None while nothing waits."""
         return self._due
 
-    def _add(self, places: range, item: T, now: float) -> None:
-        if self._seen.isdisjoint(places):
-            self._seen.update(places)
-            self._batch.replies.append((places, item))
+    def _add(self, indices: range, item: T, now: float) -> None:
+        if self._seen.isdisjoint(indices):
+            self._seen.update(indices)
+            self._batch.replies.append((indices, item))
             self._wait(now)
-        elif len(places) > 1:  # some of them are lost, or have answered
-            for place in places:
-                self._add(range(place, place + 1), item, now)
+        elif len(indices) > 1:  # some of them are lost, or have answered
+            for index in indices:
+                self._add(range(index, index + 1), item, now)
 
     def _lose(self, indices: Iterable[int], reason: str, now: float) -> None:
-        gone = self.waits_for(indices)
-        if gone:
-            self._seen.update(gone)
-            self._batch.lost.append(LostIndices(gone, reason))
+        unanswered = self.waits_for(indices)
+        if unanswered:
+            self._seen.update(unanswered)
+            self._batch.lost.append(LostIndices(unanswered, reason))
             self._wait(now)
 
     def _wait(self, now: float) -> None:

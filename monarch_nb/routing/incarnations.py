@@ -54,10 +54,10 @@ class Incarnations:
         over = self._over.get(address, 0)
         if incarnation and (last_seen > incarnation or (over >= incarnation and address not in self.ended)):
             return False
-        for known in (self.ended, self._over):
-            known.pop(address, None)  # the latest last
-            while len(known) >= self._remembered:
-                del known[next(iter(known))]
+        for ends in (self.ended, self._over):
+            ends.pop(address, None)  # the latest last
+            while len(ends) >= self._remembered:
+                del ends[next(iter(ends))]
         self.ended[address] = reason
         self._over[address] = max(incarnation, over)
         return True

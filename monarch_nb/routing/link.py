@@ -446,12 +446,12 @@ class Link(Generic[T]):
 
     def _release(self, limit: int) -> list[T]:
         """What was to be named of the numbers below `limit`; it is held no more."""
-        held = self._holds
+        holds = self._holds
         count = 0
-        while count < len(held) and held[count][0] < limit:
+        while count < len(holds) and holds[count][0] < limit:
             count += 1
-        released = [item for _, item in held[:count]]
-        del held[:count]
+        released = [item for _, item in holds[:count]]
+        del holds[:count]
         return released
 
     def _give_up(self, reason: str, actions: list[Action[T]]) -> None:

@@ -169,9 +169,9 @@ class Inbox(Generic[T]):
         if stream is None:
             return []
         first = min(stream.waiting)
-        known = {seq for seq in stream.void if seq < first}
-        self.stats.skipped += first - stream.expect - len(known)
-        stream.void -= known
+        void = {seq for seq in stream.void if seq < first}
+        self.stats.skipped += first - stream.expect - len(void)
+        stream.void -= void
         stream.expect = first
         return self._released(sender, stream, now)
 

@@ -38,7 +38,7 @@ class RoutingTable:
         self._cache: dict[str, Hop] = {}
 
     def learn(
-        self, where: str, *, endpoint: str | None = None, run_folder: str | None = None, via: str | None = None
+        self, target: str, *, endpoint: str | None = None, run_folder: str | None = None, via: str | None = None
     ) -> None:
         """A host, or one process ("host/name"), can be reached.
 
@@ -46,18 +46,18 @@ class RoutingTable:
         through the process `via`, which goes before the others ("": no longer). A later word replaces an earlier one of
         its sort. Where "" is reached by way of a process, all hosts are that nothing else is known of.
         """
-        if not where:
+        if not target:
             self._default = via or ""
             self._cache.clear()
             return
         if endpoint is not None:
-            self._endpoints[where] = endpoint
+            self._endpoints[target] = endpoint
         if run_folder is not None:
-            self._folders[where] = run_folder
+            self._folders[target] = run_folder
         if via:
-            self._vias[where] = via
+            self._vias[target] = via
         elif via is not None:
-            self._vias.pop(where, None)
+            self._vias.pop(target, None)
         self._cache.clear()
 
     def attached(self, address: str) -> None:
@@ -85,14 +85,14 @@ class RoutingTable:
         """Whether a process is on this machine, as far as is known."""
         return host_of(address) in self._folders
 
-    def forget(self, where: str) -> None:
+    def forget(self, target: str) -> None:
         """A host with all its processes, or one process, is gone."""
-        for known in (self._endpoints, self._folders, self._vias):
-            known.pop(where, None)
-        if "/" not in where:
-            self._inbound = {address for address in self._inbound if not address.startswith(f"{where}/")}
+        for routes in (self._endpoints, self._folders, self._vias):
+            routes.pop(target, None)
+        if "/" not in target:
+            self._inbound = {address for address in self._inbound if not address.startswith(f"{target}/")}
         else:
-            self._inbound.discard(where)
+            self._inbound.discard(target)
         self._cache.clear()
 
     def next_hop(self, destination: str) -> Hop:
@@ -104,20 +104,20 @@ class RoutingTable:
             hop = self._cache[destination] = self._find(destination, ())
         return hop
 
-    def _find(self, destination: str, asked: tuple[str, ...]) -> Hop:
+    def _find(self, destination: str, visited: tuple[str, ...]) -> Hop:
         if destination == self._self:
             return Hop("self", destination)
         host = host_of(destination)
         via = self._vias.get(destination) or self._vias.get(host)
-        if via is not None and via != destination and destination not in asked:
-            return self._find(via, (*asked, destination))
+        if via is not None and via != destination and destination not in visited:
+            return self._find(via, (*visited, destination))
         hop = self._direct(destination, host)
         if hop is None and self._agent is not None:
-            near = self._direct(self._agent, host_of(self._agent))
-            if near is not None:
-                hop = Hop("agent", near.address, near.endpoint)
-        if hop is None and self._default and not {destination, self._default} & {*asked}:
-            return self._find(self._default, (*asked, destination))
+            agent = self._direct(self._agent, host_of(self._agent))
+            if agent is not None:
+                hop = Hop("agent", agent.address, agent.endpoint)
+        if hop is None and self._default and not {destination, self._default} & {*visited}:
+            return self._find(self._default, (*visited, destination))
         if hop is None:
             raise NoRoute(f"no route from {self._self} to {destination} is known")
         return hop
@@ -138,7 +138,7 @@ class RoutingTable:
         return None
 
 
-def agent_meant(where: str) -> str:
+def agent_meant(text: str) -> str:
     """The agent that stands for a host, or is meant itself; "" for other processes."""
-    address = parse_address(where)
+    address = parse_address(text)
     return agent_of(address.host) if address.is_agent or not address.name else ""

@@ -162,16 +162,16 @@ class Segments:
         cells = list(segment.cells) * -(-period // len(segment.cells))
         del cells[period:]
         incarnations = (run.proc_incarnation, run.incarnation)
-        for place in range((run.rank - segment.start) % stride, period, stride):
-            cell = cells[place]
+        for position in range((run.rank - segment.start) % stride, period, stride):
+            cell = cells[position]
             if incarnations > cell[:2]:
                 cell = _Cell(*incarnations, 0)
             stale = incarnations < cell[:2]
             seq = -1 if stale else cell.seq
             if not stale:
-                cells[place] = _Cell(*incarnations, seq + 1)
-            first = segment.start + place
-            count = (length - place - 1) // period + 1
+                cells[position] = _Cell(*incarnations, seq + 1)
+            first = segment.start + position
+            count = (length - position - 1) // period + 1
             _append(out, run, first, count, period if count > 1 else run.stride, seq)
         return _Segment(segment.start, segment.stop, _shortest(tuple(cells), length))
 

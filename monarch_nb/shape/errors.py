@@ -36,5 +36,5 @@ def known_dims(labels: Sequence[str], meant: str = "") -> str:
     if not labels:
         return "it has no dimensions"
     close = difflib.get_close_matches(meant, labels, n=1)
-    asked = f"; did you mean {close[0]!r}?" if close else ""
-    return f"its dimensions are {', '.join(map(repr, labels))}{asked}"
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"its dimensions are {', '.join(map(repr, labels))}{hint}"

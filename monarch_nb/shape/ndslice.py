@@ -71,15 +71,15 @@ class NDSlice(Frozen):
     @classmethod
     def from_list(cls, ranks: Iterable[SupportsIndex]) -> "list[NDSlice]":
         """Slices of one dimension that hold these ranks together, in ascending order, each as long as it can be."""
-        left = sorted(map(operator.index, ranks))
+        remaining = sorted(map(operator.index, ranks))
         slices = []
-        while left:
-            step = left[1] - left[0] if len(left) > 1 else 0
+        while remaining:
+            step = remaining[1] - remaining[0] if len(remaining) > 1 else 0
             size = 1
-            while step and size < len(left) and left[size] - left[size - 1] == step:
+            while step and size < len(remaining) and remaining[size] - remaining[size - 1] == step:
                 size += 1
-            slices.append(NDSlice(left[0], [size], [step if size > 1 else 1]))
-            left = left[size:]
+            slices.append(NDSlice(remaining[0], [size], [step if size > 1 else 1]))
+            remaining = remaining[size:]
         return slices
 
     @property
@@ -108,48 +108,50 @@ class NDSlice(Frozen):
         if self._len == 0:
             return True
         dims = zip(self._sizes, self._strides, row_major_strides(self._sizes), strict=True)
-        return all(size == 1 or stride == wanted for size, stride, wanted in dims)
+        return all(size == 1 or stride == dense for size, stride, dense in dims)
 
     def nditem(self, coordinates: Sequence[SupportsIndex]) -> int:
         """The base rank at some coordinates. IndexError when they are outside or too few or many."""
-        place = tuple(map(operator.index, coordinates))
-        if len(place) != len(self._sizes):
-            raise OutOfRangeError(f"need {len(self._sizes)} coordinates, got {len(place)}: {list(place)}")
-        if not all(0 <= at < size for at, size in zip(place, self._sizes, strict=True)):
-            raise out_of_range(f"index out of range: coordinates {list(place)} in sizes {self.sizes}", *place)
-        return self._offset + sum(at * stride for at, stride in zip(place, self._strides, strict=True))
+        indices = tuple(map(operator.index, coordinates))
+        if len(indices) != len(self._sizes):
+            raise OutOfRangeError(f"need {len(self._sizes)} coordinates, got {len(indices)}: {list(indices)}")
+        if not all(0 <= coordinate < size for coordinate, size in zip(indices, self._sizes, strict=True)):
+            raise out_of_range(f"index out of range: coordinates {list(indices)} in sizes {self.sizes}", *indices)
+        return self._offset + sum(
+            coordinate * stride for coordinate, stride in zip(indices, self._strides, strict=True)
+        )
 
     def get(self, index: SupportsIndex) -> int:
         """The base rank at a row-major index; the inverse of `index`. IndexError outside 0 … len - 1."""
-        place = operator.index(index)
-        if not 0 <= place < self._len:
-            raise out_of_range(f"index out of range: {place} in a slice of {self._len} ranks", place)
+        position = operator.index(index)
+        if not 0 <= position < self._len:
+            raise out_of_range(f"index out of range: {position} in a slice of {self._len} ranks", position)
         rank = self._offset
         for size, stride in zip(reversed(self._sizes), reversed(self._strides), strict=True):
-            place, at = divmod(place, size)
-            rank += at * stride
+            position, coordinate = divmod(position, size)
+            rank += coordinate * stride
         return rank
 
     def coordinates(self, rank: SupportsIndex) -> list[int]:
         """Where a base rank is. ValueError when it is not in this slice."""
         base = operator.index(rank)
-        place = self._locate(base)
-        if place is None:
+        found = self._locate(base)
+        if found is None:
             raise out_of_range(f"rank {base} is not in {self!r}", base)
-        return place
+        return found
 
     def index(self, rank: SupportsIndex) -> int:
         """The row-major index of a base rank. ValueError when it is not in this slice."""
         index = 0
-        for at, size in zip(self.coordinates(rank), self._sizes, strict=True):
-            index = index * size + at
+        for coordinate, size in zip(self.coordinates(rank), self._sizes, strict=True):
+            index = index * size + coordinate
         return index
 
     def _locate(self, rank: int) -> list[int] | None:
         if self._len == 0:
             return None
-        place = [0] * len(self._sizes)
-        return place if _descend(self._steps, 0, rank - self._offset, place) else None
+        coordinates = [0] * len(self._sizes)
+        return coordinates if _descend(self._steps, 0, rank - self._offset, coordinates) else None
 
     def __contains__(self, rank: object) -> bool:
         return isinstance(rank, SupportsIndex) and self._locate(operator.index(rank)) is not None
@@ -162,9 +164,9 @@ class NDSlice(Frozen):
             yield self._offset
             return
         *outer, (size, stride) = zip(self._sizes, self._strides, strict=True)
-        for place in itertools.product(*(_offsets(length, jump) for length, jump in outer)):
-            start = self._offset + sum(place)
-            yield from (start + at for at in _offsets(size, stride))
+        for offsets in itertools.product(*(_offsets(length, jump) for length, jump in outer)):
+            start = self._offset + sum(offsets)
+            yield from (start + step for step in _offsets(size, stride))
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> int: ...
@@ -172,7 +174,7 @@ class NDSlice(Frozen):
     def __getitem__(self, index: slice) -> tuple[int, ...]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> int | tuple[int, ...]:
         if isinstance(index, slice):
-            return tuple(self.get(at) for at in range(*index.indices(self._len)))
+            return tuple(self.get(position) for position in range(*index.indices(self._len)))
         return self.get(index)
 
     def __eq__(self, other: object) -> bool:
@@ -203,14 +205,14 @@ def _steps(sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int,
     return tuple(reversed(steps))
 
 
-def _descend(steps: tuple[tuple[int, int, int, int], ...], level: int, rest: int, place: list[int]) -> bool:
+def _descend(steps: tuple[tuple[int, int, int, int], ...], level: int, rest: int, coordinates: list[int]) -> bool:
     """Finds coordinates that sum up to `rest`; one candidate a level, unless somebody made up interleaving strides."""
     if level == len(steps):
         return rest == 0
     dim, size, stride, reach = steps[level]
-    for at in range(max(0, -((reach - rest) // stride)), min(size - 1, rest // stride) + 1):
-        place[dim] = at
-        if _descend(steps, level + 1, rest - at * stride, place):
+    for coordinate in range(max(0, -((reach - rest) // stride)), min(size - 1, rest // stride) + 1):
+        coordinates[dim] = coordinate
+        if _descend(steps, level + 1, rest - coordinate * stride, coordinates):
             return True
     return False
 
@@ -235,7 +237,7 @@ class PickedSlice(NDSlice):
         if len(ranks) != self._len:
             raise ValueError(f"need one rank for each place of sizes {list(lengths)}, got {len(ranks)}")
         key = (lengths, tuple(ranks))
-        self._fill(_ranks=tuple(ranks), _places={rank: place for place, rank in enumerate(ranks)})
+        self._fill(_ranks=tuple(ranks), _places={rank: position for position, rank in enumerate(ranks)})
         self._fill(_key=key, _hash=hash(key))
 
     @classmethod
@@ -243,8 +245,8 @@ class PickedSlice(NDSlice):
         """Of some ranks those at an index (takes that dimension away) or at some indices of the dimensions given."""
         dims = [chosen.get(dim, range(size)) for dim, size in enumerate(ranks.sizes)]
         indices = [(picked,) if isinstance(picked, int) else picked for picked in dims]
-        kept = [len(picked) for picked in dims if not isinstance(picked, int)]
-        return cls(kept, [ranks.nditem(place) for place in itertools.product(*indices)])
+        sizes = [len(picked) for picked in dims if not isinstance(picked, int)]
+        return cls(sizes, [ranks.nditem(coordinates) for coordinates in itertools.product(*indices)])
 
     @property
     def strides(self) -> list[int]:
@@ -265,13 +267,13 @@ class PickedSlice(NDSlice):
         return self._ranks[super().get(index) - self._offset]
 
     def _locate(self, rank: int) -> list[int] | None:
-        place = self._places.get(rank)
-        if place is None:
+        position = self._places.get(rank)
+        if position is None:
             return None
         coordinates = []
         for stride in row_major_strides(self._sizes):
-            at, place = divmod(place, stride)
-            coordinates.append(at)
+            coordinate, position = divmod(position, stride)
+            coordinates.append(coordinate)
         return coordinates
 
     def __iter__(self) -> Iterator[int]:

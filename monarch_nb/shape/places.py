@@ -7,13 +7,13 @@ from .region import Region
 
 def spans(numbers: Iterable[int]) -> str:
     """Numbers with runs drawn together: `0-2,5`."""
-    found: list[list[int]] = []
+    pairs: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
+        if pairs and pairs[-1][1] == number - 1:
+            pairs[-1][1] = number
         else:
-            found.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+            pairs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 
 
 def places(labels: Sequence[str], points: Iterable[Sequence[int]], sizes: Sequence[int] = ()) -> str:

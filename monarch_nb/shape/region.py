@@ -108,10 +108,12 @@ class Point(Frozen, Mapping[str, int]):
     _extent: Extent
 
     def __init__(self, rank: SupportsIndex, extent: Extent) -> None:
-        at = rank if type(rank) is int else operator.index(rank)
-        if not 0 <= at < extent._nelements:
-            raise out_of_range(f"rank {at} is out of range for {extent!r}, which has {extent.nelements} places", at)
-        _set(self, "_rank", at)
+        index = rank if type(rank) is int else operator.index(rank)
+        if not 0 <= index < extent._nelements:
+            raise out_of_range(
+                f"rank {index} is out of range for {extent!r}, which has {extent.nelements} places", index
+            )
+        _set(self, "_rank", index)
         _set(self, "_extent", extent)
 
     @property
@@ -156,7 +158,9 @@ class Point(Frozen, Mapping[str, int]):
         return Point, (self._rank, self._extent)
 
     def __repr__(self) -> str:
-        return "{" + ", ".join(f"{label!r}: {at}/{self.size(label)}" for label, at in self.items()) + "}"
+        return (
+            "{" + ", ".join(f"{label!r}: {coordinate}/{self.size(label)}" for label, coordinate in self.items()) + "}"
+        )
 
 
 def _checked_labels(labels: Sequence[str]) -> tuple[str, ...]:
@@ -267,8 +271,8 @@ class Region(Frozen):
     def _chosen(self, chosen: "Mapping[str, int | Sequence[int]]") -> "Region":
         ranks = self._ndslice
         labels = [name for name in self.labels if not isinstance(chosen.get(name), int)]
-        if isinstance(ranks, PickedSlice) or not all(isinstance(each, int | range) for each in chosen.values()):
-            by_place = {place: chosen[name] for place, name in enumerate(self.labels) if name in chosen}
+        if isinstance(ranks, PickedSlice) or not all(isinstance(indices, int | range) for indices in chosen.values()):
+            by_place = {dim: chosen[name] for dim, name in enumerate(self.labels) if name in chosen}
             return Region(labels, PickedSlice.of(ranks, by_place))
         offset = ranks.offset
         sizes, strides = [], []
@@ -445,14 +449,14 @@ def _split_sizes(extent: Mapping[str, int], splits: Mapping[str, Sequence[str] |
     """The parts each dimension of `extent` becomes, from the keywords of `split`. ValueError if they do not fit."""
     names, sizes = _sorted_out(extent, splits)
     unused = set(sizes)
-    taken: set[str] = set()
+    used: set[str] = set()
     result = []
     for label, total in extent.items():
         parts = names.get(label, (label,))
         for part in parts:
-            if part in taken:
+            if part in used:
                 raise ValueError(f"Duplicate dimension name {part!r}: a split must give every dimension its own name")
-            taken.add(part)
+            used.add(part)
         unused -= set(parts)
         result.append(_parts(label, total, parts, sizes))
     if unused:
@@ -497,12 +501,12 @@ def _parts(label: str, total: int, parts: tuple[str, ...], sizes: Mapping[str, i
             f"Cannot infer size of {' and '.join(map(repr, unknown))}, into which {label!r} of size {total} is split: "
             f"only one may be left out; give the others as arguments, for example {unknown[-1]}=2"
         )
-    known = math.prod(sizes[part] for part in parts if part in sizes)
-    inferred, left = divmod(total, known)
-    if left or (not unknown and inferred != 1):
-        wanted = ", ".join(f"{part}={sizes.get(part, '?')}" for part in parts)
+    product = math.prod(sizes[part] for part in parts if part in sizes)
+    inferred, remainder = divmod(total, product)
+    if remainder or (not unknown and inferred != 1):
+        split = ", ".join(f"{part}={sizes.get(part, '?')}" for part in parts)
         raise ValueError(
-            f"Dimension {label!r} of size {total} is not evenly divided by ({wanted}); "
+            f"Dimension {label!r} of size {total} is not evenly divided by ({split}); "
             f"their sizes must multiply to {total}"
         )
     return [(part, sizes.get(part, inferred)) for part in parts]

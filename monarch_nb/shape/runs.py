@@ -16,11 +16,11 @@ def runs(region: Region) -> Sequence[Run]:
     Time and number of runs are len(region) / that stretch: one for a whole mesh of any size. Runs do not come in the
     order of their ranks, and may interleave.
     """
-    found = region._runs  # each call asks twice for those of the slice it is made on
-    if found is None:
-        found = _runs(region.ndslice)
-        region._fill(_runs=found)
-    return found
+    cached = region._runs  # each call asks twice for those of the slice it is made on
+    if cached is None:
+        cached = _runs(region.ndslice)
+        region._fill(_runs=cached)
+    return cached
 
 
 @functools.lru_cache(maxsize=1024)
@@ -34,9 +34,9 @@ def _runs(ranks: NDSlice) -> tuple[Run, ...]:
         return (Run(rank=ranks.offset, count=1),)
     count, stride, index_stride = axes.pop(max(range(len(axes)), key=lambda axis: (axes[axis][0], axis)))
     result = []
-    for place in itertools.product(*(range(size) for size, _, _ in axes)):
-        rank = ranks.offset + sum(at * step for at, (_, step, _) in zip(place, axes, strict=True))
-        index = sum(at * step for at, (_, _, step) in zip(place, axes, strict=True))
+    for coordinates in itertools.product(*(range(size) for size, _, _ in axes)):
+        rank = ranks.offset + sum(coordinate * step for coordinate, (_, step, _) in zip(coordinates, axes, strict=True))
+        index = sum(coordinate * step for coordinate, (_, _, step) in zip(coordinates, axes, strict=True))
         result.append(Run(rank=rank, count=count, stride=stride, index=index, index_stride=index_stride))
     return tuple(result)
 

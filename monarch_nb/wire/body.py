@@ -175,7 +175,7 @@ def _unpack(first: memoryview, frames: Sequence[InFrame]) -> tuple[memoryview, l
     end = _HEAD.size + 4 * count
     sizes = struct.unpack(f"<{count}I", first[_HEAD.size : end])
     apart = sizes.count(_APART)
-    alone, others = iter(frames[:apart]), iter(frames[apart:])
+    alone, shared = iter(frames[:apart]), iter(frames[apart:])
     buffers: list[InFrame] = []
     room = memoryview(b"")
     start = 0
@@ -184,14 +184,14 @@ def _unpack(first: memoryview, frames: Sequence[InFrame]) -> tuple[memoryview, l
             buffers.append(next(alone, b""))
             continue
         if start + size > room.nbytes:
-            room, start = _memory(next(others, b"")), 0
+            room, start = _memory(next(shared, b"")), 0
             if size > room.nbytes:
                 raise pickle.UnpicklingError("a message lacks the end of its buffers")
         buffers.append(room[start : start + size])
         start += size + -size % _ALIGNED
     if len(frames) < apart:
         raise pickle.UnpicklingError("a message lacks some of its buffers")
-    return first[end:], [*buffers, *others]
+    return first[end:], [*buffers, *shared]
 
 
 def _memory(frame: InFrame) -> memoryview:
@@ -236,19 +236,19 @@ def encode(
     previous = enter_codec(context)
     try:
         cargo = Cargo()
-        made = Pickler(cargo, gpu=gpu) if pickler is None else pickler(cargo)
+        writer = Pickler(cargo, gpu=gpu) if pickler is None else pickler(cargo)
         with without_modes():
-            made.dump(obj)
-            chunks, frames = made.chunks, made.buffers
-            if not cargo.classes and not made.files and max(map(len, chunks)) < _LARGE:
+            writer.dump(obj)
+            chunks, frames = writer.chunks, writer.buffers
+            if not cargo.classes and not writer.files and max(map(len, chunks)) < _LARGE:
                 first = chunks[0] if len(chunks) == 1 else b"".join(chunks)
                 return _pack(first, frames) if len(frames) > 1 else [first, *frames]
-            cargo.files.update(made.files)
+            cargo.files.update(writer.files)
             units, sources = cargo.pack(_unit_pickler)
     finally:
         leave_codec(previous)
-    stream, places, pieces = _set_apart(chunks)
-    prologue = pickle.dumps(([tuple(unit) for unit in units], sources, places), 5)
+    stream, offsets, pieces = _set_apart(chunks)
+    prologue = pickle.dumps(([tuple(unit) for unit in units], sources, offsets), 5)
     first = b"".join((_PROLOGUE.pack(_EXTENDED, len(prologue)), prologue, *stream))
     return [*_pack(first, frames), *pieces]
 
@@ -276,12 +276,12 @@ def decode(frames: Sequence[InFrame], context: object = None) -> Any:
         if len(first) <= _TINY:
             return pickle.loads(first)
         with without_modes():
-            others = frames[1:]
+            buffers = frames[1:]
             if first[0] == PACKED:
-                first, others = _unpack(memoryview(first), others)
+                first, buffers = _unpack(memoryview(first), buffers)
             if first[0] != _EXTENDED:
-                return pickle.loads(first, buffers=_mapped(others))
-            return _decode_extended(memoryview(first), others)
+                return pickle.loads(first, buffers=_mapped(buffers))
+            return _decode_extended(memoryview(first), buffers)
     finally:
         leave_codec(previous)
 
@@ -292,15 +292,15 @@ def _mapped(frames: Sequence[InFrame]) -> list[Frame]:
 
 def _decode_extended(first: memoryview, frames: Sequence[InFrame]) -> Any:
     start = _PROLOGUE.size + _PROLOGUE.unpack_from(first)[1]
-    units, sources, places = pickle.loads(first[_PROLOGUE.size : start])
+    units, sources, offsets = pickle.loads(first[_PROLOGUE.size : start])
     # Held until the instances in the body hold them.
     classes = install(units, sources) if units or sources else None
     stream = first[start:]
-    if not places:
+    if not offsets:
         result = pickle.loads(stream, buffers=_mapped(frames))
     else:
-        count = len(frames) - len(places)
-        reader: Any = _Reader(stream, places, frames[count:])
+        count = len(frames) - len(offsets)
+        reader: Any = _Reader(stream, offsets, frames[count:])
         result = pickle.Unpickler(reader, buffers=_mapped(frames[:count])).load()
     del classes
     return result
@@ -309,13 +309,13 @@ def _decode_extended(first: memoryview, frames: Sequence[InFrame]) -> Any:
 class _Reader:
     """A stream with large pieces put back in their places; the pieces are copied once, to where they belong."""
 
-    def __init__(self, stream: memoryview, places: Sequence[int], pieces: Sequence[InFrame]) -> None:
+    def __init__(self, stream: memoryview, offsets: Sequence[int], pieces: Sequence[InFrame]) -> None:
         self._parts: list[memoryview | FileBuffer] = []
         last = 0
-        for place, piece in zip(places, pieces, strict=True):
-            whole = memoryview(piece).cast("B") if isinstance(piece, _IN_MEMORY) else piece
-            self._parts += [stream[last:place], whole]
-            last = place
+        for offset, piece in zip(offsets, pieces, strict=True):
+            content = memoryview(piece).cast("B") if isinstance(piece, _IN_MEMORY) else piece
+            self._parts += [stream[last:offset], content]
+            last = offset
         self._parts.append(stream[last:])
         self._parts.reverse()
 
@@ -365,7 +365,7 @@ class _Reader:
 def _set_apart(chunks: Sequence[Frame]) -> tuple[list[Frame], list[int], list[Frame]]:
     """The stream without its large chunks, where they belong in it, and they themselves."""
     stream: list[Frame] = []
-    places: list[int] = []
+    offsets: list[int] = []
     pieces: list[Frame] = []
     offset = 0
     for chunk in chunks:
@@ -373,9 +373,9 @@ def _set_apart(chunks: Sequence[Frame]) -> tuple[list[Frame], list[int], list[Fr
             stream.append(chunk)
             offset += len(chunk)
         else:
-            places.append(offset)
+            offsets.append(offset)
             pieces.append(chunk)
-    return stream, places, pieces
+    return stream, offsets, pieces
 
 
 def _unit_pickler(cargo: Cargo) -> Pickler:

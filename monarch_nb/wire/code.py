@@ -260,7 +260,7 @@ def _is_within(module: str, package: str) -> bool:
 
 def _text(name: str) -> str:
     lines = linecache.getlines(name)
-    known = _joined.get(name)
-    if known is None or known[0] is not lines:
-        known = _joined[name] = (lines, "".join(lines))
-    return known[1]
+    cached = _joined.get(name)
+    if cached is None or cached[0] is not lines:
+        cached = _joined[name] = (lines, "".join(lines))
+    return cached[1]

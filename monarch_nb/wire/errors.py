@@ -130,9 +130,9 @@ def format_exception(exc: BaseException) -> list[str]:
         formatted = getattr(exc, _TRACEBACK, None)
         if isinstance(formatted, list):
             return [text_of(line) for line in formatted]
-        whole = traceback.TracebackException.from_exception(exc)
-        _trim(whole, set())
-        return [text_of(line) for line in whole.format()]
+        report = traceback.TracebackException.from_exception(exc)
+        _trim(report, set())
+        return [text_of(line) for line in report.format()]
     except BaseException as failure:  # of the exception's own code, which may also want to end the process
         text = f"{type_name(exc)}: {text_of(exc)} (its traceback could not be formatted: {error_line(failure)})\n"
         return [*_frames(exc), text]
@@ -178,8 +178,8 @@ class ExceptionText(NamedTuple):
     @property
     def likeness(self) -> tuple[str, str, str]:
         """Type, text and the line of code that raised: errors with equal ones are reported as one."""
-        places = (line for part in self.formatted for line in part.splitlines() if line.startswith("  File "))
-        return self.type_name, self.text, max(enumerate(places), default=(0, ""))[1]
+        sources = (line for part in self.formatted for line in part.splitlines() if line.startswith("  File "))
+        return self.type_name, self.text, max(enumerate(sources), default=(0, ""))[1]
 
 
 def exception_text(frames: Sequence[OutFrame | InFrame]) -> ExceptionText:
@@ -214,9 +214,9 @@ def decode_exception(frames: Sequence[InFrame], context: object = None) -> BaseE
     return _with_traceback(RemoteException(name, text, "".join(formatted), reason), formatted)
 
 
-def unpickle_failure(failure: BaseException, what: str, where: str) -> ActorError:
+def unpickle_failure(failure: BaseException, value: str, role: str) -> ActorError:
     """The error for `what` (result, argument) that arrived but could not be unpickled in the `where` process."""
-    return ActorError(failure, f"The {what} could not be unpickled in the {where} process.")
+    return ActorError(failure, f"The {value} could not be unpickled in the {role} process.")
 
 
 def _with_traceback(exc: BaseException, formatted: list[str]) -> BaseException:
@@ -250,15 +250,15 @@ def _rebuild_actor_error(
     return error
 
 
-def _trim(report: traceback.TracebackException, seen: set[int]) -> None:
+def _trim(report: traceback.TracebackException, trimmed: set[int]) -> None:
     """Drops the engine's own frames from an exception and its causes, unless there are no others."""
-    if id(report) in seen:
+    if id(report) in trimmed:
         return
-    seen.add(id(report))
+    trimmed.add(id(report))
     _without_own(report.stack)
     for linked in (report.__cause__, report.__context__, *(report.exceptions or ())):
         if linked is not None:
-            _trim(linked, seen)
+            _trim(linked, trimmed)
 
 
 class At(NamedTuple):
@@ -300,20 +300,20 @@ def without_engine(frames: Sequence[At], own: Sequence[str] = (ENGINE,), through
     """The frames outside of the engine: up to its first one all, after that those of the user's code. Frames of
     `through` are left out everywhere."""
     folders = tuple(own)
-    entered, left = False, []
-    for place, frame in enumerate(frames):
+    entered, indices = False, []
+    for index, frame in enumerate(frames):
         inside = frame.file.startswith(folders)
         entered = entered or inside
         if not inside and not frame.file.startswith(tuple(through)) and (not entered or is_users_file(frame.file)):
-            left.append(place)
-    return left
+            indices.append(index)
+    return indices
 
 
 def _without_own(stack: traceback.StackSummary) -> None:
-    first = next((place for place, frame in enumerate(stack) if not frame.filename.startswith(ENGINE)), len(stack))
+    first = next((index for index, frame in enumerate(stack) if not frame.filename.startswith(ENGINE)), len(stack))
     if first == len(stack):
         return
     del stack[:first]
     frames = [At(frame.filename, frame.line or "") for frame in stack]
     if is_mistake(frames):
-        stack[:] = [stack[place] for place in without_engine(frames)]
+        stack[:] = [stack[index] for index in without_engine(frames)]

@@ -59,9 +59,9 @@ def explain_unpicklable(obj: object, label: str) -> str:
         return f"{label} can be sent"
     path, culprit, failure = search.smallest(obj, quoted[1] if quoted else "it", failure)
     name = full_name(culprit)
-    what = with_article(name.removeprefix("builtins."))
+    kind = with_article(name.removeprefix("builtins."))
     advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), "")
-    finding = f"`{path}` is {what}" if path != "it" else f"it is {what}"
+    finding = f"`{path}` is {kind}" if path != "it" else f"it is {kind}"
     reason = _first_line(failure)
     return f"{label} cannot be sent: {finding} ({reason})" + (f"; {advice}" if advice else "")
 
@@ -108,8 +108,8 @@ def _members(obj: object) -> Iterator[tuple[str, object]]:
             yield _index(key), value
             yield f"key {_short(key)} of {{}}", key
     elif isinstance(obj, (list, tuple)):
-        for place, value in enumerate(obj[:_MEMBERS]):
-            yield f"{{}}[{place}]", value
+        for index, value in enumerate(obj[:_MEMBERS]):
+            yield f"{{}}[{index}]", value
     elif isinstance(obj, (set, frozenset)):
         for value in list(obj)[:_MEMBERS]:
             yield f"member {_short(value)} of {{}}", value
@@ -125,8 +125,8 @@ def _members(obj: object) -> Iterator[tuple[str, object]]:
         for name in _globals_of(obj.__code__):
             if name in obj.__globals__:
                 yield f"global {name} of {{}}", obj.__globals__[name]
-        for place, value in enumerate(obj.__defaults__ or ()):
-            yield f"default {place} of {{}}", value
+        for index, value in enumerate(obj.__defaults__ or ()):
+            yield f"default {index} of {{}}", value
     elif isinstance(obj, type):
         for name, value in list(obj.__dict__.items()):
             if not name.startswith("__") or isinstance(value, types.FunctionType):

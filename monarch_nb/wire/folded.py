@@ -46,20 +46,20 @@ def fold(replies: Iterable[Folded[F]]) -> list[bytes | F]:
     spans: list[list[range]] = []
     frames: list[F] = []
     alike: dict[tuple[int, bytes], int] = {}
-    for places, header, body, logs in replies:
+    for indices, header, body, logs in replies:
         key = _key(header, body)
-        known = None if key is None else alike.get(key)
-        if known is not None:
-            spans[known].extend(places)
-            parts[known].logs.extend(logs)
+        index = None if key is None else alike.get(key)
+        if index is not None:
+            spans[index].extend(indices)
+            parts[index].logs.extend(logs)
             continue
         if key is not None:
             alike[key] = len(parts)
         parts.append(_Part([], header.status, len(body), list(logs)))
-        spans.append(list(places))
+        spans.append(list(indices))
         frames.extend(body)
-    for part, found in zip(parts, spans, strict=True):
-        part.places = [(span.start, len(span)) for span in _joined(found)]
+    for part, ranges in zip(parts, spans, strict=True):
+        part.places = [(span.start, len(span)) for span in _joined(ranges)]
     return [msgspec.msgpack.encode(parts), *frames]
 
 
@@ -90,7 +90,7 @@ _decoder = msgpack_decoder(list[_Part])
 def unfold(header: Header, frames: Sequence[F]) -> list[Folded[F]]:
     """The replies in a FOLDED message. Raises msgspec.DecodeError on anything else."""
     replies: list[Folded[F]] = []
-    at = 1
+    position = 1
     parts = decode_plain(in_memory(frames[0]), _decoder) if frames else []
     if any(part.frames < 0 for part in parts) or sum(part.frames for part in parts) != len(frames) - 1:
         raise msgspec.ValidationError("other frames than the replies name")
@@ -98,7 +98,7 @@ def unfold(header: Header, frames: Sequence[F]) -> list[Folded[F]]:
         counts = [count for _, count in part.places]
         if min(counts, default=0) < 1 or sum(counts) > _MOST or min(part.places)[0] < 0:
             raise msgspec.ValidationError("a reply without a place, or of more ranks than there can be")
-        places = [range(first, first + count) for first, count in part.places]
+        indices = [range(first, first + count) for first, count in part.places]
         logs = tuple(part.logs)
         src, log = logs[0] if logs else (header.src, 0)
         reply = Header(
@@ -106,18 +106,18 @@ def unfold(header: Header, frames: Sequence[F]) -> list[Folded[F]]:
             header.dst,
             src,
             port=header.port,
-            index=places[0].start,
+            index=indices[0].start,
             status=part.status,
             call=header.call,
             log=log,
         )
-        replies.append(Folded(places, reply, list(frames[at : at + part.frames]), logs))
-        at += part.frames
+        replies.append(Folded(indices, reply, list(frames[position : position + part.frames]), logs))
+        position += part.frames
     return replies
 
 
 def unfold_each(header: Header, frames: Sequence[F]) -> Iterator[tuple[Header, list[F]]]:
     """The same, one by one. Raises msgspec.DecodeError on anything else, before the first."""
     for folded in unfold(header, frames):
-        for place in (place for span in folded.places for place in span):
-            yield msgspec.structs.replace(folded.header, index=place), list(folded.frames)
+        for index in (index for span in folded.places for index in span):
+            yield msgspec.structs.replace(folded.header, index=index), list(folded.frames)

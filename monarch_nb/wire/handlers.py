@@ -58,10 +58,10 @@ _Handled = tuple[Verb[Any, Any], Handler[Any, Any]]
 
 
 class Handlers:
-    """The verbs that one process takes. `who` is what it is called in refusals: "host agents", "processes"."""
+    """The verbs that one process takes. `owner` is what it is called in refusals: "host agents", "processes"."""
 
-    def __init__(self, who: str, answer: Answer) -> None:
-        self._who = who
+    def __init__(self, owner: str, answer: Answer) -> None:
+        self._owner = owner
         self._answer = answer
         self._handlers: dict[str, _Handled] = {}
         self.closed = False  # errors from now on are a consequence of leaving, and are not logged
@@ -91,7 +91,7 @@ class Handlers:
         try:
             entry = self._handlers.get(header.method)
             if entry is None:
-                asker.refuse(f"{self._who} know no {header.method!r}")
+                asker.refuse(f"{self._owner} know no {header.method!r}")
                 return
             verb, function = entry
             asker.lane = verb.lane

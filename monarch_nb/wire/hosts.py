@@ -58,7 +58,7 @@ def with_host_names(text: str) -> str:
     if not _names or "." not in text:
         return text
     names = _names
-    return _WRITTEN.sub(lambda found: names.get(found[0], found[0]), text)
+    return _WRITTEN.sub(lambda match: names.get(match[0], match[0]), text)
 
 
 def begin_host_names() -> None:

@@ -58,12 +58,12 @@ class Storage:
 
 
 def _torch() -> Any:
-    found = sys.modules.get("torch")
-    if found is None:
+    module = sys.modules.get("torch")
+    if module is None:
         import torch
 
         return torch
-    return found
+    return module
 
 
 # Types whose objects Python would look for by name in every module, and might find in the program's own; or not at all.
@@ -139,8 +139,8 @@ def reduce_storage(storage: Any, storages: dict[tuple[int, int], Storage], *, gp
         return NotImplemented
     memory = untyped.cpu() if untyped.device.type not in ("cpu", "cuda") else untyped
     key = (memory.data_ptr(), size)
-    held = storages.get(key) or storages.setdefault(key, _taken(sys.modules["torch"], memory, 0, size, gpu))
-    return rebuild_storage, (held, dtype)
+    stored = storages.get(key) or storages.setdefault(key, _taken(sys.modules["torch"], memory, 0, size, gpu))
+    return rebuild_storage, (stored, dtype)
 
 
 def rebuild_storage(storage: "torch.UntypedStorage", dtype: "torch.dtype | None") -> object:

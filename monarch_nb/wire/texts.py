@@ -42,9 +42,9 @@ def harmless(text: str) -> str:
     return _COMMANDS.sub(_without_command, text)
 
 
-def _without_command(found: re.Match[str]) -> str:
-    command = found[0]
-    if found["kept"]:
+def _without_command(match: re.Match[str]) -> str:
+    command = match[0]
+    if match["kept"]:
         return command
     return f"\\x{ord(command):02x}" if len(command) == 1 else ""
 
@@ -136,8 +136,8 @@ def number_of(value: Any) -> float:
 
 
 def _name(cls: type, attribute: str) -> str:
-    found: str = _TYPE[attribute].__get__(cls)
-    return _plain(found)
+    name: str = _TYPE[attribute].__get__(cls)
+    return _plain(name)
 
 
 def _module(cls: type) -> str:

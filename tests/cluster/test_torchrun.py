@@ -75,7 +75,7 @@ def test_command_lines_are_read_as_torchrun_reads_them() -> None:
     command = TorchrunCommand.read(line)
     assert (command.hosts, command.procs, command.left_out) == (0, 0, ("--max-restarts",))
     assert command.script == ("-m", "pack.train", "--nnodes", "7")
-    assert TorchrunCommand.read(["torchrun", "--nproc-per-node=auto", "train.py"], here=True).procs > 0
+    assert TorchrunCommand.read(["torchrun", "--nproc-per-node=auto", "train.py"], local=True).procs > 0
     for line, story in (
         (["python", "train.py"], "begins with torchrun"),
         (["torchrun", "--nproc-per-node=gpu", "train.py"], "say how many, as a number"),
