@@ -65,8 +65,8 @@ class Alias(ModuleType):
             module = importlib.import_module(home)
             if name in vars(module) or name in getattr(module, "__all__", ()):
                 return getattr(module, name)
-        if (found := refused(below)) is not None:
-            return found
+        if (stand_in := refused(below)) is not None:
+            return stand_in
         raise AttributeError(no_counterpart(below))
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -43,8 +43,8 @@ def _actor_kind(cls: type) -> ActorKind:
 class _ClientContext:
     def try_get(self) -> Context | None:
         """The context of the client in this process; None in processes of a mesh, and before the first use."""
-        here = started()
-        root = None if here is None else here.root_context
+        runtime = started()
+        root = None if runtime is None else runtime.root_context
         return root if root is not None and root.actor_instance.class_name is None else None
 
 
@@ -108,10 +108,10 @@ def sleep_indefinitely_for_unit_tests() -> None:
 
 def hold_gil_for_test(delay_secs: float, hold_secs: float) -> None:
     """Holds the interpreter's lock for `hold_secs`, from `delay_secs` on: no other thread runs Python meanwhile."""
-    held = ctypes.PyDLL(None)  # unlike CDLL, it keeps the lock during a call
+    library = ctypes.PyDLL(None)  # unlike CDLL, it keeps the lock during a call
 
     def hold() -> None:
-        held.usleep(ctypes.c_uint(int(hold_secs * 1e6)))
+        library.usleep(ctypes.c_uint(int(hold_secs * 1e6)))
 
     timer = threading.Timer(delay_secs, hold)
     timer.daemon = True

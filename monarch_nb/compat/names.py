@@ -194,10 +194,10 @@ def missing_part(name: str) -> str | None:
     """What to say of a module or name of torchmonarch that is not there yet, in full ("monarch.remote"); or None."""
     root, _, rest = name.partition(".")
     part = NAMES.get(rest) if root == "monarch" else None
-    at = name
-    while part is None and "." in at and at not in ALIASES:
-        part = MODULES.get(at)
-        at = at.rpartition(".")[0]
+    path = name
+    while part is None and "." in path and path not in ALIASES:
+        part = MODULES.get(path)
+        path = path.rpartition(".")[0]
     return None if part is None else sentence(name, part, INSTEAD.get(part, ""))
 
 

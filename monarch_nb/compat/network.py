@@ -32,9 +32,9 @@ def get_ipaddr(hostname: str, port: int, addr_type: AddrType = AddrType.Default)
                 address = str(entry[4][0])
                 if not ipaddress.ip_address(address).is_link_local:
                     return address
-    wanted = "IPv6 or IPv4" if addr_type is AddrType.Default else addr_type.name
+    kinds = "IPv6 or IPv4" if addr_type is AddrType.Default else addr_type.name
     raise RuntimeError(
-        f"Unable to resolve `{hostname}` to an {wanted} address that others could reach by TCP: check its name in the "
+        f"Unable to resolve `{hostname}` to an {kinds} address that others could reach by TCP: check its name in the "
         "resolver or /etc/hosts"
     )
 

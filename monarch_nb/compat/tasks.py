@@ -76,10 +76,10 @@ class PythonTask(Generic[T]):
         async def first() -> tuple[T, int]:
             running = [asyncio.ensure_future(begin()) for begin in begun]
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            which = min(map(running.index, done))
-            for each in running:
-                each.cancel()
-            return await running[which], which
+            winner = min(map(running.index, done))
+            for task in running:
+                task.cancel()
+            return await running[winner], winner
 
         return PythonTask(first)
 
@@ -199,23 +199,23 @@ class Handle(Generic[T]):
         loop = asyncio.get_running_loop()
         if not self._future.done():
             # Whoever cancels what they look through does not cancel the work.
-            seen: concurrent.futures.Future[T] = concurrent.futures.Future()
-            self._future.add_done_callback(functools.partial(_follow, seen))
-            return asyncio.wrap_future(seen, loop=loop)
-        known: asyncio.Future[T] = loop.create_future()
+            follower: concurrent.futures.Future[T] = concurrent.futures.Future()
+            self._future.add_done_callback(functools.partial(_follow, follower))
+            return asyncio.wrap_future(follower, loop=loop)
+        future: asyncio.Future[T] = loop.create_future()
         error = self._future.exception()
-        known.set_result(self._future.result()) if error is None else known.set_exception(error)
-        return known
+        future.set_result(self._future.result()) if error is None else future.set_exception(error)
+        return future
 
     def __await__(self) -> Generator[object, None, T]:
         return self.as_asyncio().__await__()
 
 
-def _follow(seen: "concurrent.futures.Future[T]", done: "concurrent.futures.Future[T]") -> None:
-    if not seen.set_running_or_notify_cancel():
+def _follow(follower: "concurrent.futures.Future[T]", done: "concurrent.futures.Future[T]") -> None:
+    if not follower.set_running_or_notify_cancel():
         return
     error = done.exception()
-    seen.set_result(done.result()) if error is None else seen.set_exception(error)
+    follower.set_result(done.result()) if error is None else follower.set_exception(error)
 
 
 class _HandleCompleter(Generic[T]):

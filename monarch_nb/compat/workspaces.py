@@ -110,13 +110,13 @@ class Config:
     appdef: Any = None
 
     def __post_init__(self) -> None:
-        given: Any = self.workspace
-        if given is None or given == "":
+        workspace: Any = self.workspace
+        if workspace is None or workspace == "":
             warnings.warn("workspace=None: write Workspace.null()", FutureWarning, stacklevel=3)
             self.workspace = Workspace.null()
-        elif isinstance(given, str):
-            warnings.warn(f"workspace={given!r}: write Workspace(dirs=[...])", FutureWarning, stacklevel=3)
-            self.workspace = Workspace(dirs={given: ""})
+        elif isinstance(workspace, str):
+            warnings.warn(f"workspace={workspace!r}: write Workspace(dirs=[...])", FutureWarning, stacklevel=3)
+            self.workspace = Workspace(dirs={workspace: ""})
 
 
 __all__ = [

@@ -22,10 +22,10 @@ def driver() -> GpuDriver | None:
     return _chosen[0]
 
 
-def use(other: GpuDriver | None) -> Callable[[], None]:
-    """Makes `other` the driver of this process, for tests; the result takes that back."""
+def use(replacement: GpuDriver | None) -> Callable[[], None]:
+    """Makes `replacement` the driver of this process, for tests; the result takes that back."""
     before = list(_chosen)
-    _chosen[:] = [other]
+    _chosen[:] = [replacement]
 
     def undo() -> None:
         _chosen[:] = before
@@ -33,10 +33,10 @@ def use(other: GpuDriver | None) -> Callable[[], None]:
     return undo
 
 
-def _find(wanted: str) -> GpuDriver | None:
-    if wanted == "none":
+def _find(name: str) -> GpuDriver | None:
+    if name == "none":
         return None
-    if wanted == "pretence":
+    if name == "pretence":
         return PretenceDriver()
     if not os.path.exists("/dev/nvidiactl"):
         return None

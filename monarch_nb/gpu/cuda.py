@@ -77,17 +77,17 @@ class CudaDriver:
     def device_of(self, address: int) -> int | None:
         """See GpuDriver."""
         self._init()
-        kind, where = (
+        kind, ordinal = (
             cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
         )
-        error, found = cu.cuPointerGetAttribute(kind, address)
+        error, memory_type = cu.cuPointerGetAttribute(kind, address)
         if error == cu.CUresult.CUDA_ERROR_INVALID_VALUE:
             return None  # memory that CUDA does not know
         _checked(error, "cuPointerGetAttribute")
-        if int(found) != int(cu.CUmemorytype.CU_MEMORYTYPE_DEVICE):
+        if int(memory_type) != int(cu.CUmemorytype.CU_MEMORYTYPE_DEVICE):
             return None
-        return int(_call(cu.cuPointerGetAttribute, where, address))
+        return int(_call(cu.cuPointerGetAttribute, ordinal, address))
 
     def range_of(self, address: int) -> tuple[int, int]:
         """See GpuDriver."""
@@ -99,16 +99,16 @@ class CudaDriver:
         """See GpuDriver."""
         if not size:
             return
-        here = self._device(device)
-        with here.current(), here.stream() as stream:
+        gpu = self._device(device)
+        with gpu.current(), gpu.stream() as stream:
             if after:
-                here.wait_for(stream, after)
+                gpu.wait_for(stream, after)
             target_pinned, source_pinned = self._quick(target), self._quick(source)
             if target_pinned and source_pinned:
                 _call(cu.cuMemcpyAsync, target, source, size, stream)
                 _call(cu.cuStreamSynchronize, stream)
             else:
-                here.staged(target, source, size, stream, to_host=not target_pinned)
+                gpu.staged(target, source, size, stream, to_host=not target_pinned)
 
     def lend(self, address: int) -> bytes:
         """See GpuDriver."""
@@ -131,10 +131,10 @@ class CudaDriver:
 
     def create(self, size: int, device: int) -> tuple[int, int]:
         """See GpuDriver."""
-        here = self._device(device)
-        with here.current():
-            rounded = -(-size // here.granularity) * here.granularity
-            memory = _call(cu.cuMemCreate, rounded, here.allocation, 0)
+        gpu = self._device(device)
+        with gpu.current():
+            rounded = -(-size // gpu.granularity) * gpu.granularity
+            memory = _call(cu.cuMemCreate, rounded, gpu.allocation, 0)
             try:
                 return int(_call(cu.cuMemExportToShareableHandle, memory, _FD, 0)), rounded
             finally:
@@ -142,15 +142,15 @@ class CudaDriver:
 
     def map(self, descriptor: int, size: int, device: int) -> int:
         """See GpuDriver."""
-        here = self._device(device)
-        with here.current():
+        gpu = self._device(device)
+        with gpu.current():
             memory = _call(cu.cuMemImportFromShareableHandle, descriptor, _FD)
             try:
                 address = int(_call(cu.cuMemAddressReserve, size, 0, 0, 0))
                 try:
                     _call(cu.cuMemMap, address, size, 0, memory, 0)
                     try:
-                        _call(cu.cuMemSetAccess, address, size, [here.access], 1)
+                        _call(cu.cuMemSetAccess, address, size, [gpu.access], 1)
                     except GpuError:
                         cu.cuMemUnmap(address, size)
                         raise
@@ -257,13 +257,13 @@ class _Device:
         with self._lock:
             self._streams.append(stream)
 
-    def wait_for(self, stream: cu.CUstream, other: int) -> None:
+    def wait_for(self, stream: cu.CUstream, awaited: int) -> None:
         """What comes next in `stream` waits for what has been put into another stream so far."""
-        if cu.cuStreamQuery(cu.CUstream(other))[0] == cu.CUresult.CUDA_SUCCESS:
+        if cu.cuStreamQuery(cu.CUstream(awaited))[0] == cu.CUresult.CUDA_SUCCESS:
             return
         event = _call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
         try:
-            _call(cu.cuEventRecord, event, cu.CUstream(other))
+            _call(cu.cuEventRecord, event, cu.CUstream(awaited))
             _call(cu.cuStreamWaitEvent, stream, event, 0)
         finally:
             cu.cuEventDestroy(event)
@@ -315,9 +315,9 @@ def _pinned(size: int) -> int:
 
 def _call(function: Callable[..., Any], *args: object) -> Any:
     """Calls the driver; returns what follows the error number, alone or as a tuple."""
-    error, *found = function(*args)
+    error, *results = function(*args)
     _checked(error, function.__name__)
-    return found[0] if len(found) == 1 else tuple(found)
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _checked(error: cu.CUresult, title: str) -> None:

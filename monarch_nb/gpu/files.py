@@ -134,14 +134,14 @@ def _own_gpus() -> str:
         return ""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(_ANY), 0, 0, 0)  # or others may not fetch descriptors, where yama is
-    end, other = os.pipe()
+    read_end, write_end = os.pipe()
     try:
-        os.close(_fetched(os.getpid(), end))
+        os.close(_fetched(os.getpid(), read_end))
     except OSError:  # a sandbox without the call
         return ""
     finally:
-        os.close(end)
-        os.close(other)
+        os.close(read_end)
+        os.close(write_end)
     return os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 
 
@@ -150,11 +150,11 @@ def _fetched(pid: int, fd: int) -> int:
     pidfd = os.pidfd_open(pid)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
-        found = libc.syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0)
-        if found < 0:
+        copy = libc.syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0)
+        if copy < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
-        os.set_inheritable(found, False)
-        return int(found)
+        os.set_inheritable(copy, False)
+        return int(copy)
     finally:
         os.close(pidfd)

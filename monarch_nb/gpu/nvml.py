@@ -60,8 +60,8 @@ def _own(nvml: ModuleType, handle: object) -> int:
     """Bytes of this process; clients of MPS are listed apart. Processes are named as the host numbers them."""
 
     def sizes(kind: str) -> list[int]:
-        listed = [each for each in getattr(nvml, kind)(handle) if each.pid == os.getpid()]
-        return [int(each.usedGpuMemory) for each in listed if each.usedGpuMemory is not None]
+        listed = [process for process in getattr(nvml, kind)(handle) if process.pid == os.getpid()]
+        return [int(process.usedGpuMemory) for process in listed if process.usedGpuMemory is not None]
 
     kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
     return max((size for kind in kinds for size in _asked(partial(sizes, kind), list[int]())), default=-1)

@@ -58,9 +58,9 @@ class PretenceDriver:
         self._used = dict.fromkeys(range(devices), 0)
         self._error: GpuError | None = None
 
-    def break_down(self, why: str = "CUDA_ERROR_ILLEGAL_ADDRESS") -> None:
+    def break_down(self, reason: str = "CUDA_ERROR_ILLEGAL_ADDRESS") -> None:
         """From now on every call fails, as after an illegal access by a kernel."""
-        self._error = GpuError(f"pretence: {why}", _STICKY_CODE, sticky=True)
+        self._error = GpuError(f"pretence: {reason}", _STICKY_CODE, sticky=True)
 
     # -- torch's side -------------------------------------------------------------------------------------------------
 
@@ -172,9 +172,9 @@ class PretenceDriver:
     def unmap(self, address: int, size: int) -> None:
         """See GpuDriver."""
         with self._lock:
-            mapping, known, _ = self._maps.pop(address)
+            mapping, length, _ = self._maps.pop(address)
             self._starts = sorted(self._maps)
-        assert size == known, f"mapped as {known:,} bytes, unmapped as {size:,}"
+        assert size == length, f"mapped as {length:,} bytes, unmapped as {size:,}"
         mapping.close()
 
     # -- state --------------------------------------------------------------------------------------------------------

@@ -45,13 +45,13 @@ class Windows:
                 single.append(line)
             elif option.stream is not False and option.window:
                 self._held.setdefault(mesh_of(line.address), (now + option.window, []))[1].append(line)
-        due = [uid for uid, (at, _) in self._held.items() if all_of_it or at <= now]
+        due = [uid for uid, (end, _) in self._held.items() if all_of_it or end <= now]
         return single, [line for uid in due for line in self._held.pop(uid)[1]]
 
     def wait(self, now: float) -> float | None:
         """Seconds until the next window is over; None when nothing is held."""
-        held = tuple(self._held.values())
-        return max(0.0, min(at for at, _ in held) - now) if held else None
+        windows = tuple(self._held.values())
+        return max(0.0, min(end for end, _ in windows) - now) if windows else None
 
 
 class Forwarding:
@@ -91,8 +91,8 @@ class Forwarding:
 
     def _work(self) -> None:
         while not self._closed:
-            held = self._windows.wait(time.monotonic())
-            tick = min(held or STALE_SECONDS, STALE_SECONDS / 2) if self._receiver.open_lines() else held
+            wait = self._windows.wait(time.monotonic())
+            tick = min(wait or STALE_SECONDS, STALE_SECONDS / 2) if self._receiver.open_lines() else wait
             self._wake.wait(tick)
             self._wake.clear()
             try:

@@ -126,10 +126,10 @@ class Journal:
             if not self._mark((DISPLAY, *tag), time.time()):
                 return False
             file = self.texts[0].buffer.fileno()
-            left = memoryview(line)
+            rest = memoryview(line)
             try:
-                while left:
-                    left = left[os.write(file, left) :]
+                while rest:
+                    rest = rest[os.write(file, rest) :]
             except OSError:  # the disk is full; the mark before what is written next ends the part that is there
                 return False
         return True

@@ -52,8 +52,8 @@ class Bar(NamedTuple):
     @classmethod
     def read(cls, text: str) -> "Bar | None":
         """Reads a line; None for other text."""
-        found = _BAR.fullmatch(text) if "%|" in text else None
-        return None if found is None else cls(*found.groups())
+        match = _BAR.fullmatch(text) if "%|" in text else None
+        return None if match is None else cls(*match.groups())
 
 
 def merged(

@@ -49,8 +49,8 @@ def decode(line: bytes) -> Mark | None:
     """The mark of a line without its end; None for anything else, such as one that a full disk has cut off."""
     words = line[1:].decode("ascii", "replace").split(" ")
     try:
-        at, stream, level, out, err, call, raw_call = ("" if word == NO_CALL else word for word in words)
-        mark = Mark(float(at), int(stream), int(level), call, int(out), int(err), raw_call)
+        timestamp, stream, level, out, err, call, raw_call = ("" if word == NO_CALL else word for word in words)
+        mark = Mark(float(timestamp), int(stream), int(level), call, int(out), int(err), raw_call)
     except ValueError:
         return None
     return mark if mark.stream in (STDOUT, STDERR, DISPLAY) and mark.out >= 0 and mark.err >= 0 else None

@@ -98,8 +98,8 @@ class MeshLogs:
         future = self._shown_ends.get(stopped)  # a second stop gives the first one's future
         if future is not None:
             return future
-        whole: Future[None] = pending_future(describe=stopped.describe)
-        self._shown_ends[stopped] = whole
+        displayed: Future[None] = pending_future(describe=stopped.describe)
+        self._shown_ends[stopped] = displayed
 
         def show() -> None:
             try:
@@ -107,11 +107,11 @@ class MeshLogs:
             except Exception:  # who shows it has gone
                 logger.debug("output could not be shown", exc_info=True)
             error = stopped.exception(0)
-            resolve_future(whole, None) if error is None else fail_future(whole, error)
+            resolve_future(displayed, None) if error is None else fail_future(displayed, error)
 
         # Not on the reading thread, which is to bring what is waited for.
         when_done(stopped, lambda _: threading.Thread(target=show, name="monarch-last-words", daemon=True).start())
-        return whole
+        return displayed
 
     # -- what happens to meshes ---------------------------------------------------------------------------------------
 

@@ -39,17 +39,17 @@ class LogOptions:
         option = self._by_uid.get(uid)
         return 0 if option is None else option.level
 
-    def set_merging(self, uid: str, wanted: bool | None) -> None:
+    def set_merging(self, uid: str, merges: bool | None) -> None:
         """Sets whether equal lines of several ranks of a mesh are shown once; None follows the setting log_dedup."""
-        if wanted is None and uid not in self._by_uid:
+        if merges is None and uid not in self._by_uid:
             return
-        self._by_uid.setdefault(uid, LogOption()).dedup = wanted
+        self._by_uid.setdefault(uid, LogOption()).dedup = merges
 
     def merges(self, address: str) -> bool:
         """True if equal lines of the mesh of a process are shown once."""
         option = self.of(address)
-        wanted = option.dedup if option is not None else None
-        return settings.log_dedup if wanted is None else wanted
+        merges = option.dedup if option is not None else None
+        return settings.log_dedup if merges is None else merges
 
 
 def set_level(level: int) -> None:

@@ -41,7 +41,7 @@ class _LiveRows:
 
     def feed(self, token: str) -> list[str]:
         """Adds text or a command; returns the lines that are final."""
-        left: list[str] = []
+        final: list[str] = []
         if token == "\n":
             self._at, self._fresh = self._at + 1, True
             if self._at == len(self._rows):
@@ -54,18 +54,18 @@ class _LiveRows:
             self._at, self._went_up = max(0, self._at - int(token[2:-1] or 1)), True
         elif token:
             if self._went_up:
-                left += self._leave(self._at)
+                final += self._leave(self._at)
             self._rows[self._at] = token if self._fresh else self._rows[self._at] + token
             self._fresh = self._went_up = False
-        return left + self._leave(len(self._rows) - MOST_ROWS)
+        return final + self._leave(len(self._rows) - MOST_ROWS)
 
     def _leave(self, above: int) -> list[str]:
         if above <= 0:
             return []
-        left = [row for row in self._rows[:above] if row.strip()]
+        final = [row for row in self._rows[:above] if row.strip()]
         del self._rows[:above]
         self._at = max(0, self._at - above)
-        return left
+        return final
 
     @property
     def lines(self) -> list[str]:
@@ -110,22 +110,22 @@ class OverwrittenRows:
 
     def feed(self, text: str) -> list[str]:
         """Adds text; returns the lines that are final."""
-        left: list[str] = []
+        final: list[str] = []
         text, self._cut = self._cut + text, ""
         if begun := _BEGUN.search(text):
             text, self._cut = text[: begun.start()], begun.group()
         for token in _TOKENS.split(text):
             if token == _HIDE:
-                left += self.shown.split("\n") if self.shown else []
+                final += self.shown.split("\n") if self.shown else []
                 self._rows, self._at, self._loose, self._live = [_Row()], 0, "", _LiveRows()
             elif token == _SHOW:
-                left += self._live.lines if self._live is not None else []
+                final += self._live.lines if self._live is not None else []
                 if self._live is not None:
                     self._live, self._start, self._returned, self._nested = None, True, False, False
             elif self._live is not None:
-                left += self._live.feed(token)
+                final += self._live.feed(token)
             elif token == "\n":
-                self._newline(left)
+                self._newline(final)
             elif token == "\r":
                 self._returned, self._up, self._uncounted = True, False, True
             elif token.startswith(UP[0]) and token.endswith("K"):
@@ -136,33 +136,33 @@ class OverwrittenRows:
                     row.draws = 0
                 self._up, self._nested, self._returned, self._drew = True, True, False, False
             elif token:
-                self._write(token, left)
-        return left
+                self._write(token, final)
+        return final
 
-    def _newline(self, left: list[str]) -> None:
+    def _newline(self, final: list[str]) -> None:
         if self._loose:
-            left.append(self._loose)
+            final.append(self._loose)
             self._loose = ""
             return
         row = self._rows[self._at]
         if self._at and row.bar and self._drew:  # a bar below a bar goes up before anything else
-            self._leave(self._at, left)
+            self._leave(self._at, final)
         if row.bar:
             self._at += 1
         else:
-            self._leave(self._at, left)
-            left.append(row.text)
+            self._leave(self._at, final)
+            final.append(row.text)
             del self._rows[0]
         if self._at == len(self._rows):
             self._rows.append(_Row())
         self._start, self._returned, self._up, self._drew = True, False, False, False
 
-    def _write(self, text: str, left: list[str]) -> None:
+    def _write(self, text: str, final: list[str]) -> None:
         row = self._rows[self._at]
         if self._returned:
             row.text, row.bar = text, True
         elif self._start:  # a line of text: the bars above are done
-            self._leave(self._at, left)
+            self._leave(self._at, final)
             row.text, row.bar = text, False
         elif (self._up and row.bar) or self._loose:
             self._loose += text
@@ -172,13 +172,13 @@ class OverwrittenRows:
             self._uncounted = False
             row.draws += 1
             if row.draws > 1:
-                self._leave(self._at, left)
+                self._leave(self._at, final)
         self._start, self._returned, self._drew = False, False, True
         self._up = self._up and bool(self._loose)
 
-    def _leave(self, above: int, left: list[str]) -> None:
+    def _leave(self, above: int, final: list[str]) -> None:
         """The rows above that one stay as they are."""
-        left += [row.text for row in self._rows[:above] if row.text.strip() or not row.bar]
+        final += [row.text for row in self._rows[:above] if row.text.strip() or not row.bar]
         del self._rows[:above]
         self._at -= above
         if not self._at and len(self._rows) == 1:
@@ -212,5 +212,5 @@ class OverwrittenRows:
 def left_of(lines: Iterable[str]) -> list[str]:
     """The lines that are left of some that have ended."""
     rows = OverwrittenRows()
-    left = [line for raw in lines for line in rows.feed(f"{raw}\n")]
-    return [*left, *(rows.shown.split("\n") if rows.shown else [])]
+    final = [line for raw in lines for line in rows.feed(f"{raw}\n")]
+    return [*final, *(rows.shown.split("\n") if rows.shown else [])]

@@ -26,31 +26,31 @@ class LineBuffer:
         self._rows: OverwrittenRows | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def feed(self, data: bytes, level: int, at: float, now: float) -> str:
+    def feed(self, data: bytes, level: int, timestamp: float, now: float) -> str:
         """Adds data; returns the lines that are complete now."""
         if not self.text:
-            self.since, self.level, self.at = now, level, at
+            self.since, self.level, self.at = now, level, timestamp
         text = self._decoder.decode(data)
         if self._rows is None and ("\r" in text or UP[0] in text):
             self._rows, text, self._text = OverwrittenRows(), self._text + text, ""
         if self._rows is not None:
-            whole = "".join(f"{line}\n" for line in self._rows.feed(text))
+            complete = "".join(f"{line}\n" for line in self._rows.feed(text))
             if len(self._rows.shown) > LONGEST:
-                self._rows, whole = OverwrittenRows(), f"{whole}{self._rows.shown}\n"
-            if whole:
+                self._rows, complete = OverwrittenRows(), f"{complete}{self._rows.shown}\n"
+            if complete:
                 self.since = now
             if self._rows.plain:
                 self._rows = None
-            return whole
+            return complete
         text = self._text + text
         cut = text.rfind("\n") + 1
-        whole, rest = text[:cut], text[cut:]
+        complete, rest = text[:cut], text[cut:]
         if len(rest) > LONGEST:
-            whole, rest = f"{whole}{rest}\n", ""
+            complete, rest = f"{complete}{rest}\n", ""
         if cut and rest:
             self.since = now
         self._text = rest
-        return whole
+        return complete
 
     @property
     def text(self) -> str:
@@ -87,7 +87,7 @@ class ProcessLog:
     __slots__ = ("_acknowledged", "_blocks", "_claim", "_count", "_kept", "_lines", "_position", "address", "ended",
                  "file", "received", "skipped")  # fmt: skip
 
-    def __init__(self, address: str, kept: int, claim: Callable[[str], str], file: str = "") -> None:
+    def __init__(self, address: str, capacity: int, claim: Callable[[str], str], file: str = "") -> None:
         self.address = address
         self.file = file  # where all of it is kept, on its host
         self.received = 0  # bytes
@@ -98,7 +98,7 @@ class ProcessLog:
         self._position = 0  # as replies count it
         self._acknowledged = 0
         self._lines: dict[tuple[str, str], LineBuffer] | None = None  # without an end, by stream and call
-        self._kept = kept
+        self._kept = capacity
         self._count = 0  # of the lines that are kept
         self._claim = claim
 
@@ -151,20 +151,20 @@ class ProcessLog:
         stream = "stderr" if block.stream == STDERR else "stdout"
         call = self._claim(self.address) if block.call == UNCLAIMED else block.call
         if not call:  # what no call wrote goes on where the stream stands, as in a terminal
-            call = next((of for (at, of), line in self._open.items() if at == stream and line.text), "")
+            call = next((owner for (name, owner), line in self._open.items() if name == stream and line.text), "")
         line = self._open.get((stream, call))
         if line is None:
-            for key in [key for key, other in self._open.items() if key[0] == stream and not other.text]:
+            for key in [key for key, buffer in self._open.items() if key[0] == stream and not buffer.text]:
                 del self._open[key]  # bars of a call before it
             if data.endswith(b"\n") and not data.translate(None, _PLAIN):  # as most of what programs write
                 text = _shown(stream, block.level, str(data, "ascii"))
                 return [self._keep(Written(self.address, stream, call, block.level, block.at, text))]
             line = self._open.setdefault((stream, call), LineBuffer())
-        level, at = (line.level, line.at) if line.text else (block.level, block.at)
-        whole = line.feed(data, block.level, block.at, now)
+        level, timestamp = (line.level, line.at) if line.text else (block.level, block.at)
+        complete = line.feed(data, block.level, block.at, now)
         if line.over:
             del self._open[stream, call]
-        return [self._keep_lines(stream, call, level, at, whole)] if whole else []
+        return [self._keep_lines(stream, call, level, timestamp, complete)] if complete else []
 
     def _displayed(self, block: LogBlock, data: bytes) -> list[Written]:
         """A display; nothing where a part of it is missing. Only its text is stored."""
@@ -175,8 +175,8 @@ class ProcessLog:
             self._keep_lines("stdout", block.call, block.level, block.at, display.lines)
         return [Written(self.address, "stdout", block.call, block.level, block.at, display.lines, display)]
 
-    def _keep_lines(self, stream: str, call: str, level: int, at: float, text: str) -> Written:
-        return self._keep(Written(self.address, stream, call, level, at, _shown(stream, level, harmless(text))))
+    def _keep_lines(self, stream: str, call: str, level: int, timestamp: float, text: str) -> Written:
+        return self._keep(Written(self.address, stream, call, level, timestamp, _shown(stream, level, harmless(text))))
 
     def _keep(self, written: Written) -> Written:
         blocks = self._blocks = self._blocks or deque()

@@ -79,10 +79,10 @@ class LogReceiver:
 
     def await_past(self, addresses: Iterable[str], limit: float) -> None:
         """Blocks until what they wrote before has come, `limit` seconds at most."""
-        wanted = set(addresses)
+        awaited = set(addresses)
         with self._arrived:
-            self._arrived.wait_for(lambda: not wanted & self._catching_up, limit)
-            self._catching_up -= wanted
+            self._arrived.wait_for(lambda: not awaited & self._catching_up, limit)
+            self._catching_up -= awaited
 
     def _log(self, address: str) -> ProcessLog:
         log = self._logs.get(address)

@@ -58,6 +58,6 @@ def rank_of(address: str) -> int:
 def prefix(sources: Sequence[Source], *, named: bool) -> str:
     """`[workers gpus=0-3] `, or without the mesh's name."""
     first = sources[0]
-    where = places(first.labels, (source.point for source in sources), first.sizes)
-    both = " ".join(filter(None, (first.name if named else "", where)))
+    ranks = places(first.labels, (source.point for source in sources), first.sizes)
+    both = " ".join(filter(None, (first.name if named else "", ranks)))
     return f"[{both}] " if both else ""

@@ -38,8 +38,8 @@ class SpoolFile(Struct):
 
     def read(self, start: int, limit: int) -> bytes:
         """Data from `start` on."""
-        left = min(limit, self.size() - start)
-        return os.pread(self.fd, left, start) if left > 0 else b""
+        size = min(limit, self.size() - start)
+        return os.pread(self.fd, size, start) if size > 0 else b""
 
     def give_back(self) -> None:
         """The disk space of what was taken long enough ago."""
@@ -73,10 +73,10 @@ class Spool:
         self._mark: Mark = self._mark_before(self._text.at) if tail else BEGIN
         self._unclaimed_since: float | None = None
 
-    def _mark_before(self, at: int) -> Mark:
+    def _mark_before(self, position: int) -> Mark:
         """The mark of what lies there: the middle of a display is no text."""
-        data, begin = b"", at
-        while begin > 0 and at - begin < _LONGEST_DISPLAY:
+        data, begin = b"", position
+        while begin > 0 and position - begin < _LONGEST_DISPLAY:
             size = min(CHUNK, begin)
             begin -= size
             data = self._text.read(begin, size) + data
@@ -106,13 +106,13 @@ class Spool:
     def take(self, limit: int, now: float, *, all_of_it: bool = False) -> list[LogBlock]:
         """The next blocks, about `limit` bytes; `now` is wall clock. With `all_of_it` nothing waits for anything."""
         blocks: list[LogBlock] = []
-        for stream, level, at, call, data in self._pieces(now, all_of_it):
+        for stream, level, timestamp, call, data in self._pieces(now, all_of_it):
             last = blocks[-1] if blocks else None
             same = last and (last.stream, last.level, last.call) == (stream, level, call) and stream != DISPLAY
-            if last and same and at - last.at < _TOGETHER_S:
+            if last and same and timestamp - last.at < _TOGETHER_S:
                 blocks[-1] = LogBlock(stream, level, last.at, call, last.data + data)
             else:
-                blocks.append(LogBlock(stream, level, at, call, data))
+                blocks.append(LogBlock(stream, level, timestamp, call, data))
             limit -= len(data)
             if limit <= 0:
                 break
@@ -139,18 +139,18 @@ class Spool:
                     continue
                 mark = marks.decode(buffer[:end]) if end > 0 else None
                 self._mark = mark or self._mark
-                taken = end + 1 if mark else 1
+                length = end + 1 if mark else 1
             elif self._mark.stream == DISPLAY:
                 buffer = self._display(all_of_it)
                 if not buffer:
                     break  # it is being written
-                taken = len(buffer)
+                length = len(buffer)
             else:
                 end = buffer.find(SIGN)
-                taken = len(buffer) if end < 0 else end
-            text = b"" if buffer[:1] == SIGN else buffer[:taken]
-            self._text.at += taken
-            buffer = buffer[taken:]
+                length = len(buffer) if end < 0 else end
+            text = b"" if buffer[:1] == SIGN else buffer[:length]
+            self._text.at += length
+            buffer = buffer[length:]
             if text:
                 yield self._mark.stream, self._mark.level, self._mark.at or now, self._mark.call, text
         sizes = self._out.size(), self._err.size()
@@ -175,14 +175,14 @@ class Spool:
                 return data if all_of_it or size >= _LONGEST_DISPLAY else b""
             size *= 4
 
-    def _raw(self, out: int, err: int, at: float, call: str) -> Iterator[tuple[int, int, float, str, bytes]]:
+    def _raw(self, out: int, err: int, timestamp: float, call: str) -> Iterator[tuple[int, int, float, str, bytes]]:
         for stream, file, until in ((STDOUT, self._out, out), (STDERR, self._err, err)):
             while file.at < until:
                 data = file.read(file.at, min(CHUNK, until - file.at))
                 if not data:
                     break
                 file.at += len(data)
-                yield stream, 0, at, call, data
+                yield stream, 0, timestamp, call, data
 
     def close(self) -> None:
         """Closes the files."""

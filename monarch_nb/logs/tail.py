@@ -128,15 +128,15 @@ class Tail:
 
     def _from(self, start: int) -> Blocks:
         """The blocks that are kept, without what lies before byte `start`."""
-        kept = []
+        rest = []
         for offset, _, blocks in self._recent:
             for block in blocks:
                 end = offset + len(block.data)
                 if end > start:
                     data = block.data[max(0, start - offset) :]
-                    kept.append(LogBlock(block.stream, block.level, block.at, block.call, data))
+                    rest.append(LogBlock(block.stream, block.level, block.at, block.call, data))
                 offset = end
-        return tuple(kept)
+        return tuple(rest)
 
 
 def line_count(blocks: Blocks) -> int:

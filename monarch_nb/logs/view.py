@@ -35,8 +35,8 @@ class LogRecord(NamedTuple):
 
     def __str__(self) -> str:
         clock = datetime.fromtimestamp(self.time).strftime("%H:%M:%S.%f")[:-3]
-        where = places(self.rank.labels, [tuple(self.rank.values())], self.rank.extent.sizes)
-        return f"{clock} {f'[{where}] ' if where else ''}{self.text}"
+        ranks = places(self.rank.labels, [tuple(self.rank.values())], self.rank.extent.sizes)
+        return f"{clock} {f'[{ranks}] ' if ranks else ''}{self.text}"
 
 
 class Logs(Sequence[LogRecord]):
@@ -135,29 +135,29 @@ class LogFilter:
         return LogRecord(time.time(), point, "stderr", 0, f"… {count:,} lines were missed; the files have them")
 
 
-def level_of(given: int | str | None) -> int:
+def level_of(level: int | str | None) -> int:
     """A level by number or name, 0 for None. Raises ValueError."""
-    if given is None or isinstance(given, int):
-        return given or 0
-    number = int(given) if given.isdecimal() else logging.getLevelName(given.upper())
+    if level is None or isinstance(level, int):
+        return level or 0
+    number = int(level) if level.isdecimal() else logging.getLevelName(level.upper())
     if not isinstance(number, int):
-        raise ValueError(f"level={given!r} is not a level: use DEBUG, INFO, WARNING, ERROR, CRITICAL or a number")
+        raise ValueError(f"level={level!r} is not a level: use DEBUG, INFO, WARNING, ERROR, CRITICAL or a number")
     return number
 
 
-def since_of(given: object) -> float:
+def since_of(since: object) -> float:
     """A time of the wall clock: a datetime, or how long ago. Raises ValueError."""
-    if given is None:
+    if since is None:
         return 0.0
-    if isinstance(given, datetime):
-        return given.timestamp()
-    if isinstance(given, timedelta):
-        return time.time() - given.total_seconds()
+    if isinstance(since, datetime):
+        return since.timestamp()
+    if isinstance(since, timedelta):
+        return time.time() - since.total_seconds()
     try:
-        return time.time() - (float(given) if isinstance(given, (int, float)) else parse_duration(given) / 1e9)
+        return time.time() - (float(since) if isinstance(since, (int, float)) else parse_duration(since) / 1e9)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"since={given!r} is not a time: write a datetime, seconds, or a text such as 30s or 5m"
+            f"since={since!r} is not a time: write a datetime, seconds, or a text such as 30s or 5m"
         ) from error
 
 
@@ -187,7 +187,7 @@ class LogReader:
     def follow(self, until: Callable[[], bool]) -> Iterator[LogRecord]:
         """Lines that have arrived, then new ones, until the mesh is stopped or `until()`. Blocks."""
         waiting: deque[LogRecord] = deque(maxlen=MOST_WAITING)
-        came = threading.Event()
+        arrived = threading.Event()
         missed = 0
 
         def wrote(address: str, written: Sequence[Written]) -> None:
@@ -195,7 +195,7 @@ class LogReader:
             for record in self._wanted.records(address, written):
                 missed += len(waiting) == MOST_WAITING
                 waiting.append(record)
-                came.set()
+                arrived.set()
 
         with self._logs.receiver.still():  # or a line that comes between the two would be in neither
             before = self.there()
@@ -204,8 +204,8 @@ class LogReader:
             yield from before
             while True:
                 over = self._procs.stopped is not None or until()
-                came.wait(0.0 if over else TICK)
-                came.clear()
+                arrived.wait(0.0 if over else TICK)
+                arrived.clear()
                 while waiting:
                     yield waiting.popleft()
                 if missed:

@@ -138,8 +138,8 @@ class Fabric:
     def start(self, peer: str, local: Sequence[Span], remote: Sequence[Span], *, write: bool) -> "Transfer":
         """Begins to move bytes between memory of this process and of another, span by span."""
         with self._using() as agent, _named():
-            here, there = agent.get_xfer_descs(local, _HOST), agent.get_xfer_descs(remote, _HOST)
-            handle = agent.initialize_xfer("WRITE" if write else "READ", here, there, peer)
+            source, target = agent.get_xfer_descs(local, _HOST), agent.get_xfer_descs(remote, _HOST)
+            handle = agent.initialize_xfer("WRITE" if write else "READ", source, target, peer)
             return Transfer(self, handle)
 
     def drive(self) -> None:

@@ -135,17 +135,17 @@ class MemoryLeases:
 
     def _drive(self) -> None:
         """Polls the agent and expires leases, on a thread of its own."""
-        seen = time.monotonic()
+        checked = time.monotonic()
         while True:
             with self._changed:
                 while not self._leases and not self._returned and not self._closed:
                     self._changed.wait()
-                    seen = time.monotonic()
+                    checked = time.monotonic()
                 if self._closed:
                     return
                 now = time.monotonic()
-                self._age(min(now - seen, _STEP_S))
-                seen = now
+                self._age(min(now - checked, _STEP_S))
+                checked = now
                 returned, self._returned = self._returned, False
             if returned:
                 self._regions.release_withdrawn()

@@ -115,21 +115,21 @@ class BulkListener:
             connection.close()
 
     def _carry_out(
-        self, connection: socket.socket, what: int, number: int, secret: bytes, offset: int, size: int
+        self, connection: socket.socket, operation: int, number: int, secret: bytes, offset: int, size: int
     ) -> bool:
         """Executes a request; False ends the stream, the only way to report a missing piece to the other side."""
         begun = False
         try:
             for start in range(offset, offset + size, _PIECE) or (offset,):
-                with self._regions.use(number, secret, write=what != READ) as memory:
+                with self._regions.use(number, secret, write=operation != READ) as memory:
                     end = min(start + _PIECE, offset + size)
                     if not 0 <= start <= end <= memory.size:
                         raise PermissionError("outside of the buffer")
-                    with memory.part(start, end - start).on_host(write=what != READ) as piece:
+                    with memory.part(start, end - start).on_host(write=operation != READ) as piece:
                         if not begun:
                             connection.sendall(GO)
                             begun = True
-                        if what == READ:
+                        if operation == READ:
                             connection.sendall(piece)
                         else:
                             receive_into(connection, piece)
@@ -138,22 +138,22 @@ class BulkListener:
                 return False
             connection.sendall(DROPPED)
             return True
-        if what != READ:
+        if operation != READ:
             connection.sendall(GO)
         return True
 
 
 def own_addresses() -> tuple[str, ...]:
     """The addresses at which other machines may reach this one, the most likely first."""
-    found: list[str] = []
+    addresses: list[str] = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # nothing is sent: only the route is looked up
-        found.append(probe.getsockname()[0])
+        addresses.append(probe.getsockname()[0])
     with contextlib.suppress(OSError):
-        found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+        addresses += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
     with contextlib.suppress(OSError):
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
                 answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return tuple(dict.fromkeys(address for address in found if not address.startswith("127.")))
+                addresses.append(socket.inet_ntoa(answer[20:24]))
+    return tuple(dict.fromkeys(address for address in addresses if not address.startswith("127.")))

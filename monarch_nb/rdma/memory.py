@@ -77,8 +77,8 @@ class Memory:
     def view(self) -> memoryview:
         """The bytes as a memoryview, writable unless the memory is read-only. Of memory of the host only."""
         assert self.device is None, "memory of a device has no view"
-        held = (ctypes.c_ubyte * self.size).from_address(self.address)
-        view = memoryview(held).cast("B")
+        content = (ctypes.c_ubyte * self.size).from_address(self.address)
+        view = memoryview(content).cast("B")
         return view.toreadonly() if self.readonly else view
 
 
@@ -142,51 +142,51 @@ class Ranges:
         self._ends[first:last] = [end]
 
 
-def _of_tensor(tensor: "torch.Tensor", what: str) -> Memory:
-    device = _device_of(tensor, what)
+def _of_tensor(tensor: "torch.Tensor", title: str) -> Memory:
+    device = _device_of(tensor, title)
     layout = str(tensor.layout)
     if layout != "torch.strided":
-        raise ValueError(f"{what} is a tensor of layout {layout}; only dense (strided) ones have one piece of memory")
+        raise ValueError(f"{title} is a tensor of layout {layout}; only dense (strided) ones have one piece of memory")
     if not tensor.is_contiguous():
         raise ValueError(
-            f"{what} must be contiguous, and is a tensor of shape {tuple(tensor.shape)} with strides "
+            f"{title} must be contiguous, and is a tensor of shape {tuple(tensor.shape)} with strides "
             f"{tuple(tensor.stride())}: use tensor.contiguous() and keep that"
         )
     if tensor.is_conj() or tensor.is_neg():
-        raise ValueError(f"{what} is a view that changes signs when read: use tensor.resolve_conj().resolve_neg()")
+        raise ValueError(f"{title} is a view that changes signs when read: use tensor.resolve_conj().resolve_neg()")
     size = tensor.numel() * tensor.element_size()
     try:
         address = tensor.data_ptr()
     except RuntimeError:
         address = 0
     if size and not address:
-        raise ValueError(f"{what} is {kind_of(tensor)}, which has no memory of its own: use its local part")
+        raise ValueError(f"{title} is {kind_of(tensor)}, which has no memory of its own: use its local part")
     stream = 0 if device is None else _driver().current_stream(device)
     return Memory(address, size, tensor.detach(), device=device, stream=stream)
 
 
-def _device_of(tensor: "torch.Tensor", what: str) -> int | None:
+def _device_of(tensor: "torch.Tensor", title: str) -> int | None:
     """The GPU that a tensor is on; None for one on the CPU. Raises ValueError for other devices."""
     if tensor.device.type == "cpu":
         gpu = driver()
         return gpu.device_of_tensor(tensor) if gpu is not None and gpu.name == "pretence" else None
     if tensor.device.type != "cuda":
         raise ValueError(
-            f"{what} lies on {tensor.device}: memory of the host and of GPUs is moved; "
+            f"{title} lies on {tensor.device}: memory of the host and of GPUs is moved; "
             "move a copy of it, such as tensor.cpu(), and copy back"
         )
     if driver() is None:
         raise ValueError(
-            f"{what} lies on {tensor.device}, and cuda-bindings, which speaks to its driver, cannot be imported: "
+            f"{title} lies on {tensor.device}, and cuda-bindings, which speaks to its driver, cannot be imported: "
             "pip install 'monarch-nb[gpu]', or move a copy of it, such as tensor.cpu()"
         )
     return int(tensor.device.index)
 
 
 def _driver() -> GpuDriver:
-    found = driver()
-    assert found is not None, "memory of a device without a driver"
-    return found
+    gpu = driver()
+    assert gpu is not None, "memory of a device without a driver"
+    return gpu
 
 
 def _address_of(view: memoryview) -> int:

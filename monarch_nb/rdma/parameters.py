@@ -37,8 +37,8 @@ class Box(msgspec.Struct, array_like=True, frozen=True):
     def inside(self, shape: tuple[int, ...]) -> bool:
         """Returns whether the box lies within an array of a shape."""
         return len(self.start) == len(self.shape) == len(shape) and all(
-            0 <= start <= start + size <= whole
-            for start, size, whole in zip(self.start, self.shape, shape, strict=True)
+            0 <= start <= start + size <= length
+            for start, size, length in zip(self.start, self.shape, shape, strict=True)
         )
 
     def __and__(self, other: "Box") -> "Box":
@@ -50,8 +50,8 @@ class Box(msgspec.Struct, array_like=True, frozen=True):
     def index_of(self, point: tuple[int, ...]) -> int:
         """Row-major index of an element in the box."""
         number = 0
-        for at, start, size in zip(point, self.start, self.shape, strict=True):
-            number = number * size + at - start
+        for coordinate, start, size in zip(point, self.start, self.shape, strict=True):
+            number = number * size + coordinate - start
         return number
 
 
@@ -68,10 +68,10 @@ def common(source: Box, target: Box) -> Iterator[Stretch]:
     both = source & target
     if not both.count:
         return
-    whole = len(both.shape)  # from this dimension on, both shards have nothing but what they have in common
-    while whole and both.shape[whole - 1] == source.shape[whole - 1] == target.shape[whole - 1]:
-        whole -= 1
-    outer = max(0, whole - 1)
+    dim = len(both.shape)  # from this dimension on, both shards have nothing but what they have in common
+    while dim and both.shape[dim - 1] == source.shape[dim - 1] == target.shape[dim - 1]:
+        dim -= 1
+    outer = max(0, dim - 1)
     count = prod(both.shape[outer:])
     ranges = (range(start, start + size) for start, size in zip(both.start[:outer], both.shape[:outer], strict=True))
     for point in itertools.product(*ranges):
@@ -190,9 +190,9 @@ class ParameterSource:
         ValueError where shapes or types differ, or shards are missing. The future fails as that of
         `RDMABuffer.read_into`.
         """
-        wanted = {name: _shard(tensor) for name, tensor in _named(into).items()}
-        moves = [self._moves(store, wanted) for store in self._stores]
-        self._check(wanted)
+        shards = {name: _shard(tensor) for name, tensor in _named(into).items()}
+        moves = [self._moves(store, shards) for store in self._stores]
+        self._check(shards)
         least = max(1, after + 1)
 
         def work(limit: Limit) -> int:
@@ -222,10 +222,10 @@ class ParameterSource:
         return marks
 
     @staticmethod
-    def _moves(store: PublishedParameters, wanted: Mapping[str, Shard]) -> list[tuple[int, Memory]]:
+    def _moves(store: PublishedParameters, shards: Mapping[str, Shard]) -> list[tuple[int, Memory]]:
         """Reads from a store: offsets in its slots, and local memory."""
         moves = []
-        for name, shard in wanted.items():
+        for name, shard in shards.items():
             part = store.parts.get(name)
             if part is None:
                 continue
@@ -241,9 +241,9 @@ class ParameterSource:
                 moves.append((part.offset + stretch.source * part.size, memory))
         return moves
 
-    def _check(self, wanted: Mapping[str, Shard]) -> None:
+    def _check(self, shards: Mapping[str, Shard]) -> None:
         """Raises if a parameter, or a part of one, is not published."""
-        for name, shard in wanted.items():
+        for name, shard in shards.items():
             parts = [store.parts[name] for store in self._stores if name in store.parts]
             if not parts:
                 raise KeyError(f"nobody publishes {name}; there are {', '.join(sorted(self.shapes))}")

@@ -73,8 +73,8 @@ class Put(Generic[T]):
         except SharedMemoryError as error:
             raise BufferDroppedError(f"{self!r} cannot be mapped: {error}") from error
         sizes = self._value.sizes
-        first, *others = (memory[start : start + size] for start, size in zip(starts(sizes), sizes, strict=True))
-        value: T = decode([bytes(first), *others], current_runtime())
+        first, *rest = (memory[start : start + size] for start, size in zip(starts(sizes), sizes, strict=True))
+        value: T = decode([bytes(first), *rest], current_runtime())
         return value
 
 
@@ -85,6 +85,6 @@ def put(value: T) -> Put[T]:
     """
     runtime, mine = current_runtime(), service()
     frames = [frame if isinstance(frame, Pieces) else memoryview(frame).cast("B") for frame in encode(value, runtime)]
-    made: Put[T] = Put(mine.puts.store(frames, runtime.context().actor_instance))
-    weakref.finalize(made, mine.puts.release, made._value.handle.number).atexit = False
-    return made
+    handle: Put[T] = Put(mine.puts.store(frames, runtime.context().actor_instance))
+    weakref.finalize(handle, mine.puts.release, handle._value.handle.number).atexit = False
+    return handle

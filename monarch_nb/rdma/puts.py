@@ -180,10 +180,10 @@ class Puts:
             copies, entry = self._copies.get(question.number), self._files.get(question.number)
             if copies is None or entry is None or not secrets.compare_digest(entry[0], question.token):
                 return verbs.ValueLocation("dropped")
-            found = copies.ask(question.identity, asker, missing=question.missing)
-        if found is None:
+            location = copies.ask(question.identity, asker, missing=question.missing)
+        if location is None:
             return None  # the reply follows when the value has been fetched
-        return verbs.ValueLocation("fetch") if isinstance(found, bool) else _where(found)
+        return verbs.ValueLocation("fetch") if isinstance(location, bool) else _where(location)
 
     def holds(self, message: verbs.Holds, asker: Asker[None]) -> None:
         """Records that a process has fetched a value for its host."""
@@ -198,10 +198,10 @@ class Puts:
 
     def local_file(self, stored: StoredValue) -> MemoryFile | None:
         """The file of a value whose owner is on this host, or that this process holds; else None."""
-        held = self._held.get(stored.token)
+        file = self._held.get(stored.token)
         identity = stored.handle.identity
-        if held is not None or not own_identity().same_namespace(identity):
-            return held
+        if file is not None or not own_identity().same_namespace(identity):
+            return file
         return _opened(stored, identity.pid, stored.descriptor)
 
     def fetch(self, stored: StoredValue, limit: Limit) -> MemoryFile:
@@ -241,7 +241,10 @@ class Puts:
         self._end.routes.transfer([Move(stored.handle, 0, memory)], limit, write=False)
         with self._lock:
             self._held[stored.token] = file
-            while len(self._held) > 1 and sum(held.length for held in self._held.values()) > settings.rdma_put_kept:
+            while (
+                len(self._held) > 1
+                and sum(stored_file.length for stored_file in self._held.values()) > settings.rdma_put_kept
+            ):
                 self._held.popitem(last=False)
         self._end.runtime.post(
             stored.handle.process, verbs.HOLDS, verbs.Holds(stored.handle.number, own_identity(), file.fd)

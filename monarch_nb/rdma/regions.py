@@ -87,8 +87,8 @@ class OfferedRegion:
         self.memory: Memory | None = memory
         self.owner = owner  # the actor that offers it, as people read it
         self.readonly = readonly
-        first, *others = secrets.token_bytes(MARK)
-        self.secret = bytes((first | 1 if readonly else first & ~1, *others))
+        first, *rest = secrets.token_bytes(MARK)
+        self.secret = bytes((first | 1 if readonly else first & ~1, *rest))
         self.mark = mark  # address
         self.lock = threading.Condition()
         self.writers = 0  # transfers of this process's own threads that use the memory now
@@ -104,7 +104,7 @@ class Regions:
         self._blocks: list[ctypes.Array[ctypes.c_char]] = []
         self._free: list[int] = []
         self.guard = Guard()
-        self._held: list[Callable[[int], bool]] = []
+        self._in_use: list[Callable[[int], bool]] = []
         self._withdrawn: list[OfferedRegion] = []  # and somebody outside has not ended yet
 
     def __len__(self) -> int:
@@ -113,9 +113,9 @@ class Regions:
     def __iter__(self) -> Iterator[OfferedRegion]:
         return iter(tuple(self._regions.values()))
 
-    def retain_while(self, held: Callable[[int], bool]) -> None:
-        """Retains withdrawn memory while `held(number)` is True. The caller ends that with `release_withdrawn`."""
-        self._held.append(held)
+    def retain_while(self, in_use: Callable[[int], bool]) -> None:
+        """Retains withdrawn memory while `in_use(number)` is True. The caller ends that with `release_withdrawn`."""
+        self._in_use.append(in_use)
 
     def offer(self, memory: Memory, owner: str, actor: object = None, *, readonly: bool = False) -> OfferedRegion:
         """Offers memory; it is kept alive until the offer is withdrawn. Read-only memory is offered for reading."""
@@ -157,15 +157,15 @@ class Regions:
         with self._lock:
             withdrawn, self._withdrawn = self._withdrawn, []
             for region in withdrawn:
-                if self.guard.written(region.number) or any(held(region.number) for held in self._held):
+                if self.guard.written(region.number) or any(in_use(region.number) for in_use in self._in_use):
                     self._withdrawn.append(region)
                 else:
                     region.memory = None
                     self._free.append(region.mark)
 
-    def withdraw_all(self, which: Callable[[OfferedRegion], bool]) -> int:
-        """Ends the offers for which `which` is true; returns their number."""
-        return sum(self.withdraw(region.number) for region in self if which(region))
+    def withdraw_all(self, matches: Callable[[OfferedRegion], bool]) -> int:
+        """Ends the offers that match; returns their number."""
+        return sum(self.withdraw(region.number) for region in self if matches(region))
 
     def use(self, number: int, secret: bytes, *, write: bool = False) -> "RegionUse":
         """The memory of a region, for a `with` block, during which it stays.

@@ -107,9 +107,9 @@ class MoverRoutes:
         self._moved(route, size, seconds, write)
 
     def _move(self, route: Route, allowed: tuple[str, ...], moves: Sequence[Move], limit: Limit, write: bool) -> None:
-        known = route.mover if route.allowed == allowed else ""
+        current = route.mover if route.allowed == allowed else ""
         reasons: list[str] = []
-        for name in (*([known] if known else ()), *allowed):
+        for name in (*([current] if current else ()), *allowed):
             mover = self._movers[name]
             try:
                 move = mover.write if write else mover.read
@@ -121,14 +121,14 @@ class MoverRoutes:
                 if str(error):
                     reasons.append(f"{name}: {error}")
                 continue
-            if known != name:
+            if current != name:
                 route.mover, route.allowed, route.reasons = name, allowed, reasons
                 self._warn(route)
             return
-        why = "; ".join(dict.fromkeys(reasons)) or "no mover is allowed"
+        reason = "; ".join(dict.fromkeys(reasons)) or "no mover is allowed"
         raise RDMAError(
             f"{moves[0].handle} cannot be reached by any mover that is allowed here ({', '.join(allowed) or 'none'}): "
-            f"{why}. monarch.config.configure(rdma_movers=...) says which are"
+            f"{reason}. monarch.config.configure(rdma_movers=...) says which are"
             + more("manual/data.md#which-way-do-my-bytes-go")
         )
 

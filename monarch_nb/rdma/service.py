@@ -65,8 +65,8 @@ class Traffic:
 
     def rate(self, flow: Flow, now: float) -> float:
         """Bytes per second of the latest transfers; 0 if they are outdated."""
-        rate, at = self._rates.get(flow.key, (0.0, 0.0))
-        return rate if now - at < _OUTDATED_S else 0.0
+        rate, measured = self._rates.get(flow.key, (0.0, 0.0))
+        return rate if now - measured < _OUTDATED_S else 0.0
 
     def forget(self, processes: Iterable[str]) -> None:
         """Removes processes that have ended."""
@@ -96,12 +96,12 @@ class TrafficReporter:
 
     def moved(self, process: str, mover: str, size: int, seconds: float, *, write: bool) -> None:
         """Counts a finished transfer between this process and another."""
-        here, traffic = self._runtime.address, self._runtime.local.traffic
+        own, traffic = self._runtime.address, self._runtime.local.traffic
         if write:
             traffic.sent += size
         else:
             traffic.received += size
-        source, target = (here, process) if write else (process, here)
+        source, target = (own, process) if write else (process, own)
         key = (source, target, mover)
         with self._lock:
             flow = self._flows.get(key)

@@ -65,20 +65,20 @@ class OfferedShards:
     def join(cls, several: "Iterable[OfferedShards]") -> "OfferedShards":
         """The shards of several processes. Raises ValueError for shards that are not parts of the same tensor."""
         joined: dict[str, list[OfferedShard]] = defaultdict(list)
-        for each in several:
-            for name, shards in each._shards.items():
+        for offered in several:
+            for name, shards in offered._shards.items():
                 joined[name] += shards
-        for name, found in joined.items():
-            first = found[0]
-            for shard in found:
+        for name, parts in joined.items():
+            first = parts[0]
+            for shard in parts:
                 if (shard.shape, shard.dtype) != (first.shape, first.dtype):
                     raise ValueError(
                         f"{name} is {first.dtype} of shape {first.shape} on {first}, and {shard.dtype} of shape "
                         f"{shard.shape} on {shard}"
                     )
-            if sum(box.count for box in {shard.box for shard in found}) > prod(first.shape):
+            if sum(box.count for box in {shard.box for shard in parts}) > prod(first.shape):
                 raise ValueError(f"{name} has shards that overlap: they are of tensors that are placed differently")
-        return cls({name: tuple(found) for name, found in joined.items()})
+        return cls({name: tuple(parts) for name, parts in joined.items()})
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -98,11 +98,11 @@ class OfferedShards:
                 f"{name} is {first.dtype} of shape {first.shape} on {first}, and cannot be loaded into {dtype} of "
                 f"shape {shape}"
             )
-        wanted = box if box is not None else Box((0,) * len(shape), shape)
-        covered = sum((each & wanted).count for each in {shard.box for shard in shards})
-        if covered < wanted.count:
+        target = box if box is not None else Box((0,) * len(shape), shape)
+        covered = sum((part & target).count for part in {shard.box for shard in shards})
+        if covered < target.count:
             raise ValueError(
-                f"{covered:,} of the {wanted.count:,} elements of {name} that are wanted are shared, by "
+                f"{covered:,} of the {target.count:,} elements of {name} that are wanted are shared, by "
                 f"{'; '.join(map(str, shards))}: join what all ranks share"
             )
 
@@ -120,19 +120,19 @@ class OfferedShards:
             moves = self._moves(shards, lost)
             before = len(lost)
             if moves:
-                side_by_side([partial(_read, process, each, limit, lost) for process, each in moves.items()])
+                side_by_side([partial(_read, process, own, limit, lost) for process, own in moves.items()])
             if len(lost) == before:
                 return
 
     def local_shards(self) -> dict[str, object]:
         """The shards with elements in memory of this process, as they were offered."""
-        found: dict[str, object] = {}
+        local: dict[str, object] = {}
         for name, shards in self._shards.items():
             for buffer in (shard.buffer for shard in shards):
                 if buffer is not None and buffer.handle.process == service().address:
                     with service().regions.use(buffer.handle.number, buffer.handle.secret) as memory:
-                        found[name] = memory.keeper
-        return found
+                        local[name] = memory.keeper
+        return local
 
     def drop(self) -> None:
         """Ends the offers, from any process; blocks. Offers of processes that have ended are over already."""
@@ -143,17 +143,18 @@ class OfferedShards:
             except OwnerLostError:
                 pass
 
-    def _moves(self, wanted: Mapping[str, Shard], lost: Mapping[str, RDMAError]) -> dict[str, list[Move]]:
+    def _moves(self, shards: Mapping[str, Shard], lost: Mapping[str, RDMAError]) -> dict[str, list[Move]]:
         """The transfers into these shards, by process that has the memory. Raises OwnerLostError."""
         moves: dict[str, list[Move]] = defaultdict(list)
-        for name, shard in wanted.items():
+        for name, shard in shards.items():
             by_box: dict[Box, list[OfferedShard]] = defaultdict(list)
             for offered in self._shards[name]:
                 if offered.buffer is not None and (offered.box & shard.box).count:
                     by_box[offered.box].append(offered)
             target = memory_of(shard.tensor, writable=True, what=name)
             for box, equal in by_box.items():
-                living = [each.buffer for each in equal if each.buffer and each.buffer.handle.process not in lost]
+                buffers = [shard.buffer for shard in equal if shard.buffer is not None]
+                living = [buffer for buffer in buffers if buffer.handle.process not in lost]
                 if not living:
                     first = equal[0].buffer
                     assert first is not None

@@ -54,11 +54,11 @@ class TransferTable:
     """Transfers between the processes of a cluster, largest first, and the memory that each process offers."""
 
     def __init__(self, runtime: Runtime) -> None:
-        known, now = service().traffic_reporter.known(), time.time()
+        traffic, now = service().traffic_reporter.known(), time.time()
         names = _names(
-            runtime, {address for flow in known.flows.values() for address in flow.key[:2]} | {*known.offered}
+            runtime, {address for flow in traffic.flows.values() for address in flow.key[:2]} | {*traffic.offered}
         )
-        flows = sorted(known.flows.values(), key=lambda flow: -flow.size)
+        flows = sorted(traffic.flows.values(), key=lambda flow: -flow.size)
         moved: dict[str, TransferRecord] = {
             "|".join(flow.key): {
                 "from": names[flow.source],
@@ -66,13 +66,13 @@ class TransferTable:
                 "mover": flow.mover,
                 "bytes": flow.size,
                 "transfers": flow.transfers,
-                "rate": round(known.rate(flow, now)),
+                "rate": round(traffic.rate(flow, now)),
             }
             for flow in flows
         }
         offered: dict[str, TransferRecord] = {
-            process: {"from": names[process], "mover": "", "regions": held.regions, "bytes": held.size}
-            for process, held in sorted(known.offered.items())
+            process: {"from": names[process], "mover": "", "regions": offer.regions, "bytes": offer.size}
+            for process, offer in sorted(traffic.offered.items())
         }
         self.records = moved | offered
 

@@ -61,8 +61,8 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return bytes(room)
 
 
-def _proof(key: bytes, who: bytes, first: bytes, second: bytes, channel: bytes) -> bytes:
-    return hmac.new(key, who + first + second + channel, hashlib.sha256).digest()
+def _proof(key: bytes, role: bytes, first: bytes, second: bytes, channel: bytes) -> bytes:
+    return hmac.new(key, role + first + second + channel, hashlib.sha256).digest()
 
 
 def greet(connection: socket.socket, key: Key) -> socket.socket:
@@ -93,8 +93,8 @@ def welcome(connection: socket.socket, keys: "dict[int, Key]") -> socket.socket:
         stream = opened.enter_context(server_stream(connection)) if key is not None and key.encrypted else connection
         mine, channel = secrets.token_bytes(NONCE), binding(stream)
         theirs = receive(stream, NONCE)
-        known = key.secret if key is not None else secrets.token_bytes(NONCE)
-        stream.sendall(mine + _proof(known, b"listener", theirs, mine, channel))
+        secret = key.secret if key is not None else secrets.token_bytes(NONCE)
+        stream.sendall(mine + _proof(secret, b"listener", theirs, mine, channel))
         proof = receive(stream, hashlib.sha256().digest_size)
         if key is None or not hmac.compare_digest(proof, _proof(key.secret, b"dialler", theirs, mine, channel)):
             raise StreamError("whoever dialled does not have the key")

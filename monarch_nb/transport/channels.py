@@ -39,8 +39,8 @@ def write_parts(socket: Socket, frame0: bytes, frames: Sequence[Any]) -> None:
         return
     _send(socket, frame0, _MORE, True, False)
     last = len(frames) - 1
-    for place, frame in enumerate(frames):
-        _send(socket, frame, _LAST if place == last else _MORE, len(frame) < COPY_BELOW, False)
+    for index, frame in enumerate(frames):
+        _send(socket, frame, _LAST if index == last else _MORE, len(frame) < COPY_BELOW, False)
 
 
 class DialledChannel:

@@ -11,15 +11,15 @@ logger = logging.getLogger(__name__)
 
 
 def repeat(
-    later: Callable[[float, Callable[[], object]], object], seconds: float, function: Callable[[], bool]
+    schedule: Callable[[float, Callable[[], object]], object], seconds: float, function: Callable[[], bool]
 ) -> None:
     """Runs `function` by a clock's `later`, each `seconds`, for as long as it returns True."""
 
     def again() -> None:
         if function():
-            later(seconds, again)
+            schedule(seconds, again)
 
-    later(seconds, again)
+    schedule(seconds, again)
 
 
 class ThreadClock:

@@ -196,18 +196,18 @@ def throw_into(thread: int, exception: type[BaseException]) -> bool:
         guard.deferred = exception
         return True
     locks = [] if guard is None else [guard.outer, guard.lock]
-    taken = []
+    acquired = []
     try:
         for lock in locks:
             if not lock.acquire(blocking=False):  # a section there must run whole, too
                 return False
-            taken.append(lock)
+            acquired.append(lock)
         frame = sys._current_frames().get(thread)
         if frame is None or must_run_whole(frame):
             return False
         thrown = _throw_if_there(thread, frame, exception)
     finally:
-        for lock in reversed(taken):
+        for lock in reversed(acquired):
             lock.release()
     if not own:
         calm()
@@ -217,9 +217,9 @@ def throw_into(thread: int, exception: type[BaseException]) -> bool:
 def _throw_if_there(thread: int, frame: FrameType, exception: type[BaseException]) -> bool:
     """Throws where the thread is in that very frame. All in one C call: no other thread runs meanwhile."""
     looked = map(operator.itemgetter(thread), iter(sys._current_frames, None))
-    there = filter(partial(operator.is_, frame), islice(looked, 1))
+    frames = filter(partial(operator.is_, frame), islice(looked, 1))
     at_once: Iterator[tuple[object, int]] = zip(
-        there, starmap(_set_async_exc, repeat((thread, exception))), strict=False
+        frames, starmap(_set_async_exc, repeat((thread, exception))), strict=False
     )
     collects = gc.isenabled()
     gc.disable()  # finalizers are Python code

@@ -41,22 +41,22 @@ class Keys:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Keys":
         """Read a key file. Raises TrustError if others could have read it, FileNotFoundError if it is not there."""
-        place = Path(path)
-        with descriptors_for(f"the key file {place}"):
-            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file_path = Path(path)
+        with descriptors_for(f"the key file {file_path}"):
+            fd = os.open(file_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(fd, "rb") as file:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):  # a pipe that somebody put there would be waited for
-                raise TrustError(f"the key file {place} is not a file")
-            if found.st_uid != os.geteuid():
-                raise TrustError(f"the key file {place} belongs to another user (uid {found.st_uid})")
-            if found.st_mode & 0o077:
-                mode = stat.S_IMODE(found.st_mode)
-                raise TrustError(f"the key file {place} can be read by others (mode {mode:o}): chmod 600 it")
-            return cls.from_text(file.read(4096), str(place))
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):  # a pipe that somebody put there would be waited for
+                raise TrustError(f"the key file {file_path} is not a file")
+            if status.st_uid != os.geteuid():
+                raise TrustError(f"the key file {file_path} belongs to another user (uid {status.st_uid})")
+            if status.st_mode & 0o077:
+                mode = stat.S_IMODE(status.st_mode)
+                raise TrustError(f"the key file {file_path} can be read by others (mode {mode:o}): chmod 600 it")
+            return cls.from_text(file.read(4096), str(file_path))
 
     @classmethod
-    def from_text(cls, text: bytes, where: str = "the given text") -> "Keys":
+    def from_text(cls, text: bytes, source: str = "the given text") -> "Keys":
         """The pair of a key file's content. Raises TrustError if it is none."""
         lines = text.split(b"\n")
         try:
@@ -64,7 +64,7 @@ class Keys:
             if title.strip() != _TITLE.encode() or zmq.curve_public(secret) != public:
                 raise ValueError("not a key pair")
         except (IndexError, ValueError, zmq.ZMQError) as error:
-            raise TrustError(f"{where} is not a monarch-nb key file: remove it and have it made again") from error
+            raise TrustError(f"{source} is not a monarch-nb key file: remove it and have it made again") from error
         return cls(public, secret)
 
     def to_text(self) -> bytes:
@@ -80,9 +80,9 @@ class Keys:
             os.unlink(draft)
             raise
 
-    def _draft(self, place: Path) -> Path:
+    def _draft(self, path: Path) -> Path:
         """A new file beside `place`, with the pair."""
-        draft = place.with_name(f".{place.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with open(fd, "wb") as file:
@@ -100,17 +100,17 @@ class Keys:
 
         Processes may do this at the same time: all get the same pair.
         """
-        place = Path(path)
+        file_path = Path(path)
         with contextlib.suppress(FileNotFoundError):
-            return cls.load(place)
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = cls.create()._draft(place)
+            return cls.load(file_path)
+        file_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = cls.create()._draft(file_path)
         try:
             with contextlib.suppress(FileExistsError):  # somebody else was first: theirs it is
-                os.link(draft, place)
+                os.link(draft, file_path)
         finally:
             os.unlink(draft)
-        return cls.load(place)
+        return cls.load(file_path)
 
 
 def require_keys(endpoint: str, keys: Keys | None, insecure_loopback: bool) -> None:

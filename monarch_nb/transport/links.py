@@ -70,7 +70,7 @@ class Links:
         return self._link_incarnations.incarnation
 
     def learn(
-        self, where: str, endpoint: str | None, run_folder: Path | None, via: str | None, trust: Trust | None,
+        self, target: str, endpoint: str | None, run_folder: Path | None, via: str | None, trust: Trust | None,
         incarnation: int = 0,
     ) -> None:  # fmt: skip
         """A host or process can be reached; `incarnation` is its agent's. Raises TrustError without a key."""
@@ -79,14 +79,14 @@ class Links:
             require_keys(endpoint, *trust)
         with self._lock:
             if endpoint is not None:
-                self._trusts[host_of(where)] = trust
+                self._trusts[host_of(target)] = trust
             folder = None if run_folder is None else str(run_folder)
-            self._routes.learn(where, endpoint=endpoint, run_folder=folder, via=via)
+            self._routes.learn(target, endpoint=endpoint, run_folder=folder, via=via)
             self._ways.clear()
-            if not where:
+            if not target:
                 return
-            self._incarnations.back(where)
-            agent = agent_meant(where)
+            self._incarnations.back(target)
+            agent = agent_meant(target)
             if agent:
                 self._incarnations.back(agent, incarnation)
         if agent:
@@ -126,8 +126,8 @@ class Links:
                 hop = self._routes.next_hop(destination)
             except NoRoute as error:
                 host = host_of(destination)
-                known = self._incarnations.ended.get(host) or self._incarnations.ended.get(agent_of(host))
-                text = str(error) if known is None else f"{destination} cannot be reached: {known}"
+                ended = self._incarnations.ended.get(host) or self._incarnations.ended.get(agent_of(host))
+                text = str(error) if ended is None else f"{destination} cannot be reached: {ended}"
                 raise UnreachableError(text) from None
             for address in (destination, hop.address):
                 if address in self._incarnations.ended:
@@ -168,9 +168,9 @@ class Links:
 
     def incoming(self, router: Socket, routing_id: bytes) -> Peer | None:
         """The peer that sent this to our TCP socket; None if it may not speak."""
-        known = self._by_id.get(routing_id)
-        if known is not None:
-            return known
+        identified = self._by_id.get(routing_id)
+        if identified is not None:
+            return identified
         peer = self._identify_peer(routing_id, tcp=True)
         if peer is not None:
             peer.attach(
@@ -256,11 +256,11 @@ class Links:
         if endpoint:
             peer.redirect(endpoint)
 
-    def connected(self, where: str) -> bool:
+    def connected(self, target: str) -> bool:
         """Whether the TCP connection of the urgent lane on the way to a process stands."""
         with self._lock:
             try:
-                peer = self._peers.get((self._routes.next_hop(where).address, 1))
+                peer = self._peers.get((self._routes.next_hop(target).address, 1))
             except NoRoute:
                 return False
         return peer is not None and peer.up
@@ -271,17 +271,17 @@ class Links:
             peers = self._of(address)
         return not any(peer.last_seen for peer in peers) and not all(peer.settled for peer in peers)
 
-    def forget(self, where: str, reason: str, incarnation: int = 0) -> None:
+    def forget(self, target: str, reason: str, incarnation: int = 0) -> None:
         """A process, or a host with all its processes, is dead; `incarnation` is the agent's, if it is known.
 
         A later known incarnation of that agent stays.
         """
-        agent = agent_meant(where)
+        agent = agent_meant(target)
         with self._lock:
-            dead = self._of(where)
-            if "/" not in where:  # else it is one process, of perhaps very many
-                dead += [peer for peer in self._peers.values() if peer.address.startswith(f"{where}/")]
-            last_seen: dict[str, int] = {address: 0 for address in (where, agent) if address}
+            dead = self._of(target)
+            if "/" not in target:  # else it is one process, of perhaps very many
+                dead += [peer for peer in self._peers.values() if peer.address.startswith(f"{target}/")]
+            last_seen: dict[str, int] = {address: 0 for address in (target, agent) if address}
             for peer in dead:
                 last_seen[peer.address] = max(last_seen.get(peer.address, 0), process_incarnation(peer.last_seen))
             over = not agent or self._incarnations.lost(
@@ -292,8 +292,8 @@ class Links:
                 for address in last_seen:
                     if address != agent:
                         self._incarnations.lost(address, self._last(address, last_seen), reason)
-                self._routes.forget(where)
-                self._trusts.pop(where, None)
+                self._routes.forget(target)
+                self._trusts.pop(target, None)
                 for peer in ended:
                     del self._peers[peer.address, peer.lane]
                 self._forget_ids(dead)

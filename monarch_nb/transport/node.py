@@ -156,10 +156,10 @@ class Node:
         host, name, *_ = parse_address(address)
         if host != self.host:
             return False
-        known = self._gpu_peers.get(name)
-        if known is None:
-            known = self._gpu_peers[name] = announced(self._own_folder, name)
-        return known
+        shared = self._gpu_peers.get(name)
+        if shared is None:
+            shared = self._gpu_peers[name] = announced(self._own_folder, name)
+        return shared
 
     # lifecycle
 
@@ -270,9 +270,9 @@ class Node:
         else:
             self._reader.bursts.pauses += 1
 
-    def send_to_whoever(self, at: str, header: Header, parcel: Parcel, *, lane: int = 1) -> None:
-        """Send to whatever process is found where host `at` was learned to be, to learn its name. Never blocks."""
-        self._links.to(agent_of(at), lane).send(msgspec.structs.replace(header, dst=_ANYBODY), parcel, True)
+    def send_to_whoever(self, target: str, header: Header, parcel: Parcel, *, lane: int = 1) -> None:
+        """Send to whatever process is found where host `target` was learned to be, to learn its name. Never blocks."""
+        self._links.to(agent_of(target), lane).send(msgspec.structs.replace(header, dst=_ANYBODY), parcel, True)
 
     def _send_later(self, header: Header, parcel: Parcel, lane: int) -> None:
         try:
@@ -299,7 +299,7 @@ class Node:
 
     def learn(
         self,
-        where: str,
+        target: str,
         endpoint: str | None = None,
         run_folder: Path | None = None,
         via: str | None = None,
@@ -313,7 +313,7 @@ class Node:
         `keys` are for this host alone; without them this node's own are used. `incarnation` is that of its
         agent now: links to earlier ones begin anew. Raises TrustError for a TCP endpoint without any keys.
         """
-        self._links.learn(where, endpoint, run_folder, via, (keys, insecure_loopback), incarnation)
+        self._links.learn(target, endpoint, run_folder, via, (keys, insecure_loopback), incarnation)
 
     def change_keys(self, step: KeyStep, old: Keys, new: Keys) -> None:
         """Takes one step of a change from one pair to another, which all processes of a job take together.
@@ -331,24 +331,24 @@ class Node:
         if self._tcp is not None and self._tcp.keys == old:
             self._tcp.use(new, self._links.cut_inbound)
 
-    def connected(self, where: str) -> bool:
+    def connected(self, target: str) -> bool:
         """Whether the TCP connection on which urgent messages reach a process stands, by libzmq's heartbeats.
 
         One that the peer dialled is only known to be gone once something was written to it. False for processes that
         are reached otherwise, or were never spoken to.
         """
-        return self._links.connected(where)
+        return self._links.connected(target)
 
     def never_replied(self, address: str) -> bool:
         """Whether a process was written to and has never replied: it may not exist."""
         return self._links.never_replied(address)
 
-    def forget(self, where: str, reason: str, incarnation: int = 0) -> None:
+    def forget(self, target: str, reason: str, incarnation: int = 0) -> None:
         """A process (or host) is dead: its connections are closed; what it did not acknowledge is reported.
 
         With the `incarnation` of the agent that has ended, a later one that is known here already is left alone.
         """
-        self._links.forget(where, reason, incarnation)
+        self._links.forget(target, reason, incarnation)
 
     def settled(self, function: Callable[..., object], *args: object) -> None:
         """Run `function(*args)` once what is here by now has been read: what came first may still be unread."""
@@ -418,11 +418,11 @@ class Node:
         if self._on_first_dial is not None:
             self._on_first_dial(address)
 
-    def dropped(self, sender: str, why: object) -> None:
+    def dropped(self, sender: str, reason: object) -> None:
         """Count what makes no sense and say it, but ever more rarely."""
         self.garbage += 1
         if self.garbage & (self.garbage - 1) == 0:  # the 1st, 2nd, 4th, 8th...
-            log.warning("monarch_nb: dropped a message from %s: %s (%d dropped so far)", sender, why, self.garbage)
+            log.warning("monarch_nb: dropped a message from %s: %s (%d dropped so far)", sender, reason, self.garbage)
 
     def _inherit(self) -> None:
         self._state = "inherited"

@@ -53,7 +53,7 @@ class Parcel:
     def frames(self) -> list[bytes | memoryview]:
         """Frame 0 as bytes; the others as writable buffers that belong to this parcel alone. Mapped at first use."""
         if self._frames is None:
-            self._frames = [_first(body) if place == 0 else _private(body) for place, body in enumerate(self.bodies)]
+            self._frames = [_first(body) if index == 0 else _private(body) for index, body in enumerate(self.bodies)]
         return self._frames
 
     @property
@@ -62,8 +62,8 @@ class Parcel:
         if self._frames is not None:
             return list(self._frames)
         return [
-            body if place and type(body) is MemoryFile else _private(body) if place else _first(body)
-            for place, body in enumerate(self.bodies)
+            body if index and type(body) is MemoryFile else _private(body) if index else _first(body)
+            for index, body in enumerate(self.bodies)
         ]
 
     def on_host(self, *, portable: bool) -> "Parcel":

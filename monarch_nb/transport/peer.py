@@ -185,11 +185,11 @@ class Peer:
             channel = connection.channel or connection.open()
             if not exempt and link.blocked(size):
                 return False
-            first, others = (items, ()) if type(items) is Item else (items[0], items[1:])
+            first, further = (items, ()) if type(items) is Item else (items[0], items[1:])
             prefix = link.send(first, len(first.head) + size, exempt and not charged)
             if prefix is not None and channel is not None:
                 push = connection.put(channel, prefix + first.head, first.frames, not exempt)
-            for item in others:
+            for item in further:
                 prefix = link.send(item, 0, True, _CHUNK)
                 if prefix is not None and channel is not None:
                     connection.write(channel, prefix, item.frames)
@@ -294,9 +294,9 @@ class Peer:
 
     def receive(self, messages: Sequence[Message]) -> None:
         """Take what arrived on one of the connections; reader thread only."""
-        taken = 0
-        while taken < len(messages):
-            taken, rest = uninterrupted(self._receive, messages, taken)
+        position = 0
+        while position < len(messages):
+            position, rest = uninterrupted(self._receive, messages, position)
             if self._unpacker.ready or self._unpacker.refused:
                 self._hand_up()
             if rest:

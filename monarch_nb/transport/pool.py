@@ -71,12 +71,12 @@ class Pool:
     def holding(self, data: memoryview | Pieces) -> MemoryFile:
         """A memory file with a copy of `data` (contiguous bytes). Raises SharedMemoryError when memory runs out."""
         length = data.nbytes
-        taken = uninterrupted(self._take, length)
-        if taken is None:
+        reused = uninterrupted(self._take, length)
+        if reused is None:
             file = MemoryFile.empty(length)
             file.append(data)
             return uninterrupted(self._kept, file)
-        entry, user = taken
+        entry, user = reused
         if entry.mapping is None:
             entry.mapping = map_file(entry.file.fd, entry.file.length, private=False, writable=True)
         if isinstance(data, Pieces):
@@ -148,22 +148,22 @@ class Pool:
     def tick(self, now: float) -> bool:
         """Lets go of files that were idle, or lent, for too long; whether any are left."""
         with self._lock:
-            kept = 0
-            left = []
+            idle_bytes = 0
+            remaining = []
             for entry in sorted(self._entries, key=lambda e: e.seen, reverse=True):
                 idle = entry.idle
                 if entry.given or now - entry.seen > (IDLE if idle else LENT):
                     continue
                 if idle:
-                    kept += entry.file.length
-                    if kept > MOST_IDLE:
+                    idle_bytes += entry.file.length
+                    if idle_bytes > MOST_IDLE:
                         continue
-                left.append(entry)
-            if len(left) < len(self._entries):
-                stay = set(map(id, left))
+                remaining.append(entry)
+            if len(remaining) < len(self._entries):
+                stay = set(map(id, remaining))
                 self._loans = {n: (to, es) for n, (to, es) in self._loans.items() if any(id(e) in stay for e in es)}
-            self._entries = left
-            self._ticking = bool(left)
+            self._entries = remaining
+            self._ticking = bool(remaining)
             return self._ticking
 
     def close(self) -> None:

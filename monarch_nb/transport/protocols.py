@@ -85,7 +85,7 @@ class Transport(Protocol):
 
     def learn(
         self,
-        where: str,
+        target: str,
         endpoint: str | None = None,
         run_folder: Path | None = None,
         via: str | None = None,
@@ -96,10 +96,10 @@ class Transport(Protocol):
     ) -> None:
         """A host, or a process, is there, and is reached in this way."""
 
-    def forget(self, where: str, reason: str, incarnation: int = 0) -> None:
+    def forget(self, target: str, reason: str, incarnation: int = 0) -> None:
         """A process, or host, is dead: what it did not acknowledge is reported as lost."""
 
-    def connected(self, where: str) -> bool:
+    def connected(self, target: str) -> bool:
         """Whether the connection to another machine's process stands."""
 
     def never_replied(self, address: str) -> bool:

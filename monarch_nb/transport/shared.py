@@ -43,13 +43,13 @@ def map_file(fd: int, length: int, *, private: bool, writable: bool = False, loa
         mapped.loan = loan
         return memoryview(mapped)
     # An anonymous mapping has no descriptor; the file is laid over it, and it goes when the mmap object goes.
-    place = _Mapping(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    place.loan = loan
-    start = ctypes.addressof(ctypes.c_char.from_buffer(place))
+    reserved = _Mapping(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    reserved.loan = loan
+    start = ctypes.addressof(ctypes.c_char.from_buffer(reserved))
     if _mmap()(start, length, protection, flags | _MAP_FIXED, fd, 0) == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    view = memoryview(place)
+    view = memoryview(reserved)
     return view if writable else view.toreadonly()
 
 

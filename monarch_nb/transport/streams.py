@@ -137,9 +137,9 @@ class UnixStream:
                 if put:
                     self._burst.written()
                     while put and len(parts) < _TOGETHER // 2:
-                        more, *others = put.popleft()
+                        more, *rest = put.popleft()
                         size += more
-                        parts += others
+                        parts += rest
                 if self._closed:
                     raise zmq.Again
                 self._write(parts, size)
@@ -182,7 +182,7 @@ class UnixStream:
             queue = self._queue
             try:
                 while queue and not self._closed:
-                    parts = [queue[place] for place in range(min(len(queue), _TOGETHER))]
+                    parts = [queue[index] for index in range(min(len(queue), _TOGETHER))]
                     sent = self._socket.sendmsg(parts, (), _SILENT)
                     while sent:
                         first = queue[0]
@@ -227,8 +227,8 @@ class UnixStream:
                 count = self._socket.recv_into(space[self._filled :])
             self._filled += count
             if self._filled == self._whole:
-                whole, self._big = self._big, None
-                self._take(memoryview(whole))
+                message, self._big = self._big, None
+                self._take(memoryview(message))
             return count > 0 or None
         buffer = self._reader.space
         count = self._socket.recv_into(buffer)
@@ -250,36 +250,36 @@ class UnixStream:
                 self._received(messages)
 
     def _part(self, data: bytes | memoryview, messages: list[Message]) -> None:
-        at, end = 0, len(data)
-        while end - at >= 4:
-            count = _COUNT.unpack_from(data, at)[0]
+        start, end = 0, len(data)
+        while end - start >= 4:
+            count = _COUNT.unpack_from(data, start)[0]
             self.turned_away = not count
             if not 0 < count <= _MOST_FRAMES:
                 raise ValueError("not a message of Monarch-NB")
-            body = at + 4 + 8 * count
+            body = start + 4 + 8 * count
             if body > end:
                 break
             if count < len(_TABLES):
-                lengths = _TABLES[count].unpack_from(data, at)[1:]
+                lengths = _TABLES[count].unpack_from(data, start)[1:]
             else:
-                lengths = struct.unpack_from(f"<{count}Q", data, at + 4)
+                lengths = struct.unpack_from(f"<{count}Q", data, start + 4)
             total = sum(lengths)
             if total > _MOST_BYTES:
                 raise ValueError("not a message of Monarch-NB")
             if body + total > end:
-                if body + total - at > len(self._reader.space):
-                    self._whole = body + total - at
-                    self._filled = end - at
-                    self._big = bytearray(data[at:])
+                if body + total - start > len(self._reader.space):
+                    self._whole = body + total - start
+                    self._filled = end - start
+                    self._big = bytearray(data[start:])
                     return
                 break
             frames = []
-            at = body
+            start = body
             for length in lengths:
-                frames.append(bytes(data[at : at + length]))
-                at += length
+                frames.append(bytes(data[start : start + length]))
+                start += length
             messages.append((frames[0], frames[1:]))
-        self._left = bytes(data[at:])
+        self._left = bytes(data[start:])
 
     # the end
 

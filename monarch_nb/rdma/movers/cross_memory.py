@@ -94,10 +94,10 @@ def _let_others_in() -> None:
 def _each(moves: Sequence[Move], limit: Limit, carry: Callable[[list[Move]], None]) -> None:
     """Executes all moves, large ones on two threads, since two processors copy faster than one."""
     units = list(_units(moves))
-    left = iter(units)
+    remaining = iter(units)
 
     def work() -> None:
-        for unit in left:
+        for unit in remaining:
             limit.remaining()
             carry(unit)
 
@@ -181,10 +181,10 @@ def written(moves: Sequence[Move]) -> Iterator[None]:
 def _staying(moves: Sequence[Move]) -> Iterator[bool]:
     """A block during which the memory of buffers stays, unless it is about to go."""
     first = moves[0].handle
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
             guard = writing(first.identity.pid, first.guard, [move.handle.number for move in moves])
-            stays = held.enter_context(guard)
+            stays = stack.enter_context(guard)
         except FileNotFoundError:
             raise owner_lost(first, f"process {first.identity.pid} has ended") from None
         except OSError as error:
@@ -219,9 +219,9 @@ def _marks(moves: Sequence[Move]) -> list[_Piece]:
 
 
 def _compare(moves: Sequence[Move]) -> None:
-    seen = ctypes.string_at(_vectors.marks_address, MARK * len(moves))
+    marks = ctypes.string_at(_vectors.marks_address, MARK * len(moves))
     for index, move in enumerate(moves):
-        if seen[index * MARK : (index + 1) * MARK] != move.handle.secret:
+        if marks[index * MARK : (index + 1) * MARK] != move.handle.secret:
             raise _dropped(move.handle)
 
 

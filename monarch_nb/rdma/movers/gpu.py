@@ -56,7 +56,7 @@ class GpuMover:
     ) -> None:
         for move, allocation in zip(moves, allocations, strict=True):
             assert move.handle.device is not None
-            there = Memory(
+            opened = Memory(
                 allocation.address + move.handle.device.offset + move.offset,
                 move.local.size,
                 allocation,
@@ -65,7 +65,7 @@ class GpuMover:
             for start in range(0, move.local.size, _PIECE):
                 limit.remaining()
                 size = min(_PIECE, move.local.size - start)
-                remote, local = there.part(start, size), move.local.part(start, size)
+                remote, local = opened.part(start, size), move.local.part(start, size)
                 move_bytes(*((remote, local) if write else (local, remote)))
 
     @contextlib.contextmanager
@@ -75,17 +75,17 @@ class GpuMover:
         gpu = driver()
         if gpu is None or not gpu.devices():
             raise CannotReachError  # without a text: in a notebook that is as it must be
-        taken: list[_OpenAllocation] = []
+        allocations: list[_OpenAllocation] = []
         try:
             for move in moves:
-                taken.append(self._take(gpu, move.handle))
-            yield taken
+                allocations.append(self._take(gpu, move.handle))
+            yield allocations
         except OwnerLostError:
             self._forget(moves[0].handle.process)
             raise
         finally:
             with self._lock:
-                for allocation in taken:
+                for allocation in allocations:
                     allocation.users -= 1
 
     def _take(self, gpu: GpuDriver, handle: BufferHandle) -> _OpenAllocation:
@@ -118,7 +118,7 @@ class GpuMover:
     def _forget(self, process: str) -> None:
         """Closes the allocations of a process that has ended, as far as they are not used now."""
         with self._lock:
-            self._close([key for key, known in self._open.items() if key[0] == process and not known.users])
+            self._close([key for key, allocation in self._open.items() if key[0] == process and not allocation.users])
 
     def _evict(self, most: int) -> None:
         idle = [key for key, allocation in self._open.items() if not allocation.users]

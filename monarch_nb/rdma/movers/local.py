@@ -37,11 +37,11 @@ class LocalMover:
                 raise CannotReachError  # without a text, since another process is no surprise
             try:
                 with self._regions.use(move.handle.number, move.handle.secret, write=into) as memory:
-                    here = move.local
-                    for start in range(0, here.size, _PIECE):
+                    local = move.local
+                    for start in range(0, local.size, _PIECE):
                         limit.remaining()
-                        size = min(_PIECE, here.size - start)
-                        one, other = memory.part(move.offset + start, size), here.part(start, size)
-                        move_bytes(*((one, other) if into else (other, one)))
+                        size = min(_PIECE, local.size - start)
+                        offered, part = memory.part(move.offset + start, size), local.part(start, size)
+                        move_bytes(*((offered, part) if into else (part, offered)))
             except LookupError as error:
                 raise BufferDroppedError(f"{move.handle} was dropped; its owner offers it no longer") from error

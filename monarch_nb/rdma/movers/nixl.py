@@ -117,8 +117,8 @@ class Nixl:
                 peer.reached = True
             for move in moves:
                 local.append(self._fabric.register(move.local))
-            for here, there in _batches(moves, local):
-                self._wait(self._fabric.start(peer.agent, here, there, write=write), peer, limit, watch)
+            for source, target in _batches(moves, local):
+                self._wait(self._fabric.start(peer.agent, source, target, write=write), peer, limit, watch)
         finally:
             for span in local:
                 self._fabric.deregister(span)
@@ -129,8 +129,8 @@ class Nixl:
         span = self._fabric.register(byte)
         soon = Limit(min(_FIRST_S, limit.remaining()), "connecting to", handle)
         try:
-            there = (handle.address, 1, handle.number)
-            self._wait(self._fabric.start(peer.agent, [span], [there], write=False), peer, soon, watch)
+            target = (handle.address, 1, handle.number)
+            self._wait(self._fabric.start(peer.agent, [span], [target], write=False), peer, soon, watch)
         except TimeoutError:
             limit.remaining()
             self._forget(peer)
@@ -199,18 +199,18 @@ class _Watch:
 
 def _batches(moves: Sequence[Move], local: Sequence[Span]) -> Iterator[tuple[list[Span], list[Span]]]:
     """Divides moves into batches of up to 256 spans and 16 MB."""
-    here: list[Span] = []
-    there: list[Span] = []
+    sources: list[Span] = []
+    targets: list[Span] = []
     room = _PIECE
     for move, (address, size, number) in zip(moves, local, strict=True):
         remote = move.handle.address + move.offset
         for start in range(0, size, _PIECE):
             piece = min(_PIECE, size - start)
-            if here and (piece > room or len(here) == _AT_ONCE):
-                yield here, there
-                here, there, room = [], [], _PIECE
-            here.append((address + start, piece, number))
-            there.append((remote + start, piece, move.handle.number))
+            if sources and (piece > room or len(sources) == _AT_ONCE):
+                yield sources, targets
+                sources, targets, room = [], [], _PIECE
+            sources.append((address + start, piece, number))
+            targets.append((remote + start, piece, move.handle.number))
             room -= piece
-    if here:
-        yield here, there
+    if sources:
+        yield sources, targets

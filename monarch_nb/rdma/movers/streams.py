@@ -63,60 +63,60 @@ class Streams:
 
     # -- one move ---------------------------------------------------------------------------------------------------
 
-    def _move(self, move: Move, what: int, limit: Limit) -> None:
+    def _move(self, move: Move, operation: int, limit: Limit) -> None:
         count = self._parallel() if move.local.size >= _PARALLEL else 1
         if count < 2:
-            self._part(move, what, limit)
+            self._part(move, operation, limit)
             return
         step = -(-move.local.size // count)
         parts = [
             Move(move.handle, move.offset + start, move.local.part(start, min(step, move.local.size - start)))
             for start in range(0, move.local.size, step)
         ]
-        side_by_side([functools.partial(self._part, part, what, limit) for part in parts])
+        side_by_side([functools.partial(self._part, part, operation, limit) for part in parts])
 
-    def _part(self, move: Move, what: int, limit: Limit) -> None:
+    def _part(self, move: Move, operation: int, limit: Limit) -> None:
         """Moves bytes on one stream. An idle stream that has died is replaced once."""
         handle = move.handle
         connection, reused = self._stream(handle, limit)
-        whole = False
+        complete = False
         try:
             try:
-                self._exchange(connection, move, what, limit)
+                self._exchange(connection, move, operation, limit)
             except _CUT:
                 if not reused:
                     raise
                 connection.close()
                 connection = self._open(handle, limit)
-                self._exchange(connection, move, what, limit)
-            whole = True
+                self._exchange(connection, move, operation, limit)
+            complete = True
         except _CUT as error:
             self.forget(handle.process)
             raise self._cut_error(handle, limit, error) from error
         except BufferDroppedError:
-            whole = True
+            complete = True
             raise
         finally:
-            if whole:
+            if complete:
                 self._keep(handle.process, connection)
             else:
                 connection.close()
 
-    def _exchange(self, connection: socket.socket, move: Move, what: int, limit: Limit) -> None:
+    def _exchange(self, connection: socket.socket, move: Move, operation: int, limit: Limit) -> None:
         handle, view = move.handle, move.local.view()
         connection.settimeout(limit.remaining())
         try:
-            connection.sendall(HEAD.pack(what, handle.number, handle.secret, move.offset, len(view)))
+            connection.sendall(HEAD.pack(operation, handle.number, handle.secret, move.offset, len(view)))
             if receive(connection, 1) != GO:
                 raise BufferDroppedError(f"{handle} was dropped; its owner offers it no longer")
             for start in range(0, len(view), _PIECE):
                 connection.settimeout(limit.remaining())
                 piece = view[start : start + _PIECE]
-                if what == READ:
+                if operation == READ:
                     receive_into(connection, piece)
                 else:
                     connection.sendall(piece)
-            if what == WRITE:
+            if operation == WRITE:
                 connection.settimeout(limit.remaining())
                 receive(connection, 1)
         except TimeoutError:

@@ -261,47 +261,47 @@ class MemoryNetwork:
         self._nodes[address].alive = False
         self._break(self._wires.pop(address, set()))
 
-    def cut(self, one: str, other: str) -> None:
+    def cut(self, first: str, second: str) -> None:
         """Break the connections of two nodes; they cannot connect again until `mend`."""
-        self._cuts.add(frozenset((one, other)))
-        self._break({wire for wire in self._wires.get(one, ()) if other in wire[:2]})
+        self._cuts.add(frozenset((first, second)))
+        self._break({wire for wire in self._wires.get(first, ()) if second in wire[:2]})
 
-    def mend(self, one: str, other: str) -> None:
+    def mend(self, first: str, second: str) -> None:
         """Let them connect again."""
-        pair = frozenset((one, other))
+        pair = frozenset((first, second))
         self._cuts.discard(pair)
         self._mended(lambda other_pair: other_pair == pair)
 
-    def part_hosts(self, one: str, other: str) -> None:
+    def part_hosts(self, first: str, second: str) -> None:
         """Break all connections between two hosts, for processes that begin later too, until `join_hosts`."""
-        self._partitions.add(frozenset((one, other)))
+        self._partitions.add(frozenset((first, second)))
         wires = {wire for wires in self._wires.values() for wire in wires}
-        self._break({wire for wire in wires if {host_of(wire[0]), host_of(wire[1])} == {one, other}})
+        self._break({wire for wire in wires if {host_of(wire[0]), host_of(wire[1])} == {first, second}})
 
-    def join_hosts(self, one: str, other: str) -> None:
+    def join_hosts(self, first: str, second: str) -> None:
         """Let them connect again."""
-        hosts = frozenset((one, other))
+        hosts = frozenset((first, second))
         self._partitions.discard(hosts)
         self._mended(lambda pair: frozenset(map(host_of, pair)) == hosts)
 
-    def flap(self, one: str, other: str) -> None:
+    def flap(self, first: str, second: str) -> None:
         """Break their connections, to be made again at the next attempt."""
-        self.cut(one, other)
-        self.mend(one, other)
+        self.cut(first, second)
+        self.mend(first, second)
 
-    def reachable(self, one: str, other: str) -> bool:
+    def reachable(self, first: str, second: str) -> bool:
         """Whether a connection could be made."""
-        node = self._nodes.get(other)
-        return node is not None and node.alive and not self._apart(one, other)
+        node = self._nodes.get(second)
+        return node is not None and node.alive and not self._apart(first, second)
 
     def has_host(self, host: str) -> bool:
         """Whether a process of this host has ever joined."""
         return host in self._known
 
-    def _apart(self, one: str, other: str) -> bool:
-        if frozenset((one, other)) in self._cuts:
+    def _apart(self, first: str, second: str) -> bool:
+        if frozenset((first, second)) in self._cuts:
             return True
-        return bool(self._partitions) and frozenset((host_of(one), host_of(other))) in self._partitions
+        return bool(self._partitions) and frozenset((host_of(first), host_of(second))) in self._partitions
 
     # how
 
@@ -337,13 +337,13 @@ class MemoryNetwork:
     def _through(self, src: str, dst: str, size: int, delay: float) -> float:
         """When a frame is there whole: it leaves after what left its host before, and arrives after what came first."""
         now, bandwidth = self.clock.now, self.faults.bandwidth
-        one, other = host_of(src), host_of(dst)
-        if not bandwidth or one == other:
+        source, target = host_of(src), host_of(dst)
+        if not bandwidth or source == target:
             return now + delay
         took = size / bandwidth
-        gone = self._free[one, True] = max(now, self._free.get((one, True), 0.0)) + took
-        there = self._free[other, False] = max(gone + delay, self._free.get((other, False), 0.0) + took)
-        return there
+        departure = self._free[source, True] = max(now, self._free.get((source, True), 0.0)) + took
+        arrival = self._free[target, False] = max(departure + delay, self._free.get((target, False), 0.0) + took)
+        return arrival
 
     def _break(self, wires: set[_Wire]) -> None:
         for wire in sorted(wires):
@@ -356,7 +356,7 @@ class MemoryNetwork:
     def _redial_later(self, node: MemoryNode, end: _End) -> None:
         self._redials.setdefault(frozenset((node.address, end.peer)), []).append((node, end))
 
-    def _mended(self, which: Callable[[frozenset[str]], bool]) -> None:
-        for pair in [pair for pair in self._redials if which(pair) and not self._apart(*sorted(pair))]:
+    def _mended(self, matches: Callable[[frozenset[str]], bool]) -> None:
+        for pair in [pair for pair in self._redials if matches(pair) and not self._apart(*sorted(pair))]:
             for node, end in self._redials.pop(pair):
                 self.clock.later(self.redial, partial(node._redial, end))

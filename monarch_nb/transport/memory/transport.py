@@ -140,7 +140,7 @@ class MemoryTransport:
 
     def learn(
         self,
-        where: str,
+        target: str,
         endpoint: str | None = None,
         run_folder: Path | None = None,
         via: str | None = None,
@@ -151,22 +151,22 @@ class MemoryTransport:
     ) -> None:
         """A host, or a process, is there: messages for it are sent again."""
         with self._time.lock:
-            for dead in [dead for dead in self._dead if dead == where or host_of(dead) == where]:
+            for dead in [dead for dead in self._dead if dead == target or host_of(dead) == target]:
                 del self._dead[dead]
 
-    def forget(self, where: str, reason: str, incarnation: int = 0) -> None:
+    def forget(self, target: str, reason: str, incarnation: int = 0) -> None:
         """A process, or host, is dead: what it did not acknowledge is reported as lost."""
         with self._time.lock:
-            address = parse_address(where)
-            where = address.host if address.is_agent else where
-            self._dead[where] = reason
+            address = parse_address(target)
+            target = address.host if address.is_agent else target
+            self._dead[target] = reason
             if self._node is not None and self._node.alive:
-                self._node.bury(where, reason)
+                self._node.bury(target, reason)
             self._time.changed()
 
-    def connected(self, where: str) -> bool:
+    def connected(self, target: str) -> bool:
         """Whether the connection to another process could carry a message now."""
-        return self._time.network.reachable(self.address, where)
+        return self._time.network.reachable(self.address, target)
 
     def never_replied(self, address: str) -> bool:
         """Whether a process has never said a word."""

@@ -49,40 +49,40 @@ def greet(endpoint: str, timeout: float, stay: float = 0.0) -> str:
         raise UnreachableError(f"{endpoint} does not answer: no such machine, or a firewall between") from None
     except OSError as error:
         raise UnreachableError(f"{endpoint} cannot be reached: {error.strerror or error}") from None
-    said, silent = b"", True
+    greeting, silent = b"", True
     with connection:
         try:
             connection.settimeout(timeout)
             connection.sendall(_SIGNATURE + b"\x03")  # no further: a mechanism that is not theirs cuts them short
-            while len(said) < _LENGTH and _is_ours(said):
-                more = connection.recv(_LENGTH - len(said))
+            while len(greeting) < _LENGTH and _is_ours(greeting):
+                more = connection.recv(_LENGTH - len(greeting))
                 if not more:
                     silent = False
                     break
-                said += more
-            if stay and len(said) == _LENGTH:
+                greeting += more
+            if stay and len(greeting) == _LENGTH:
                 connection.settimeout(stay)
                 connection.recv(1)
-                said, silent = b"", False
+                greeting, silent = b"", False
         except ConnectionError:
             silent = False
         except OSError:
             pass  # what came so far is enough
-    if not silent and len(said) < _LENGTH and _is_ours(said):
+    if not silent and len(greeting) < _LENGTH and _is_ours(greeting):
         raise Unready(
             f"what listens at {endpoint} closes the connection: it is not a monarch-nb host agent, or too many "
             "strangers connect to it"
         )
-    if not said:
+    if not greeting:
         raise UnreachableError(f"whatever listens at {endpoint} says nothing: it is not a monarch-nb host agent")
-    if len(said) < _LENGTH or not _is_ours(said) or said[10] < 3:
-        raise UnreachableError(f"what listens at {endpoint} is not a monarch-nb host agent; it says {said[:24]!r}")
-    mechanism = said[12:32].rstrip(b"\0")
+    if len(greeting) < _LENGTH or not _is_ours(greeting) or greeting[10] < 3:
+        raise UnreachableError(f"what listens at {endpoint} is not a monarch-nb host agent; it says {greeting[:24]!r}")
+    mechanism = greeting[12:32].rstrip(b"\0")
     with contextlib.suppress(UnicodeDecodeError):
         return mechanism.decode("ascii")
     raise UnreachableError(f"what listens at {endpoint} is not a monarch-nb host agent")
 
 
-def _is_ours(said: bytes) -> bool:
+def _is_ours(greeting: bytes) -> bool:
     """Whether this may be the beginning of a ZMTP greeting."""
-    return said[:1] in (b"", b"\xff") and (len(said) < 10 or bool(said[9] & 1))
+    return greeting[:1] in (b"", b"\xff") and (len(greeting) < 10 or bool(greeting[9] & 1))

@@ -175,7 +175,7 @@ def checked_path(endpoint: str) -> str:
     return endpoint
 
 
-def spare_descriptors(what: str) -> None:
+def spare_descriptors(purpose: str) -> None:
     """Raise DescriptorLimitError if not even a few are left: libzmq would only try again and again in silence."""
     spare: list[int] = []
     try:
@@ -183,7 +183,7 @@ def spare_descriptors(what: str) -> None:
             spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         if is_descriptor_limit(error):
-            raise descriptor_limit(what) from error
+            raise descriptor_limit(purpose) from error
     finally:
         for fd in spare:
             os.close(fd)
@@ -231,21 +231,21 @@ def _adopt(router: Socket, fd: int, limits: Limits) -> None:
     router.setsockopt(zmq.USE_FD, fd)
 
 
-def _socket(context: Context, kind: int, what: str, limits: Limits) -> Socket:
+def _socket(context: Context, kind: int, purpose: str, limits: Limits) -> Socket:
     try:
         socket = context.socket(kind)
     except zmq.ZMQError as error:
-        raise _limit(error, what) from error
+        raise _limit(error, purpose) from error
     socket.setsockopt(zmq.SNDHWM, 0)  # nothing is ever dropped silently: our own credits keep queues short
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, limits.linger_ms)
     return socket
 
 
-def _limit(error: zmq.ZMQError, what: str) -> TransportError:
+def _limit(error: zmq.ZMQError, purpose: str) -> TransportError:
     if is_descriptor_limit(None, error.errno):
-        return descriptor_limit(what)
-    return TransportError(f"cannot open {what}: {error}")
+        return descriptor_limit(purpose)
+    return TransportError(f"cannot open {purpose}: {error}")
 
 
 class Monitor:
