@@ -20,18 +20,18 @@ class ForgivingText(io.TextIOWrapper):
     All below it is C: an interrupt cannot come between writing a line and knowing that it was written.
     """
 
-    _why = ""
+    _reason = ""
 
     def write(self, text: str, /) -> int:
         """Write what can be written."""
         try:
-            if self._why:
-                super().write(f"[output was lost here: {self._why}]\n")
+            if self._reason:
+                super().write(f"[output was lost here: {self._reason}]\n")
                 super().flush()
-                self._why = ""
+                self._reason = ""
             return super().write(text)
         except OSError as error:
-            self._why = error.strerror or str(error)
+            self._reason = error.strerror or str(error)
             return len(text)
 
     def flush(self) -> None:
@@ -39,7 +39,7 @@ class ForgivingText(io.TextIOWrapper):
         try:
             super().flush()
         except OSError as error:
-            self._why = error.strerror or str(error)
+            self._reason = error.strerror or str(error)
 
 
 class MarkedText(ForgivingText):
@@ -59,7 +59,7 @@ class MarkedText(ForgivingText):
                 self.unfinished = True
                 self.journal.before(self.stream)
                 done = super().write(clean(text))
-                self.unfinished = bool(self._why) or ("\n" not in text and "\r" not in text)
+                self.unfinished = bool(self._reason) or ("\n" not in text and "\r" not in text)
         finally:
             queue.discard(me)
         if queue and not self.unfinished:  # else who writes all the time has the lock again before others wake
@@ -71,7 +71,7 @@ class MarkedText(ForgivingText):
         if self.unfinished:
             with self.journal.lock:
                 super().flush()
-                self.unfinished = bool(self._why)
+                self.unfinished = bool(self._reason)
 
     def fileno(self) -> int:
         """The descriptor that child processes and C code write to; their output is kept beside."""
@@ -90,9 +90,9 @@ class Journal:
         self._tag: Callable[[], tuple[str, int]] = lambda: ("", 0)
         self._sole: Callable[[], str] = lambda: ""
         self._key: tuple[int, str, int] = (STDOUT, "", 0)
-        self._at = 0.0
+        self._marked_at = 0.0
         self._sizes = (0, 0)
-        self._look = tuple(os.open(base + kind, os.O_RDONLY | os.O_CLOEXEC) for kind in (OUT, ERR))
+        self._files = tuple(os.open(base + kind, os.O_RDONLY | os.O_CLOEXEC) for kind in (OUT, ERR))
         self._marking = True
         self.texts = tuple(self._text(base + TEXT, stream) for stream in (STDOUT, STDERR))
         os.register_at_fork(after_in_child=self._in_child)
@@ -115,7 +115,9 @@ class Journal:
         """Mark what is about to be written, if it differs from what was written last. Under the lock."""
         key = (stream, *self._tag())
         now = time.time()
-        if (key != self._key or now - self._at > MARK_SECONDS or self._raw_sizes() != self._sizes) and self._marking:
+        if not self._marking:
+            return
+        if key != self._key or now - self._marked_at > MARK_SECONDS or self._raw_sizes() != self._sizes:
             self._mark(key, now)
 
     def display(self, line: bytes, tag: tuple[str, int]) -> bool:
@@ -148,7 +150,7 @@ class Journal:
         return os.lseek(self.texts[0].buffer.fileno(), 0, os.SEEK_END)
 
     def _raw_sizes(self) -> tuple[int, int]:
-        return os.lseek(self._look[0], 0, os.SEEK_END), os.lseek(self._look[1], 0, os.SEEK_END)
+        return os.lseek(self._files[0], 0, os.SEEK_END), os.lseek(self._files[1], 0, os.SEEK_END)
 
     def _mark(self, key: tuple[int, str, int], now: float) -> bool:
         for text in self.texts:
@@ -160,7 +162,7 @@ class Journal:
             os.write(self.texts[0].buffer.fileno(), Mark(now, stream, level, call, *sizes, raw).encode())
         except OSError:
             return False  # the disk is full: the text that comes will find out too
-        self._key, self._at, self._sizes = key, now, sizes
+        self._key, self._marked_at, self._sizes = key, now, sizes
         return True
 
     def _in_child(self) -> None:

@@ -31,11 +31,11 @@ class _LiveRows:
     What stands above that row once it is drawn again was printed meanwhile, and is final.
     """
 
-    __slots__ = ("_at", "_fresh", "_rows", "_went_up")
+    __slots__ = ("_cursor", "_fresh", "_rows", "_went_up")
 
     def __init__(self) -> None:
         self._rows = [""]
-        self._at = 0
+        self._cursor = 0
         self._fresh = True  # the cursor is at the beginning of its row
         self._went_up = False  # nothing was written since
 
@@ -43,19 +43,19 @@ class _LiveRows:
         """Adds text or a command; returns the lines that are final."""
         final: list[str] = []
         if token == "\n":
-            self._at, self._fresh = self._at + 1, True
-            if self._at == len(self._rows):
+            self._cursor, self._fresh = self._cursor + 1, True
+            if self._cursor == len(self._rows):
                 self._rows.append("")
         elif token == "\r":
             self._fresh = True
         elif token.endswith("K") and token[:1] == UP[0]:
-            self._rows[self._at], self._fresh = "", True
+            self._rows[self._cursor], self._fresh = "", True
         elif token.endswith("A") and token[:1] == UP[0]:
-            self._at, self._went_up = max(0, self._at - int(token[2:-1] or 1)), True
+            self._cursor, self._went_up = max(0, self._cursor - int(token[2:-1] or 1)), True
         elif token:
             if self._went_up:
-                final += self._leave(self._at)
-            self._rows[self._at] = token if self._fresh else self._rows[self._at] + token
+                final += self._leave(self._cursor)
+            self._rows[self._cursor] = token if self._fresh else self._rows[self._cursor] + token
             self._fresh = self._went_up = False
         return final + self._leave(len(self._rows) - MOST_ROWS)
 
@@ -64,7 +64,7 @@ class _LiveRows:
             return []
         final = [row for row in self._rows[:above] if row.strip()]
         del self._rows[:above]
-        self._at = max(0, self._at - above)
+        self._cursor = max(0, self._cursor - above)
         return final
 
     @property
@@ -82,7 +82,7 @@ class OverwrittenRows:
     """
 
     __slots__ = (
-        "_at",
+        "_cursor",
         "_cut",
         "_drew",
         "_live",
@@ -97,7 +97,7 @@ class OverwrittenRows:
 
     def __init__(self) -> None:
         self._rows = [_Row()]
-        self._at = 0
+        self._cursor = 0
         self._start = True  # the cursor is at the beginning of a row, and has not come there by a carriage return
         self._returned = False  # by one
         self._up = False  # it has gone up, and nothing was written since
@@ -117,7 +117,7 @@ class OverwrittenRows:
         for token in _TOKENS.split(text):
             if token == _HIDE:
                 final += self.shown.split("\n") if self.shown else []
-                self._rows, self._at, self._loose, self._live = [_Row()], 0, "", _LiveRows()
+                self._rows, self._cursor, self._loose, self._live = [_Row()], 0, "", _LiveRows()
             elif token == _SHOW:
                 final += self._live.lines if self._live is not None else []
                 if self._live is not None:
@@ -131,8 +131,8 @@ class OverwrittenRows:
             elif token.startswith(UP[0]) and token.endswith("K"):
                 continue  # what is written next says what is left of the row
             elif token.startswith(UP[0]) and token.endswith("A"):
-                self._at = max(0, self._at - int(token[2:-1] or 1))
-                for row in self._rows[self._at + 1 :]:
+                self._cursor = max(0, self._cursor - int(token[2:-1] or 1))
+                for row in self._rows[self._cursor + 1 :]:
                     row.draws = 0
                 self._up, self._nested, self._returned, self._drew = True, True, False, False
             elif token:
@@ -144,25 +144,25 @@ class OverwrittenRows:
             final.append(self._loose)
             self._loose = ""
             return
-        row = self._rows[self._at]
-        if self._at and row.bar and self._drew:  # a bar below a bar goes up before anything else
-            self._leave(self._at, final)
+        row = self._rows[self._cursor]
+        if self._cursor and row.bar and self._drew:  # a bar below a bar goes up before anything else
+            self._leave(self._cursor, final)
         if row.bar:
-            self._at += 1
+            self._cursor += 1
         else:
-            self._leave(self._at, final)
+            self._leave(self._cursor, final)
             final.append(row.text)
             del self._rows[0]
-        if self._at == len(self._rows):
+        if self._cursor == len(self._rows):
             self._rows.append(_Row())
         self._start, self._returned, self._up, self._drew = True, False, False, False
 
     def _write(self, text: str, final: list[str]) -> None:
-        row = self._rows[self._at]
+        row = self._rows[self._cursor]
         if self._returned:
             row.text, row.bar = text, True
         elif self._start:  # a line of text: the bars above are done
-            self._leave(self._at, final)
+            self._leave(self._cursor, final)
             row.text, row.bar = text, False
         elif (self._up and row.bar) or self._loose:
             self._loose += text
@@ -172,7 +172,7 @@ class OverwrittenRows:
             self._uncounted = False
             row.draws += 1
             if row.draws > 1:
-                self._leave(self._at, final)
+                self._leave(self._cursor, final)
         self._start, self._returned, self._drew = False, False, True
         self._up = self._up and bool(self._loose)
 
@@ -180,8 +180,8 @@ class OverwrittenRows:
         """The rows above that one stay as they are."""
         final += [row.text for row in self._rows[:above] if row.text.strip() or not row.bar]
         del self._rows[:above]
-        self._at -= above
-        if not self._at and len(self._rows) == 1:
+        self._cursor -= above
+        if not self._cursor and len(self._rows) == 1:
             self._nested = False
 
     @property
@@ -193,7 +193,7 @@ class OverwrittenRows:
     @property
     def ended(self) -> bool:
         """True if an empty line follows all bars, and no bar was ever below another."""
-        return not (self._nested or self._returned or self._live) and not self._rows[self._at].text
+        return not (self._nested or self._returned or self._live) and not self._rows[self._cursor].text
 
     @property
     def shown(self) -> str:

@@ -147,7 +147,7 @@ class LogTailer(threading.Thread):
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         self._inotify: int | None = None
-        self._looks: deque[float] = deque(maxlen=_CALM)
+        self._polls: deque[float] = deque(maxlen=_CALM)
         self._launched = False
 
     def begin(self, address: str, spool: str, mesh: str) -> str:
@@ -246,9 +246,9 @@ class LogTailer(threading.Thread):
     def _gather(self) -> None:
         """When looks come thick and fast, each of them is to find more."""
         now = time.monotonic()
-        if len(self._looks) == _CALM and now - self._looks[0] < 0.1:
+        if len(self._polls) == _CALM and now - self._polls[0] < 0.1:
             time.sleep(_GATHER_S)
-        self._looks.append(now)
+        self._polls.append(now)
 
     def _round(self) -> float | None:
         """Send on what there is; gives the seconds until something has to be looked at again."""

@@ -27,7 +27,7 @@ class RDMAAction:
     def __init__(self) -> None:
         self._steps: list[tuple[str, str, Move | _Step]] = []  # process, kind, what
         self._filled = Ranges()  # local bytes that a step fills
-        self._taken = Ranges()  # and that a step takes from
+        self._sources = Ranges()  # and that a step takes from
 
     def read_remote(self, dst: object, buf: RDMABuffer) -> Self:
         """Adds a read of all of a buffer into `dst`. Raises ValueError where that does not fit."""
@@ -103,12 +103,12 @@ class RDMAAction:
         return self
 
     def _reserve(self, memory: Memory, *, fills: bool) -> None:
-        if self._filled.hits(memory) or (fills and self._taken.hits(memory)):
+        if self._filled.hits(memory) or (fills and self._sources.hits(memory)):
             raise ValueError(
                 "two steps of one RDMAAction use the same local bytes, and one of them fills these: use two actions, "
                 "one after the other"
             )
-        (self._filled if fills else self._taken).add(memory)
+        (self._filled if fills else self._sources).add(memory)
 
 
 def _carry_out(mine: RdmaService, steps: "list[tuple[str, Move | _Step]]", limit: Limit) -> None:

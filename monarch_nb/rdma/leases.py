@@ -38,7 +38,7 @@ _STEP_S = 0.5  # limit of the time that one poll counts, since a stopped process
 @dataclass(slots=True)
 class _Lease:
     numbers: set[int]  # of regions
-    left: float  # seconds
+    seconds_left: float
 
 
 class MemoryLeases:
@@ -55,7 +55,7 @@ class MemoryLeases:
         self._spans: dict[int, Span] = {}  # of regions registered with the device
         self._driver: threading.Thread | None = None
         self._closed = False
-        regions.retain_while(self._held)
+        regions.retain_while(self._in_use)
 
     def lease(self, question: LeaseRequest) -> LeaseReply:
         """Registers regions, and returns how to reach them. Blocks; raises CannotReachError."""
@@ -90,7 +90,7 @@ class MemoryLeases:
             lease = self._leases.get(question.lease)
             if lease is None:
                 return TransferOutcome("dropped", "the lease has ended")
-            lease.left = self._seconds
+            lease.seconds_left = self._seconds
         return TransferOutcome("done")
 
     def release(self, message: ReleaseMemoryLease) -> None:
@@ -110,7 +110,7 @@ class MemoryLeases:
         if driver is not None:
             driver.join(2 * _STEP_S)
 
-    def _held(self, number: int) -> bool:
+    def _in_use(self, number: int) -> bool:
         """Returns whether a region is leased; deregisters it if not."""
         with self._changed:
             if any(number in lease.numbers for lease in self._leases.values()):
@@ -154,8 +154,8 @@ class MemoryLeases:
 
     def _age(self, seconds: float) -> None:
         for token, lease in tuple(self._leases.items()):
-            lease.left -= seconds
-            if lease.left <= 0:
+            lease.seconds_left -= seconds
+            if lease.seconds_left <= 0:
                 del self._leases[token]
                 self._returned = True
 

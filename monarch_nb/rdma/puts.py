@@ -121,7 +121,7 @@ class Puts:
         self._copies: dict[int, Copies[Asker[verbs.ValueLocation]]] = {}
         self._files: dict[int, tuple[bytes, MemoryFile]] = {}  # of values put by this process
         self._unused: OrderedDict[int, int] = OrderedDict()  # number -> bytes of unreferenced values
-        self._held: OrderedDict[bytes, MemoryFile] = OrderedDict()  # values of other hosts, by token
+        self._foreign: OrderedDict[bytes, MemoryFile] = OrderedDict()  # values of other hosts, by token
 
     # -- values of this process -------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Puts:
 
     def local_file(self, stored: StoredValue) -> MemoryFile | None:
         """The file of a value whose owner is on this host, or that this process holds; else None."""
-        file = self._held.get(stored.token)
+        file = self._foreign.get(stored.token)
         identity = stored.handle.identity
         if file is not None or not own_identity().same_namespace(identity):
             return file
@@ -225,12 +225,12 @@ class Puts:
     def forget(self, message: verbs.Forget, asker: Asker[None]) -> None:
         """Releases a value that its owner has dropped."""
         with self._lock:
-            self._held.pop(message.token, None)
+            self._foreign.pop(message.token, None)
 
     def close(self) -> None:
         """Releases all files."""
         with self._lock:
-            for table in (self._copies, self._files, self._unused, self._held):
+            for table in (self._copies, self._files, self._unused, self._foreign):
                 table.clear()
 
     def _pull(self, stored: StoredValue, limit: Limit) -> MemoryFile:
@@ -240,12 +240,12 @@ class Puts:
         memory = memory_of(map_file(file.fd, size, private=False, writable=True), writable=True)
         self._end.routes.transfer([Move(stored.handle, 0, memory)], limit, write=False)
         with self._lock:
-            self._held[stored.token] = file
+            self._foreign[stored.token] = file
             while (
-                len(self._held) > 1
-                and sum(stored_file.length for stored_file in self._held.values()) > settings.rdma_put_kept
+                len(self._foreign) > 1
+                and sum(stored_file.length for stored_file in self._foreign.values()) > settings.rdma_put_kept
             ):
-                self._held.popitem(last=False)
+                self._foreign.popitem(last=False)
         self._end.runtime.post(
             stored.handle.process, verbs.HOLDS, verbs.Holds(stored.handle.number, own_identity(), file.fd)
         )

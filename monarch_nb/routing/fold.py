@@ -30,12 +30,12 @@ class Fold(Generic[T]):
     for it later is dropped, so a late reply after a loss, or a second copy, reaches nobody.
     """
 
-    __slots__ = ("_batch", "_due", "_expected", "_flush", "_seen")
+    __slots__ = ("_answered", "_batch", "_due", "_expected", "_flush")
 
     def __init__(self, expected: int, flush: float = 0.05) -> None:
         self._expected = expected
         self._flush = flush
-        self._seen: set[int] = set()
+        self._answered: set[int] = set()
         self._batch: Batch[T] = Batch()
         self._due: float | None = None
 
@@ -68,16 +68,16 @@ class Fold(Generic[T]):
     @property
     def complete(self) -> bool:
         """Whether every place has answered or is lost."""
-        return len(self._seen) >= self._expected
+        return len(self._answered) >= self._expected
 
     def waits_for(self, indices: Iterable[int]) -> list[int]:
         """Returns those of `indices` that have neither answered nor failed."""
-        return [index for index in indices if index not in self._seen]
+        return [index for index in indices if index not in self._answered]
 
     @property
     def missing(self) -> int:
         """Indices that have neither answered nor failed."""
-        return self._expected - len(self._seen)
+        return self._expected - len(self._answered)
 
     @property
     def deadline(self) -> float | None:
@@ -85,8 +85,8 @@ class Fold(Generic[T]):
         return self._due
 
     def _add(self, indices: range, item: T, now: float) -> None:
-        if self._seen.isdisjoint(indices):
-            self._seen.update(indices)
+        if self._answered.isdisjoint(indices):
+            self._answered.update(indices)
             self._batch.replies.append((indices, item))
             self._wait(now)
         elif len(indices) > 1:  # some of them are lost, or have answered
@@ -96,7 +96,7 @@ class Fold(Generic[T]):
     def _lose(self, indices: Iterable[int], reason: str, now: float) -> None:
         unanswered = self.waits_for(indices)
         if unanswered:
-            self._seen.update(unanswered)
+            self._answered.update(unanswered)
             self._batch.lost.append(LostIndices(unanswered, reason))
             self._wait(now)
 

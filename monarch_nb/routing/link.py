@@ -47,9 +47,6 @@ class Link(Generic[T]):
         "_ack_bytes",
         "_ack_frames",
         "_answered_at",
-        "_asked",
-        "_asked_at",
-        "_asked_wait",
         "_base",
         "_buffer",
         "_config",
@@ -62,21 +59,24 @@ class Link(Generic[T]):
         "_free",
         "_gap",
         "_gap_at",
+        "_gap_base",
+        "_gap_since",
         "_gap_wait",
         "_granted",
         "_greeted",
         "_holds",
-        "_kept",
-        "_lost",
-        "_lost_since",
+        "_is_blocked",
         "_next",
         "_owed",
         "_owed_bytes",
         "_owed_credit",
+        "_probe_wait",
         "_probed",
+        "_probed_at",
+        "_probed_base",
         "_resent",
         "_spent",
-        "_wanted",
+        "_unacknowledged",
         "_window",
         "buried",
         "incarnation",
@@ -107,7 +107,7 @@ class Link(Generic[T]):
         self._ack_frames = config.ack_frames
         self._ack_bytes = config.ack_bytes
         # what was sent: frames kept until they are acknowledged, and byte credits
-        self._kept: deque[tuple[T, int, int]] = deque()  # (item, charge, kind) of numbers _base.._next-1
+        self._unacknowledged: deque[tuple[T, int, int]] = deque()  # (item, charge, kind) of numbers _base.._next-1
         self._holds: list[tuple[int, T]] = []  # (number, item) of kept ones to be named in Acked: seldom any
         self._base = 0
         self._next = 0
@@ -116,20 +116,20 @@ class Link(Generic[T]):
         self._granted = 0  # given back by this incarnation of the peer
         self._forgiven = 0  # never to be given back: failed, or gone with a former incarnation
         self._free = lane != 0
-        self._wanted = False
+        self._is_blocked = False
         self._dials = dials
         self._greeted = False
         self._doubt = 0  # written before the peer's incarnation was known, on a connection that broke
         # time
-        self._asked = -1  # the base when it was last seen unmoved
-        self._asked_at = 0.0
-        self._asked_wait = config.probe_after
+        self._probed_base = -1  # the base when it was last seen unmoved
+        self._probed_at = 0.0
+        self._probe_wait = config.probe_after
         self._probed = -1  # numbers below were written before the open PROBE; -1: none is open
         self._gap = -1
         self._gap_at = 0.0
         self._gap_wait = config.tick
-        self._lost = -1  # the base when the peer said it lacks it
-        self._lost_since = 0.0
+        self._gap_base = -1  # the base when the peer said it lacks it
+        self._gap_since = 0.0
         self._resent = 0  # how often since then
         self._down_since: float | None = None
         self._answered_at = float("-inf")
@@ -151,7 +151,7 @@ class Link(Generic[T]):
             or incarnation != self.peer_incarnation
             or to != self.incarnation
             or self._buffer
-            or self._wanted
+            or self._is_blocked
             or self.state is not _UP
         ):
             return self._received(kind, charge, incarnation, to, seq, ack, credit, item, size, now) or -1
@@ -160,7 +160,7 @@ class Link(Generic[T]):
             if ack > self._next or self._holds:
                 return self._received(kind, charge, incarnation, to, seq, ack, credit, item, size, now) or -1
             self._base = ack
-            popleft = self._kept.popleft
+            popleft = self._unacknowledged.popleft
             popleft()
             for _ in range(base + 1, ack):
                 popleft()
@@ -182,7 +182,7 @@ class Link(Generic[T]):
         self._greeted = True
         if self.state is not _UP:
             self.state = _RESUMING
-        self._asked_at, self._asked_wait = now, self._config.probe_after
+        self._probed_at, self._probe_wait = now, self._config.probe_after
         return [self._say(_HELLO)]
 
     def disconnected(self, now: float) -> list[Action[T]]:
@@ -213,11 +213,11 @@ class Link(Generic[T]):
         config = self._config
         actions: list[Action[T]] = []
         if self.state is _UP:
-            if self._kept or self._wanted:
-                if self._asked != self._base:
-                    self._asked, self._asked_at, self._asked_wait = self._base, now, config.probe_after
-                elif now - self._asked_at >= self._asked_wait:
-                    self._asked_at, self._asked_wait = now, min(2 * self._asked_wait, config.probe_max)
+            if self._unacknowledged or self._is_blocked:
+                if self._probed_base != self._base:
+                    self._probed_base, self._probed_at, self._probe_wait = self._base, now, config.probe_after
+                elif now - self._probed_at >= self._probe_wait:
+                    self._probed_at, self._probe_wait = now, min(2 * self._probe_wait, config.probe_max)
                     self._probed = self._next
                     actions.append(self._say(_PROBE))
             if self._buffer:
@@ -229,10 +229,10 @@ class Link(Generic[T]):
             if self._owed or self._owed_credit:
                 actions.append(self._say(_ACK))
         elif self.state is _RESUMING:
-            if now - self._asked_at >= self._asked_wait:
-                self._asked_at, self._asked_wait = now, min(2 * self._asked_wait, config.probe_max)
+            if now - self._probed_at >= self._probe_wait:
+                self._probed_at, self._probe_wait = now, min(2 * self._probe_wait, config.probe_max)
                 actions.append(self._say(_HELLO))
-        elif (self._kept or self._wanted) and config.down_timeout is not None:
+        elif (self._unacknowledged or self._is_blocked) and config.down_timeout is not None:
             if self._down_since is None:
                 self._down_since = now
             elif now - self._down_since >= config.down_timeout:
@@ -250,8 +250,8 @@ class Link(Generic[T]):
     def idle(self) -> bool:
         """Whether `tick` has nothing to do until the next other event."""
         if self.state is not _UP:
-            return self.state is _DOWN and not self._kept and not self._wanted
-        return not (self._kept or self._buffer or self._owed or self._owed_credit or self._wanted)
+            return self.state is _DOWN and not self._unacknowledged and not self._is_blocked
+        return not (self._unacknowledged or self._buffer or self._owed or self._owed_credit or self._is_blocked)
 
     # how
 
@@ -308,7 +308,7 @@ class Link(Generic[T]):
             actions.append(NewIncarnation(incarnation))
             if not self.buried:
                 self._fail("the peer was restarted", self._next, actions, charges=False)
-            self._granted, self._forgiven = 0, self._spent - sum(charge for _, charge, _ in self._kept)
+            self._granted, self._forgiven = 0, self._spent - sum(charge for _, charge, _ in self._unacknowledged)
             self._unblock(actions)
         if not self._dials and self.state is not _UP:
             self._rise(actions)
@@ -331,7 +331,7 @@ class Link(Generic[T]):
             # What was written after our question may still be under way.
             limit = self._next if self._probed < 0 else self._probed
             self._probed = -1
-            self._asked = -1  # it answers: the pauses between questions begin short again
+            self._probed_base = -1  # it answers: the pauses between questions begin short again
             self._resend(limit, now, actions)
 
     def _answer(self, kind: int, actions: list[Action[T]]) -> None:
@@ -341,16 +341,16 @@ class Link(Generic[T]):
     def _rise(self, actions: list[Action[T]]) -> None:
         self.state = _UP
         self._down_since = None
-        self._asked = -1
+        self._probed_base = -1
         self._write(self._next, actions)
 
     def _resend(self, limit: int, now: float, actions: list[Action[T]]) -> None:
         """The peer lacks what we hold: send it again, or give up what was sent again in vain for too long."""
-        if not self._kept:
+        if not self._unacknowledged:
             return
-        if self._lost != self._base:
-            self._lost, self._lost_since, self._resent = self._base, now, 0
-        elif now - self._lost_since >= self._config.gap_timeout and self._resent >= _LEAST_RESENT:
+        if self._gap_base != self._base:
+            self._gap_base, self._gap_since, self._resent = self._base, now, 0
+        elif now - self._gap_since >= self._config.gap_timeout and self._resent >= _LEAST_RESENT:
             self._fail(f"it was lost, and sending it again failed for {self._config.gap_timeout:g} s", limit, actions)
             return
         self._resent += 1
@@ -367,7 +367,7 @@ class Link(Generic[T]):
         charge = 0 if exempt or self._free else (size + 1023) >> 10 or 1
         seq = self._next
         self._next = seq + 1
-        self._kept.append((item, charge, kind))
+        self._unacknowledged.append((item, charge, kind))
         if hold:
             self._holds.append((seq, item))
         self._spent += charge
@@ -385,7 +385,7 @@ class Link(Generic[T]):
             self._forgiven += used  # given up, yet it came back: counts once
         if used <= 0 or used + ((size + 1023) >> 10 or 1) <= self._window:
             return False
-        self._wanted = True
+        self._is_blocked = True
         return True
 
     def consumed(self, charge: int, incarnation: int) -> bytes | None:
@@ -404,7 +404,7 @@ class Link(Generic[T]):
     @property
     def unacked(self) -> int:
         """Frames kept for resending."""
-        return len(self._kept)
+        return len(self._unacknowledged)
 
     def _say(self, kind: int) -> Transmit[T]:
         """A frame without a body: where we stand."""
@@ -422,7 +422,7 @@ class Link(Generic[T]):
             self._expect,
             self._credit,
         )
-        for seq, (item, charge, kind) in enumerate(self._kept, self._base):
+        for seq, (item, charge, kind) in enumerate(self._unacknowledged, self._base):
             if seq >= limit:
                 break
             actions.append(Transmit(_pack(kind, lane, charge, incarnation, to, seq, expect, credit), item))
@@ -431,7 +431,7 @@ class Link(Generic[T]):
         """Numbers below `limit` will never be sent again; the peer is asked to skip them."""
         items = []
         while self._base < limit:
-            item, charge, _ = self._kept.popleft()
+            item, charge, _ = self._unacknowledged.popleft()
             self._base += 1
             items.append(item)
             if charges:
@@ -460,14 +460,14 @@ class Link(Generic[T]):
         self._unblock(actions)
 
     def _unblock(self, actions: list[Action[T]]) -> None:
-        if self._wanted:
-            self._wanted = False
+        if self._is_blocked:
+            self._is_blocked = False
             actions.append(Unblocked())
 
     def _take_ack(self, ack: int, credit: int, actions: list[Action[T]]) -> None:
         if self._base < ack <= self._next:
             for _ in range(ack - self._base):
-                self._kept.popleft()
+                self._unacknowledged.popleft()
             self._base = ack
             released = self._release(ack)
             if released:

@@ -401,7 +401,7 @@ class Links:
 
     def _on_monitor_event(self, peer: Peer, event: int, keys: Keys | None) -> None:
         if event == sockets.UP:
-            peer.found()
+            peer.on_connected()
         elif event == sockets.DOWN:
             peer.lost()
         elif event & sockets.REFUSED and not self._refused(peer, keys):

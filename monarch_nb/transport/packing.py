@@ -125,43 +125,43 @@ class Assembly:
         self.charge = self.incarnation = 0  # to be given back, and to which incarnation of the sender
         self._hops = hops
         self._portable = portable
-        self._left = list(_lengths.decode(announcement))
-        if any(length < 0 for length in self._left):
+        self._lengths_due = list(_lengths.decode(announcement))
+        if any(length < 0 for length in self._lengths_due):
             raise msgspec.DecodeError("negative length")
         self._bodies: list[Body] = []
-        self._now: MemoryFile | bytearray | None = None
+        self._body: MemoryFile | bytearray | None = None
         self._filled = 0
         self._skip_empty()
 
     @property
     def complete(self) -> bool:
         """Whether all pieces are here."""
-        return len(self._bodies) == len(self._left)
+        return len(self._bodies) == len(self._lengths_due)
 
     def add(self, piece: memoryview) -> None:
         """The next piece. Raises DecodeError if it does not fit, SharedMemoryError when memory runs out."""
         if self.complete:
             raise msgspec.DecodeError("more pieces than announced")
-        length = self._left[len(self._bodies)]
-        if self._now is None:
+        length = self._lengths_due[len(self._bodies)]
+        if self._body is None:
             in_file = length >= shared.threshold and not self._portable
-            self._now = MemoryFile.empty(length) if in_file else bytearray()  # which grows as pieces come
+            self._body = MemoryFile.empty(length) if in_file else bytearray()  # which grows as pieces come
         if self._filled + piece.nbytes > length:
             raise msgspec.DecodeError("a piece is longer than announced")
-        if isinstance(self._now, MemoryFile):
-            self._now.append(piece)
+        if isinstance(self._body, MemoryFile):
+            self._body.append(piece)
         else:
-            self._now += piece
+            self._body += piece
         self._filled += piece.nbytes
         if self._filled == length:
-            if isinstance(self._now, MemoryFile):
-                self._now.seal()
-            self._bodies.append(self._now)
-            self._now, self._filled = None, 0
+            if isinstance(self._body, MemoryFile):
+                self._body.seal()
+            self._bodies.append(self._body)
+            self._body, self._filled = None, 0
             self._skip_empty()
 
     def _skip_empty(self) -> None:
-        while not self.complete and self._left[len(self._bodies)] == 0:
+        while not self.complete and self._lengths_due[len(self._bodies)] == 0:
             self._bodies.append(b"")
 
     def parcel(self) -> Parcel:
@@ -209,7 +209,7 @@ class Unpacker:
         self.ready: deque[tuple[Header, Parcel, int, int]] = deque()  # with charge and incarnation to give back to
         self.refused: deque[tuple[Header | None, str, int, int]] = deque()  # None: not even a header
         self._portable = portable
-        self._back = back
+        self._give_back = back
         self._assembly: Assembly | None = None
 
     def take(self, item: Item, charge: int, incarnation: int) -> None:
@@ -235,7 +235,7 @@ class Unpacker:
             self.refused.append((header, str(error) or "out of memory", charge, incarnation))
 
     def _attached(self, header: Header, item: Item, hops: int) -> Parcel:
-        loan = Loan(header.loan, self._back)  # given back at once if the files cannot be opened
+        loan = Loan(header.loan, self._give_back)  # given back at once if the files cannot be opened
         header.loan = 0
         bodies = attach(header, item.frames)
         for body in bodies:

@@ -397,7 +397,7 @@ class Peer:
         """The connection is gone; reader thread."""
         self._outside(uninterrupted(self._event, self._link.disconnected))
 
-    def found(self) -> None:
+    def on_connected(self) -> None:
         """The dialled connection is there, perhaps again; reader thread."""
         self._outside(uninterrupted(self._event, self._link.connected))
 

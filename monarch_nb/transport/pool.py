@@ -34,7 +34,7 @@ _PIECE = 4 << 20  # bytes copied at a time, so that other threads get their turn
 class _Entry:
     """One file, the user it has now, and its loans."""
 
-    __slots__ = ("file", "given", "lent", "mapping", "seen", "user")
+    __slots__ = ("file", "given", "last_used", "lent", "mapping", "user")
 
     def __init__(self, file: MemoryFile) -> None:
         self.file = file  # its length is that of the file itself
@@ -42,7 +42,7 @@ class _Entry:
         self.given = False  # sent without a loan: it is not ours any more
         self.lent: set[int] = set()
         self.mapping: memoryview | None = None
-        self.seen = time.monotonic()
+        self.last_used = time.monotonic()
 
     @property
     def idle(self) -> bool:
@@ -52,7 +52,7 @@ class _Entry:
         user = self.file.part(length)
         user.entry = self
         self.user = weakref.ref(user)
-        self.seen = time.monotonic()
+        self.last_used = time.monotonic()
         return user
 
 
@@ -75,7 +75,7 @@ class Pool:
         if reused is None:
             file = MemoryFile.empty(length)
             file.append(data)
-            return uninterrupted(self._kept, file)
+            return uninterrupted(self._add, file)
         entry, user = reused
         if entry.mapping is None:
             entry.mapping = map_file(entry.file.fd, entry.file.length, private=False, writable=True)
@@ -98,7 +98,7 @@ class Pool:
         finally:
             self._lock.release()
 
-    def _kept(self, file: MemoryFile) -> MemoryFile:
+    def _add(self, file: MemoryFile) -> MemoryFile:
         if not self._lock.acquire(blocking=False):
             return file
         try:
@@ -128,7 +128,7 @@ class Pool:
             now = time.monotonic()
             for entry in lent:
                 entry.lent.add(number)
-                entry.seen = now
+                entry.last_used = now
         finally:
             self._lock.release()
         return number
@@ -143,16 +143,16 @@ class Pool:
                     del self._loans[number]
                     for entry in entries:
                         entry.lent.discard(number)
-                        entry.seen = now
+                        entry.last_used = now
 
     def tick(self, now: float) -> bool:
         """Lets go of files that were idle, or lent, for too long; whether any are left."""
         with self._lock:
             idle_bytes = 0
             remaining = []
-            for entry in sorted(self._entries, key=lambda e: e.seen, reverse=True):
+            for entry in sorted(self._entries, key=lambda e: e.last_used, reverse=True):
                 idle = entry.idle
-                if entry.given or now - entry.seen > (IDLE if idle else LENT):
+                if entry.given or now - entry.last_used > (IDLE if idle else LENT):
                     continue
                 if idle:
                     idle_bytes += entry.file.length

@@ -53,7 +53,7 @@ class Reader:
         self._newly_busy: deque[Ticking] = deque()
         self._busy: list[Ticking] = []
         self._settling: deque[_Settling] = deque()
-        self._again: set[int] = set()  # descriptors whose callback stopped before it had read everything
+        self._unread: set[int] = set()  # descriptors whose callback stopped before it had read everything
         try:
             self._selector = _Poll()
             self._wake_read, self._wake_write = _wake_pair()
@@ -160,7 +160,7 @@ class Reader:
             self.call_soon(self._note, fd)
 
     def _note(self, fd: int) -> None:
-        self._again.add(fd)  # of the set that is there then: the thread replaces it
+        self._unread.add(fd)  # of the set that is there then: the thread replaces it
 
     def busy(self, peer: Ticking) -> None:
         """Tick `peer` from now on until it says that it is idle. Thread-safe."""
@@ -189,7 +189,7 @@ class Reader:
         active = clock()
         while not self._stopping:
             now = clock()
-            if self._again or self._calls or self._settling:
+            if self._unread or self._calls or self._settling:
                 timeout: float | None = 0.0
             elif self._busy or self._newly_busy:
                 timeout = max(0.0, self._next_tick - now)
@@ -209,9 +209,9 @@ class Reader:
 
     def _handle(self, ready: list[tuple[int, int]]) -> None:
         """Serves the descriptors that are ready, runs the calls, and ticks what is due."""
-        quiet = not (ready or self._again)
-        if self._again:
-            again, self._again = self._again, set()
+        quiet = not (ready or self._unread)
+        if self._unread:
+            again, self._unread = self._unread, set()
             for fd in again.difference(fd for fd, _ in ready):
                 self._call_back(fd)
         for fd, events in ready:
@@ -234,7 +234,7 @@ class Reader:
     def _call_back(self, fd: int) -> None:
         callback = self._callbacks.get(fd)
         if callback is not None and _guarded(callback):
-            self._again.add(fd)
+            self._unread.add(fd)
 
     def _tick_all(self, now: float) -> None:
         while self._newly_busy:
@@ -266,38 +266,38 @@ class _Poll:
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
-        self._other: selectors.BaseSelector | None = None
+        self._fallback: selectors.BaseSelector | None = None
         if hasattr(select, "epoll"):
             self._epoll = select.epoll()
         else:
-            self._other = selectors.DefaultSelector()
+            self._fallback = selectors.DefaultSelector()
 
     def add(self, fd: int) -> None:
         if self._epoll:
             self._epoll.register(fd, select.EPOLLIN)
-        elif self._other:
-            self._other.register(fd, selectors.EVENT_READ)
+        elif self._fallback:
+            self._fallback.register(fd, selectors.EVENT_READ)
 
     def writing(self, fd: int, on: bool) -> None:
         if self._epoll:
             self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if on else select.EPOLLIN)
-        elif self._other:
-            self._other.modify(fd, selectors.EVENT_READ | selectors.EVENT_WRITE if on else selectors.EVENT_READ)
+        elif self._fallback:
+            self._fallback.modify(fd, selectors.EVENT_READ | selectors.EVENT_WRITE if on else selectors.EVENT_READ)
 
     def remove(self, fd: int) -> None:
         if self._epoll:
             self._epoll.unregister(fd)
-        elif self._other:
-            self._other.unregister(fd)
+        elif self._fallback:
+            self._fallback.unregister(fd)
 
     def poll(self, timeout: float | None) -> list[tuple[int, int]]:
         """Descriptors and what they are ready for."""
         try:
             if self._epoll:
                 return self._epoll.poll(timeout)
-            assert self._other is not None
+            assert self._fallback is not None
             # Its words, 1 and 2, are not those of epoll, 1 and 4.
-            return [(key.fd, events & 1 | (events & 2) << 1) for key, events in self._other.select(timeout)]
+            return [(key.fd, events & 1 | (events & 2) << 1) for key, events in self._fallback.select(timeout)]
         except InterruptedError:
             return []
 
@@ -307,5 +307,5 @@ class _Poll:
     def close(self) -> None:
         if self._epoll:
             self._epoll.close()
-        elif self._other:
-            self._other.close()
+        elif self._fallback:
+            self._fallback.close()

@@ -66,12 +66,12 @@ class UnixStream:
         "_closed",
         "_fd",
         "_filled",
-        "_left",
         "_lost",
         "_put",
         "_queue",
         "_reader",
         "_received",
+        "_rest",
         "_socket",
         "_whole",
         "_writing",
@@ -91,7 +91,7 @@ class UnixStream:
         self._writing = threading.Lock()
         self._closed = False
         self.turned_away = False  # the other end has no descriptor for this connection
-        self._left = b""  # the beginning of a message
+        self._rest = b""  # the beginning of a message
         self._big: bytearray | None = None  # a message larger than what is read at a time
         self._filled = self._whole = 0  # bytes of it that are here, and that there will be
 
@@ -235,8 +235,8 @@ class UnixStream:
         if not count:
             return None
         data = buffer[:count]
-        if self._left:
-            data, self._left = memoryview(self._left + data), b""
+        if self._rest:
+            data, self._rest = memoryview(self._rest + data), b""
         self._take(data)
         return count == len(buffer)
 
@@ -279,7 +279,7 @@ class UnixStream:
                 frames.append(bytes(data[start : start + length]))
                 start += length
             messages.append((frames[0], frames[1:]))
-        self._left = bytes(data[start:])
+        self._rest = bytes(data[start:])
 
     # the end
 

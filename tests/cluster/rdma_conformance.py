@@ -57,7 +57,7 @@ class Holder(Actor):
     @endpoint
     def held(self) -> int:
         """Values of other hosts that this process has fetched for its own."""
-        return len(service().puts._held)
+        return len(service().puts._foreign)
 
     @endpoint
     def pid(self) -> int:

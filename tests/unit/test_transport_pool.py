@@ -115,7 +115,7 @@ def test_no_more_than_so_many_bytes_lie_idle() -> None:
     for _ in range(2):
         file = MemoryFile.empty(half)
         os.ftruncate(file.fd, half)  # without pages
-        files.append(pool._kept(file))
+        files.append(pool._add(file))
     places = [(file.fd, inode(file)) for file in files]
     del file
     files.clear()

@@ -32,7 +32,7 @@ class _Peer:
 
     def __init__(self, agent: str) -> None:
         self.agent = agent
-        self.known: set[int] = set()  # regions that the agent has registered
+        self.granted: set[int] = set()  # regions that the agent has registered
         self.reached = False  # a byte has arrived from there
         self.busy = 0  # transfers in progress
 
@@ -84,7 +84,7 @@ class Nixl:
         """Returns a connection, marked busy. An idle one with too many regions is replaced."""
         with self._lock:
             peer = self._peers.get(agent)
-            if peer is not None and len(peer.known) + count > _KNOWN and not peer.busy:
+            if peer is not None and len(peer.granted) + count > _KNOWN and not peer.busy:
                 self._fabric.forget(agent)
                 peer = None
             if peer is None:
@@ -111,7 +111,7 @@ class Nixl:
         local: list[Span] = []
         try:
             self._fabric.connect(peer.agent, lease.words)
-            peer.known.update(move.handle.number for move in moves)
+            peer.granted.update(move.handle.number for move in moves)
             if not peer.reached:
                 self._first_byte(peer, first, limit, watch)
                 peer.reached = True
@@ -181,20 +181,20 @@ class _Watch:
     def __init__(self, lease_client: LeaseClient, handle: BufferHandle, lease: int) -> None:
         self._lease_client, self._handle, self._lease = lease_client, handle, lease
         self._next = time.monotonic() + _RENEWED_S
-        self._asked: Future[TransferOutcome] | None = None
+        self._renewal: Future[TransferOutcome] | None = None
 
     def check(self) -> None:
         """Raises OwnerLostError if the owner is lost, LinkCutError if it has ended the lease."""
-        if self._asked is not None and self._asked.done():
-            error = self._asked.exception(0)
+        if self._renewal is not None and self._renewal.done():
+            error = self._renewal.exception(0)
             if error is not None:
                 raise owner_lost(self._handle, str(error))
-            if self._asked.get().how != "done":
+            if self._renewal.get().how != "done":
                 raise LinkCutError("the owner has ended the lease")
-            self._asked = None
-        if self._asked is None and time.monotonic() > self._next:
+            self._renewal = None
+        if self._renewal is None and time.monotonic() > self._next:
             self._next = time.monotonic() + _RENEWED_S
-            self._asked = self._lease_client.renew(self._handle, self._lease)
+            self._renewal = self._lease_client.renew(self._handle, self._lease)
 
 
 def _batches(moves: Sequence[Move], local: Sequence[Span]) -> Iterator[tuple[list[Span], list[Span]]]:

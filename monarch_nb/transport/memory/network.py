@@ -231,7 +231,7 @@ class MemoryNetwork:
         self.frames = 0  # carried so far
         self._random = random.Random(seed)
         self._nodes: dict[str, MemoryNode] = {}
-        self._known: set[str] = set()  # hosts
+        self._hosts: set[str] = set()  # hosts
         self._cuts: set[frozenset[str]] = set()
         self._partitions: set[frozenset[str]] = set()  # pairs of hosts
         self.travelling = 0  # frames on their way
@@ -252,7 +252,7 @@ class MemoryNetwork:
         if address in self._nodes and self._nodes[address].alive:
             raise ValueError(f"{address} is taken")
         node = self._nodes[address] = MemoryNode(self, address, received, failed)
-        self._known.add(host_of(address))
+        self._hosts.add(host_of(address))
         self._mended(lambda pair: address in pair)
         return node
 
@@ -296,7 +296,7 @@ class MemoryNetwork:
 
     def has_host(self, host: str) -> bool:
         """Whether a process of this host has ever joined."""
-        return host in self._known
+        return host in self._hosts
 
     def _apart(self, first: str, second: str) -> bool:
         if frozenset((first, second)) in self._cuts:

@@ -75,7 +75,7 @@ class HandshakeLimiter:
         self._port = 0
         self.bound: int | None = None  # a descriptor of the listening socket
         self._open: dict[int, float] = {}
-        self._known: deque[float] = deque()
+        self._admitted: deque[float] = deque()
         self.refused = 0
         self._monitor = Monitor(router, reader, self._on_event)
 
@@ -89,17 +89,17 @@ class HandshakeLimiter:
         elif event == sockets.ACCEPTED:
             self._open[value] = now
             self._forget(now)
-            if len(self._open) - len(self._known) > self._limits.strangers:
+            if len(self._open) - len(self._admitted) > self._limits.strangers:
                 self._cut(value)
         elif event == sockets.UP:
-            self._known.append(now)
+            self._admitted.append(now)
         elif event == sockets.DOWN:
             self._open.pop(value, None)
 
     def _forget(self, now: float) -> None:
         limit = now - self._limits.handshake_ms / 1000 - 0.5
-        while self._known and self._known[0] < limit:
-            self._known.popleft()
+        while self._admitted and self._admitted[0] < limit:
+            self._admitted.popleft()
         for fd in [fd for fd, since in self._open.items() if since < limit]:
             del self._open[fd]
 
