@@ -1,4 +1,4 @@
-"""What torchmonarch's command line does, as functions on jobs: `monarch.tools.commands`."""
+"""The commands of torchmonarch's command line as functions on jobs: `monarch.tools.commands`."""
 
 import contextlib
 import os

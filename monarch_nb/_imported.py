@@ -18,7 +18,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """That of a module that is to be changed."""
+        """Returns the spec of a module that is to be changed."""
         change = self.changes.get(name)
         if change is None:
             return None

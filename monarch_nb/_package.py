@@ -38,7 +38,7 @@ class NotYetError(ModuleNotFoundError):
 
 
 def sentence(subject: str, part: str, instead: str = "") -> str:
-    """That `what` is missing, to which part of torchmonarch it belongs, and what to do instead."""
+    """Returns the text that `subject` is missing, with its part of torchmonarch and what to do instead."""
     return (
         f"{subject} is not part of Monarch-NB yet: it belongs to {part}, see {PAGE}{'. ' + instead if instead else ''}"
     )

@@ -42,7 +42,7 @@ def is_private(folder: Path) -> bool:
 
 
 def read_private(path: Path) -> bytes:
-    """What is in a file that nobody else can read or has written. No link is followed, and nothing is waited for.
+    """Returns the content of a file that nobody else can read or has written. Follows no link, and waits for nothing.
 
     Raises PermissionError for any other file, and OSError.
     """
@@ -74,7 +74,7 @@ def _objection(folder: Path) -> str:
 
 
 def _wrong(folder: Path, status: os.stat_result) -> str:
-    """What keeps it from being a private folder, "" if nothing does."""
+    """Returns why the folder is not private, "" if it is."""
     if status.st_uid != os.geteuid():
         return f"{folder} belongs to user {status.st_uid}, and is not used: choose another"
     if not stat.S_ISDIR(status.st_mode):

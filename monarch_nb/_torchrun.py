@@ -25,7 +25,7 @@ _VALUED = (
 
 
 class SPMDJob(JobTrait):
-    """What `serve` gives: a job whose hosts are `state().workers`, and the script that `run_spmd` runs on them."""
+    """The job that `serve` returns: its hosts are `state().workers`, and `run_spmd` runs the script on them."""
 
     _transient = frozenset({"_inner", "_failed"})
 
@@ -120,7 +120,7 @@ def _words(app: object) -> tuple[list[str], int]:
 
 
 class TorchrunCommand(Struct, frozen=True):
-    """What a command line of torchrun asks for."""
+    """A parsed command line of torchrun."""
 
     script: tuple[str, ...]  # as `SPMDProgram.read` takes it
     hosts: int = 0  # 0: not said

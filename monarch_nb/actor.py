@@ -127,7 +127,7 @@ def this_host() -> "HostMesh":
 
 
 def context() -> Context:
-    """What is running: the current actor, and this message's place in the slice it was sent to."""
+    """Returns the running context: the current actor, and the point of this message in the slice it was sent to."""
     return current_runtime().context()
 
 

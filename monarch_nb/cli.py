@@ -168,7 +168,7 @@ def _this_host() -> "HostMesh":
 
 
 def _kernel() -> "list[Check]":
-    """What a new kernel of this Python finds in itself. It runs in a process of its own, as in Jupyter."""
+    """Returns the findings of a new kernel of this Python, which runs in a process of its own, as in Jupyter."""
     from monarch_nb.doctor import Check
 
     if importlib.util.find_spec("ipykernel") is None:

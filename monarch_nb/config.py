@@ -30,7 +30,7 @@ def get_global_config() -> dict[str, Any]:
 
 
 def get_runtime_config() -> dict[str, Any]:
-    """What this program has set with `configure`."""
+    """Returns the values that this program has set with `configure`."""
     return settings.runtime()
 
 

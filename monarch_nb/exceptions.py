@@ -1,4 +1,4 @@
-"""What can go wrong, to catch by name."""
+"""The exceptions of Monarch-NB, to catch by name."""
 
 from monarch_nb.connect import AttachError
 from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint

@@ -40,7 +40,7 @@ _OF_SHARDS = {  # arguments of Lightning's FSDPStrategy and ModelParallelStrateg
 
 
 class _MeshEnvironment(ClusterEnvironment):
-    """Where a rank is in the world, as the environment of its process says; the controller counts as rank 0."""
+    """The position of a rank in the world, by its process's environment; the controller counts as rank 0."""
 
     def __init__(self, hosts: int = 1, per_host: int = 1) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _MeshEnvironment(ClusterEnvironment):
 
 
 class _MeshStrategy(ParallelStrategy):
-    """What the strategies below are beside their ways to train: the ranks are those of a mesh."""
+    """The base of the strategies below: their ranks are those of a mesh."""
 
     def __init__(self, mesh: ProcMesh | None = None, **arguments: Any) -> None:
         if mesh is not None and not isinstance(mesh, ProcMesh):
@@ -165,7 +165,7 @@ class MonarchModelParallelStrategy(_MeshStrategy, ModelParallelStrategy):
 
 @dataclass(frozen=True)
 class _Result:
-    """What a trainer has on rank 0 after a run."""
+    """The state of a trainer on rank 0 after a run."""
 
     value: object
     weights: Mapping[str, torch.Tensor] | None  # of a fit

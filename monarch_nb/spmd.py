@@ -208,7 +208,7 @@ def prepare(mesh: ProcMesh, *, tables: bool = False) -> None:
 
 
 def _master(mesh: ProcMesh) -> tuple[str, int]:
-    """Where the ranks meet: on the first one's host, by an address that all of them reach, as far as is known."""
+    """Returns the address at which ranks meet: on the first one's host, reachable by all as far as is known."""
     layout, ranks = state_of(mesh).layout, region_of(mesh).ranks()
     hosts = tuple(dict.fromkeys(map(layout.host_of, ranks)))
     [(name, port)] = mesh.slice(**dict.fromkeys(mesh.extent, 0)).run(_host_port).get().values()

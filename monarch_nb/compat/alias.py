@@ -36,7 +36,7 @@ _made: dict[str, type] = {}
 
 
 def refused(name: str) -> type | None:
-    """What stands for a private name, given in full; None for names that are not kept."""
+    """Returns the stand-in for a private name, given in full; None for other names."""
     module, _, last = name.rpartition(".")
     if last not in NAMES.get(module, "").split():
         return None

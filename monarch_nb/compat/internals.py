@@ -29,7 +29,7 @@ BindSpec = transport
 
 
 class ActorKind(Enum):
-    """How the endpoints of an actor are executed: on a thread of its own, or on an event loop of its own."""
+    """The way an actor's endpoints are executed: on a thread of its own, or on an event loop of its own."""
 
     SYNC = "sync"
     ASYNC = "async"
@@ -56,12 +56,12 @@ _pending_flush_tasks: frozenset[asyncio.Task[None]] = frozenset()
 
 
 def has_tensor_engine() -> bool:
-    """Whether torchmonarch's distributed tensors are there: they are not."""
+    """Returns False: torchmonarch's distributed tensors do not exist here."""
     return False
 
 
 def is_ipython() -> bool:
-    """Whether this program is a notebook's kernel or an IPython prompt. Does not import IPython."""
+    """Returns whether this program is a notebook's kernel or an IPython prompt. Does not import IPython."""
     module = sys.modules.get("IPython")
     return module is not None and module.get_ipython() is not None
 
@@ -83,12 +83,12 @@ def fake_sync_state() -> Iterator[None]:
 
 
 def in_fake_sync_state() -> bool:
-    """Whether `fake_sync_state` hides a loop here."""
+    """Returns whether `fake_sync_state` hides a loop here."""
     return getattr(_hidden, "depth", 0) > 0
 
 
 class PanicException(BaseException):
-    """What `panicking_function` raises: no Exception, so it ends the actor."""
+    """Raised by `panicking_function`. It is no Exception, so it ends the actor."""
 
 
 def panicking_function() -> None:

@@ -87,7 +87,7 @@ def set_actor_mock_registry_state(state: Mapping[type, type]) -> None:
 
 
 def get_tensor_engine_factory(cls: type) -> Engine | None:
-    """What makes the mesh that `activate` gives to actors of a class; None for the usual one."""
+    """Returns the function that makes the mesh for `activate` in actors of a class; None for the usual one."""
     return tensor_engines.get(class_name(cls))
 
 

@@ -191,7 +191,7 @@ NAMES: dict[str, str] = {
 
 
 def missing_part(name: str) -> str | None:
-    """What to say of a module or name of torchmonarch that is not there yet, in full ("monarch.remote"); or None."""
+    """Returns the text for a module or name of torchmonarch that does not exist yet ("monarch.remote"), or None."""
     root, _, rest = name.partition(".")
     part = NAMES.get(rest) if root == "monarch" else None
     path = name
@@ -202,7 +202,7 @@ def missing_part(name: str) -> str | None:
 
 
 def no_counterpart(name: str) -> str:
-    """What to say of a name below an alias that means nothing here."""
+    """Returns the text for a name below an alias that has no counterpart here."""
     if "._" in name:
         return (
             f"{name} is private to torchmonarch and has no counterpart here; the public names are in monarch.actor, "

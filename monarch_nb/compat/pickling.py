@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """What a pickle is written to."""
+    """The target of a pickle."""
 
     def write(self, data: "ReadableBuffer", /) -> object:
         """Takes some bytes."""
@@ -42,7 +42,7 @@ class Buffer:
         return view.nbytes
 
     def freeze(self) -> "FrozenBuffer":
-        """What was written, to be read. The buffer is empty afterwards."""
+        """Returns the content for reading. The buffer is empty afterwards."""
         content, self._content = bytes(self._content), bytearray()
         return FrozenBuffer(content)
 

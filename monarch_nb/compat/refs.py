@@ -56,7 +56,7 @@ class PortId:
 
 @dataclass(frozen=True)
 class Kinded:
-    """What a message is, and the rank it comes from."""
+    """The kind of a message, and the rank it comes from."""
 
     rank: int | None = None
 
@@ -87,7 +87,7 @@ class PythonMessage:
 
 @dataclass
 class PortRef:
-    """Where to send messages for a port; with `return_undeliverable` they come back to who sent them."""
+    """The address of a port; with `return_undeliverable` undelivered messages return to their sender."""
 
     port_id: PortId
     return_undeliverable: bool = field(default=True, kw_only=True)

@@ -26,7 +26,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _is_in_tokio_runtime() -> bool:
-    """Whether this code runs among the coroutines of tasks, where nothing may block."""
+    """Returns whether this code runs among the coroutines of tasks, where nothing may block."""
     return threading.current_thread().name == _NAME
 
 
@@ -68,7 +68,7 @@ class PythonTask(Generic[T]):
 
     @staticmethod
     def select_one(tasks: "Sequence[PythonTask[T]]") -> "PythonTask[tuple[T, int]]":
-        """What the first of several tasks to end gave, and which it was. Raises ValueError for none."""
+        """Returns the result of the first of several tasks to end, and its index. Raises ValueError without tasks."""
         if not tasks:
             raise ValueError("select_one needs a task at least")
         begun = [task._take() for task in tasks]
@@ -140,7 +140,7 @@ _running: set["asyncio.Task[None]"] = set()  # which a loop holds weakly
 
 
 class Shared(Generic[T]):
-    """What a task that was begun gives, to any number who ask."""
+    """The result of a started task, for any number of readers."""
 
     def __init__(self, future: "concurrent.futures.Future[T]") -> None:
         self._future = future

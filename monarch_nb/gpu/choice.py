@@ -49,7 +49,7 @@ def _find(name: str) -> GpuDriver | None:
 
 
 def load() -> GpuLoad | None:
-    """What the first GPU of this process does, once the process computes there; None without one, or if it has failed.
+    """Returns the load of this process's first GPU once the process uses it; None without one, or if it has failed.
 
     Initialises nothing. Without a driver of ours, PyTorch is asked. May take milliseconds.
     """

@@ -210,7 +210,7 @@ class CudaDriver:
         return device
 
     def _quick(self, address: int) -> bool:
-        """Whether the device itself can reach the memory: its own, or pinned memory of the host."""
+        """Returns whether the device itself can reach the memory: its own, or pinned memory of the host."""
         kind = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
         error, _ = cu.cuPointerGetAttribute(kind, address)
         return bool(error == cu.CUresult.CUDA_SUCCESS)
@@ -258,7 +258,7 @@ class _Device:
             self._streams.append(stream)
 
     def wait_for(self, stream: cu.CUstream, awaited: int) -> None:
-        """What comes next in `stream` waits for what has been put into another stream so far."""
+        """Makes further work of `stream` wait for the work that another stream has now."""
         if cu.cuStreamQuery(cu.CUstream(awaited))[0] == cu.CUresult.CUDA_SUCCESS:
             return
         event = _call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)

@@ -1,4 +1,4 @@
-"""What Monarch-NB asks of the driver of a GPU."""
+"""The functions of a GPU's driver that Monarch-NB needs."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -98,7 +98,7 @@ class GpuDriver(Protocol):
         """Free and total bytes."""
 
     def load(self, device: int) -> GpuLoad:
-        """What the device does, and what is in use of its memory. May take milliseconds."""
+        """Returns the load of the device and its memory in use. May take milliseconds."""
 
     def check(self) -> None:
         """Raises the sticky GpuError of this process, if a kernel or copy has left one; else does nothing."""

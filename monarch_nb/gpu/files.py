@@ -92,7 +92,7 @@ class DeviceFile:
         target[:] = self.view()
 
     def private(self) -> Any:
-        """What a message is decoded with: the file itself where it arrived, else bytes."""
+        """Returns the memory to decode a message from: the file itself where it arrived, else bytes."""
         return self if self.is_received else memoryview(bytearray(self.view()))
 
 
@@ -118,7 +118,7 @@ def announce(folder: Path, name: str) -> bool:
 
 
 def announced(folder: Path, name: str) -> bool:
-    """Whether a process of this host has announced the GPUs that this one sees, in the same order."""
+    """Returns whether a process of this host has announced the GPUs that this one sees, in the same order."""
     text = _own_gpus()
     with contextlib.suppress(OSError):
         return bool(text) and (folder / _FOLDER / name).read_text() == text

@@ -21,7 +21,7 @@ _SLOWDOWNS = {
 
 
 class GpuLoad(NamedTuple):
-    """What a GPU does, and what is in use of its memory, in bytes.
+    """The load of a GPU, and its memory in use, in bytes.
 
     `share` of the last moments is that in which kernels of any process ran, -1 where it is not known. `own` is what
     this process has there, with its context and its libraries; -1 where it is not known, as in most containers.

@@ -42,7 +42,7 @@ _BAR = re.compile(r"(.*?)\s*\d{1,3}%\|[^|]*\|\s*(\S+)/(\S+) \[[\d:]+<[^,\]]*,[^,
 
 
 class Bar(NamedTuple):
-    """What a progress bar says, without the time, which is another one on each rank."""
+    """The text of a progress bar without the time, which differs on each rank."""
 
     title: str
     done: str

@@ -89,7 +89,7 @@ class Spool:
 
     @property
     def position(self) -> int:
-        """How far the text was read, with all raw output before it."""
+        """The position up to which the text was read, with all raw output before it."""
         waits = self._out.at < self._mark.out or self._err.at < self._mark.err
         return self._text.at - waits
 

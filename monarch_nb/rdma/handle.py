@@ -44,7 +44,7 @@ def _identity(pid: int) -> ProcessIdentity:
 
 
 class DeviceRegion(msgspec.Struct, array_like=True, frozen=True):
-    """Where a buffer lies on a GPU."""
+    """The location of a buffer on a GPU."""
 
     identity: str  # of the device, as its driver names it
     lent: bytes  # opens the allocation that it lies in, in other processes; empty if that cannot be lent

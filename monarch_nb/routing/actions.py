@@ -1,4 +1,4 @@
-"""What travels in front of a frame on a link, and what a link asks its transport to do."""
+"""Prefixes of frames on a link, and the actions that a link asks of its transport."""
 
 import struct
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ PREFIX_SIZE = PREFIX.size
 
 
 class PrefixKind(IntEnum):
-    """What a frame on a link is."""
+    """The kind of a frame on a link."""
 
     DATA = 0  # a numbered message
     CHUNK = 1  # a numbered piece of a large body: treated as DATA, distinguished by the transport
@@ -32,7 +32,7 @@ class PrefixKind(IntEnum):
 
 
 class LinkState(IntEnum):
-    """Whether frames may be written now."""
+    """Returns whether frames may be written now."""
 
     UP = 0
     RESUMING = 1  # connected again, the peer has not yet said what it lacks: sends are kept

@@ -1,4 +1,4 @@
-"""Where a worker listens, as users write it: `tcp://host:port`, `ipc://path`, with a bind address or a process id.
+"""Addresses of workers as users write them: `tcp://host:port`, `ipc://path`, with a bind address or process id.
 
 address  = [process-id "@"] endpoint ["@" endpoint]      (where to dial it, then where it binds)
 endpoint = "tcp://" host ":" port | "tcp://" host ":fd" number | "ipc://" path
@@ -46,7 +46,7 @@ class ChannelEndpoint(Struct, frozen=True):
 
 
 class WorkerAddress(Struct, frozen=True):
-    """Where others dial a worker, where it binds (the same, unless it says otherwise), and which process it is."""
+    """The endpoints at which others dial a worker and at which it binds (mostly the same), and its process id."""
 
     dial: ChannelEndpoint
     bind: ChannelEndpoint
@@ -83,7 +83,7 @@ def parse_worker_address(text: str) -> WorkerAddress:
 
 
 def parse_dialled(text: str) -> ChannelEndpoint:
-    """Where to dial the worker at an address. Raises what `parse_worker_address` does."""
+    """Returns the endpoint to dial for an address. Raises what `parse_worker_address` does."""
     endpoint = parse_worker_address(text).dial
     if endpoint.fd is not None:
         raise AddressError(f"{_shown(text)} names a descriptor of the worker; dial the port that it is bound to")

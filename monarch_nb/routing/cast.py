@@ -27,7 +27,7 @@ class Delivery(Struct, frozen=True):
 
 
 class Expansion(NamedTuple):
-    """What an agent does with a plan."""
+    """The work of an agent on a plan."""
 
     deliveries: list[Delivery]
     children: list[Branch]
@@ -49,7 +49,7 @@ def plan_cast(layout: Layout, runs: Sequence[Run], *, fanout: int = 8) -> list[B
 
 
 def expand(plan: CastPlan, host: str) -> Expansion:
-    """What the agent of `host` delivers itself and what it passes on.
+    """Returns the messages that the agent of `host` delivers itself, and the branches that it passes on.
 
     Raises ValueError when the plan's head is another host.
     """
@@ -71,7 +71,7 @@ def expand(plan: CastPlan, host: str) -> Expansion:
 
 
 def branches_below(plan: CastPlan) -> list[Branch]:
-    """What a plan's head passes on: the subtrees that are cut off when it is lost."""
+    """Returns the subtrees that a plan's head passes on, which are cut off when it is lost."""
     return _branches(plan, 1)
 
 
@@ -83,7 +83,7 @@ def indices(runs: Sequence[Run]) -> Iterator[int]:
 
 
 def size_of(runs: Sequence[Run]) -> int:
-    """How many receivers `runs` name."""
+    """Returns the number of receivers that `runs` name."""
     return sum(run.count for run in runs)
 
 

@@ -16,7 +16,7 @@ class LostIndices(Struct, frozen=True):
 
 
 class Batch(Struct, Generic[T]):
-    """What to pass on now: replies with the places that each is of, and the places that will not answer."""
+    """Replies to pass on now, each with its indices, and the indices that will not reply."""
 
     replies: list[tuple[range, T]] = field(default_factory=list)
     lost: list[LostIndices] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Fold(Generic[T]):
         return self.tick(now)
 
     def folded(self, batch: Batch[T], now: float) -> Batch[T] | None:
-        """What an agent below gathered; the batch to send on now, if any."""
+        """Adds what an agent below gathered; returns the batch to send on now, if any."""
         for indices, item in batch.replies:
             self._add(indices, item, now)
         for lost in batch.lost:
@@ -67,7 +67,7 @@ class Fold(Generic[T]):
 
     @property
     def complete(self) -> bool:
-        """Whether every place has answered or is lost."""
+        """Returns whether every place has answered or is lost."""
         return len(self._answered) >= self._expected
 
     def waits_for(self, indices: Iterable[int]) -> list[int]:

@@ -39,7 +39,7 @@ class LinkIncarnations:
 
 
 class Incarnations:
-    """What one process knows of the ends of others: who is gone, and which incarnations are over. Not thread-safe."""
+    """The ends of other processes that this one knows of, by address and incarnation. Not thread-safe."""
 
     def __init__(self, remembered: int = 4096) -> None:
         self.ended: dict[str, str] = {}  # why, of those at whose address nobody lives as far as is known
@@ -47,7 +47,7 @@ class Incarnations:
         self._remembered = remembered
 
     def lost(self, address: str, incarnation: int, reason: str, last_seen: int = 0) -> bool:
-        """That incarnation and those before are over (0: not known which). `last_seen` is the latest that sent a frame.
+        """Ends an incarnation and earlier ones (0: unknown which). `last_seen` is the latest that sent a frame.
 
         False if a later incarnation is known: the address stays as it is.
         """
@@ -74,7 +74,7 @@ class Incarnations:
             self._over[address] = incarnation - 1
 
     def speaks(self, address: str, incarnation: int) -> bool:
-        """Whether to listen to an incarnation: not to the late words of one that is over."""
+        """Returns whether to listen to an incarnation: not to the late words of one that is over."""
         if incarnation < self.since(address):
             return False
         self.ended.pop(address, None)

@@ -248,7 +248,7 @@ class Link(Generic[T]):
 
     @property
     def idle(self) -> bool:
-        """Whether `tick` has nothing to do until the next other event."""
+        """Returns whether `tick` has nothing to do until the next other event."""
         if self.state is not _UP:
             return self.state is _DOWN and not self._unacknowledged and not self._is_blocked
         return not (self._unacknowledged or self._buffer or self._owed or self._owed_credit or self._is_blocked)
@@ -377,7 +377,7 @@ class Link(Generic[T]):
         return _pack(kind, self.lane, charge, self.incarnation, self.peer_incarnation, seq, self._expect, self._credit)
 
     def blocked(self, size: int) -> bool:
-        """Whether `size` more bytes do not fit the window; if True, an Unblocked action follows when credits come."""
+        """Returns whether `size` more bytes exceed the window; if True, an Unblocked action follows with new credits."""
         if self._free:
             return False
         used = self._spent - self._forgiven - self._granted
@@ -445,7 +445,7 @@ class Link(Generic[T]):
         self._unblock(actions)
 
     def _release(self, limit: int) -> list[T]:
-        """What was to be named of the numbers below `limit`; it is held no more."""
+        """Removes and returns the held items with numbers below `limit`."""
         holds = self._holds
         count = 0
         while count < len(holds) and holds[count][0] < limit:

@@ -41,7 +41,7 @@ class Outbox:
         self._meshes.pop(mesh, None)
 
     def stretches(self, mesh: str) -> int:
-        """How many stretches of ranks have a history of their own: what a cast to all of `mesh` costs."""
+        """Returns the number of stretches of ranks with histories of their own: the cost of a cast to all of `mesh`."""
         segments = self._meshes.get(mesh)
         return len(segments) if segments is not None else 0
 
@@ -142,7 +142,7 @@ class Inbox(Generic[T]):
         return []
 
     def has(self, sender: str, seq: int) -> bool:
-        """Whether that message is here, or was."""
+        """Returns whether that message is here, or was."""
         stream = self._streams.get(sender)
         return stream is not None and (seq < stream.expect or seq in stream.waiting)
 

@@ -61,13 +61,13 @@ class RoutingTable:
         self._cache.clear()
 
     def attached(self, address: str) -> None:
-        """That process has a live connection to this one, which it dialled itself."""
+        """Records that a process has a live connection to this one, which it dialled itself."""
         if address not in self._inbound:
             self._inbound.add(address)
             self._cache.clear()
 
     def detached(self, address: str) -> None:
-        """That connection is gone."""
+        """Records the end of that connection."""
         if address in self._inbound:
             self._inbound.discard(address)
             self._cache.clear()
@@ -82,7 +82,7 @@ class RoutingTable:
         return endpoint
 
     def near(self, address: str) -> bool:
-        """Whether a process is on this machine, as far as is known."""
+        """Returns whether a process is on this machine, as far as is known."""
         return host_of(address) in self._folders
 
     def forget(self, target: str) -> None:

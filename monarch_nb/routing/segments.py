@@ -10,7 +10,7 @@ _LONGEST_PERIOD = 64
 
 
 class _Cell(NamedTuple):
-    """What was written to a rank: its incarnation and the next number in it."""
+    """The state of a rank: its incarnation and the next number in it."""
 
     proc_incarnation: int
     incarnation: int
@@ -40,7 +40,7 @@ class _Segment:
         return _Segment(start, stop, _shortest(cells, stop - start))
 
     def continues(self, other: "_Segment") -> bool:
-        """Whether `other`, which follows, can be one with this one."""
+        """Returns whether `other`, which follows, can be one with this one."""
         period = len(self.cells)
         if self.stop != other.start or len(other.cells) != period:
             return False

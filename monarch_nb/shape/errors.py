@@ -1,4 +1,4 @@
-"""What is raised for places and names that are not there.
+"""Errors for points and names that do not exist.
 
 Each is what Python's own containers raise, and also what torchmonarch raises in the same place: programs catch either.
 """

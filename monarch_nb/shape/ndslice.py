@@ -99,12 +99,12 @@ class NDSlice(Frozen):
 
     @property
     def strides(self) -> list[int]:
-        """How far apart in base ranks neighbours along each dimension are."""
+        """The distance in base ranks between neighbours along each dimension."""
         return list(self._strides)
 
     @property
     def dense(self) -> bool:
-        """Whether the ranks are contiguous and in order; dimensions of size 1 cannot break that."""
+        """Returns whether the ranks are contiguous and in order; dimensions of size 1 cannot break that."""
         if self._len == 0:
             return True
         dims = zip(self._sizes, self._strides, row_major_strides(self._sizes), strict=True)
@@ -133,7 +133,7 @@ class NDSlice(Frozen):
         return rank
 
     def coordinates(self, rank: SupportsIndex) -> list[int]:
-        """Where a base rank is. ValueError when it is not in this slice."""
+        """Returns the coordinates of a base rank. Raises ValueError when it is not in this slice."""
         base = operator.index(rank)
         found = self._locate(base)
         if found is None:
@@ -255,7 +255,7 @@ class PickedSlice(NDSlice):
 
     @property
     def dense(self) -> bool:
-        """Whether the ranks are contiguous and in order."""
+        """Returns whether the ranks are contiguous and in order."""
         return all(after - before == 1 for before, after in itertools.pairwise(self._ranks))
 
     def nditem(self, coordinates: Sequence[SupportsIndex]) -> int:

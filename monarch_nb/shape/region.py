@@ -60,7 +60,7 @@ class Extent(Frozen, Mapping[str, int]):
 
     @property
     def nelements(self) -> int:
-        """How many places there are: the product of the sizes."""
+        """The number of points: the product of the sizes."""
         return self._nelements
 
     @property
@@ -123,7 +123,7 @@ class Point(Frozen, Mapping[str, int]):
 
     @property
     def extent(self) -> Extent:
-        """What this is a place in."""
+        """The extent of the point."""
         return self._extent
 
     @property
@@ -332,13 +332,13 @@ class Region(Frozen):
         return list(self._ndslice)
 
     def contains(self, rank: SupportsIndex) -> bool:
-        """Whether a base rank is in this region."""
+        """Returns whether a base rank is in this region."""
         return rank in self._ndslice
 
     __contains__ = contains
 
     def overlaps_ranks(self, ranks: Iterable[int]) -> bool:
-        """Whether any of these base ranks is in this region; costs time per rank given, not per rank held."""
+        """Returns whether any of these base ranks is in this region; takes time per given rank only."""
         return any(rank in self._ndslice for rank in ranks)
 
     def as_shape(self) -> "Shape":
@@ -346,7 +346,7 @@ class Region(Frozen):
         return Shape.of(self)
 
     def point_of_base_rank(self, rank: SupportsIndex) -> Point:
-        """Where in this region a base rank is. ValueError when it is not."""
+        """Returns the point of a base rank in this region. Raises ValueError for other ranks."""
         return Point(self._ndslice.index(rank), self._extent)
 
     def __len__(self) -> int:
@@ -417,7 +417,7 @@ class RegionForm(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def of(cls, region: Region) -> Self:
-        """What travels of a region."""
+        """Returns the serialisable form of a region."""
         ranks = region.ndslice
         labels, sizes = tuple(region.labels), tuple(ranks.sizes)
         if isinstance(ranks, PickedSlice):
@@ -565,7 +565,7 @@ class Shape(Frozen):
         return Shape.of(self._region.sliced(**{label: slice}))
 
     def coordinates(self, rank: SupportsIndex) -> dict[str, int]:
-        """Where a base rank is, by label. ValueError when it is not in this shape."""
+        """Returns the coordinates of a base rank by label. Raises ValueError when it is not in this shape."""
         return dict(zip(self.labels, self.ndslice.coordinates(rank), strict=True))
 
     def ranks(self) -> list[int]:

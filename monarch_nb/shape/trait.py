@@ -1,4 +1,4 @@
-"""What all meshes can do with their dimensions."""
+"""The operations of all meshes on their dimensions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

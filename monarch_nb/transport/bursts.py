@@ -73,7 +73,7 @@ class Burst:
         self.since = 0.0
 
     def holds(self, size: int, now: float, pauses: int) -> bool:
-        """Whether a message of `size` bytes is to be held back; else it is written with those that were."""
+        """Returns whether a message of `size` bytes is to be held back; else it is written with those that were."""
         if now - self._last > APART_S or pauses != self._pauses:
             self._row, self._pauses = 0, pauses
         self._last = now

@@ -107,7 +107,7 @@ class Connection:
         return channel
 
     def starved(self, now: float) -> str | None:
-        """Why the connection could not be had for so long that what waits for it is to fail; says so once."""
+        """Returns once why the connection has been missing so long that waiting messages must fail; else None."""
         if self._starved is None or now - self._starved[0] < _STARVED_S:
             return None
         reason, self._starved = self._starved[1], None

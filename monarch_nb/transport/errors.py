@@ -56,5 +56,5 @@ def descriptors_for(doing: str) -> Iterator[None]:
 
 
 def is_descriptor_limit(error: OSError | None, number: int | None = None) -> bool:
-    """Whether this error means that descriptors ran out, here or on the whole machine."""
+    """Returns whether this error means that descriptors ran out, here or on the whole machine."""
     return (number if error is None else error.errno) in (errno.EMFILE, errno.ENFILE)

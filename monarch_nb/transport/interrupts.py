@@ -65,7 +65,7 @@ _guards = _Guards()
 
 
 def inside() -> bool:
-    """Whether the calling thread is in a section now: true in a finalizer or signal handler that cut into one."""
+    """Returns whether the calling thread is in a section, perhaps in a finalizer or signal handler that cut into it."""
     return _guards.guard.inside
 
 
@@ -164,7 +164,7 @@ _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "monarch_nb"
 
 
 def must_run_whole(frame: FrameType | None) -> bool:
-    """Whether an exception that is raised in this frame would cut through what others rely on.
+    """Returns whether an exception that is raised in this frame would cut through what others rely on.
 
     It would in a function of the modules above, in what such a function has called (a context manager of Python's), in
     the callback of a weak reference and in a finalizer, where it would be lost besides. It would not in code of the

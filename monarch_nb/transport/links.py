@@ -144,7 +144,7 @@ class Links:
         return [peer for lane in Lane if (peer := self._peers.get((address, lane))) is not None]
 
     def _elsewhere(self, hop: Hop) -> bool:
-        """Whether that process is of another host than this one: our run folder is unknown there."""
+        """Returns whether that process is of another host than this one: our run folder is unknown there."""
         return hop.endpoint.startswith("tcp:") or host_of(hop.address) != host_of(self.address)
 
     def _peer(self, hop: Hop, lane: int) -> Peer:
@@ -257,7 +257,7 @@ class Links:
             peer.redirect(endpoint)
 
     def connected(self, target: str) -> bool:
-        """Whether the TCP connection of the urgent lane on the way to a process stands."""
+        """Returns whether the TCP connection of the urgent lane on the way to a process stands."""
         with self._lock:
             try:
                 peer = self._peers.get((self._routes.next_hop(target).address, 1))
@@ -266,7 +266,7 @@ class Links:
         return peer is not None and peer.up
 
     def never_replied(self, address: str) -> bool:
-        """Whether something was written to a process that has never replied."""
+        """Returns whether something was written to a process that has never replied."""
         with self._lock:
             peers = self._of(address)
         return not any(peer.last_seen for peer in peers) and not all(peer.settled for peer in peers)
@@ -393,7 +393,7 @@ class Links:
         return stream
 
     def context(self) -> Context:
-        """That of our ZeroMQ sockets, whose threads only those need who speak to other hosts."""
+        """The context of ZeroMQ sockets, made at first use: its threads are for connections to other hosts."""
         with self._lock:
             if self._context is None:
                 self._context = sockets.new_context()
@@ -442,7 +442,7 @@ class Links:
 
     @property
     def settled(self) -> bool:
-        """Whether every message was acknowledged by the next process on its way."""
+        """Returns whether every message was acknowledged by the next process on its way."""
         return all(peer.settled for peer in list(self._peers.values()))
 
 

@@ -1,4 +1,4 @@
-"""Where the processes of this host connect to this one: a unix socket in a run folder."""
+"""The unix socket, in a run folder, on which processes of this host connect to this one."""
 
 import contextlib
 import errno

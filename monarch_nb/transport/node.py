@@ -150,7 +150,7 @@ class Node:
         self._has_gpu = not self._portable and announce(self.run_folder, self.name)
 
     def shares_gpu(self, address: str) -> bool:
-        """Whether a process sees the GPUs that this one sees, so that files of a GPU can go there."""
+        """Returns whether a process sees the GPUs that this one sees, so that files of a GPU can go there."""
         if not self._has_gpu or self._own_folder is None:
             return False
         host, name, *_ = parse_address(address)
@@ -332,7 +332,7 @@ class Node:
             self._tcp.use(new, self._links.cut_inbound)
 
     def connected(self, target: str) -> bool:
-        """Whether the TCP connection on which urgent messages reach a process stands, by libzmq's heartbeats.
+        """Returns whether the TCP connection on which urgent messages reach a process stands, by libzmq's heartbeats.
 
         One that the peer dialled is only known to be gone once something was written to it. False for processes that
         are reached otherwise, or were never spoken to.
@@ -340,7 +340,7 @@ class Node:
         return self._links.connected(target)
 
     def never_replied(self, address: str) -> bool:
-        """Whether a process was written to and has never replied: it may not exist."""
+        """Returns whether a process was written to and has never replied: it may not exist."""
         return self._links.never_replied(address)
 
     def forget(self, target: str, reason: str, incarnation: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""How messages travel on a link: packed whole, by memory file or in pieces, and unpacked by the peer.
+"""Packing of messages for a link, whole, by memory file or in pieces, and unpacking by the peer.
 
 One byte string (envelope and header) and the frames of the body follow the prefix. One big message is the slowest way
 of ZeroMQ, so large messages over sockets travel as pieces of 1 MiB. All pieces of a message are written under one
@@ -81,7 +81,7 @@ def pack_local(header: Header, parcel: Parcel, loan: int = 0) -> Item:
 
 
 def _entry(pid: int, body: Body) -> tuple[int, ...]:
-    """How a body is named: process, descriptor and bytes; of a file of a GPU also its memory's bytes and its device."""
+    """Returns the entry of a body: process, descriptor, bytes; for a GPU's file also its memory's bytes and device."""
     if type(body) is MemoryFile:
         return pid, body.fd, body.length
     if type(body) is DeviceFile:
@@ -135,7 +135,7 @@ class Assembly:
 
     @property
     def complete(self) -> bool:
-        """Whether all pieces are here."""
+        """Returns whether all pieces are here."""
         return len(self._bodies) == len(self._lengths_due)
 
     def add(self, piece: memoryview) -> None:

@@ -140,7 +140,7 @@ def reason_parcel(reason: str) -> Parcel:
 
 
 def reason_of(parcel: Parcel) -> str:
-    """Why a message has come back; a short text where its body does not say."""
+    """Returns why a message has come back; a short text where its body has no reason."""
     try:
         return decode_plain(parcel.frames[0], _reasons)[0]
     except (IndexError, msgspec.DecodeError):

@@ -113,7 +113,7 @@ class Peer:
 
     @property
     def endpoint(self) -> str:
-        """Where we dial it; "": it dials us."""
+        """The endpoint at which this process dials the peer; "" if the peer dials."""
         return self.connection.endpoint
 
     @property
@@ -123,17 +123,17 @@ class Peer:
 
     @property
     def awaits_redial(self) -> bool:
-        """Whether it waits for a peer to dial that did so once and has hung up."""
+        """Returns whether it waits for a peer to dial that did so once and has hung up."""
         return not self.endpoint and self._link.state is LinkState.DOWN
 
     @property
     def has_dialled(self) -> bool:
-        """Whether it is written to on a TCP connection that it has dialled."""
+        """Returns whether it is written to on a TCP connection that it has dialled."""
         return isinstance(self.connection.channel, InboundChannel)
 
     @property
     def up(self) -> bool:
-        """Whether there is a TCP connection, as far as we know; connections inside a host do not say."""
+        """Returns whether there is a TCP connection, as far as we know; connections inside a host do not say."""
         return self.connection.over_tcp and self.unreachable is None and self._link.state is LinkState.UP
 
     # sending
@@ -264,7 +264,7 @@ class Peer:
             self.connection.reach()
 
     def cut(self, stream: UnixStream) -> bool:
-        """That connection is gone; whether it was ours to write to. Reader thread."""
+        """Ends a connection; returns whether it was the one written to. Reader thread."""
         return uninterrupted(self._cut, stream)
 
     def _cut(self, stream: UnixStream) -> bool:
@@ -410,7 +410,7 @@ class Peer:
 
     @property
     def settled(self) -> bool:
-        """Whether everything sent was acknowledged."""
+        """Returns whether everything sent was acknowledged."""
         return self._link.unacked == 0
 
     def close(self, reason: str, linger_ms: int = 0) -> None:

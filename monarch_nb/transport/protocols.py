@@ -41,7 +41,7 @@ class Transport(Protocol):
 
     @property
     def tcp_endpoint(self) -> str | None:
-        """Where other machines reach it, if it listens for them."""
+        """The endpoint at which other machines reach it, if it listens for them."""
 
     @property
     def run_folder(self) -> Path:
@@ -60,7 +60,7 @@ class Transport(Protocol):
         """Takes one step of a change of the keys by which other machines are reached."""
 
     def shares_gpu(self, address: str) -> bool:
-        """Whether a process sees the GPUs that this one sees, so that files of a GPU can go there."""
+        """Returns whether a process sees the GPUs that this one sees, so that files of a GPU can go there."""
 
     def snapshot(self, frames: Sequence[OutFrame]) -> Parcel:
         """Copy buffers into a parcel that may be sent many times."""
@@ -100,7 +100,7 @@ class Transport(Protocol):
         """A process, or host, is dead: what it did not acknowledge is reported as lost."""
 
     def connected(self, target: str) -> bool:
-        """Whether the connection to another machine's process stands."""
+        """Returns whether the connection to another machine's process stands."""
 
     def never_replied(self, address: str) -> bool:
-        """Whether a process was written to and has never replied: it may not exist."""
+        """Returns whether a process was written to and has never replied: it may not exist."""

@@ -81,7 +81,7 @@ class Reader:
 
     @property
     def running(self) -> bool:
-        """Whether the thread runs and the caller is another one."""
+        """Returns whether the thread runs and the caller is another one."""
         return self._thread.is_alive() and threading.current_thread() is not self._thread
 
     def run_calls(self) -> None:
@@ -114,7 +114,7 @@ class Reader:
         self._selector.add(fd)
 
     def watch_writing(self, fd: int, on: bool) -> None:
-        """Whether room to write is waited for. Thread-safe."""
+        """Returns whether room to write is waited for. Thread-safe."""
         with contextlib.suppress(OSError, KeyError, ValueError):
             self._selector.writing(fd, on)
 

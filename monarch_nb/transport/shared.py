@@ -68,7 +68,7 @@ _PIECE = 1 << 20  # bytes a write; larger ones measured slower
 
 
 def available() -> bool:
-    """Whether this system has memory files and the user did not switch them off (MONARCH_NB_PORTABLE=1)."""
+    """Returns whether this system has memory files and the user did not switch them off (MONARCH_NB_PORTABLE=1)."""
     return hasattr(os, "memfd_create") and os.environ.get("MONARCH_NB_PORTABLE", "") in ("", "0")
 
 

@@ -97,7 +97,7 @@ class UnixStream:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be written any more."""
+        """Returns whether nothing can be written any more."""
         return self._closed
 
     def listen(self) -> None:

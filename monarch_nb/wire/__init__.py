@@ -1,4 +1,4 @@
-"""What travels between processes: message headers, bodies, code by value, errors."""
+"""The content of messages between processes: headers, bodies, code by value, errors."""
 
 from monarch_nb.wire.address import Address, agent_of, controller_address, host_of, parse_address, proc_address
 from monarch_nb.wire.body import (

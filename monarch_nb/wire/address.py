@@ -1,4 +1,4 @@
-"""Where a process is found: `host/name`. The one place where such addresses are put together and taken apart.
+"""Addresses of processes: `host/name`. The only module that composes and parses them.
 
 `h1/agent` is a host's agent, `h1/p3.2.0` rank 2 of the proc mesh p3 in its incarnation 0, `h1/c9f2.0.0` a controller.
 In headers, and wherever they are only passed on, addresses are plain text.
@@ -26,17 +26,17 @@ class Address(NamedTuple):
 
     @property
     def is_agent(self) -> bool:
-        """Whether it is a host agent's."""
+        """Returns whether it is a host agent's."""
         return self.name == _AGENT
 
     @property
     def is_controller(self) -> bool:
-        """Whether it is that of a process that no agent has started."""
+        """Returns whether it is that of a process that no agent has started."""
         return self.name.startswith(_CONTROLLER)
 
     @property
     def is_proc(self) -> bool:
-        """Whether it is that of a proc of a mesh."""
+        """Returns whether it is that of a proc of a mesh."""
         return self.mesh != "" and not self.is_controller
 
     @property

@@ -200,7 +200,7 @@ def _memory(frame: InFrame) -> memoryview:
 
 
 class Encoded:
-    """What `encode` has made of an object, copied: it may be sent many times, and `encode` takes it as it is."""
+    """An encoded object, copied: it may be sent many times, and `encode` takes it as it is."""
 
     __slots__ = ("frames",)
 
@@ -383,7 +383,7 @@ def _unit_pickler(cargo: Cargo) -> Pickler:
 
 
 def _is_plain(obj: Any, depth: int) -> bool:
-    """Whether `obj` is small and made of nothing but builtin values, so that the C pickler does all there is to do."""
+    """Returns whether `obj` is small and consists of builtin values only, so that the C pickler suffices."""
     kind = type(obj)
     if kind in _ATOMS:
         return True

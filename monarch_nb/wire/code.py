@@ -39,7 +39,7 @@ _joined: dict[str, tuple[list[str], str]] = {}
 
 
 def is_cell_file(name: str) -> bool:
-    """Whether a file name is one that a notebook's kernel gives to a cell."""
+    """Returns whether a file name is one that a notebook's kernel gives to a cell."""
     return _CELL.search(name) is not None
 
 
@@ -55,7 +55,7 @@ class Unit(NamedTuple):
 
 
 class _ForeignClass:
-    """What this process knows of a class that another one defined."""
+    """A class that another process defined."""
 
     __slots__ = ("busy", "names", "unit")
 
@@ -87,7 +87,7 @@ def unregister_pickle_by_value(module: types.ModuleType) -> None:
 
 
 def travels_by_value(obj: object) -> bool:
-    """Whether the class or function `obj` is sent as code, not as a name to import."""
+    """Returns whether the class or function `obj` is sent as code, not as a name to import."""
     if isinstance(obj, type) and obj in cp._BUILTIN_TYPE_NAMES:
         return False
     return not cp._should_pickle_by_reference(obj)
@@ -206,7 +206,7 @@ def _apply(cls: type, state: Any, copy: _ForeignClass) -> None:
 
 
 def _take_apart(cls: type) -> tuple[object, object]:
-    """How to make the bare class, and what to set on it then."""
+    """Returns the arguments that create the bare class, and the attributes to set on it then."""
     make, arguments, state, *_ = cp._dynamic_class_reduce(cls)
     slots = cls.__dict__.get("__slots__")
     if (

@@ -1,4 +1,4 @@
-"""What a rank displays: a bundle of forms by MIME type, as notebooks have it, in one line of bytes."""
+"""Displays of ranks: a bundle of forms by MIME type, as in notebooks, in one line of bytes."""
 
 import msgspec
 
@@ -22,7 +22,7 @@ class Display(msgspec.Struct, eq=False, omit_defaults=True):
 
     @property
     def lines(self) -> str:
-        """What logs have of it, each line with its end; nothing of one that only replaces another."""
+        """Returns its lines for logs, each with its end; none for a display that only replaces another."""
         return f"{self.text}\n" if self.text and not self.update else ""
 
     @property
@@ -42,7 +42,7 @@ def encode_display(display: Display) -> bytes:
 
 
 def decode_display(line: bytes) -> Display | None:
-    """What `encode_display` made; None for anything else, such as a line of which a part is missing."""
+    """Decodes a line of `encode_display`; None for anything else, such as a truncated line."""
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):

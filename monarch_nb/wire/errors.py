@@ -139,7 +139,7 @@ def format_exception(exc: BaseException) -> list[str]:
 
 
 def _frames(exc: BaseException) -> list[str]:
-    """Where it was raised, without asking the exception itself anything."""
+    """Returns the frames of an exception's traceback without calling the exception's own code."""
     try:
         stack = traceback.StackSummary.extract(traceback.walk_tb(_traceback_of(exc)))
         _without_own(stack)
@@ -270,7 +270,7 @@ class At(NamedTuple):
 
 @functools.cache
 def is_users_file(file: str) -> bool:
-    """Whether code is the user's: no part of Python, of an installed package, or of the engine."""
+    """Returns whether code is the user's: no part of Python, of an installed package, or of the engine."""
     return not file.startswith((*LIBRARIES, ENGINE, "<frozen "))
 
 
@@ -282,7 +282,7 @@ def users_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def is_mistake(frames: Sequence[At], own: Sequence[str] = (ENGINE,)) -> bool:
-    """Whether the engine raised on purpose, about what its caller did, or only called what raised: code of the user's.
+    """Returns whether the engine raised on purpose, about what its caller did, or only called what raised: code of the user's.
 
     Frames are from the outside in, those of `own` folders are the engine's. Anything else that fails in the engine may
     be an error of its own, for which all frames are wanted.

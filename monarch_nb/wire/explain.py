@@ -34,7 +34,7 @@ class PickleFailure(TypeError, pickle.PicklingError):
 
 
 def pickle_failure(failure: Exception, obj: object, label: str) -> Exception:
-    """What to raise from `failure`, which encoding `obj` raised: it with the culprit named.
+    """Returns the error to raise from `failure`, which encoding `obj` raised, with the culprit named.
 
     An error of the object's own making (raised by its `__getstate__` or `__reduce__`) is returned as it is; of any
     other, it is the cause of what is returned.
@@ -73,7 +73,7 @@ class _Search:
         self.seen: dict[int, object] = {}  # the objects are held, so that ids stay theirs
 
     def failure(self, obj: object) -> BaseException | None:
-        """What pickling `obj` raises."""
+        """Returns the error that pickling `obj` raises."""
         self.tries -= 1
         try:
             encode(obj)
@@ -102,7 +102,7 @@ class _Search:
 
 
 def _members(obj: object) -> Iterator[tuple[str, object]]:
-    """What `obj` holds, each with how a path goes on: `{}` is the path so far."""
+    """Yields the members of `obj`, each with the continuation of its path: `{}` is the path so far."""
     if isinstance(obj, dict):
         for key, value in list(obj.items())[:_MEMBERS]:
             yield _index(key), value
@@ -136,7 +136,7 @@ def _members(obj: object) -> Iterator[tuple[str, object]]:
 
 
 def _refuses(obj: object) -> bool:
-    """Whether it says by itself that it cannot be sent, better than anything it is made of could."""
+    """Returns whether it says by itself that it cannot be sent, better than anything it is made of could."""
     if not isinstance(getattr(type(obj), "__reduce__", None), types.FunctionType):
         return False
     try:

@@ -64,7 +64,7 @@ def fold(replies: Iterable[Folded[F]]) -> list[bytes | F]:
 
 
 def _key(header: Header, body: Sequence[InFrame]) -> tuple[int, bytes] | None:
-    """What answers that are the same have in common; None for one that stays alone.
+    """Returns the key that equal replies share; None for a reply that is not folded.
 
     One with memory of its own beside its pickle would share that with the others.
     """

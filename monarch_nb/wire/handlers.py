@@ -23,7 +23,7 @@ class VerbTakenError(ValueError):
 
 
 class Asker(Generic[R]):
-    """Who sent a request, to be answered from any thread: now or later, once or not at all."""
+    """The sender of a request, to be answered from any thread: now or later, once or not at all."""
 
     __slots__ = ("_answer", "header", "lane")
 
@@ -39,7 +39,7 @@ class Asker(Generic[R]):
 
     @property
     def waits(self) -> bool:
-        """Whether an answer is waited for."""
+        """Returns whether an answer is waited for."""
         return self.header.port != 0
 
     def reply(self, reply: R) -> None:

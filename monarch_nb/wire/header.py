@@ -9,7 +9,7 @@ from monarch_nb.wire.plain import decode_plain, msgpack_decoder
 
 
 class Kind(IntEnum):
-    """What a message is for."""
+    """The kind of a message."""
 
     CALL = 1  # run an endpoint of one actor
     REPLY = 2  # the answer to a CALL, to a port
@@ -22,7 +22,7 @@ class Kind(IntEnum):
 
 
 class Status(IntEnum):
-    """What a REPLY carries."""
+    """The content of a REPLY."""
 
     VALUE = 0
     EXCEPTION = 1  # the endpoint raised: an ordinary error for the caller
@@ -30,7 +30,7 @@ class Status(IntEnum):
 
 
 class Flags(IntFlag):
-    """What else is to be said of a message, in `Header.flags`. Testing one costs a microsecond: not for what is hot."""
+    """Further properties of a message, in `Header.flags`. A test costs a microsecond: not for hot paths."""
 
     REPORTED_ELSEWHERE = 1  # a RETURNED whose caller learns of the same end by watching the process
     JUDGING = 2  # sent while its sender judged a message that did not arrive; no such one is judged itself
@@ -39,7 +39,7 @@ class Flags(IntFlag):
 
 
 class Layout(msgspec.Struct, array_like=True, frozen=True):
-    """Where the procs of one proc mesh live: rank r is on hosts[r // per_host]."""
+    """The hosts of one proc mesh: rank r is on hosts[r // per_host]."""
 
     uid: str
     hosts: tuple[str, ...]
@@ -155,7 +155,7 @@ def decode_header(data: bytes | memoryview) -> Header:
 
 
 def _check(plan: CastPlan) -> None:
-    """What a plan names is gone through one by one: no few bytes may stand for more than there can be."""
+    """Rejects plans in which a few bytes stand for more ranks than there can be, since all are visited."""
     counts = [run.count for run in plan.runs]
     most = min(_MOST_RANKS, len(plan.hosts) * plan.per_host)
     if plan.per_host < 1 or min(counts, default=0) < 0 or sum(counts) > most:

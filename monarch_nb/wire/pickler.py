@@ -32,7 +32,7 @@ _SMALL = (type(None), bool, int, float, types.FunctionType, types.ModuleType, ty
 
 
 class _Sink:
-    """What a pickler writes to. It hands over bytes and bytearrays of 64 KiB and more as they are, without copying."""
+    """The target of a pickler, which passes bytes and bytearrays of 64 KiB and more without copying."""
 
     __slots__ = ("write",)
 
@@ -65,7 +65,7 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         return b"".join(self.chunks)
 
     def reducer_override(self, obj: Any) -> object:
-        """How `obj` is taken apart; called for everything but the plainest types."""
+        """Returns the reduction of `obj`; called for everything but the plainest types."""
         kind = type(obj)
         if REDUCERS and kind in REDUCERS:
             return REDUCERS[kind](obj)
@@ -103,7 +103,7 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
 
 def _keeper(buffers: list[memoryview | DeviceFile]) -> Callable[[pickle.PickleBuffer], bool]:
     def keep(buffer: pickle.PickleBuffer) -> bool:
-        """Whether the pickle is to hold the buffer itself."""
+        """Returns whether the pickle is to hold the buffer itself."""
         view = buffer.raw()
         if type(view.obj) is Marker:
             buffers.append(view.obj.file)
@@ -251,7 +251,7 @@ def _weight(value: object, depth: int) -> int:
 
 
 def _distance_to_user() -> int:
-    """How many frames above the caller of the caller the first one of a user's is, for `warnings.warn`."""
+    """Returns how many frames above the caller's caller the first user frame is, for `warnings.warn`."""
     frame, distance = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_ENGINE):
         frame, distance = frame.f_back, distance + 1

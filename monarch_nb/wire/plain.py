@@ -25,13 +25,13 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
-    """What decodes msgpack to a type; any thread may make and use one."""
+    """Returns a decoder of msgpack for a type; any thread may make and use one."""
     with _knowing:
         return msgspec.msgpack.Decoder(kind)
 
 
 def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """What decodes JSON to a type; any thread may make and use one."""
+    """Returns a decoder of JSON for a type; any thread may make and use one."""
     with _knowing:
         return msgspec.json.Decoder(kind)
 
@@ -43,7 +43,7 @@ def converted(value: object, kind: type[T]) -> T:
 
 
 def decode_plain(data: bytes | bytearray | memoryview, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    """What a decoder makes of bytes. Raises msgspec.DecodeError, of which ValidationError is one, on anything else."""
+    """Decodes bytes. Raises msgspec.DecodeError, of which ValidationError is one, on anything else."""
     try:
         return decoder.decode(data)
     except UnicodeDecodeError as error:  # which msgspec lets through

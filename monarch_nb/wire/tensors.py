@@ -1,4 +1,4 @@
-"""How torch tensors travel: their storage out of band, everything else in a few words of pickle.
+"""Pickling of torch tensors: their storage out of band, everything else in a few words of pickle.
 
 What arrives equals what was sent in shape, dtype, values, strides, `requires_grad` and being a Parameter. A tensor on a
 GPU arrives on the GPU of the same number, or on the current one where there are fewer; on the CPU in a process without
@@ -31,7 +31,7 @@ _STAGED = 1 << 20  # bytes; from here on pinned memory is worth its turns
 
 
 class _Landing:
-    """What becomes of tensors of GPUs that arrive in this process."""
+    """The devices on which tensors of GPUs arrive in this process."""
 
     on_gpus = False  # they are put on its GPU, if it has one
     pretends = False  # its GPUs are pretended: for torch, their tensors are on the CPU

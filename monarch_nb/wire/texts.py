@@ -163,7 +163,7 @@ def with_article(noun: str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a value is, by the name of its type alone: `an int`, `a Trainer`, `None`."""
+    """Returns a value's type with an article: `an int`, `a Trainer`, `None`."""
     return "None" if value is None else with_article(type_name(value).rpartition(".")[2])
 
 

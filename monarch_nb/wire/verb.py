@@ -94,7 +94,7 @@ def encode_body(body: msgspec.Struct) -> bytes:
 
 
 def decode_refusal(body: Frame) -> str:
-    """Why a request was refused."""
+    """Returns why a request was refused."""
     try:
         return with_host_names(decode_plain(body, _refusals).error)
     except msgspec.DecodeError as error:

@@ -23,12 +23,12 @@ class Move(Struct, frozen=True):
 
 
 def is_of_host(moves: Sequence[Move]) -> bool:
-    """Whether all buffers lie in memory of the host."""
+    """Returns whether all buffers lie in memory of the host."""
     return not [move for move in moves if move.handle.device is not None]  # `all` takes longer for a few
 
 
 def is_to_host(moves: Sequence[Move]) -> bool:
-    """Whether the memory of this process is memory of the host in all of them."""
+    """Returns whether the memory of this process is memory of the host in all of them."""
     return not [move for move in moves if move.local.device is not None]
 
 

@@ -290,12 +290,12 @@ class MemoryNetwork:
         self.mend(first, second)
 
     def reachable(self, first: str, second: str) -> bool:
-        """Whether a connection could be made."""
+        """Returns whether a connection could be made."""
         node = self._nodes.get(second)
         return node is not None and node.alive and not self._apart(first, second)
 
     def has_host(self, host: str) -> bool:
-        """Whether a process of this host has ever joined."""
+        """Returns whether a process of this host has ever joined."""
         return host in self._hosts
 
     def _apart(self, first: str, second: str) -> bool:

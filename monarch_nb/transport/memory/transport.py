@@ -165,11 +165,11 @@ class MemoryTransport:
             self._time.changed()
 
     def connected(self, target: str) -> bool:
-        """Whether the connection to another process could carry a message now."""
+        """Returns whether the connection to another process could carry a message now."""
         return self._time.network.reachable(self.address, target)
 
     def never_replied(self, address: str) -> bool:
-        """Whether a process has never said a word."""
+        """Returns whether a process has never said a word."""
         return address not in self._seen_peers
 
     # receiving; under the lock

@@ -1,1 +1,1 @@
-"""How processes of other hosts are reached: ZeroMQ on TCP, and who may come in."""
+"""The transport between hosts: ZeroMQ on TCP, and who may connect."""

@@ -23,7 +23,7 @@ def split(endpoint: str) -> tuple[str, int]:
 
 
 def knock(endpoint: str, timeout: float) -> bool | None:
-    """Whether somebody listens there: False if the connection is refused, None without an answer in `timeout` s."""
+    """Returns True if the endpoint is listening, False if it refuses, None without a reply in `timeout` seconds."""
     try:
         with socket.create_connection(split(endpoint), timeout):
             return True
@@ -84,5 +84,5 @@ def greet(endpoint: str, timeout: float, stay: float = 0.0) -> str:
 
 
 def _is_ours(greeting: bytes) -> bool:
-    """Whether this may be the beginning of a ZMTP greeting."""
+    """Returns whether this may be the beginning of a ZMTP greeting."""
     return greeting[:1] in (b"", b"\xff") and (len(greeting) < 10 or bool(greeting[9] & 1))

@@ -1,4 +1,4 @@
-"""Where the processes of other hosts connect to this one: a ROUTER on TCP."""
+"""The ROUTER socket on which processes of other hosts connect to this one by TCP."""
 
 import contextlib
 import logging

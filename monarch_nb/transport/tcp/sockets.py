@@ -160,7 +160,7 @@ def _read_rest(socket: Socket) -> tuple[bytes, list[Frame]]:
 
 
 def ipc_endpoint(folder: Path, name: str) -> str:
-    """Where process `name` of the host with this run folder listens."""
+    """Returns the endpoint of process `name` of the host with this run folder."""
     return checked_path(f"ipc://{os.fspath(folder / name)}")
 
 
@@ -210,7 +210,7 @@ def _tcp(socket: Socket, endpoint: str, limits: Limits) -> None:
 
 
 def bound_at(fd: int) -> str:
-    """Where a socket is bound, as ZeroMQ writes it. Raises TransportError unless it is one of TCP with a port."""
+    """Returns a socket's endpoint in ZeroMQ's form. Raises TransportError unless it is TCP with a port."""
     try:
         with PlainSocket(fileno=os.dup(fd)) as same:
             host, port, *_ = same.getsockname() if same.family in (AF_INET, AF_INET6) else ("", 0)
