@@ -377,7 +377,7 @@ class Link(Generic[T]):
         return _pack(kind, self.lane, charge, self.incarnation, self.peer_incarnation, seq, self._expect, self._credit)
 
     def blocked(self, size: int) -> bool:
-        """Returns whether `size` more bytes exceed the window; if True, an Unblocked action follows with new credits."""
+        """Returns whether `size` more bytes exceed the window; if True, an Unblocked action follows with credits."""
         if self._free:
             return False
         used = self._spent - self._forgiven - self._granted

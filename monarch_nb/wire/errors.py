@@ -282,7 +282,7 @@ def users_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def is_mistake(frames: Sequence[At], own: Sequence[str] = (ENGINE,)) -> bool:
-    """Returns whether the engine raised on purpose, about what its caller did, or only called what raised: code of the user's.
+    """Returns whether the engine raised on purpose, about its caller, or only called user code that raised.
 
     Frames are from the outside in, those of `own` folders are the engine's. Anything else that fails in the engine may
     be an error of its own, for which all frames are wanted.
