@@ -24,8 +24,8 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.mesh_leases import MeshLeases
 from monarch_nb.lifecycle.watching import ProcessWatcher
-from monarch_nb.logs.tail import Sending, Tail
-from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogBlock, Took
+from monarch_nb.logs.tail import LogMessages, Tail
+from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogBlock, LogChunks, Took
 from monarch_nb.runtime import DOING, INTERRUPT, SPAWN, RunningEndpoint
 from monarch_nb.transport import Keys, Parcel, UnreachableError
 from monarch_nb.transport.memory.network import NetworkFaults
@@ -138,6 +138,7 @@ class VirtualHost(MemoryHost):
         super().__init__(*args)
         self._holdings = MeshLeases()
         self.tails: dict[str, Tail] = {}
+        self._messages = LogMessages()
         self._started: set[str] = set()
         self._early: dict[str, list[Header]] = {}  # what came before its process was started
         self._verbs.handle(verbs.HOLD, self._hold)
@@ -238,21 +239,24 @@ class VirtualHost(MemoryHost):
         for address in self.workers:
             tail = self.tails.get(address)
             if tail is not None:
-                self._tell_lines(tail.add((block,), tail.total + len(block.data), ended=False))
+                self._send_lines(self._messages.add(tail.add((block,), tail.total + len(block.data), ended=False)))
+        self._send_lines(self._messages.take())
 
-    def _tell_lines(self, sendings: Iterable[Sending]) -> None:
-        for name, chunk in sendings:
-            self._sender.post(name, PROC_LOG, chunk)
+    def _send_lines(self, messages: Iterable[tuple[str, LogChunks]]) -> None:
+        for name, message in messages:
+            self._sender.post(name, PROC_LOG, message)
 
     def _tail(self, request: Follow, asker: Asker[Done]) -> Done:
         for address in request.addresses:
             tail = self.tails.setdefault(address, Tail(address))
-            self._tell_lines(tail.follow(asker.src, request.offset))
+            self._send_lines(self._messages.add(tail.follow(asker.src, request.offset)))
+        self._send_lines(self._messages.take())
         return Done()
 
     def _took(self, request: Took, asker: Asker[None]) -> None:
         for address, count in request.bytes.items():
-            self._tell_lines(self.tails[address].took(asker.src, count))
+            self._send_lines(self._messages.add(self.tails[address].took(asker.src, count)))
+        self._send_lines(self._messages.take())
 
     def _hold(self, wanted: p.Hold, asker: Asker[Done]) -> Done:
         self._holdings.hold(wanted, asker.src)

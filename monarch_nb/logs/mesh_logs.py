@@ -66,7 +66,7 @@ class MeshLogs:
         self.sources = Sources(runtime.meshes)
         self.positions = runtime.log_positions
         self.receiver = LogReceiver(runtime.post, self._claim)
-        runtime.verbs.handle(PROC_LOG, lambda chunk, asker: self.receiver.take(chunk, asker.src))
+        runtime.verbs.handle(PROC_LOG, lambda message, asker: self.receiver.take(message.chunks, asker.src))
 
     def _claim(self, address: str) -> str:
         return only_call(address, tuple(self._runtime.calls.values()), self._runtime.meshes)

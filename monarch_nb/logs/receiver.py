@@ -105,21 +105,24 @@ class LogReceiver:
         """While it is held nothing arrives: for whoever looks at what there is and listens from then on."""
         return self._arrived
 
-    def take(self, chunk: LogChunk, agent: str) -> None:
-        """A chunk from an agent (reading thread)."""
+    def take(self, chunks: Iterable[LogChunk], agent: str) -> None:
+        """Adds chunks from an agent (reading thread)."""
+        acknowledged: dict[str, int] = {}
         with self._arrived:
-            log = self._log(chunk.address)
-            lines = log.feed(chunk, time.monotonic())
-            self._note(log)
-            # Also without a full line: somebody may show how far a progress bar is. Before anybody who drains goes on.
-            if chunk.address in self._catching_up:
-                self._catching_up.discard(chunk.address)
-            else:
-                self._notify(chunk.address, lines)
+            for chunk in chunks:
+                log = self._log(chunk.address)
+                lines = log.feed(chunk, time.monotonic())
+                self._note(log)
+                # Also without a full line, for displays of progress bars. Before anybody who drains goes on.
+                if chunk.address in self._catching_up:
+                    self._catching_up.discard(chunk.address)
+                else:
+                    self._notify(chunk.address, lines)
+                if received := log.acknowledge():
+                    acknowledged[chunk.address] = received
             self._arrived.notify_all()
-            received = log.acknowledge()
-        if received:
-            self._send(agent, TOOK, Took({chunk.address: received}))
+        if acknowledged:
+            self._send(agent, TOOK, Took(acknowledged))
 
     def _notify(self, address: str, lines: Sequence[Written]) -> None:
         for listener in tuple(self._listeners):

@@ -5,14 +5,16 @@ spool is left to wait a little; a subscriber that falls behind is skipped, and r
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 from msgspec import Struct
 
-from monarch_nb.logs.verbs import LogBlock, LogChunk
+from monarch_nb.logs.verbs import LogBlock, LogChunk, LogChunks
 
 WINDOW = 512 * 1024  # bytes of a proc on their way to one subscriber
 BEHIND_S = 1.0  # a subscriber whose window was full for that long is not waited for
 RECENT = 128 * 1024  # bytes of a proc that who subscribes late still gets
+FULL = 256 * 1024  # bytes in one message to a subscriber, above which it is sent
 
 Blocks = tuple[LogBlock, ...]
 Sending = tuple[str, LogChunk]  # to whom, and what
@@ -137,6 +139,30 @@ class Tail:
                     rest.append(LogBlock(block.stream, block.level, block.at, block.call, data))
                 offset = end
         return tuple(rest)
+
+
+class LogMessages:
+    """Gathers chunks of several procs, so that a subscriber gets one message for many of them."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[str, list[LogChunk]] = {}  # by subscriber
+        self._sizes: dict[str, int] = {}
+
+    def add(self, sendings: Iterable[Sending]) -> list[tuple[str, LogChunks]]:
+        """Adds chunks; returns the messages that are full now."""
+        full: list[tuple[str, LogChunks]] = []
+        for name, chunk in sendings:
+            self._chunks.setdefault(name, []).append(chunk)
+            size = self._sizes[name] = self._sizes.get(name, 0) + sum(len(block.data) for block in chunk.blocks)
+            if size >= FULL:
+                full.append((name, LogChunks(tuple(self._chunks.pop(name)))))
+                self._sizes[name] = 0
+        return full
+
+    def take(self) -> list[tuple[str, LogChunks]]:
+        """Returns the remaining messages, one for each subscriber."""
+        chunks, self._chunks, self._sizes = self._chunks, {}, {}
+        return [(name, LogChunks(tuple(of_name))) for name, of_name in chunks.items()]
 
 
 def line_count(blocks: Blocks) -> int:

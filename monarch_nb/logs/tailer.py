@@ -21,8 +21,8 @@ from monarch_nb.host.sender import AgentSender
 from monarch_nb.logs.last_lines import plain
 from monarch_nb.logs.marks import STDERR
 from monarch_nb.logs.spool import CHUNK, PATIENCE_S, Spool
-from monarch_nb.logs.tail import BEHIND_S, RECENT, Sending, Tail
-from monarch_nb.logs.verbs import PROC_LOG, LogBlock
+from monarch_nb.logs.tail import BEHIND_S, RECENT, LogMessages, Sending, Tail
+from monarch_nb.logs.verbs import PROC_LOG, LogBlock, LogChunks
 from monarch_nb.settings import settings
 from monarch_nb.wire import host_of, parse_address
 
@@ -143,6 +143,7 @@ class LogTailer(threading.Thread):
         self._dirty: set[str] = set()  # addresses whose spools may hold something
         self._ended: deque[str] = deque()
         self._requests: deque[Callable[[], None]] = deque()
+        self._messages = LogMessages()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -192,7 +193,7 @@ class LogTailer(threading.Thread):
         def ask() -> None:
             proc = self._procs.get(address)
             if proc is not None:
-                self._send(proc.tail, request(proc.tail))
+                self._send(self._messages.add(request(proc.tail)))
                 self._dirty.add(address)
 
         self._ask(ask)
@@ -274,6 +275,7 @@ class LogTailer(threading.Thread):
                 elif proc.spool.undecided:
                     self._dirty.add(address)
                     waits.append(PATIENCE_S / 2)
+            self._send(self._messages.take())
         if self._inotify is None and any(not proc.tail.ended for proc in self._procs.values()):
             waits.append(_POLL_S)
         return min(waits, default=None)
@@ -283,13 +285,14 @@ class LogTailer(threading.Thread):
         sendings, size = proc.take()
         if proc.tail.ended:
             self._forget_old(proc.tail.address)
-        self._send(proc.tail, sendings)
+        self._send(self._messages.add(sendings))
         return size > 0
 
-    def _send(self, tail: Tail, sendings: Iterable[Sending]) -> None:
-        for name, chunk in sendings:
-            if not self._sender.post(name, PROC_LOG, chunk):
-                tail.leave(name)
+    def _send(self, messages: Iterable[tuple[str, LogChunks]]) -> None:
+        for name, message in messages:
+            if not self._sender.post(name, PROC_LOG, message):
+                for address in {chunk.address for chunk in message.chunks} & self._procs.keys():
+                    self._procs[address].tail.leave(name)
 
     def _forget_old(self, address: str) -> None:
         self._ended.append(address)

@@ -24,7 +24,7 @@ class LogBlock(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LogChunk(msgspec.Struct, array_like=True, frozen=True):
-    """proc.log: what a proc wrote, from byte `offset` of all its output on.
+    """Output of a proc, from byte `offset` of all its output on.
 
     `position` is how far its log has come then, see Header.log. `skipped` lines before were not sent, for the receiver
     did not say that it took what came before them; they are in the log file. `ended`: there will be no more.
@@ -43,6 +43,12 @@ class LogChunk(msgspec.Struct, array_like=True, frozen=True):
         return b"".join(block.data for block in self.blocks)
 
 
+class LogChunks(msgspec.Struct, array_like=True, frozen=True):
+    """proc.log: output of procs of one host; chunks of the same proc are in order."""
+
+    chunks: tuple[LogChunk, ...]
+
+
 class Took(msgspec.Struct, frozen=True):
     """agent.took: how many bytes of each proc's output the sender has received by now; more may be sent then."""
 
@@ -51,4 +57,4 @@ class Took(msgspec.Struct, frozen=True):
 
 TAIL = Verb("agent.tail", Follow, Done, doc="sends the sender the output of procs, or no longer")
 TOOK = Verb("agent.took", Took, doc="how much output the sender has received")
-PROC_LOG = Verb("proc.log", LogChunk, doc="what a proc wrote", lane=Lane.DATA)
+PROC_LOG = Verb("proc.log", LogChunks, doc="what procs wrote", lane=Lane.DATA)

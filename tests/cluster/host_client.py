@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from monarch_nb.host import AgentHandle, begin_agent, protocol, verbs
-from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogChunk, Took
+from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogChunks, Took
 from monarch_nb.routing import plan_cast
 from monarch_nb.transport import Node, Parcel
 from monarch_nb.wire import REPLY, Done, Header, Kind, Layout, Run, Verb, decode_refusal, encode_body, unfold_each
@@ -71,9 +71,10 @@ class Client:
                 self.send(REPLY, Done(), header.port)
         elif header.method in EVENTS:
             event = EVENTS[header.method].decode(body)
-            self._arrived.put((time.time(), header.method, event))
-            if isinstance(event, LogChunk):
-                self.send(TOOK.name, Took({event.address: event.offset + len(event.data)}))
+            for each in event.chunks if isinstance(event, LogChunks) else (event,):
+                self._arrived.put((time.time(), header.method, each))
+            if isinstance(event, LogChunks):
+                self.send(TOOK.name, Took({chunk.address: chunk.offset + len(chunk.data) for chunk in event.chunks}))
         self.node.consumed(parcel)
 
     def send(self, verb: str, body: msgspec.Struct, port: int = 0) -> None:

@@ -48,5 +48,5 @@ class Cluster:
         offset = self._offsets.get(address, 0)
         end = self._offsets[address] = offset + len(data)
         block = LogBlock(stream, level, at or 1.0 + offset / 1e6, call, data)
-        self.logs.receiver.take(LogChunk(address, offset, end, (block,), skipped), AGENT)
+        self.logs.receiver.take([LogChunk(address, offset, end, (block,), skipped)], AGENT)
         return end

@@ -83,7 +83,7 @@ def test_after_a_drain_every_line_before_the_replies_was_shown(seed: int) -> Non
         while left := [address for address in addresses if at[address] < len(texts[address])]:
             address = chance.choice(left)
             data = texts[address][at[address] : at[address] + chance.randrange(1, 60)]
-            receiver.take(chunk(address, data, at[address]), "h/agent")
+            receiver.take([chunk(address, data, at[address])], "h/agent")
             at[address] += len(data)
 
     arriving = threading.Thread(target=arrive)
@@ -98,7 +98,7 @@ def test_after_a_drain_every_line_before_the_replies_was_shown(seed: int) -> Non
 
 
 def take(receiver: LogReceiver, arrived: LogChunk) -> None:
-    receiver.take(arrived, "h/agent")
+    receiver.take([arrived], "h/agent")
 
 
 def test_an_agent_is_told_what_came_once_it_is_much() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from monarch_nb.logs.tail import BEHIND_S, RECENT, WINDOW, Sending, Tail
+from monarch_nb.logs.tail import BEHIND_S, FULL, RECENT, WINDOW, LogMessages, Sending, Tail
 from monarch_nb.logs.verbs import LogBlock, LogChunk
 
 pytestmark = pytest.mark.timeout(60)
@@ -150,3 +150,28 @@ def test_whatever_happens_each_line_is_received_once_or_counted_as_missed(seed: 
         assert follower.ended
         assert follower.position == tail.total
         assert follower.lines + follower.skipped == written
+
+
+def test_chunks_of_many_procs_are_one_message_for_each_follower() -> None:
+    tails, messages = [Tail(f"h/p.{rank}.0") for rank in range(3)], LogMessages()
+    for tail in tails:
+        tail.follow("b/all", -1)
+    tails[1].follow("c/some", -1)
+    for line in (b"one\n", b"two\n"):
+        for tail in tails:
+            assert messages.add(tail.add((block(line),), tail.total + len(line), ended=False)) == []
+    sent = {name: [(chunk.address, chunk.data) for chunk in message.chunks] for name, message in messages.take()}
+    lines = [(f"h/p.{rank}.0", line) for line in (b"one\n", b"two\n") for rank in range(3)]
+    assert sent == {"b/all": lines, "c/some": [line for line in lines if line[0] == "h/p.1.0"]}
+    assert messages.take() == []
+
+
+def test_a_message_of_many_chunks_is_sent_when_it_is_full() -> None:
+    tail, messages = Tail("h/p.0.0"), LogMessages()
+    tail.follow("b/me", -1)
+    for number in range(1, FULL // PIECE + 1):
+        full = messages.add(tail.add((block(LINE * 64),), number * PIECE, ended=False))
+        assert len(full) == (number * PIECE >= FULL)
+    [(_, message)] = full
+    assert len(message.chunks) == FULL // PIECE
+    assert messages.take() == []

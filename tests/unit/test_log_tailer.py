@@ -2,6 +2,7 @@
 
 import logging
 import queue
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from monarch_nb.logs import tail
 from monarch_nb.logs.marks import ERR, OUT, TEXT, Mark
 from monarch_nb.logs.tailer import LogTailer
-from monarch_nb.logs.verbs import PROC_LOG, LogChunk
+from monarch_nb.logs.verbs import PROC_LOG, LogChunk, LogChunks
 from monarch_nb.wire import Verb
 
 pytestmark = pytest.mark.timeout(30)
@@ -31,15 +32,18 @@ class Host:
         for kind in (TEXT, OUT, ERR):
             Path(f"{self.base}{kind}").touch()
         self.chunks: queue.Queue[LogChunk] = queue.Queue()
+        self.messages: queue.Queue[LogChunks] = queue.Queue()
         self.reachable = True
         post: Any = self
         self.tailer = LogTailer(post, folder)
         self.log_file = Path(self.tailer.begin(ADDRESS, str(self.base), "workers"))
 
-    def post(self, dst: str, verb: Verb[LogChunk, None], body: LogChunk) -> bool:
+    def post(self, dst: str, verb: Verb[LogChunks, None], body: LogChunks) -> bool:
         assert (dst, verb) == ("h/c", PROC_LOG)
         reachable = self.reachable
-        self.chunks.put(body)
+        self.messages.put(body)
+        for chunk in body.chunks:
+            self.chunks.put(chunk)
         return reachable
 
     def write(self, data: bytes) -> None:
@@ -130,3 +134,24 @@ def test_an_unreachable_follower_is_dropped(host: Host) -> None:
     host.tailer.follow(ADDRESS, "h/c", 0)
     chunks = host.until(lambda chunks: bool(chunks) and chunks[-1].ended)
     assert text(chunks) == b"one\n", "once, to who has come back"
+
+
+def test_an_unreachable_follower_is_dropped_from_all_procs_of_a_message(host: Host) -> None:
+    other = "h/p.1.0"
+    for kind in (TEXT, OUT, ERR):
+        Path(f"{host.folder}/spool/p.1.0{kind}").touch()
+    host.tailer.begin(other, f"{host.folder}/spool/p.1.0", "workers")
+    host.reachable = False
+    asked = threading.Event()
+    host.tailer._ask(lambda: asked.wait(10) and None)  # both requests are found by one round
+    host.tailer.follow(ADDRESS, "h/c", 0)
+    host.tailer.follow(other, "h/c", 0)
+    asked.set()
+    assert [chunk.address for chunk in host.messages.get(timeout=20).chunks] == [ADDRESS, other]
+    host.reachable = True
+    host.tailer.ended(ADDRESS)
+    host.tailer.ended(other)
+    host.tailer.begin("h/p.2.0", f"{host.folder}/spool/p.1.0", "workers")
+    host.tailer.follow("h/p.2.0", "h/c", -1)
+    host.tailer.follow("h/p.2.0", "h/c", 0)
+    assert host.messages.get(timeout=20).chunks[0].address == "h/p.2.0", "nothing came of the others before"
