@@ -290,7 +290,7 @@ def test_rules_are_bounded_where_plans_are_made_and_nowhere_else(monkeypatch: py
     first, second = (Meta.of(plane, (6, 4, 4), torch.float32, (Shard(0), Shard(1))) for _ in range(2))
     free, _, _ = Propagator(plane).plan(aten.bmm.default, (first, second))
     assert not free.notices
-    monkeypatch.setattr(sharded, "_MOST", 100)
+    monkeypatch.setattr(sharded, "_MAX_COSTS", 100)
     plan, _, _ = Propagator(plane).plan(aten.bmm.default, (first, second))
     assert "would try 81 combinations" in plan.notices[0].text
     world = World(plane)

@@ -27,7 +27,7 @@ class Recorder(DispatchMode):
     def __init__(self, dims: Mapping[str, str]) -> None:
         super().__init__()
         self._dims = dims
-        self.found: list[Collective] = []
+        self.collectives: list[Collective] = []
 
     def __torch_dispatch__(
         self,
@@ -44,7 +44,7 @@ class Recorder(DispatchMode):
             group = next((a for a in reversed(args) if isinstance(a, str) and a in self._dims), None)
             if group is not None and kind not in _QUIET:
                 nbytes = sum(t.numel() * t.element_size() for t in tree_leaves(args[0]) if isinstance(t, torch.Tensor))
-                self.found.append(Collective(kind, self._dims[group], nbytes))
+                self.collectives.append(Collective(kind, self._dims[group], nbytes))
         return func(*args, **(kwargs or {}))
 
 
@@ -72,11 +72,11 @@ class Draft:
         meta = self.metas[source]
         if meta.placements == placements:
             return source
-        wanted = meta.placed(placements)
-        expanded = [dim for dim in meta.expanded if dim in wanted.expanded]
+        target = meta.placed(placements)
+        expanded = [dim for dim in meta.expanded if dim in target.expanded]
         if expanded:
-            return self._expanded(self.redistribute(self._one(source, expanded), placements), wanted, expanded)
-        out = self.register(wanted)
+            return self._expanded(self.redistribute(self._narrowed(source, expanded), placements), target, expanded)
+        out = self.register(target)
         self.steps.append(Redistribute(source, self.metas[out], out, pending))
         self.collectives += redistribution(self._imagined, meta, placements)
         return out
@@ -90,12 +90,12 @@ class Draft:
     def laid_out(self, source: int, stride: Sequence[int]) -> int:
         """The register with the tensor in memory in the order of these strides: the same one where it already is."""
         meta = self.metas[source]
-        wanted = Meta.of(meta.layout, meta.shape, meta.dtype, meta.placements, stride=stride)
-        sizes = zip(meta.shape, meta.stride, wanted.stride, strict=True)
-        if 0 in meta.shape or all(one == other for size, one, other in sizes if size > 1):
+        target = Meta.of(meta.layout, meta.shape, meta.dtype, meta.placements, stride=stride)
+        sizes = zip(meta.shape, meta.stride, target.stride, strict=True)
+        if 0 in meta.shape or all(step == target_step for size, step, target_step in sizes if size > 1):
             return source
-        out = self.register(wanted)
-        self.steps.append(Redistribute(source, wanted, out))
+        out = self.register(target)
+        self.steps.append(Redistribute(source, target, out))
         return out
 
     def gather(self, source: int) -> int:
@@ -108,40 +108,40 @@ class Draft:
         """Adds a call on DTensors; returns the registers of the results."""
         out = [None if meta is None else self.register(meta) for meta in metas]
         self.steps.append(Call(operation.name, operation.args, operation.kwargs, tuple(out)))
-        self._drawn(operation, [*out, *operation.writes])
+        self._record_seeded(operation, [*out, *operation.writes])
         self.collectives += collectives
         return out
 
     def local(self, operation: Operation, moved: Sequence[int], metas: Sequence[Meta | None]) -> list[int | None]:
         """Adds an operation on shards of these registers; returns the registers of the results."""
-        args, kwargs = operation.filled_with(lambda at: Slot(moved[at]))
+        args, kwargs = operation.filled_with(lambda register: Slot(moved[register]))
         out = [None if meta is None else self.register(meta) for meta in metas]
         self.steps.append(LocalStep(operation.name, tuple(args), kwargs, tuple(out), tuple(metas)))
-        self._drawn(operation, [*out, *(moved[at] for at in operation.writes)])
+        self._record_seeded(operation, [*out, *(moved[register] for register in operation.writes)])
         return out
 
-    def _drawn(self, operation: Operation, registers: Sequence[int | None]) -> None:
+    def _record_seeded(self, operation: Operation, registers: Sequence[int | None]) -> None:
         """Records the mesh dimensions along which ranks draw different random numbers."""
         if operation.random:
-            drawn = next((self.metas[at].placements for at in registers if at is not None), ())
+            drawn = next((self.metas[register].placements for register in registers if register is not None), ())
             self.seeded = tuple(dim for dim, placement in enumerate(drawn) if not placement.is_replicate())
 
     def write(self, target: int, source: int) -> None:
         """Adds a copy of `source` into the memory of `target`."""
         source, expanded = self.redistribute(source, self.metas[target].placements), self.metas[target].expanded
-        self.steps.append(Write(self._one(target, expanded), self._one(source, expanded)))
+        self.steps.append(Write(self._narrowed(target, expanded), self._narrowed(source, expanded)))
 
-    def _one(self, source: int, dims: Sequence[int]) -> int:
+    def _narrowed(self, source: int, dims: Sequence[int]) -> int:
         """Narrows expanded dimensions to one element, a view of all distinct elements."""
         for dim in dims:
             meta = self.metas[source]
-            shape = tuple(1 if at == dim else size for at, size in enumerate(meta.shape))
+            shape = tuple(1 if index == dim else size for index, size in enumerate(meta.shape))
             source = self._viewed(aten.slice.Tensor, source, (dim, 0, 1), shape)
         return source
 
     def _expanded(self, source: int, meta: Meta, dims: Sequence[int]) -> int:
         """Expands narrowed dimensions again to the sizes of a meta."""
-        sizes = [size if at in dims else -1 for at, size in enumerate(meta.shape)]
+        sizes = [size if dim in dims else -1 for dim, size in enumerate(meta.shape)]
         return self._viewed(aten.expand.default, source, (sizes,), meta.shape)
 
     def _viewed(
@@ -149,18 +149,18 @@ class Draft:
     ) -> int:
         before = self.metas[source]
         meta = Meta.of(before.layout, shape, before.dtype, before.placements, stride=before.stride)
-        (made,) = self.local(Operation(func, (Slot(0), *args), {}, (before,)), (source,), (meta,))
-        assert made is not None
-        return made
+        (result,) = self.local(Operation(func, (Slot(0), *args), {}, (before,)), (source,), (meta,))
+        assert result is not None
+        return result
 
-    def splice(self, other: "Draft", given: Sequence[int]) -> dict[int, int]:
+    def splice(self, draft: "Draft", inputs: Sequence[int]) -> dict[int, int]:
         """Adds the steps of another draft on these input registers; returns a map of its registers to ours."""
-        ours = dict(enumerate(given))
-        for at in range(len(given), len(other.metas)):
-            ours[at] = self.register(other.metas[at])
-        self.steps += [_renumbered(step, ours) for step in other.steps]
-        self.collectives += other.collectives
-        self.seeded = self.seeded if other.seeded is None else other.seeded
+        ours = dict(enumerate(inputs))
+        for register in range(len(inputs), len(draft.metas)):
+            ours[register] = self.register(draft.metas[register])
+        self.steps += [_renumbered(step, ours) for step in draft.steps]
+        self.collectives += draft.collectives
+        self.seeded = self.seeded if draft.seeded is None else draft.seeded
         return ours
 
     def program(self, results: Sequence[int]) -> StepProgram:
@@ -169,10 +169,10 @@ class Draft:
 
 
 def _renumbered(step: Step, ours: dict[int, int]) -> Step:
-    def moved(given: object) -> object:
-        if isinstance(given, Slot):
-            return Slot(ours[given.register])
-        return type(given)(map(moved, given)) if isinstance(given, list | tuple) else given
+    def moved(argument: object) -> object:
+        if isinstance(argument, Slot):
+            return Slot(ours[argument.register])
+        return type(argument)(map(moved, argument)) if isinstance(argument, list | tuple) else argument
 
     match step:
         case Redistribute() | Finish():
@@ -183,24 +183,24 @@ def _renumbered(step: Step, ours: dict[int, int]) -> Step:
         step,
         args=tuple(map(moved, step.args)),
         kwargs={name: moved(value) for name, value in step.kwargs.items()},
-        out=tuple(None if at is None else ours[at] for at in step.out),
+        out=tuple(None if register is None else ours[register] for register in step.out),
     )
 
 
 def redistribution(world: World, meta: Meta, placements: Placements) -> list[Collective]:
     """The collectives of a redistribution."""
     recorder = Recorder(world.dims)
-    tensor, wanted = world.fake(meta), meta.placed(placements)
+    tensor, target = world.fake(meta), meta.placed(placements)
     with recorder, contextlib.suppress(DataDependentOutputException):  # shards that views cut unevenly: not counted
-        placed(tensor._local_tensor, tensor._spec, wanted, world.spec(wanted))
-    return recorder.found
+        placed(tensor._local_tensor, tensor._spec, target, world.spec(target))
+    return recorder.collectives
 
 
 def joined(collectives: Sequence[Collective]) -> list[Collective]:
     """The collectives of several tensors, which are one for each kind and mesh dimension."""
     nbytes: dict[tuple[str, str], int] = {}
-    for each in collectives:
-        nbytes[each.kind, each.dim] = nbytes.get((each.kind, each.dim), 0) + each.nbytes
+    for collective in collectives:
+        nbytes[collective.kind, collective.dim] = nbytes.get((collective.kind, collective.dim), 0) + collective.nbytes
     return [Collective(*key, total) for key, total in nbytes.items()]
 
 
@@ -224,10 +224,10 @@ class Writer:
         registers = [*slots(list(args)), *slots(list(kwargs.values()))]
         numbers = iter(range(len(registers)))
 
-        def renumbered(given: object) -> object:
-            if isinstance(given, Slot):
+        def renumbered(argument: object) -> object:
+            if isinstance(argument, Slot):
                 return Slot(next(numbers))
-            return type(given)(map(renumbered, given)) if isinstance(given, list | tuple) else given
+            return type(argument)(map(renumbered, argument)) if isinstance(argument, list | tuple) else argument
 
         inner, results = self._ask(
             replace(
@@ -235,11 +235,11 @@ class Writer:
                 func=func,
                 args=tuple(renumbered(a) for a in args),
                 kwargs={name: renumbered(a) for name, a in kwargs.items()},
-                metas=tuple(self._draft.metas[at] for at in registers),
+                metas=tuple(self._draft.metas[register] for register in registers),
             )
         )
-        at = self._draft.splice(inner, registers)
-        return [Slot(at[register]) for register in results if register is not None]
+        ours = self._draft.splice(inner, registers)
+        return [Slot(ours[register]) for register in results if register is not None]
 
     def whole(self, slot: Slot) -> Slot:
         """The tensor, replicated; one of own values is whole on each rank."""
@@ -256,16 +256,16 @@ class Writer:
         """The tensor with these placements."""
         return Slot(self._draft.redistribute(slot.register, tuple(placements)))
 
-    def like(self, slot: Slot, other: Slot) -> Slot:
+    def like(self, slot: Slot, template: Slot) -> Slot:
         """The tensor with the placements of another one."""
-        return Slot(self._draft.redistribute(slot.register, self._draft.metas[other.register].placements))
+        return Slot(self._draft.redistribute(slot.register, self._draft.metas[template.register].placements))
 
     def placements(self, slot: Slot) -> Placements:
         """The placements of a slot."""
         return self._draft.metas[slot.register].placements
 
-    def _shape(self, given: object) -> tuple[int, ...] | None:
-        return self.shape(given) if isinstance(given, Slot) else None
+    def _shape(self, value: object) -> tuple[int, ...] | None:
+        return self.shape(value) if isinstance(value, Slot) else None
 
     def shape(self, slot: Slot) -> tuple[int, ...]:
         """The global shape of a slot."""

@@ -17,8 +17,8 @@ class PropagationError(RuntimeError):
 
     def __init__(self, operation: str, reason: str, instead: str = "", line: str = "") -> None:
         self.operation, self.reason, self.instead, self.line = operation, reason, instead, line
-        at = f" (at {line})" if line else ""
-        super().__init__(f"{operation}{at}: {reason}" + (f". {instead}" if instead else "") + _MORE)
+        location = f" (at {line})" if line else ""
+        super().__init__(f"{operation}{location}: {reason}" + (f". {instead}" if instead else "") + _MORE)
 
 
 class DataDependentShapeError(PropagationError):

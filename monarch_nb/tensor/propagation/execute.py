@@ -47,7 +47,7 @@ class OperationRecorder(DispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[object, tuple[object, ...], dict[str, object]]] = []
+        self.calls: list[tuple[object, tuple[object, ...], dict[str, object]]] = []
 
     def __torch_dispatch__(
         self,
@@ -59,60 +59,60 @@ class OperationRecorder(DispatchMode):
         """Lets DTensors dispatch; records their operations on shards."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        self.seen.append((func, args, kwargs or {}))
+        self.calls.append((func, args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def _ran_directly(
-    step: Call, watch: OperationRecorder, registers: Sequence[object], result: object
+def _direct_call(
+    step: Call, recorder: OperationRecorder, registers: Sequence[object], result: object
 ) -> tuple[tuple[object, ...], dict[str, object], tuple[DTensorSpec | None, ...]] | None:
     """The arguments of the single operation on shards that a step consists of, with the slots of the step, and the
     specs of its results; None if the step consists of more.
     """
-    if len(watch.seen) != 1:
+    if len(recorder.calls) != 1:
         return None
-    func, args, kwargs = watch.seen[0]
+    func, args, kwargs = recorder.calls[0]
     if str(func) != step.operation:
         return None
     try:
-        found_args = _matched(step.args, args, registers)
-        found_kwargs = {name: _matched(step.kwargs.get(name), value, registers) for name, value in kwargs.items()}
+        step_args = _matched(step.args, args, registers)
+        step_kwargs = {name: _matched(step.kwargs.get(name), value, registers) for name, value in kwargs.items()}
     except _OtherError:
         return None
-    if not isinstance(found_args, tuple) or len(args) < len(step.args) or step.kwargs.keys() - kwargs.keys():
+    if not isinstance(step_args, tuple) or len(args) < len(step.args) or step.kwargs.keys() - kwargs.keys():
         return None
     specs = []
     for value, register in zip(_results(result), step.out, strict=True):
         if register is not None and not isinstance(value, DTensor):
             return None
         specs.append(value._spec if register is not None and isinstance(value, DTensor) else None)
-    return found_args, found_kwargs, tuple(specs)
+    return step_args, step_kwargs, tuple(specs)
 
 
 class _OtherError(Exception):
     """The operation on shards has an argument that the step does not have."""
 
 
-def _matched(given: object, ran: object, registers: Sequence[object]) -> object:
+def _matched(planned: object, actual: object, registers: Sequence[object]) -> object:
     """The arguments that ran, with slots for shards."""
-    if isinstance(given, Slot):
-        whole = registers[given.register]
-        if not isinstance(whole, DTensor) or ran is not whole._local_tensor:
+    if isinstance(planned, Slot):
+        tensor = registers[planned.register]
+        if not isinstance(tensor, DTensor) or actual is not tensor._local_tensor:
             raise _OtherError
-        return given
-    if isinstance(given, Scalar):
-        return given
-    if isinstance(ran, torch.Tensor):
+        return planned
+    if isinstance(planned, Scalar):
+        return planned
+    if isinstance(actual, torch.Tensor):
         raise _OtherError
-    if isinstance(ran, list | tuple):
-        held = given if isinstance(given, list | tuple) else ()
-        if any(isinstance(item, Slot | Scalar) for item in held) and len(held) != len(ran):
+    if isinstance(actual, list | tuple):
+        items = planned if isinstance(planned, list | tuple) else ()
+        if any(isinstance(value, Slot | Scalar) for value in items) and len(items) != len(actual):
             raise _OtherError
-        matched = [_matched(held[at] if at < len(held) else None, item, registers) for at, item in enumerate(ran)]
-        return tuple(matched) if isinstance(ran, tuple) else matched
-    if _has_slot(given):
+        matched = [_matched(items[i] if i < len(items) else None, value, registers) for i, value in enumerate(actual)]
+        return tuple(matched) if isinstance(actual, tuple) else matched
+    if _has_slot(planned):
         raise _OtherError
-    return ran
+    return actual
 
 
 def _results(result: object) -> list[object]:
@@ -155,9 +155,9 @@ class Runner:
     ) -> None:
         args = [_value(a, registers, scalars) for a in step.args]
         kwargs = {name: _value(a, registers, scalars) for name, a in step.kwargs.items()}
-        with OperationRecorder() as watch:
+        with OperationRecorder() as recorder:
             result = overload(step.operation)(*args, **kwargs)
-        direct = _ran_directly(step, watch, registers, result)
+        direct = _direct_call(step, recorder, registers, result)
         for value, register in zip(leaves(result), step.out, strict=True):
             if register is not None:
                 registers[register] = value
@@ -176,13 +176,13 @@ class _FunctionWriter:
         self._measured = measured
         self._names: dict[str, Any] = {"mesh": mesh, "tensor": DTensor._dtensor__new__, "kind": DTensor}
         self._lines: list[str] = []
-        inputs = "".join(f"r{at}, " for at in range(program.inputs))
+        inputs = "".join(f"r{register}, " for register in range(program.inputs))
         if inputs:
             self._lines.append(f"{inputs}= t")
 
     def finished(self) -> Run:
         """Compiles the function of tensors and numbers."""
-        results = ", ".join(f"r{at}" for at in self._program.results)
+        results = ", ".join(f"r{register}" for register in self._program.results)
         source = "\n ".join(["def run(t, s):", *self._lines, f"return [{results}]"])
         exec(source, self._names)
         run: Run = self._names["run"]
@@ -196,7 +196,7 @@ class _FunctionWriter:
                 specs = tuple(None if meta is None else self._spec(meta) for meta in step.metas)
                 self.on_shards(step.operation, step.args, step.kwargs, step.out, specs)
             case Redistribute():
-                self._redistribute([each for each in steps if isinstance(each, Redistribute)], registers)
+                self._redistribute([move for move in steps if isinstance(move, Redistribute)], registers)
             case Finish():
                 waited = self._measured(step.dims, finisher(step.meta.stride))
                 finish, spec = self._constant(waited), self._constant(self._spec(step.meta))
@@ -205,18 +205,18 @@ class _FunctionWriter:
                 )
             case Write():
                 self._lines.append(f"r{step.target}._local_tensor.copy_(r{step.source}._local_tensor)")
-        names = {**self._names, "s": scalars, **{f"r{at}": value for at, value in enumerate(registers)}}
+        names = {**self._names, "s": scalars, **{f"r{register}": value for register, value in enumerate(registers)}}
         exec("\n".join(self._lines[first:]), names)
-        for at in range(len(registers)):
-            registers[at] = names[f"r{at}"]
+        for register in range(len(registers)):
+            registers[register] = names[f"r{register}"]
         if isinstance(step, LocalStep):
             self.in_order(step, registers)
 
     def _redistribute(self, steps: Sequence[Redistribute], registers: Sequence[object]) -> None:
         def placements(step: Redistribute) -> Placements | None:
-            given = registers[step.source]
-            assert isinstance(given, DTensor)
-            return given.placements if len(steps) > 1 or step.pending else None
+            source = registers[step.source]
+            assert isinstance(source, DTensor)
+            return source.placements if len(steps) > 1 or step.pending else None
 
         moves, exchanges = split_exchanges(steps, placements)
         for step in moves:
@@ -226,18 +226,18 @@ class _FunctionWriter:
             strides = None if pending else [step.meta.stride for step, _ in alike]
             exchange = exchanging(self._mesh, dim, how, [axis for _, axis in alike], strides)
             call = self._constant(self._measured(() if pending else (dim,), exchange))
-            given = ", ".join(f"r{step.source}._local_tensor" for step, _ in alike)
-            self._lines.append(f"o = {call}([{given}])")
-            for at, (step, _) in enumerate(alike):
+            shards = ", ".join(f"r{step.source}._local_tensor" for step, _ in alike)
+            self._lines.append(f"o = {call}([{shards}])")
+            for index, (step, _) in enumerate(alike):
                 spec = self._constant(self._spec(step.meta))
-                self._lines.append(f"r{step.out} = tensor(kind, o[{at}], {spec}, requires_grad=False)")
+                self._lines.append(f"r{step.out} = tensor(kind, o[{index}], {spec}, requires_grad=False)")
 
     def in_order(self, step: Call | LocalStep, registers: list[object]) -> None:
         """Lays results out as their metas say, now and in the source, where the kernel does otherwise.
 
         Some kernels give other strides than PyTorch's fake tensors, by which later views of the result are planned.
         """
-        if any(one.alias_info is not None for one in overload(step.operation)._schema.returns):
+        if any(returned.alias_info is not None for returned in overload(step.operation)._schema.returns):
             return  # views, and what is written to
         for register in step.out:
             value = None if register is None else registers[register]
@@ -248,12 +248,12 @@ class _FunctionWriter:
     def call(self, step: Call) -> None:
         """Writes a call on DTensors."""
         call = f"{self._constant(overload(step.operation))}({self._arguments(step.args, step.kwargs, '')})"
-        kept = [at for at in step.out if at is not None]
-        if len(step.out) == 1 and kept:
-            self._lines.append(f"r{kept[0]}, = {self._constant(leaves)}({call})")
-        elif kept:
+        registers = [register for register in step.out if register is not None]
+        if len(step.out) == 1 and registers:
+            self._lines.append(f"r{registers[0]}, = {self._constant(leaves)}({call})")
+        elif registers:
             self._lines.append(f"o = {self._constant(leaves)}({call})")
-            self._lines += [f"r{register} = o[{at}]" for at, register in enumerate(step.out) if register is not None]
+            self._lines += [f"r{register} = o[{i}]" for i, register in enumerate(step.out) if register is not None]
         else:
             self._lines.append(call)
 
@@ -268,16 +268,16 @@ class _FunctionWriter:
         """Writes an operation on shards, whose results are shards of tensors with these specs."""
         arguments = self._arguments(args, kwargs, "._local_tensor")
         call = f"{self._constant(overload(operation))}({arguments})"
-        kept = [(at, register, spec) for at, (register, spec) in enumerate(zip(out, specs, strict=True)) if spec]
-        if not kept:
+        results = [(i, register, spec) for i, (register, spec) in enumerate(zip(out, specs, strict=True)) if spec]
+        if not results:
             self._lines.append(call)
             return
         returns = overload(operation)._schema.returns
         single = len(returns) == 1 and not isinstance(returns[0].type, torch.ListType)
-        nested = len(returns) > 1 and any(isinstance(one.type, torch.ListType) for one in returns)
+        nested = len(returns) > 1 and any(isinstance(returned.type, torch.ListType) for returned in returns)
         self._lines.append(f"o = {self._constant(leaves)}({call})" if nested else f"o = {call}")
-        for at, register, spec in kept:
-            shard = "o" if single else f"o[{at}]"
+        for i, register, spec in results:
+            shard = "o" if single else f"o[{i}]"
             self._lines.append(f"r{register} = tensor(kind, {shard}, {self._constant(spec)}, requires_grad=False)")
 
     def _arguments(self, args: Sequence[object], kwargs: dict[str, object], part: str) -> str:
@@ -290,7 +290,7 @@ class _FunctionWriter:
         if isinstance(value, Scalar):
             return f"s[{value.index}]"
         if isinstance(value, list | tuple) and any(map(_has_slot, value)):
-            return f"[{', '.join(self._written(each, part) for each in value)}]"
+            return f"[{', '.join(self._written(item, part) for item in value)}]"
         return self._constant(value)
 
     def _spec(self, meta: Meta) -> DTensorSpec:
@@ -308,26 +308,26 @@ def overload(name: str) -> torch._ops.OpOverload:
     if namespace in _REGISTERED_BY:
         import_module(_REGISTERED_BY[namespace])
     try:
-        found = getattr(getattr(getattr(torch.ops, namespace), packet), variant)
+        operation = getattr(getattr(getattr(torch.ops, namespace), packet), variant)
     except AttributeError:
         raise LookupError(
             f"this process has no operation {name}: import what registers it on the workers too, as in a set-up cell"
         ) from None
-    assert isinstance(found, torch._ops.OpOverload)
-    return found
+    assert isinstance(operation, torch._ops.OpOverload)
+    return operation
 
 
 def together(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
     """Yields the steps in order, redistributions of arguments that follow each other in one piece."""
     alike: list[Step] = []
-    made = set[int]()
+    outputs = set[int]()
     for step in steps:
-        if alike and not (isinstance(step, Redistribute) and step.source not in made):
+        if alike and not (isinstance(step, Redistribute) and step.source not in outputs):
             yield alike
-            alike, made = [], set()
+            alike, outputs = [], set()
         if isinstance(step, Redistribute):
             alike.append(step)
-            made.add(step.out)
+            outputs.add(step.out)
         else:
             yield [step]
     if alike:
@@ -363,15 +363,15 @@ class Redistributor:
         self._now: DTensorSpec | None = None
         self._move: Mover
 
-    def __call__(self, given: DTensor) -> DTensor:
+    def __call__(self, tensor: DTensor) -> DTensor:
         """Returns the tensor, with memory of its own."""
-        now = given._spec
+        now = tensor._spec
         if now is not self._now:
             if self._now is None or now != self._now:
                 dims = moving(now.placements, self._meta.placements)
                 self._move = self._measured(dims, mover(now, self._meta, self._spec))
             self._now = now
-        return dtensor(self._move(given._local_tensor), self._spec, requires_grad=False)
+        return dtensor(self._move(tensor._local_tensor), self._spec, requires_grad=False)
 
 
 def _is_out_of_order(value: DTensor) -> bool:
@@ -392,15 +392,15 @@ def _has_slot(value: object) -> bool:
     return isinstance(value, Slot | Scalar) or (isinstance(value, list | tuple) and any(map(_has_slot, value)))
 
 
-def _value(given: Any, registers: list[object], scalars: Sequence[float]) -> object:
-    kind = type(given)
+def _value(value: Any, registers: list[object], scalars: Sequence[float]) -> object:
+    kind = type(value)
     if kind is Slot:
-        return registers[given.register]
+        return registers[value.register]
     if kind is Scalar:
-        return scalars[given.index]
+        return scalars[value.index]
     if kind is list or kind is tuple:
-        return kind(_value(each, registers, scalars) for each in given)
-    return given
+        return kind(_value(item, registers, scalars) for item in value)
+    return value
 
 
 def leaves(result: object) -> list[object]:

@@ -24,7 +24,7 @@ _FATAL = frozenset(
     {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"}
 )
 _RESHAPES = frozenset({"view", "_unsafe_view", "_reshape_alias", "reshape"})
-_MOST = 1 << 22  # elements whose order is compared
+_MAX_ELEMENTS = 1 << 22  # elements whose order is compared
 Tensor = torch.Tensor
 _ALIGNED = 16  # bytes
 _ONE_ADDRESS = "single memory location"
@@ -48,7 +48,7 @@ def on_real_tensors(operation: Operation, tensors: Sequence[Tensor]) -> None:
     No random numbers of the program are drawn for it.
     """
     with unset_fake_temporarily(), torch.random.fork_rng(devices=[], enabled=operation.random):
-        real = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cpu").zero_() for one in tensors]
+        real = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu").zero_() for t in tensors]
         cpu = torch.device("cpu")
         args, kwargs = tree_map_only(torch.device, lambda _: cpu, operation.filled(real.__getitem__))
         operation.func(*args, **kwargs)
@@ -59,13 +59,13 @@ def refuse_one_address(operation: Operation, tensors: Sequence[Tensor]) -> None:
 
     A few operations take such tensors, by each element of which they write the same.
     """
-    for at in operation.writes:
-        steps = zip(tensors[at].shape, tensors[at].stride(), strict=True)
-        if tensors[at].numel() and any(step == 0 and size > 1 for size, step in steps):
+    for register in operation.writes:
+        steps = zip(tensors[register].shape, tensors[register].stride(), strict=True)
+        if tensors[register].numel() and any(step == 0 and size > 1 for size, step in steps):
             break
     else:
         return
-    if sum(one.numel() for one in tensors) > REAL:
+    if sum(tensor.numel() for tensor in tensors) > REAL:
         return  # ranks raise it, then
     try:
         on_real_tensors(operation, tensors)
@@ -76,49 +76,49 @@ def refuse_one_address(operation: Operation, tensors: Sequence[Tensor]) -> None:
 
 def _as_of_a_sum(args: Sequence[object]) -> Sequence[object]:
     """Arguments of a loss gradient with a sum in place of a mean, which has the same shape."""
-    _, given, _, reduction, *others = args
-    if reduction == _MEAN and isinstance(given, Tensor) and not given.numel():
-        return (*args[:3], _SUM, *others)
+    _, predictions, _, reduction, *options = args
+    if reduction == _MEAN and isinstance(predictions, Tensor) and not predictions.numel():
+        return (*args[:3], _SUM, *options)
     return args
 
 
 def _grouped_mm(
-    one: Tensor,
-    other: Tensor,
+    a: Tensor,
+    b: Tensor,
     offs: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Meta function, since PyTorch's supports bfloat16 only."""
-    if one.dtype not in (torch.float32, torch.bfloat16, torch.float16) or one.dtype != other.dtype:
-        raise RuntimeError(f"grouped_mm is for float32, bfloat16 or float16, not {one.dtype} and {other.dtype}")
-    if one.dim() not in (2, 3) or other.dim() not in (2, 3) or bias is not None:
+    if a.dtype not in (torch.float32, torch.bfloat16, torch.float16) or a.dtype != b.dtype:
+        raise RuntimeError(f"grouped_mm is for float32, bfloat16 or float16, not {a.dtype} and {b.dtype}")
+    if a.dim() not in (2, 3) or b.dim() not in (2, 3) or bias is not None:
         raise RuntimeError("grouped_mm is for matrices of two or three dimensions, without a bias")
-    flat = one.dim() == 2 or other.dim() == 2
+    flat = a.dim() == 2 or b.dim() == 2
     if flat != (offs is not None):
         raise RuntimeError("grouped_mm takes offsets where one of the matrices has two dimensions, and only then")
-    if not (one.dim() == other.dim() == 2) and one.size(-1) != other.size(-2):
-        raise RuntimeError(f"grouped_mm: {tuple(one.shape)} and {tuple(other.shape)} have no product")
-    groups = {each.size(0) for each in (one, other) if each.dim() == 3} | (
+    if not (a.dim() == b.dim() == 2) and a.size(-1) != b.size(-2):
+        raise RuntimeError(f"grouped_mm: {tuple(a.shape)} and {tuple(b.shape)} have no product")
+    groups = {matrix.size(0) for matrix in (a, b) if matrix.dim() == 3} | (
         {offs.size(0)} if offs is not None else set()
     )
     if len(groups) != 1:
         raise RuntimeError("grouped_mm: the numbers of groups differ")
-    for each in (one, other):
-        inner = min(each.stride(-1), each.stride(-2))
-        if inner != 1 or max(each.stride(-1), each.stride(-2)) * each.element_size() % _ALIGNED:
+    for matrix in (a, b):
+        inner = min(matrix.stride(-1), matrix.stride(-2))
+        if inner != 1 or max(matrix.stride(-1), matrix.stride(-2)) * matrix.element_size() % _ALIGNED:
             raise RuntimeError("grouped_mm: strides should be multiples of 16 bytes")
-    rows, columns = one.size(-2), other.size(-1)
-    each_row = -(-columns * one.element_size() // _ALIGNED) * _ALIGNED // one.element_size()
-    if one.dim() == other.dim():
-        return one.new_empty_strided(
-            (groups.pop(), rows, columns), (rows * each_row, each_row, 1), dtype=out_dtype or one.dtype
+    rows, columns = a.size(-2), b.size(-1)
+    row_stride = -(-columns * a.element_size() // _ALIGNED) * _ALIGNED // a.element_size()
+    if a.dim() == b.dim():
+        return a.new_empty_strided(
+            (groups.pop(), rows, columns), (rows * row_stride, row_stride, 1), dtype=out_dtype or a.dtype
         )
-    return one.new_empty_strided((rows, columns), (each_row, 1), dtype=out_dtype or one.dtype)
+    return a.new_empty_strided((rows, columns), (row_stride, 1), dtype=out_dtype or a.dtype)
 
 
 def _ctc_loss(
-    log_probs: Tensor, targets: Tensor, input_lengths: Sequence[int], target_lengths: Sequence[int], *others: object
+    log_probs: Tensor, targets: Tensor, input_lengths: Sequence[int], target_lengths: Sequence[int], *options: object
 ) -> tuple[Tensor, Tensor]:
     """Meta function, which PyTorch lacks, for lengths given as numbers."""
     longest, batch, _ = log_probs.shape
@@ -151,7 +151,7 @@ def lowered(way: Lowering, leaves: Sequence[Leaf], worlds: Sequence[World]) -> t
     Each world is the view of another rank, since an operation may fail only on the last rank, whose shard is smaller.
     """
     operation, draft = way.operation, Draft(worlds[0], way.operation.metas)
-    moved = [draft.redistribute(at, placements) for at, placements in enumerate(way.inputs)]
+    moved = [draft.redistribute(register, placements) for register, placements in enumerate(way.inputs)]
     for register in operation.writes:
         if moved[register] != register:
             raise Unfit("a tensor that changes in place would have to be placed otherwise")
@@ -163,7 +163,7 @@ def lowered(way: Lowering, leaves: Sequence[Leaf], worlds: Sequence[World]) -> t
         _check_order(draft.metas[moved[0]], metas[0])
     differ = any(meta.is_uneven for meta in (*draft.metas, *filter(None, metas)))
     for world in worlds if differ else worlds[:1]:  # else all ranks have shards of one size
-        _tried(operation, [draft.metas[at] for at in moved], leaves, metas, world)
+        _check_on_shards(operation, [draft.metas[register] for register in moved], leaves, metas, world)
     return draft, draft.local(operation, moved, metas)
 
 
@@ -187,23 +187,23 @@ def _meta(
     )
 
 
-def _tried(
-    operation: Operation, given: list[Meta], leaves: Sequence[Leaf], metas: Sequence[Meta | None], world: World
+def _check_on_shards(
+    operation: Operation, inputs: list[Meta], leaves: Sequence[Leaf], metas: Sequence[Meta | None], world: World
 ) -> None:
     """Checks the operation on fake shards: it must succeed, with results of the expected local shapes."""
     fresh = bool(operation.writes)
-    shards = [world.fake(meta, fresh=fresh)._local_tensor for meta in given]
+    shards = [world.fake(meta, fresh=fresh)._local_tensor for meta in inputs]
     args, kwargs = operation.filled(shards.__getitem__)
     try:
         result = imagined(operation, args, kwargs)
     except Exception as error:
         raise Unfit(reason(error)) from error
-    if any(not shard.numel() and math.prod(meta.shape) for shard, meta in zip(shards, given, strict=True)):
+    if any(not shard.numel() and math.prod(meta.shape) for shard, meta in zip(shards, inputs, strict=True)):
         _run_without(operation, shards)
-    found = flat(result)
-    if len(found) != len(leaves):
+    results = flat(result)
+    if len(results) != len(leaves):
         raise Unfit("it returns another number of tensors on shards")
-    for leaf, shard, meta in zip(leaves, found, metas, strict=True):
+    for leaf, shard, meta in zip(leaves, results, metas, strict=True):
         if leaf is None or meta is None:
             continue
         if not isinstance(shard, torch.Tensor) or shard.dtype != meta.dtype:
@@ -214,34 +214,34 @@ def _tried(
             raise Unfit("it copies on shards what is a view of the whole")
 
 
-def _check_order(given: Meta, result: Meta) -> None:
+def _check_order(source: Meta, result: Meta) -> None:
     """Raises Unfit if a rank's elements, in their order, would be others in another shape of the tensor.
 
     Rules that cut a dimension in parts, one of each for a rank, are wrong where such a part is no whole row of the new
     shape (torch 2.13, `_ViewShardingPropagator`).
     """
-    if not any(getattr(placement, "split_factor", 1) > 1 for placement in (*given.placements, *result.placements)):
+    if not any(getattr(placement, "split_factor", 1) > 1 for placement in (*source.placements, *result.placements)):
         return
     inner = 0  # dimensions that are last in both shapes, and uncut
-    cuts = [{getattr(placement, "dim", None) for placement in meta.placements} for meta in (given, result)]
-    while inner < min(len(given.shape), len(result.shape)) and not (
-        given.shape[-1 - inner] != result.shape[-1 - inner]
-        or len(given.shape) - 1 - inner in cuts[0]
+    cuts = [{getattr(placement, "dim", None) for placement in meta.placements} for meta in (source, result)]
+    while inner < min(len(source.shape), len(result.shape)) and not (
+        source.shape[-1 - inner] != result.shape[-1 - inner]
+        or len(source.shape) - 1 - inner in cuts[0]
         or len(result.shape) - 1 - inner in cuts[1]
     ):
         inner += 1
-    shapes = [meta.shape[: len(meta.shape) - inner] for meta in (given, result)]
-    if math.prod(shapes[0]) > _MOST:
+    shapes = [meta.shape[: len(meta.shape) - inner] for meta in (source, result)]
+    if math.prod(shapes[0]) > _MAX_ELEMENTS:
         raise Unfit("it is too large for a look at which elements its ranks would have")
     cutting = [
-        any(getattr(meta.placements[at], "dim", None) is not None for meta in (given, result))
-        for at in range(len(given.layout.shape))
+        any(getattr(meta.placements[dim], "dim", None) is not None for meta in (source, result))
+        for dim in range(len(source.layout.shape))
     ]
-    ranges = [range(size) if cuts_it else range(1) for size, cuts_it in zip(given.layout.shape, cutting, strict=True)]
+    ranges = [range(size) if is_cut else range(1) for size, is_cut in zip(source.layout.shape, cutting, strict=True)]
     with unset_fake_temporarily():
         for coordinate in itertools.product(*ranges):
             first, second = (
-                _elements(meta, shape, coordinate) for meta, shape in zip((given, result), shapes, strict=True)
+                _elements(meta, shape, coordinate) for meta, shape in zip((source, result), shapes, strict=True)
             )
             if not torch.equal(first, second):
                 raise Unfit("a rank would have other elements in that shape")
@@ -250,12 +250,12 @@ def _check_order(given: Meta, result: Meta) -> None:
 def _elements(meta: Meta, shape: Sequence[int], coordinate: Sequence[int]) -> torch.Tensor:
     """The numbers of the elements that a rank has, in order, of a tensor of that shape, cut as `meta` says."""
     numbers = torch.arange(math.prod(shape), device="cpu").view(tuple(shape))
-    for pieces, at, placement in zip(meta.layout.shape, coordinate, meta.placements, strict=True):
+    for pieces, position, placement in zip(meta.layout.shape, coordinate, meta.placements, strict=True):
         dim = getattr(placement, "dim", None)
         if dim is not None:
-            spans = cut(((0, numbers.shape[dim]),), pieces, at, getattr(placement, "split_factor", 1))
-            taken = [torch.arange(start, stop, device="cpu") for start, stop in spans or ((0, 0),)]
-            numbers = numbers.index_select(dim, torch.cat(taken))
+            spans = cut(((0, numbers.shape[dim]),), pieces, position, getattr(placement, "split_factor", 1))
+            indices = [torch.arange(start, stop, device="cpu") for start, stop in spans or ((0, 0),)]
+            numbers = numbers.index_select(dim, torch.cat(indices))
     return numbers.flatten()
 
 

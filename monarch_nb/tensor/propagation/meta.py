@@ -110,14 +110,14 @@ class Meta:
         sizes = tuple(shape)
         strides = contiguous(sizes) if stride is None else tuple(stride)
         key = (layout, sizes, strides, dtype, tuple(placements), copied)
-        found = cls._interned.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.layout, found.shape, found.stride, found.dtype = layout, sizes, strides, dtype
-            found.placements, found.copied = tuple(placements), copied
-            found.is_own = OWN_VALUE in found.placements
-            cls._interned[key] = found
-        return found
+        meta = cls._interned.get(key)
+        if meta is None:
+            meta = object.__new__(cls)
+            meta.layout, meta.shape, meta.stride, meta.dtype = layout, sizes, strides, dtype
+            meta.placements, meta.copied = tuple(placements), copied
+            meta.is_own = OWN_VALUE in meta.placements
+            cls._interned[key] = meta
+        return meta
 
     @property
     def meta(self) -> "Meta":

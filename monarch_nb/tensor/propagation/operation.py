@@ -47,11 +47,11 @@ class Operation:
 
     def argument(self, name: str) -> object:
         """Value or default of an argument of the schema, else None."""
-        for at, argument in enumerate(self.func._schema.arguments):
+        for index, argument in enumerate(self.func._schema.arguments):
             if argument.name == name:
                 if name in self.kwargs:
                     return self.kwargs[name]
-                return self.args[at] if at < len(self.args) else argument.default_value
+                return self.args[index] if index < len(self.args) else argument.default_value
         return None
 
     @property
@@ -73,40 +73,40 @@ class Operation:
     ) -> tuple[list[object], dict[str, object]]:
         """Arguments with `tensor(register)` for each tensor, and `number(index)` for each number."""
 
-        def fill(given: object) -> object:
-            if isinstance(given, Slot):
-                return tensor(given.register)
-            if isinstance(given, Scalar):
-                return number(given.index)
-            if isinstance(given, list | tuple):
-                return type(given)(map(fill, given))
-            return given
+        def fill(value: object) -> object:
+            if isinstance(value, Slot):
+                return tensor(value.register)
+            if isinstance(value, Scalar):
+                return number(value.index)
+            if isinstance(value, list | tuple):
+                return type(value)(map(fill, value))
+            return value
 
         return [fill(a) for a in self.args], {name: fill(a) for name, a in self.kwargs.items()}
 
     @cached_property
     def writes(self) -> tuple[int, ...]:
         """Registers of tensors that change in place."""
-        found: list[int] = []
+        registers: list[int] = []
         for argument in self.func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                found += slots(self.argument(argument.name))
+                registers += slots(self.argument(argument.name))
         if self.packet in _TRACKING and self.argument("training"):
-            found += [at for name in ("running_mean", "running_var") for at in slots(self.argument(name))]
-        return tuple(found)
+            registers += [*slots(self.argument("running_mean")), *slots(self.argument("running_var"))]
+        return tuple(registers)
 
-    def aliases(self, at: int) -> tuple[tuple[int, ...], bool]:
-        """Registers that the schema says the return number `at` shares memory with, and whether it *is* these."""
-        returned = self.func._schema.returns[at].alias_info
+    def aliases(self, index: int) -> tuple[tuple[int, ...], bool]:
+        """Registers that the schema says a return shares memory with, by its `index`; and whether it *is* these."""
+        returned = self.func._schema.returns[index].alias_info
         if returned is None:
             return (), False
-        found: list[int] = []
+        registers: list[int] = []
         for argument in self.func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.before_set & returned.before_set:
-                found += slots(self.argument(argument.name))
-        if not found and self.func.is_view:  # a list of views: the schema does not say of what
-            found = slots(self.argument(self.func._schema.arguments[0].name))
-        return tuple(found), returned.is_write
+                registers += slots(self.argument(argument.name))
+        if not registers and self.func.is_view:  # a list of views: the schema does not say of what
+            registers = slots(self.argument(self.func._schema.arguments[0].name))
+        return tuple(registers), returned.is_write
 
     def results(self, plain: object) -> tuple[object, list[Leaf]]:
         """The tree of what a call returns, given what it returned on plain tensors; and its new tensors.
@@ -116,40 +116,40 @@ class Operation:
         """
         returns = self.func._schema.returns
         leaves: list[Leaf] = []
-        made = 0
+        count = 0
 
-        def tree(value: object, aliased: Sequence[int], is_given: bool, given: Iterator[int]) -> object:
-            nonlocal made
+        def tree(value: object, aliased: Sequence[int], is_argument: bool, registers: Iterator[int]) -> object:
+            nonlocal count
             if isinstance(value, list | tuple):
-                return type(value)(tree(each, aliased, is_given, given) for each in value)
+                return type(value)(tree(item, aliased, is_argument, registers) for item in value)
             if not isinstance(value, torch.Tensor):
                 leaves.append(None)
                 return value
-            if is_given:
+            if is_argument:
                 leaves.append(None)
-                return ResultSlot(next(given), given=True)
+                return ResultSlot(next(registers), given=True)
             leaves.append((value, tuple(aliased)))
-            made += 1
-            return ResultSlot(made - 1)
+            count += 1
+            return ResultSlot(count - 1)
 
         if len(returns) == 1:
-            aliased, is_given = self.aliases(0)
-            return tree(plain, aliased, is_given, iter(aliased)), leaves
+            aliased, is_argument = self.aliases(0)
+            return tree(plain, aliased, is_argument, iter(aliased)), leaves
         if not isinstance(plain, tuple):
             return tree(plain, (), False, iter(())), leaves
-        whole = []
-        for at, value in enumerate(plain):
-            aliased, is_given = self.aliases(at)
-            whole.append(tree(value, aliased, is_given, iter(aliased)))
-        return tuple(whole), leaves
+        trees = []
+        for index, value in enumerate(plain):
+            aliased, is_argument = self.aliases(index)
+            trees.append(tree(value, aliased, is_argument, iter(aliased)))
+        return tuple(trees), leaves
 
 
-def slots(given: object) -> list[int]:
+def slots(value: object) -> list[int]:
     """Registers of the tensors in an argument."""
-    if isinstance(given, Slot):
-        return [given.register]
-    if isinstance(given, list | tuple):
-        return [register for each in given for register in slots(each)]
+    if isinstance(value, Slot):
+        return [value.register]
+    if isinstance(value, list | tuple):
+        return [register for item in value for register in slots(item)]
     return []
 
 
@@ -159,9 +159,9 @@ def out_of_place(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     if name not in ("as_strided_", "detach_", "squeeze_", "t_", "transpose_", "unsqueeze_"):
         return None
     packet = getattr(torch.ops.aten, name[:-1])
-    found = packet.int if name == "transpose_" else getattr(packet, func._overloadname)
-    assert isinstance(found, torch._ops.OpOverload)
-    return found
+    overload = packet.int if name == "transpose_" else getattr(packet, func._overloadname)
+    assert isinstance(overload, torch._ops.OpOverload)
+    return overload
 
 
 # They move elements, or copy them: what each rank has stays its part, of whatever kind.
@@ -205,15 +205,15 @@ def carries_parts(operation: Operation) -> bool:
     if packet == "_to_copy":
         return True
     if packet in _SUMS:
-        numbers = any(isinstance(given, int | float | complex) for given in operation.args)
+        numbers = any(isinstance(argument, int | float | complex) for argument in operation.args)
         return alike and not numbers and "Scalar" not in operation.name and "Tensor_mode" not in operation.name
     if packet in _MULTIPLES:
         first = operation.args[0]
         own = {
             slot.register for slot in (first if isinstance(first, list | tuple) else [first]) if isinstance(slot, Slot)
         }
-        others = [meta for at, meta in enumerate(metas) if at not in own]
-        return not any(map(has_parts, others)) and operation.kwargs.get("rounding_mode") is None
+        factors = [meta for register, meta in enumerate(metas) if register not in own]
+        return not any(map(has_parts, factors)) and operation.kwargs.get("rounding_mode") is None
     return packet in _LINEAR
 
 
@@ -229,7 +229,7 @@ _DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "dimension", "axis", "
 # These count one dimension more than their input has: their result's.
 _ONE_MORE = frozenset({"unsqueeze", "stack", "diag_embed"})
 # A dimension of -1 means something else here.
-_OTHERWISE = frozenset({"weight_norm", "norm_except_dim"})
+_NOT_COUNTED = frozenset({"weight_norm", "norm_except_dim"})
 # Positions along the dimension `dim`.
 _POSITION = {"select": ("index",), "slice": ("start", "end"), "narrow": ("start",)}
 _FORMS = ("_copy", "_scatter", "_backward")  # of views
@@ -246,41 +246,41 @@ def counted_from_front(
     operation itself refuses it.
     """
     named, packet = func._schema.arguments, _plain(func._schema.name.partition("::")[2])
-    given = {argument.name: value for argument, value in zip(named, args, strict=False)} | kwargs
-    names = [name for name in given if name in _DIMS]
-    if not names or packet in _OTHERWISE:
+    values = {argument.name: value for argument, value in zip(named, args, strict=False)} | kwargs
+    names = [name for name in values if name in _DIMS]
+    if not names or packet in _NOT_COUNTED:
         return None
-    sizes = _sizes(given, shape)
+    sizes = _sizes(values, shape)
     if sizes is None:
         return None
     rank = len(sizes) + (packet in _ONE_MORE)
     changed: dict[str, object] = {}
     for name in names:
-        found = _counted(given[name], max(rank, 1))
-        if found != given[name]:
-            changed[name] = found
-    dim = changed.get("dim", given.get("dim", 0))
+        counted = _counted(values[name], max(rank, 1))
+        if counted != values[name]:
+            changed[name] = counted
+    dim = changed.get("dim", values.get("dim", 0))
     if type(dim) is int and 0 <= dim < len(sizes):
         for name in _POSITION.get(packet, ()):
-            found = _placed(given.get(name), sizes[dim], exact=name == "index")
-            if found != given.get(name):
-                changed[name] = found
+            counted = _placed(values.get(name), sizes[dim], exact=name == "index")
+            if counted != values.get(name):
+                changed[name] = counted
     if not changed:
         return None
     new_args = tuple(changed.get(argument.name, value) for argument, value in zip(named, args, strict=False))
     return new_args, {name: changed.get(name, value) for name, value in kwargs.items()}
 
 
-def _sizes(given: dict[str, object], shape: Shape) -> Sequence[int] | None:
+def _sizes(arguments: dict[str, object], shape: Shape) -> Sequence[int] | None:
     """Sizes in which dimensions are counted: of the tensor, or of that which a gradient belongs to."""
     for name in ("input_sizes", "self_sizes"):
-        sizes = given.get(name)
+        sizes = arguments.get(name)
         if isinstance(sizes, list | tuple):
             return list(sizes)
-    for value in given.values():
-        found = shape(value)
-        if found is not None:
-            return found
+    for value in arguments.values():
+        value_shape = shape(value)
+        if value_shape is not None:
+            return value_shape
         if isinstance(value, list | tuple):
             several = [sizes for sizes in map(shape, value) if sizes is not None]
             if several:  # `cat` takes empty tensors of one dimension among others
@@ -300,7 +300,7 @@ def _counted(value: object, rank: int) -> object:
     if type(value) is int:
         return value + rank if -rank <= value < 0 else value
     if isinstance(value, list | tuple):
-        return type(value)([_counted(each, rank) for each in value])
+        return type(value)([_counted(item, rank) for item in value])
     return value
 
 

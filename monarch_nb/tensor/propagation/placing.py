@@ -63,23 +63,23 @@ def _simple_mover(now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> Mover | No
     if len(changed) != 1 or carrier(meta.dtype) is not None:
         return None
     dim = changed[0]
-    was, wanted = now.placements[dim], meta.placements[dim]
-    cut = was if was.is_shard() else wanted
+    old, new = now.placements[dim], meta.placements[dim]
+    cut = old if old.is_shard() else new
     if not _is_cut_once(cut, dim, now.placements):
         return None
     size, axis = mesh.size(dim), cut.dim
-    if was.is_replicate():
+    if old.is_replicate():
         pieces = -(-meta.shape[axis] // size)
         first = min(pieces * mesh.get_local_rank(dim), meta.shape[axis])
         length = min(pieces, meta.shape[axis] - first)
         return lambda local: laid_out(local.narrow(axis, first, length).clone(), stride)
-    if meta.shape[axis] % size or not wanted.is_replicate():
+    if meta.shape[axis] % size or not new.is_replicate():
         return None
     group = mesh.get_group(dim).group_name
 
     def gathered(local: torch.Tensor) -> torch.Tensor:
-        whole = _wait(_collective.all_gather_into_tensor.default(local.contiguous(), size, group))
-        return laid_out(torch.cat(whole.chunk(size), axis), stride)
+        buffer = _wait(_collective.all_gather_into_tensor.default(local.contiguous(), size, group))
+        return laid_out(torch.cat(buffer.chunk(size), axis), stride)
 
     return gathered
 
@@ -90,25 +90,25 @@ def exchanged_along(now: Sequence[Placement], meta: Meta) -> Exchange | None:
     if len(changed) != 1:
         return None
     dim = changed[0]
-    was, wanted = now[dim], meta.placements[dim]
-    if isinstance(was, Partial) and wanted.is_replicate() and reduced_as_they_are(was, meta.dtype):
-        return Exchange(dim, was.reduce_op, 0)
-    cut = was if was.is_shard() else wanted
+    old, new = now[dim], meta.placements[dim]
+    if isinstance(old, Partial) and new.is_replicate() and reduced_as_they_are(old, meta.dtype):
+        return Exchange(dim, old.reduce_op, 0)
+    cut = old if old.is_shard() else new
     if carrier(meta.dtype) is not None or not _is_cut_once(cut, dim, now):
         return None
     if meta.shape[cut.dim] % meta.layout.shape[dim]:
         return None
-    if wanted.is_replicate():
+    if new.is_replicate():
         return Exchange(dim, GATHER, 0) if cut.dim == 0 else None
-    if was.is_partial("sum") and reduced_as_they_are(was, meta.dtype):
+    if old.is_partial("sum") and reduced_as_they_are(old, meta.dtype):
         return Exchange(dim, SCATTER, cut.dim)
     return None
 
 
 def _is_cut_once(cut: Placement, dim: int, placements: Sequence[Placement]) -> TypeGuard[Shard]:
     """Returns whether plain pieces are cut along a mesh dimension, and none of these along others."""
-    others = [one for at, one in enumerate(placements) if at != dim and not one.is_replicate()]
-    return type(cut) is Shard and all(type(one) is Shard and one.dim != cut.dim for one in others)
+    rest = [placement for index, placement in enumerate(placements) if index != dim and not placement.is_replicate()]
+    return type(cut) is Shard and all(type(placement) is Shard and placement.dim != cut.dim for placement in rest)
 
 
 def exchanging(
@@ -121,34 +121,34 @@ def exchanging(
     """
     group, size = mesh.get_group(dim).group_name, mesh.size(dim)
 
-    def begun(given: list[torch.Tensor]) -> list[torch.Tensor]:
-        made: list[torch.Tensor]
+    def begun(shards: list[torch.Tensor]) -> list[torch.Tensor]:
+        results: list[torch.Tensor]
         if how == SCATTER:
-            made = _scattered(given, axes, size, group)
+            results = _scattered(shards, axes, size, group)
         elif how == GATHER:
-            made = _gathered([local.contiguous() for local in given], size, group)
-        elif len(given) == 1:
-            made = [_collective.all_reduce.default(given[0], how, group)]
+            results = _gathered([local.contiguous() for local in shards], size, group)
+        elif len(shards) == 1:
+            results = [_collective.all_reduce.default(shards[0], how, group)]
         else:
-            made = _collective.all_reduce_coalesced.default(given, how, group)
-        return made
+            results = _collective.all_reduce_coalesced.default(shards, how, group)
+        return results
 
     if strides is None:
         return begun
     finishers = [finisher(stride) for stride in strides]
-    return lambda given: [finish(each) for finish, each in zip(finishers, begun(given), strict=True)]
+    return lambda shards: [finish(pending) for finish, pending in zip(finishers, begun(shards), strict=True)]
 
 
-def _gathered(given: list[torch.Tensor], size: int, group: str) -> list[torch.Tensor]:
-    if len(given) == 1:
-        return [_collective.all_gather_into_tensor.default(given[0], size, group)]
-    made: list[torch.Tensor] = _collective.all_gather_into_tensor_coalesced.default(given, size, group)
-    return made
+def _gathered(shards: list[torch.Tensor], size: int, group: str) -> list[torch.Tensor]:
+    if len(shards) == 1:
+        return [_collective.all_gather_into_tensor.default(shards[0], size, group)]
+    results: list[torch.Tensor] = _collective.all_gather_into_tensor_coalesced.default(shards, size, group)
+    return results
 
 
-def _scattered(given: Sequence[torch.Tensor], axes: Sequence[int], size: int, group: str) -> list[torch.Tensor]:
+def _scattered(shards: Sequence[torch.Tensor], axes: Sequence[int], size: int, group: str) -> list[torch.Tensor]:
     """Begins to sum tensors into pieces, in one buffer: gloo has a collective for each tensor otherwise."""
-    parts = [_cut(local, size, axis) for local, axis in zip(given, axes, strict=True)]
+    parts = [_cut(local, size, axis) for local, axis in zip(shards, axes, strict=True)]
     rows = [part.view(size, -1) for part in parts]
     flat = torch.cat(rows, 1) if len(rows) > 1 else rows[0]
     summed = _collective.reduce_scatter_tensor.default(flat.view(-1), "sum", size, group)
@@ -163,15 +163,15 @@ def _cut(local: torch.Tensor, size: int, axis: int) -> torch.Tensor:
     return local.contiguous().view(size, local.shape[0] // size, *local.shape[1:])
 
 
-def moving(now: Sequence[Placement], wanted: Sequence[Placement]) -> tuple[int, ...]:
+def moving(now: Sequence[Placement], target: Sequence[Placement]) -> tuple[int, ...]:
     """The mesh dimensions along which ranks communicate, which cutting a replicated tensor does not need."""
-    return tuple(dim for dim in _changed(now, wanted) if not now[dim].is_replicate())
+    return tuple(dim for dim in _changed(now, target) if not now[dim].is_replicate())
 
 
-def _changed(now: Sequence[Placement], wanted: Sequence[Placement]) -> list[int]:
+def _changed(now: Sequence[Placement], target: Sequence[Placement]) -> list[int]:
     """The mesh dimensions along which the placement changes."""
-    pairs = enumerate(zip(now, wanted, strict=True))
-    return [dim for dim, (was, will) in pairs if was is not will and was != will]
+    pairs = enumerate(zip(now, target, strict=True))
+    return [dim for dim, (old, new) in pairs if old is not new and old != new]
 
 
 def finisher(stride: Sequence[int]) -> Mover:
@@ -181,15 +181,15 @@ def finisher(stride: Sequence[int]) -> Mover:
     """
 
     def finish(pending: torch.Tensor) -> torch.Tensor:
-        made = laid_out(_wait(pending), stride)
-        return made.clone() if made.untyped_storage().nbytes() > made.nbytes else made
+        result = laid_out(_wait(pending), stride)
+        return result.clone() if result.untyped_storage().nbytes() > result.nbytes else result
 
     return finish
 
 
 def _wait(pending: torch.Tensor) -> torch.Tensor:
-    made: torch.Tensor = _collective.wait_tensor.default(pending)
-    return made
+    result: torch.Tensor = _collective.wait_tensor.default(pending)
+    return result
 
 
 def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
@@ -197,8 +197,8 @@ def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec)
 
     Never the memory of the shard that was given.
     """
-    found = laid_out(_moved(local, now, spec), meta.stride)
-    return found.clone() if found.untyped_storage()._cdata == local.untyped_storage()._cdata else found
+    result = laid_out(_moved(local, now, spec), meta.stride)
+    return result.clone() if result.untyped_storage()._cdata == local.untyped_storage()._cdata else result
 
 
 def whole(tensor: DTensor) -> torch.Tensor:
@@ -213,8 +213,8 @@ def whole(tensor: DTensor) -> torch.Tensor:
 def one_piece_each(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     """Like these placements, but with one piece of the whole on each rank: no several pieces, no parts of a sum."""
     return tuple(
-        one if type(one) in (Shard, Replicate) else Shard(one.dim) if isinstance(one, _StridedShard) else Replicate()
-        for one in placements
+        p if type(p) in (Shard, Replicate) else Shard(p.dim) if isinstance(p, _StridedShard) else Replicate()
+        for p in placements
     )
 
 
@@ -239,48 +239,46 @@ def laid_out(local: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     The strides of dimensions of size 1 are as for a dense tensor, too: PyTorch refuses writes to a tensor that read its
     memory by other strides. Returns the same memory where that differs in nothing else.
     """
-    wanted = dense(stride, local.shape)
-    if local.stride() != wanted:
+    strides = dense(stride, local.shape)
+    if local.stride() != strides:
         if is_in_order(local, stride):
-            return local.as_strided(local.shape, wanted)
-        laid = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
-        local = laid.copy_(local)
+            return local.as_strided(local.shape, strides)
+        copy = torch.empty_strided(local.shape, strides, dtype=local.dtype, device=local.device)
+        local = copy.copy_(local)
     return local
 
 
 def is_in_order(local: torch.Tensor, stride: Sequence[int]) -> bool:
     """Whether a shard's elements lie so already; the strides of dimensions of size 1 mean nothing."""
     strides = zip(local.shape, local.stride(), dense(stride, local.shape), strict=True)
-    return all(size <= 1 or has == wanted for size, has, wanted in strides)
+    return all(size <= 1 or step == expected for size, step, expected in strides)
 
 
 def _moved(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Tensor:
     """Redistributes a shard, including to partial placements."""
     parted = [
         dim
-        for dim, (was, wanted) in enumerate(zip(now.placements, spec.placements, strict=True))
-        if type(wanted) is Partial and was != wanted
+        for dim, (old, new) in enumerate(zip(now.placements, spec.placements, strict=True))
+        if type(new) is Partial and old != new
     ]
     if not parted:
         return _exchanged(local, now, spec)
-    between = [Replicate() if dim in parted else one for dim, one in enumerate(spec.placements)]
+    between = [Replicate() if dim in parted else p for dim, p in enumerate(spec.placements)]
     local = _exchanged(local, now, _with(spec, between))
-    return _part(
-        local, [one for dim, one in enumerate(spec.placements) if dim in parted and spec.mesh.get_local_rank(dim)]
-    )
+    return _part(local, [p for dim, p in enumerate(spec.placements) if dim in parted and spec.mesh.get_local_rank(dim)])
 
 
-def _part(local: torch.Tensor, others: Sequence[Placement]) -> torch.Tensor:
+def _part(local: torch.Tensor, placements: Sequence[Placement]) -> torch.Tensor:
     """The first rank has all of it, and others have what changes nothing when all are put together, which is exact.
 
-    `others` are the placements along which this rank is not the first.
+    `placements` are those along which this rank is not the first.
     """
-    for one in others:
-        if one.is_partial("sum") or one.is_partial("bor") or one.is_partial("bxor"):
+    for placement in placements:
+        if placement.is_partial("sum") or placement.is_partial("bor") or placement.is_partial("bxor"):
             return torch.zeros_like(local)
-        if one.is_partial("product"):
+        if placement.is_partial("product"):
             return torch.ones_like(local)
-        if one.is_partial("band"):
+        if placement.is_partial("band"):
             return torch.full_like(local, True if local.dtype == torch.bool else -1)
     return local  # the largest, the smallest and the average of equal ones
 
@@ -288,11 +286,11 @@ def _part(local: torch.Tensor, others: Sequence[Placement]) -> torch.Tensor:
 def _exchanged(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Tensor:
     dtype = local.dtype
     carried = carrier(dtype)
-    if dtype == torch.bool and any(one.is_partial("sum") for one in now.placements):
+    if dtype == torch.bool and any(p.is_partial("sum") for p in now.placements):
         carried = torch.int32  # true and true would be two
     if carried is not None:
         local = local.to(carried)
-    extreme = next((one for one in now.placements if _is_extreme(one)), None)
+    extreme = next((p for p in now.placements if _is_extreme(p)), None)
     if extreme is not None and local.dtype.is_floating_point:
         local = _extremes(local, now, spec, extreme.is_partial("max"))
     else:
@@ -304,13 +302,13 @@ def _extremes(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec, largest:
     """The largest or smallest of all ranks; NaN where one has that, which process groups do not look for."""
     missing = local.isnan()
     least, sign = (-torch.inf, 1.0) if largest else (torch.inf, -1.0)
-    found = redistribute_local_tensor(local.masked_fill(missing, least), now, spec)
+    extremes = redistribute_local_tensor(local.masked_fill(missing, least), now, spec)
     marks = redistribute_local_tensor(missing.to(local.dtype) * sign, now, spec)
-    return found.masked_fill(marks != 0, torch.nan)
+    return extremes.masked_fill(marks != 0, torch.nan)
 
 
 def _with(spec: DTensorSpec, placements: Sequence[Placement]) -> DTensorSpec:
-    strided = any(isinstance(one, _StridedShard) for one in placements)
+    strided = any(isinstance(p, _StridedShard) for p in placements)
     return DTensorSpec(
         spec.mesh,
         tuple(placements),

@@ -123,7 +123,7 @@ class OperationPlan:
 
     `made` are the metas of the new tensors, in the order of `program.results`. `views` pairs a new tensor with the
     argument that it is a view of (a copy if its meta is `copied`), `offsets` are its byte offsets there, ignoring
-    sharding. `writes` are the arguments that change in place. `build(made, given)` makes the result of the call from
+    sharding. `writes` are the arguments that change in place. `build(tensors, arguments)` makes the call's result from
     the new tensors and the tensor arguments. `value`: the call returns the Python number of the only new tensor, which
     is replicated. `rebinds`: the first argument becomes the first new tensor, e.g. transposed in place. `puts_back`:
     the operation writes to copies of several arguments, which must be different tensors. `own`: some argument, and so
@@ -152,19 +152,19 @@ def builder(tree: object) -> Callable[[Sequence[object], Sequence[object]], obje
     """Returns a function that builds the result of a call from a tree of `ResultSlot`s."""
     match tree:
         case ResultSlot(index=0, given=False):
-            return lambda made, given: made[0]
-        case ResultSlot(index=at, given=True):
-            return lambda made, given: given[at]
+            return lambda tensors, arguments: tensors[0]
+        case ResultSlot(index=index, given=True):
+            return lambda tensors, arguments: arguments[index]
         case tuple() if all(isinstance(leaf, ResultSlot) and not leaf.given for leaf in tree):
-            return lambda made, given: tuple(made)
+            return lambda tensors, arguments: tuple(tensors)
         case list() if all(isinstance(leaf, ResultSlot) and not leaf.given for leaf in tree):
-            return lambda made, given: list(made)
-    return lambda made, given: _filled(tree, made, given)
+            return lambda tensors, arguments: list(tensors)
+    return lambda tensors, arguments: _filled(tree, tensors, arguments)
 
 
-def _filled(tree: object, made: Sequence[object], given: Sequence[object]) -> object:
+def _filled(tree: object, tensors: Sequence[object], arguments: Sequence[object]) -> object:
     if isinstance(tree, ResultSlot):
-        return (given if tree.given else made)[tree.index]
+        return (arguments if tree.given else tensors)[tree.index]
     if isinstance(tree, list | tuple):
-        return type(tree)(_filled(leaf, made, given) for leaf in tree)
+        return type(tree)(_filled(leaf, tensors, arguments) for leaf in tree)
     return tree

@@ -31,7 +31,7 @@ class Planner:
         self._layout = layout
         self._worlds: list[World] = []
         self._views: dict[int, Operation] = {}  # by the number of the plan
-        self._made = 0
+        self._count = 0
         self._reasons: list[tuple[Operation, str]] = []  # why parts of the plan in the making gather
 
     def plan(self, operation: Operation) -> OperationPlan:
@@ -49,47 +49,47 @@ class Planner:
 
         Raises PropagationError for partial placements that cannot be reduced.
         """
-        for meta, wanted in zip(metas, placements, strict=True):
-            _refuse_parts(meta, wanted)
+        for meta, target in zip(metas, placements, strict=True):
+            _refuse_parts(meta, target)
         self._imagine()
         with imagining():
             draft = Draft(self._worlds[0], metas)
-            made = [draft.redistribute(register, wanted, pending=pending) for register, wanted in enumerate(placements)]
-        return self._redistributed(draft, made, joined(draft.collectives))
+            results = [draft.redistribute(index, target, pending=pending) for index, target in enumerate(placements)]
+        return self._redistributed(draft, results, joined(draft.collectives))
 
     def finishing(self, metas: Sequence[Meta], dims: Sequence[tuple[int, ...]]) -> OperationPlan:
         """Makes the plan that waits for redistributions to these metas, along these mesh dimensions."""
         self._imagine()
         with imagining():
             draft = Draft(self._worlds[0], metas)
-            made = [draft.finish(register, waits) for register, waits in enumerate(dims)]
-        return self._redistributed(draft, made, ())
+            results = [draft.finish(register, waits) for register, waits in enumerate(dims)]
+        return self._redistributed(draft, results, ())
 
     def _redistributed(self, draft: Draft, results: Sequence[int], collectives: Sequence[Collective]) -> OperationPlan:
-        self._made += 1
+        self._count += 1
         return OperationPlan(
-            number=self._made,
+            number=self._count,
             operation="redistribute",
             program=draft.program(results),
-            made=tuple(draft.metas[at] for at in results),
+            made=tuple(draft.metas[register] for register in results),
             build=builder([*map(ResultSlot, range(len(results)))]),
             collectives=tuple(collectives),
         )
 
-    def reduction(self, metas: Sequence[Meta], asked: Reduction) -> OperationPlan:
+    def reduction(self, metas: Sequence[Meta], request: Reduction) -> OperationPlan:
         """Makes the plan of a reduction of values of the ranks' own. Raises PropagationError where there is none."""
-        _refuse_parts(metas[0], (Partial(asked.kind),) if asked.kind != "stack" else ())
+        _refuse_parts(metas[0], (Partial(request.kind),) if request.kind != "stack" else ())
         self._imagine()
-        self._made += 1
+        self._count += 1
         with imagining():
-            return reduction(self._worlds[0], metas, asked, self._made)
+            return reduction(self._worlds[0], metas, request, self._count)
 
     def retagged(self, meta: Meta, placements: Placements, shape: Sequence[int]) -> OperationPlan:
         """Makes the plan that has what the ranks hold placed otherwise, in the same memory."""
         self._imagine()
-        self._made += 1
+        self._count += 1
         with imagining():
-            return retagged(self._worlds[0], meta, placements, shape, self._made)
+            return retagged(self._worlds[0], meta, placements, shape, self._count)
 
     def putting_back(self, base: Meta, steps: Sequence[tuple[int, int]], view: Meta) -> OperationPlan:
         """Makes the plan that writes a copied view back to its base.
@@ -100,18 +100,18 @@ class Planner:
         self._imagine()
         with imagining():
             draft = Draft(self._worlds[0], (base, view))
-            at = whole = draft.gather(0)
-            for number, result in steps:
-                operation = replace(self._views[number], metas=(draft.metas[at],))
+            current = gathered = draft.gather(0)
+            for number, index in steps:
+                operation = replace(self._views[number], metas=(draft.metas[current],))
                 inner, registers = _gathered(operation, operation.results(self._plain(operation))[1], self._worlds[0])
-                made = [register for register in registers if register is not None]
-                at = draft.splice(inner, (at,))[made[result]]
-            draft.write(at, draft.gather(1))
-            if whole:
-                draft.write(0, whole)
-        self._made += 1
+                results = [register for register in registers if register is not None]
+                current = draft.splice(inner, (current,))[results[index]]
+            draft.write(current, draft.gather(1))
+            if gathered:
+                draft.write(0, gathered)
+        self._count += 1
         return OperationPlan(
-            number=self._made,
+            number=self._count,
             operation="a write through a view",
             program=draft.program(()),
             made=(),
@@ -154,20 +154,20 @@ class Planner:
             registers = [slot.register] if isinstance(slot, Slot) else []
         else:
             tree, leaves, draft, registers = self._understood(operation)
-        results = [at for at in registers if at is not None]
+        results = [register for register in registers if register is not None]
         tensors = [leaf for leaf in leaves if leaf is not None]
-        made = tuple(draft.metas[at] for at in results)
-        self._made += 1
-        views = tuple((at, base) for at, (_, bases) in enumerate(tensors) for base in bases)
-        offsets = tuple(int(one.storage_offset()) * one.dtype.itemsize for one, bases in tensors for _ in bases)
+        metas = tuple(draft.metas[register] for register in results)
+        self._count += 1
+        views = tuple((index, base) for index, (_, bases) in enumerate(tensors) for base in bases)
+        offsets = tuple(int(t.storage_offset()) * t.dtype.itemsize for t, bases in tensors for _ in bases)
         if views:
-            self._views[self._made] = operation
+            self._views[self._count] = operation
         program = draft.program(results)
         return OperationPlan(
-            number=self._made,
+            number=self._count,
             operation=operation.name,
             program=program,
-            made=made,
+            made=metas,
             build=builder(tree),
             views=views,
             offsets=offsets,
@@ -175,7 +175,7 @@ class Planner:
             puts_back=len(operation.writes) > 1 and any(isinstance(step, Write) for step in program.steps),
             collectives=tuple(draft.collectives),
             notices=self._noticed(operation) if any(isinstance(step, Redistribute) for step in program.steps) else (),
-            value=value is not None and bool(made),
+            value=value is not None and bool(metas),
             own=any(meta.is_own for meta in operation.metas),
         )
 
@@ -210,9 +210,9 @@ class Planner:
         """The steps of an operation, and the registers of its leaves."""
         if any(meta.is_own for meta in operation.metas):
             return _on_each_rank(operation, leaves, self._worlds[0])
-        whole = all(meta.is_replicated for meta in operation.metas)
+        is_replicated = all(meta.is_replicated for meta in operation.metas)
         rewrite = REWRITES.get(operation.packet)
-        if rewrite is not None and (not whole or operation.packet in ALWAYS):
+        if rewrite is not None and (not is_replicated or operation.packet in ALWAYS):
             draft = Draft(self._worlds[0], operation.metas)
             slots = rewrite(operation, Writer(operation, draft, self._drafted))
             if slots is not None:
@@ -224,7 +224,7 @@ class Planner:
             return self._with_sums_taken(operation, leaves)
         if any(0 in meta.shape and not meta.is_replicated for meta in operation.metas):
             return self._with_nothing_cut(operation, leaves)
-        if not whole:
+        if not is_replicated:
             try:
                 return self._sharded(operation, leaves)
             except Unfit as unfit:
@@ -238,12 +238,12 @@ class Planner:
     def _sharded(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         draft, registers = self._by_rules(operation, leaves)
         several = operation.packet.startswith("_foreach_")  # whose results are added up at once, later
-        return draft, [None if at is None else _settled(draft, at, several) for at in registers]
+        return draft, [None if register is None else _settled(draft, register, several) for register in registers]
 
     def _with_sums_taken(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         """Plans the operation after reducing partial inputs, each with one all-reduce."""
-        written = [operation.metas[at] for at in operation.writes if has_parts(operation.metas[at])]
-        for placement in (one for meta in written for one in meta.placements if one.is_partial()):
+        written = [operation.metas[register] for register in operation.writes if has_parts(operation.metas[register])]
+        for placement in (p for meta in written for p in meta.placements if p.is_partial()):
             if type(placement) is not Partial:
                 raise PropagationError(
                     operation.name,
@@ -255,26 +255,27 @@ class Planner:
         if written:
             return _gathered(operation, leaves, self._worlds[0])
         draft = Draft(self._worlds[0], operation.metas)
-        taken = [draft.redistribute(at, summed(meta.placements)) for at, meta in enumerate(operation.metas)]
-        whole = replace(operation, metas=tuple(draft.metas[at] for at in taken))
-        inner, registers = self._drafted_as(whole, leaves)
-        ours = draft.splice(inner, taken)
-        return draft, [None if at is None else ours[at] for at in registers]
+        moved = [draft.redistribute(register, summed(meta.placements)) for register, meta in enumerate(operation.metas)]
+        reduced = replace(operation, metas=tuple(draft.metas[register] for register in moved))
+        inner, registers = self._drafted_as(reduced, leaves)
+        ours = draft.splice(inner, moved)
+        return draft, [None if register is None else ours[register] for register in registers]
 
     def _with_nothing_cut(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         """Plans the operation after gathering empty tensors, since some view rules do not terminate for them."""
-        nothing = [at for at, meta in enumerate(operation.metas) if 0 in meta.shape]
-        if any(at in operation.writes for at in nothing):
+        empty = [register for register, meta in enumerate(operation.metas) if 0 in meta.shape]
+        if any(register in operation.writes for register in empty):
             return _gathered(operation, leaves, self._worlds[0])
         draft = Draft(self._worlds[0], operation.metas)
-        taken = [draft.gather(at) if at in nothing else at for at in range(len(operation.metas))]
-        inner, registers = self._drafted_as(replace(operation, metas=tuple(draft.metas[at] for at in taken)), leaves)
-        ours = draft.splice(inner, taken)
-        made = [None if at is None else ours[at] for at in registers]
-        for leaf, register in zip(leaves, made, strict=True):
-            if leaf is not None and register is not None and any(taken[base] != base for base in leaf[1]):
+        moved = [draft.gather(register) if register in empty else register for register in range(len(operation.metas))]
+        gathered = replace(operation, metas=tuple(draft.metas[register] for register in moved))
+        inner, registers = self._drafted_as(gathered, leaves)
+        ours = draft.splice(inner, moved)
+        results = [None if register is None else ours[register] for register in registers]
+        for leaf, register in zip(leaves, results, strict=True):
+            if leaf is not None and register is not None and any(moved[base] != base for base in leaf[1]):
                 draft.metas[register] = draft.metas[register].as_copy()
-        return draft, made
+        return draft, results
 
     def _by_rules(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         worlds = self._worlds
@@ -293,14 +294,14 @@ class Planner:
 
     def _noticed(self, operation: Operation) -> tuple[PlanNotice, ...]:
         notices = []
-        for asked, why in self._reasons:
-            moved = sum(meta.nbytes for meta in asked.metas if not meta.is_replicated)
-            part = "" if asked.name == operation.name else f" (a part of {operation.name})"
+        for inner, cause in self._reasons:
+            moved = sum(meta.nbytes for meta in inner.metas if not meta.is_replicated)
+            part = "" if inner.name == operation.name else f" (a part of {operation.name})"
             text = (
-                f"{asked.name}{part} runs on whole tensors: its inputs are gathered on every rank "
-                f"({moved} bytes here), because {why}"
+                f"{inner.name}{part} runs on whole tensors: its inputs are gathered on every rank "
+                f"({moved} bytes here), because {cause}"
             )
-            notices.append(PlanNotice(asked.name, text))
+            notices.append(PlanNotice(inner.name, text))
         return tuple(notices)
 
     def _plain(self, operation: Operation) -> object:
@@ -327,8 +328,8 @@ class Planner:
                     "Fetch the tensor first: t.full_tensor()",
                     user_line(),
                 )
-        for at in operation.writes:
-            meta, tensor = operation.metas[at], tensors[at]
+        for register in operation.writes:
+            meta, tensor = operation.metas[register], tensors[register]
             if tuple(tensor.shape) != meta.shape or tensor.stride() != meta.stride:
                 raise PropagationError(
                     operation.name,
@@ -341,27 +342,25 @@ class Planner:
 
 def _refuse_parts(meta: Meta, placements: Placements) -> None:
     """Raises PropagationError for partial placements that cannot be reduced."""
-    parts = [one for one in placements if one.is_partial()]
-    kinds = dict.fromkeys(str(one) for one in parts)
+    parts = [p for p in placements if p.is_partial()]
+    kinds = dict.fromkeys(str(p) for p in parts)
     reason = ""
     if len(kinds) > 1:
         reason, instead = (
             f"parts of several kinds, {', '.join(kinds)}, cannot be put together",
             "Take one kind of Partial",
         )
-    elif any(type(one) is not Partial for one in parts):
+    elif any(type(p) is not Partial for p in parts):
         reason, instead = (
             f"{parts[0]!r} is what PyTorch's operations make of it",
             "Take Replicate(), Shard() or Partial()",
         )
-    elif any(one.is_partial("avg") for one in parts) and not (meta.dtype.is_floating_point or meta.dtype.is_complex):
+    elif any(p.is_partial("avg") for p in parts) and not (meta.dtype.is_floating_point or meta.dtype.is_complex):
         reason, instead = (
             f"parts of an average are fractions, and its dtype is {meta.dtype}",
             "Convert it first: t.float()",
         )
-    elif (
-        any(one.is_partial(kind) for one in parts for kind in ("band", "bor", "bxor")) and meta.dtype.is_floating_point
-    ):
+    elif any(p.is_partial(kind) for p in parts for kind in ("band", "bor", "bxor")) and meta.dtype.is_floating_point:
         reason, instead = f"bits of {meta.dtype} are not put together", "Take another kind of Partial"
     if reason:
         raise PropagationError("redistribute", reason, instead, user_line())
@@ -395,7 +394,7 @@ def _gathered(operation: Operation, leaves: Sequence[Leaf], world: World) -> tup
     Costs an all-gather of each sharded tensor, and nothing if all are replicated.
     """
     draft = Draft(world, operation.metas)
-    moved = [draft.gather(at) for at in range(len(operation.metas))]
+    moved = [draft.gather(register) for register in range(len(operation.metas))]
     metas = [
         None
         if leaf is None
@@ -418,7 +417,7 @@ def _gathered(operation: Operation, leaves: Sequence[Leaf], world: World) -> tup
 
 def _on_each_rank(operation: Operation, leaves: Sequence[Leaf], world: World) -> tuple[Draft, list[int | None]]:
     """Drafts the operation on what each rank holds, with results of own values; nothing is exchanged."""
-    for at, meta in enumerate(operation.metas):
+    for register, meta in enumerate(operation.metas):
         if not (meta.is_own or meta.is_replicated):
             raise PropagationError(
                 operation.name,
@@ -426,7 +425,7 @@ def _on_each_rank(operation: Operation, leaves: Sequence[Leaf], world: World) ->
                 "t.per_rank() makes each rank's part of a sharded tensor its own value",
                 user_line(),
             )
-        if at in operation.writes and not meta.is_own:
+        if register in operation.writes and not meta.is_own:
             raise PropagationError(
                 operation.name,
                 "it would write other values on each rank into a tensor that is the same on all",
@@ -444,9 +443,9 @@ def _own_meta(plain: torch.Tensor, world: World) -> Meta:
 
 
 def _item(operation: Operation, write: Writer) -> Slot:
-    given = operation.args[0]
-    assert isinstance(given, Slot)
-    return write.whole(given)
+    slot = operation.args[0]
+    assert isinstance(slot, Slot)
+    return write.whole(slot)
 
 
 def _equal(operation: Operation, write: Writer) -> Slot | bool:

@@ -74,10 +74,10 @@ class Propagator(Generic[L]):
             for name, value in kwargs.items():
                 key.append(name)
                 self._read((value,), key, leaves, scalars, func)
-        found = tuple(key)
-        plan = self._plans.get(found)
+        plan_key = tuple(key)
+        plan = self._plans.get(plan_key)
         if plan is None:
-            plan = held_back(self._made, found, self._planned, func, args, kwargs or {}, leaves, scalars)
+            plan = held_back(self._make_once, plan_key, self._make_plan, func, args, kwargs or {}, leaves, scalars)
         return plan, leaves, scalars
 
     def redistributions(
@@ -91,9 +91,9 @@ class Propagator(Generic[L]):
         """Returns the plan that waits for redistributions; see `Planner.finishing`."""
         return self._plan_of(_FINISHED, self._planner.finishing, metas, dims)
 
-    def reduction(self, metas: tuple[Meta, ...], asked: Reduction) -> OperationPlan:
+    def reduction(self, metas: tuple[Meta, ...], request: Reduction) -> OperationPlan:
         """Returns the plan of a reduction of values of the ranks' own; see `Planner.reduction`."""
-        return self._plan_of(_REDUCED, self._planner.reduction, metas, asked)
+        return self._plan_of(_REDUCED, self._planner.reduction, metas, request)
 
     def retagged(self, meta: Meta, placements: Placements, shape: tuple[int, ...]) -> OperationPlan:
         """Returns the plan that has what the ranks hold placed otherwise, in the same memory."""
@@ -110,10 +110,10 @@ class Propagator(Generic[L]):
         key = (kind, *args)
         plan = self._plans.get(key)
         if plan is None:
-            plan = held_back(self._made, key, partial(make, *args, **kwargs))
+            plan = held_back(self._make_once, key, partial(make, *args, **kwargs))
         return plan
 
-    def _made(self, key: tuple[object, ...], make: Callable[..., OperationPlan], *args: object) -> OperationPlan:
+    def _make_once(self, key: tuple[object, ...], make: Callable[..., OperationPlan], *args: object) -> OperationPlan:
         with _planning:
             plan = self._plans.get(key)
             if plan is None:
@@ -130,7 +130,7 @@ class Propagator(Generic[L]):
                 leaves.append(value)
                 key.append(value.meta)
             elif kind is float:
-                if self._free(func):
+                if self._is_free(func):
                     scalars.append(value)
                     key.append(_FLOAT)
                 else:
@@ -159,22 +159,22 @@ class Propagator(Generic[L]):
             else:
                 key.append(value)
 
-    def _free(self, func: object) -> bool:
-        known = self._number_free.get(func)
-        if known is None:
+    def _is_free(self, func: object) -> bool:
+        is_free = self._number_free.get(func)
+        if is_free is None:
             assert isinstance(func, torch._ops.OpOverload)
             name = func._schema.name.partition("::")[2]
-            known = self._number_free[func] = has_kernel(func, self.layout.device) and (
+            is_free = self._number_free[func] = has_kernel(func, self.layout.device) and (
                 torch.Tag.pointwise in func.tags
                 or name in _PLAIN_NUMBERS
                 or (name.startswith(("_foreach_", "_fused_")) and "norm" not in name)
             )
-        return known
+        return is_free
 
     def _shape(self, value: object) -> tuple[int, ...] | None:
         return value.meta.shape if isinstance(value, self._leaf) else None
 
-    def _planned(
+    def _make_plan(
         self,
         func: torch._ops.OpOverload,
         args: Sequence[object],
@@ -186,7 +186,7 @@ class Propagator(Generic[L]):
         if counted is not None:
             return self.plan(func, *counted)[0]
         slots, numbers = iter(range(len(leaves))), iter(range(len(scalars)))
-        free = self._free(func)
+        free = self._is_free(func)
 
         def template(value: object) -> object:
             if isinstance(value, self._leaf):

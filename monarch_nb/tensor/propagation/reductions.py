@@ -31,25 +31,25 @@ class Reduction:
     target: str = ""
 
 
-def reduction(world: World, metas: Sequence[Meta], asked: Reduction, number: int) -> OperationPlan:
+def reduction(world: World, metas: Sequence[Meta], request: Reduction, number: int) -> OperationPlan:
     """Makes the plan of a reduction of a tensor; a second one is that which is written to."""
-    draft, meta, size = Draft(world, metas), metas[0], metas[0].layout.shape[asked.dims[0]]
+    draft, meta, size = Draft(world, metas), metas[0], metas[0].layout.shape[request.dims[0]]
 
     def along(placement: Placement) -> tuple[Placement, ...]:
-        return tuple(placement if dim in asked.dims else Replicate() for dim in range(len(meta.layout.shape)))
+        return tuple(placement if dim in request.dims else Replicate() for dim in range(len(meta.layout.shape)))
 
-    def viewed(source: int, func: torch._ops.OpOverload, args: tuple[object, ...], made: Meta) -> int:
-        given = draft.metas[source]
-        (register,) = draft.local(Operation(func, (Slot(0), *args), {}, (given,)), (source,), (made,))
+    def viewed(source: int, func: torch._ops.OpOverload, args: tuple[object, ...], view: Meta) -> int:
+        source_meta = draft.metas[source]
+        (register,) = draft.local(Operation(func, (Slot(0), *args), {}, (source_meta,)), (source,), (view,))
         assert register is not None
         return register
 
     def placed(shape: Sequence[int], placements: Sequence[Placement]) -> Meta:
         return Meta.of(meta.layout, shape, meta.dtype, placements)
 
-    if asked.kind == "stack":
+    if request.kind == "stack":
         parts = viewed(0, aten.unsqueeze.default, (0,), placed((size, *meta.shape), along(Shard(0))))
-        if asked.scatter:
+        if request.scatter:
             moved = draft.redistribute(parts, along(Shard(1)))
             result, shape = (
                 viewed(moved, aten.squeeze.dim, (1,), placed(meta.shape, own_values(meta.layout))),
@@ -60,19 +60,19 @@ def reduction(world: World, metas: Sequence[Meta], asked: Reduction, number: int
             shape = (size, *meta.shape)
             result = viewed(moved, aten.alias.default, (), placed(shape, own_values(meta.layout)))
     else:
-        parts = viewed(0, aten.clone.default, (), placed(meta.shape, along(Partial(asked.kind))))
-        if asked.scatter:
+        parts = viewed(0, aten.clone.default, (), placed(meta.shape, along(Partial(request.kind))))
+        if request.scatter:
             moved, shape = draft.redistribute(parts, along(Shard(0))), meta.shape[1:]
             result = viewed(moved, aten.squeeze.dim, (0,), placed(shape, own_values(meta.layout)))
         else:
             moved, shape = draft.redistribute(parts, along(Replicate())), meta.shape
             result = viewed(moved, aten.alias.default, (), placed(shape, own_values(meta.layout)))
-    written = {"self": 0, "out": 1}.get(asked.target)
+    written = {"self": 0, "out": 1}.get(request.target)
     if written is not None:
         draft.write(written, result)
     return OperationPlan(
         number=number,
-        operation="reduce_" if asked.target == "self" else "reduce",
+        operation="reduce_" if request.target == "self" else "reduce",
         program=draft.program(() if written is not None else (result,)),
         made=() if written is not None else (draft.metas[result],),
         build=builder(ResultSlot(0) if written is None else ResultSlot(written, given=True)),
@@ -88,14 +88,14 @@ def retagged(
 ) -> OperationPlan:
     """Makes the plan that has what the ranks hold placed otherwise, in the same memory."""
     draft, own = Draft(world, (meta,)), OWN_VALUE in placements
-    made = Meta.of(meta.layout, shape, meta.dtype, placements, stride=dense(meta.stride, shape))
-    (register,) = draft.local(Operation(aten.alias.default, (Slot(0),), {}, (meta,)), (0,), (made,))
+    view = Meta.of(meta.layout, shape, meta.dtype, placements, stride=dense(meta.stride, shape))
+    (register,) = draft.local(Operation(aten.alias.default, (Slot(0),), {}, (meta,)), (0,), (view,))
     assert register is not None
     return OperationPlan(
         number=number,
         operation="per_rank" if own else "as_sharded",
         program=draft.program((register,)),
-        made=(made,),
+        made=(view,),
         build=builder(ResultSlot(0)),
         views=((0, 0),),
         offsets=(0,),

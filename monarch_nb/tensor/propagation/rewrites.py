@@ -26,15 +26,15 @@ def _sharded_along(meta: Meta, dim: int) -> bool:
 
 
 def _tensor(operation: Operation, name: str) -> Slot | None:
-    given = operation.argument(name)
-    return given if isinstance(given, Slot) else None
+    value = operation.argument(name)
+    return value if isinstance(value, Slot) else None
 
 
 def _meta(operation: Operation, slot: Slot) -> Meta:
     return operation.metas[slot.register]
 
 
-def _with(operation: Operation, **changed: object) -> list[object]:
+def _arguments(operation: Operation, **changed: object) -> list[object]:
     """All arguments of the schema in order, with some replaced."""
     return [
         changed.get(argument.name, operation.argument(argument.name)) for argument in operation.func._schema.arguments
@@ -46,38 +46,38 @@ def _loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
     reduction = operation.argument("reduction")
     if reduction == NONE:
         return None
-    each = write(operation.func, *_with(operation, reduction=NONE))
-    total = write(aten.sum.default, each)
+    losses = write(operation.func, *_arguments(operation, reduction=NONE))
+    total = write(aten.sum.default, losses)
     if reduction == MEAN:
-        total = write(aten.div.Scalar, total, math.prod(write.shape(each)))  # NaN where there are none
+        total = write(aten.div.Scalar, total, math.prod(write.shape(losses)))  # NaN where there are none
     return [total]
 
 
 def _loss_backward(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    given, grad = _tensor(operation, "self"), _tensor(operation, "grad_output")
-    if operation.argument("reduction") != MEAN or given is None or grad is None:
+    values, grad = _tensor(operation, "self"), _tensor(operation, "grad_output")
+    if operation.argument("reduction") != MEAN or values is None or grad is None:
         return None
     target = _tensor(operation, "target")
     assert target is not None
-    shape = torch.broadcast_shapes(_meta(operation, given).shape, _meta(operation, target).shape)  # type: ignore[no-untyped-call]
+    shape = torch.broadcast_shapes(_meta(operation, values).shape, _meta(operation, target).shape)  # type: ignore[no-untyped-call]
     count = max(math.prod(shape), 1)
-    each = write(aten.div.Scalar, write.whole(grad), count)
-    return [write(operation.func, *_with(operation, grad_output=each, reduction=SUM))]
+    scaled = write(aten.div.Scalar, write.whole(grad), count)
+    return [write(operation.func, *_arguments(operation, grad_output=scaled, reduction=SUM))]
 
 
 def _log_softmax(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    given, dim = operation.args[0], operation.args[1]
-    assert isinstance(given, Slot)
+    logits, dim = operation.args[0], operation.args[1]
+    assert isinstance(logits, Slot)
     assert isinstance(dim, int)
-    meta = _meta(operation, given)
+    meta = _meta(operation, logits)
     if not _sharded_along(meta, dim) or operation.args[2] or not meta.shape or 0 in meta.shape:
         return None
-    given = write.summed(given)
-    below = write(aten.sub.Tensor, given, write.whole(write(aten.amax.default, given, [dim], True)))
-    total = write.whole(write(aten.sum.dim_IntList, write(aten.exp.default, below), [dim], True))
+    logits = write.summed(logits)
+    shifted = write(aten.sub.Tensor, logits, write.whole(write(aten.amax.default, logits, [dim], True)))
+    total = write.whole(write(aten.sum.dim_IntList, write(aten.exp.default, shifted), [dim], True))
     if operation.packet == "_softmax":
-        return [write(aten.div.Tensor, write(aten.exp.default, below), total)]
-    return [write(aten.sub.Tensor, below, write(aten.log.default, total))]
+        return [write(aten.div.Tensor, write(aten.exp.default, shifted), total)]
+    return [write(aten.sub.Tensor, shifted, write(aten.log.default, total))]
 
 
 def _log_softmax_backward(operation: Operation, write: Writer) -> list[Slot | None] | None:
@@ -105,12 +105,12 @@ def _has_whole_classes(meta: Meta) -> bool:
     return not _sharded_along(meta, _class_dim(meta.shape))
 
 
-def _chosen(operation: Operation, write: Writer, given: Slot, target: Slot) -> tuple[Slot, Slot, int]:
+def _chosen(operation: Operation, write: Writer, scores: Slot, target: Slot) -> tuple[Slot, Slot, int]:
     """Mask of the target class, sharded like the classes; mask of targets that count; dimension of the classes."""
-    shape, placements = write.shape(given), write.placements(given)
+    shape, placements = write.shape(scores), write.placements(scores)
     dim = _class_dim(shape)
     classes = write(aten.arange.default, shape[dim], dtype=torch.int64, device=torch.device(operation.device))
-    classes = _by_class(write, classes, given, dim)
+    classes = _by_class(write, classes, scores, dim)
     target = write.summed(target)
     if dim == 1:
         target = write.cut(target, [p if p == Shard(0) else Replicate() for p in placements])
@@ -119,11 +119,11 @@ def _chosen(operation: Operation, write: Writer, given: Slot, target: Slot) -> t
     return write(aten.eq.Tensor, column, classes), counts, dim
 
 
-def _by_class(write: Writer, values: Slot, given: Slot, dim: int) -> Slot:
+def _by_class(write: Writer, values: Slot, scores: Slot, dim: int) -> Slot:
     """Values by class, shaped to broadcast against the input and sharded like its classes."""
-    sizes = [-1 if index == dim else 1 for index in range(len(write.shape(given)))]
+    sizes = [-1 if index == dim else 1 for index in range(len(write.shape(scores)))]
     values = write(aten.view.default, write.whole(values), sizes)
-    return write.cut(values, [p if p == Shard(dim) else Replicate() for p in write.placements(given)])
+    return write.cut(values, [p if p == Shard(dim) else Replicate() for p in write.placements(scores)])
 
 
 def _nll_loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
@@ -131,33 +131,33 @@ def _nll_loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
 
     PyTorch's rule averages the means of ranks, which is wrong with class weights or ignored targets.
     """
-    given, target, weight = (_tensor(operation, name) for name in ("self", "target", "weight"))
+    scores, target, weight = (_tensor(operation, name) for name in ("self", "target", "weight"))
     reduction = operation.argument("reduction")
-    if given is None or target is None or reduction == NONE:
+    if scores is None or target is None or reduction == NONE:
         return None
-    if _has_whole_classes(_meta(operation, given)):
+    if _has_whole_classes(_meta(operation, scores)):
         if reduction == SUM:
             return None
-        total, count = write.all(operation.func, *_with(operation, reduction=SUM))
-        if weight is None and _meta(operation, given).dtype.itemsize >= 4:
+        total, count = write.all(operation.func, *_arguments(operation, reduction=SUM))
+        if weight is None and _meta(operation, scores).dtype.itemsize >= 4:
             # The same number, which needs no loss: a compiled step adds it up beside the forward pass.
             is_counted = write(aten.ne.Scalar, target, operation.argument("ignore_index"))
-            count = write(aten.sum.default, is_counted, dtype=_meta(operation, given).dtype)
+            count = write(aten.sum.default, is_counted, dtype=_meta(operation, scores).dtype)
         total, count = write.whole(total), write.whole(count)
         return [write(aten.div.Tensor, total, count), count]
-    given, dtype = write.summed(given), _meta(operation, given).dtype
-    chosen, counts, dim = _chosen(operation, write, given, target)
+    scores, dtype = write.summed(scores), _meta(operation, scores).dtype
+    chosen, counts, dim = _chosen(operation, write, scores, target)
 
     def of_target(values: Slot) -> Slot:
         zero = write(aten.zeros_like.default, values)
-        found = write.summed(write(aten.sum.dim_IntList, write(aten.where.self, chosen, values, zero), [dim]))
-        return write(aten.where.self, counts, found, write(aten.zeros_like.default, found))
+        selected = write.summed(write(aten.sum.dim_IntList, write(aten.where.self, chosen, values, zero), [dim]))
+        return write(aten.where.self, counts, selected, write(aten.zeros_like.default, selected))
 
-    losses = of_target(given)
+    losses = of_target(scores)
     if weight is None:
         weights = write(aten._to_copy.default, counts, dtype=dtype)
     else:
-        weights = of_target(_by_class(write, weight, given, dim))
+        weights = of_target(_by_class(write, weight, scores, dim))
         losses = write(aten.mul.Tensor, losses, weights)
     total = write.whole(write(aten.neg.default, write(aten.sum.default, losses)))
     count = write.whole(write(aten.sum.default, weights))
@@ -165,37 +165,37 @@ def _nll_loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
 
 
 def _nll_loss_backward(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    grad, given, target, weight = (_tensor(operation, name) for name in ("grad_output", "self", "target", "weight"))
+    grad, scores, target, weight = (_tensor(operation, name) for name in ("grad_output", "self", "target", "weight"))
     total, reduction = _tensor(operation, "total_weight"), operation.argument("reduction")
-    if grad is None or given is None or target is None or total is None or reduction == NONE:
+    if grad is None or scores is None or target is None or total is None or reduction == NONE:
         return None
-    if _has_whole_classes(_meta(operation, given)):
+    if _has_whole_classes(_meta(operation, scores)):
         if reduction == SUM:
             return None
-        each = write(aten.div.Tensor, write.whole(grad), write.whole(total))
-        return [write(operation.func, *_with(operation, grad_output=each, reduction=SUM))]
-    given = write.summed(given)
-    chosen, counts, dim = _chosen(operation, write, given, target)
-    each = write(aten.neg.default, write.whole(grad))
+        scaled = write(aten.div.Tensor, write.whole(grad), write.whole(total))
+        return [write(operation.func, *_arguments(operation, grad_output=scaled, reduction=SUM))]
+    scores = write.summed(scores)
+    chosen, counts, dim = _chosen(operation, write, scores, target)
+    scaled = write(aten.neg.default, write.whole(grad))
     if reduction == MEAN:
-        each = write(aten.div.Tensor, each, write.whole(total))
+        scaled = write(aten.div.Tensor, scaled, write.whole(total))
     if weight is not None:
-        each = write(aten.mul.Tensor, _by_class(write, weight, given, dim), each)
+        scaled = write(aten.mul.Tensor, _by_class(write, weight, scores, dim), scaled)
     counts = write(aten.unsqueeze.default, counts, 1) if dim == 1 else counts
-    both = write.like(write(aten.logical_and.default, chosen, counts), given)
-    return [write(aten.where.self, both, each, write(aten.zeros_like.default, given))]
+    both = write.like(write(aten.logical_and.default, chosen, counts), scores)
+    return [write(aten.where.self, both, scaled, write(aten.zeros_like.default, scores))]
 
 
 def _cat(operation: Operation, write: Writer) -> list[Slot | None] | None:
     """Drops tensors of shape (0,), which are compatible with any shape but not with the rules."""
-    given, dim = operation.argument("tensors"), operation.argument("dim")
-    assert isinstance(given, list | tuple)
-    left = [slot for slot in given if write.shape(slot) != (0,)]
-    if len(left) in (0, len(given)):
+    slots, dim = operation.argument("tensors"), operation.argument("dim")
+    assert isinstance(slots, list | tuple)
+    filled = [slot for slot in slots if write.shape(slot) != (0,)]
+    if len(filled) in (0, len(slots)):
         return None
-    made = write(aten.cat.default, left, dim) if len(left) > 1 else write(aten.clone.default, left[0])
-    dtypes = [reduce(torch.promote_types, (_meta(operation, slot).dtype for slot in each)) for each in (given, left)]
-    return [made if dtypes[0] == dtypes[1] else write(aten._to_copy.default, made, dtype=dtypes[0])]
+    result = write(aten.cat.default, filled, dim) if len(filled) > 1 else write(aten.clone.default, filled[0])
+    dtypes = [reduce(torch.promote_types, (_meta(operation, slot).dtype for slot in part)) for part in (slots, filled)]
+    return [result if dtypes[0] == dtypes[1] else write(aten._to_copy.default, result, dtype=dtypes[0])]
 
 
 def _view(operation: Operation, write: Writer) -> list[Slot | None] | None:
@@ -203,22 +203,22 @@ def _view(operation: Operation, write: Writer) -> list[Slot | None] | None:
 
     Attention merges batch and heads in this way.
     """
-    given, sizes = operation.args[0], operation.args[1]
-    assert isinstance(given, Slot)
+    source, sizes = operation.args[0], operation.args[1]
+    assert isinstance(source, Slot)
     assert isinstance(sizes, list | tuple)
-    shape, numel = write.shape(given), math.prod(write.shape(given))
+    shape, numel = write.shape(source), math.prod(write.shape(source))
     if not numel:
         return None
-    known = math.prod(size for size in sizes if size != -1)
-    before, after = _ends(shape), _ends([numel // known if size == -1 else size for size in sizes])
-    cut = [dim for dim in range(len(shape)) if _sharded_along(_meta(operation, given), dim) and shape[dim] > 1]
+    product = math.prod(size for size in sizes if size != -1)
+    before, after = _ends(shape), _ends([numel // product if size == -1 else size for size in sizes])
+    cut = [dim for dim in range(len(shape)) if _sharded_along(_meta(operation, source), dim) and shape[dim] > 1]
     if not any(before[dim] not in after and any(before[dim + 1] < end < before[dim] for end in after) for dim in cut):
         return None
     ends = sorted({*before, *after}, reverse=True)
-    if any(one % other for one, other in itertools.pairwise(ends)):
+    if any(outer % inner for outer, inner in itertools.pairwise(ends)):
         return None
-    apart = write(aten.view.default, given, [one // other for one, other in itertools.pairwise(ends)])
-    return [write(aten.view.default, apart, sizes)]
+    split = write(aten.view.default, source, [outer // inner for outer, inner in itertools.pairwise(ends)])
+    return [write(aten.view.default, split, sizes)]
 
 
 def _ends(shape: Sequence[int]) -> list[int]:
@@ -233,9 +233,9 @@ def _physical(func: torch._ops.OpOverload) -> Rewrite:
 
 def _index_put(operation: Operation, write: Writer) -> list[Slot | None] | None:
     """Rewrites the assignment of one value under a mask as `masked_fill`."""
-    given, indices, values = operation.args[:3]
+    tensor, indices, values = operation.args[:3]
     mask = indices[0] if isinstance(indices, list | tuple) and len(indices) == 1 else None
-    if not (isinstance(given, Slot) and isinstance(mask, Slot) and isinstance(values, Slot)):
+    if not (isinstance(tensor, Slot) and isinstance(mask, Slot) and isinstance(values, Slot)):
         return None
     if (
         _meta(operation, mask).dtype != torch.bool
@@ -243,13 +243,13 @@ def _index_put(operation: Operation, write: Writer) -> list[Slot | None] | None:
         or write.shape(values) not in ((), (1,))
     ):
         return None
-    for _ in range(len(write.shape(given)) - len(write.shape(mask))):
+    for _ in range(len(write.shape(tensor)) - len(write.shape(mask))):
         mask = write(aten.unsqueeze.default, mask, -1)
     value = write(aten.view.default, values, [])
     if operation.writes:
-        write.all(aten.masked_fill_.Tensor, given, mask, value)
+        write.all(aten.masked_fill_.Tensor, tensor, mask, value)
         return [None]
-    return [write(aten.masked_fill.Tensor, given, mask, value)]
+    return [write(aten.masked_fill.Tensor, tensor, mask, value)]
 
 
 REWRITES: dict[str, Rewrite] = {

@@ -48,11 +48,11 @@ def by_own_rules(operation: Operation, leaves: Sequence[Leaf]) -> Lowering:
     best = [min(rows, key=lambda row: _cost(operation, row, dim)) for dim in dims]
     if any(_cost(operation, row, dim) == _NEVER for dim, row in enumerate(best)):
         raise Unfit("a tensor that changes in place would have to be placed otherwise")
-    inputs = tuple(tuple(row[1][at] for row in best) for at in range(len(operation.metas)))
+    inputs = tuple(tuple(row[1][index] for row in best) for index in range(len(operation.metas)))
     return Lowering(
         _of_one_rank(operation, inputs[0]),
         inputs,
-        tuple(None if leaf is None else tuple(row[0][at] or R for row in best) for at, leaf in enumerate(leaves)),
+        tuple(None if leaf is None else tuple(row[0][index] or R for row in best) for index, leaf in enumerate(leaves)),
     )
 
 
@@ -64,21 +64,21 @@ def as_they_lie(operation: Operation, leaves: Sequence[Leaf]) -> Lowering | None
     """
     packet = operation.packet
     if packet.startswith(("_foreach_", "_fused_")) and packet not in _REDUCED_LISTS:
-        lists = [slots(each) for each in (*operation.args, *operation.kwargs.values()) if isinstance(each, list)]
+        lists = [slots(value) for value in (*operation.args, *operation.kwargs.values()) if isinstance(value, list)]
         groups = [list(group) for group in zip(*filter(None, lists), strict=False)]
-        made = [[leaf] for leaf in leaves] if len(leaves) == len(groups) else [[]] * len(groups)
-        complete = {len(each) for each in lists if each} == {len(groups)} and len(leaves) in (0, len(groups))
+        leaf_groups = [[leaf] for leaf in leaves] if len(leaves) == len(groups) else [[]] * len(groups)
+        complete = {*map(len, filter(None, lists))} == {len(groups)} and len(leaves) in (0, len(groups))
     else:
-        groups, made = [[*range(len(operation.metas))]], [list(leaves)]
+        groups, leaf_groups = [[*range(len(operation.metas))]], [list(leaves)]
         complete = torch.Tag.pointwise in operation.func.tags
     if not complete or operation.random:
         return None
-    grouped = {at for group in groups for at in group}
-    if any(meta.shape or not meta.is_replicated for at, meta in enumerate(operation.metas) if at not in grouped):
+    grouped = {index for group in groups for index in group}
+    if any(meta.shape or not meta.is_replicated for index, meta in enumerate(operation.metas) if index not in grouped):
         return None
     outputs: list[Placements] = []
-    for group, results in zip(groups, made, strict=True):
-        metas = [meta for meta in (operation.metas[at] for at in group) if meta.shape or not meta.is_replicated]
+    for group, results in zip(groups, leaf_groups, strict=True):
+        metas = [meta for meta in (operation.metas[index] for index in group) if meta.shape or not meta.is_replicated]
         shapes = {tuple(leaf[0].shape) for leaf in results if leaf is not None} | {meta.shape for meta in metas}
         if len(shapes) != 1 or len({meta.placements for meta in metas}) != 1 or any(map(has_parts, metas)):
             return None
@@ -89,16 +89,16 @@ def as_they_lie(operation: Operation, leaves: Sequence[Leaf]) -> Lowering | None
 def _cost(operation: Operation, row: Row, dim: int) -> float:
     """Approximate bytes to move."""
     cost = 0.0
-    for at, (meta, wanted) in enumerate(zip(operation.metas, row[1], strict=True)):
+    for index, (meta, target) in enumerate(zip(operation.metas, row[1], strict=True)):
         now = meta.placements[dim]
-        if now == wanted:
+        if now == target:
             continue
-        if at in operation.writes:
+        if index in operation.writes:
             return _NEVER
         if now.is_partial():
-            cost += 2 * meta.nbytes if wanted.is_replicate() else meta.nbytes
+            cost += 2 * meta.nbytes if target.is_replicate() else meta.nbytes
         elif not now.is_replicate():
-            cost += meta.nbytes if wanted.is_replicate() else meta.nbytes / meta.layout.shape[dim]
+            cost += meta.nbytes if target.is_replicate() else meta.nbytes / meta.layout.shape[dim]
         else:
             cost += 1  # moves nothing, but replicated tensors stay so, or gradients would be sums over more ranks
     return cost
@@ -113,7 +113,7 @@ def _along(shape: Sequence[int], dim: int, ndim: int) -> Placement:
 def _pointwise(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Elementwise: any dimension of the results can be sharded."""
     shapes = [tuple(leaf[0].shape) for leaf in leaves if leaf is not None]
-    shapes = shapes or [operation.metas[at].shape for at in operation.writes]
+    shapes = shapes or [operation.metas[register].shape for register in operation.writes]
     ndim = max(map(len, shapes), default=0)
     if any(shape != shapes[0] for shape in shapes):
         return []
@@ -131,18 +131,18 @@ def _unread(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 def _convolution(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Sharded along the batch, or along output channels with weight and bias."""
-    given, weight = operation.args[0], operation.args[1]
-    assert isinstance(given, Slot)
+    inputs, weight = operation.args[0], operation.args[1]
+    assert isinstance(inputs, Slot)
     strides = operation.args[3]
     assert isinstance(strides, list | tuple)
-    if len(operation.metas[given.register].shape) != len(strides) + 2:
+    if len(operation.metas[inputs.register].shape) != len(strides) + 2:
         return []
     assert isinstance(weight, Slot)
     bias = [R] * (len(operation.metas) - 2)
     rows: list[Row] = [([Shard(0)], [Shard(0), R, *bias])]
     channels = 1 if operation.args[6] else 0
-    made, ranks = operation.metas[weight.register].shape[channels], operation.metas[weight.register].layout.size
-    if operation.args[8] == 1 and -(-made // ranks) * (ranks - 1) < made:  # no rank has none of them
+    filters, ranks = operation.metas[weight.register].shape[channels], operation.metas[weight.register].layout.size
+    if operation.args[8] == 1 and -(-filters // ranks) * (ranks - 1) < filters:  # no rank has none of them
         rows.append(([Shard(1)], [R, Shard(channels), *(Shard(0) for _ in bias)]))
     return rows
 
@@ -155,8 +155,8 @@ def _convolution_backward(operation: Operation, leaves: Sequence[Leaf]) -> list[
 
 def _pool(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Sharded along batch or channels."""
-    apart = len(operation.metas[0].shape) - (3 if "3d" in operation.packet else 2)
-    return [([Shard(dim)] * len(leaves), [Shard(dim)] * len(operation.metas)) for dim in range(apart)]
+    leading = len(operation.metas[0].shape) - (3 if "3d" in operation.packet else 2)
+    return [([Shard(dim)] * len(leaves), [Shard(dim)] * len(operation.metas)) for dim in range(leading)]
 
 
 def _group_norm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
@@ -172,30 +172,30 @@ def _norm_row(operation: Operation, leaves: Sequence[Leaf], shard: Shard) -> Row
     backward = operation.packet.endswith("backward")
     outs: list[Placement] = [shard, Partial(), Partial()] if backward else [shard] * 3
     cut = 4 if backward else 1
-    made = [None if leaf is None else out for leaf, out in zip(leaves, outs, strict=True)]
-    return made, [shard if at < cut else R for at in range(len(operation.metas))]
+    outputs = [None if leaf is None else out for leaf, out in zip(leaves, outs, strict=True)]
+    return outputs, [shard if index < cut else R for index in range(len(operation.metas))]
 
 
-def _of_one_rank(operation: Operation, given: Placements) -> Operation:
+def _of_one_rank(operation: Operation, placements: Placements) -> Operation:
     """Replaces the batch size among the arguments by that of one rank."""
-    at = _BATCH.get(operation.packet)
-    if at is None:
+    index = _BATCH.get(operation.packet)
+    if index is None:
         return operation
     sizes = operation.metas[0].layout.shape
-    parts = math.prod(size for size, one in zip(sizes, given, strict=True) if one == Shard(0))
-    batch = operation.args[at]
+    parts = math.prod(size for size, placement in zip(sizes, placements, strict=True) if placement == Shard(0))
+    batch = operation.args[index]
     assert isinstance(batch, int)
-    return replace(operation, args=(*operation.args[:at], batch // parts, *operation.args[at + 1 :]))
+    return replace(operation, args=(*operation.args[:index], batch // parts, *operation.args[index + 1 :]))
 
 
 def _attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Sharded along the batch or the heads."""
     masks = slots(list(operation.kwargs.values()))
-    heads = {operation.metas[at].shape[1] for at in slots(operation.args)}
+    heads = {operation.metas[index].shape[1] for index in slots(operation.args)}
     return [
         (
             [Shard(dim)] * len(leaves),
-            [_along(meta.shape, dim, 4) if at in masks else Shard(dim) for at, meta in enumerate(operation.metas)],
+            [_along(meta.shape, dim, 4) if i in masks else Shard(dim) for i, meta in enumerate(operation.metas)],
         )
         for dim in ((0, 1) if len(heads) == 1 else (0,))
     ]
@@ -203,12 +203,12 @@ def _attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 def _flash_attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """The same of CUDA's kernels: with what they count and draw, which every rank has whole."""
-    one = operation.metas[0].shape
-    alike = [len(meta.shape) == len(one) - 1 or meta.shape[:2] == one[:2] for meta in operation.metas]
+    shape = operation.metas[0].shape
+    alike = [len(meta.shape) == len(shape) - 1 or meta.shape[:2] == shape[:2] for meta in operation.metas]
     sharded = 2 if operation.packet.endswith("attention") else len(leaves)  # the result and its sums; all gradients
     return [
         (
-            [None if leaf is None else Shard(dim) if at < sharded else R for at, leaf in enumerate(leaves)],
+            [None if leaf is None else Shard(dim) if index < sharded else R for index, leaf in enumerate(leaves)],
             [Shard(dim) if is_alike else R for is_alike in alike],
         )
         for dim in (0, 1)
@@ -217,9 +217,9 @@ def _flash_attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 def _extreme(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Greatest or least numbers along a dimension, with their positions: sharded along the others."""
-    along, others = _dims(operation)
+    along, rest = _dims(operation)
     keep = operation.argument("keepdim")
-    return [([Shard(dim - (not keep and dim > along))] * len(leaves), [Shard(dim)]) for dim in others]
+    return [([Shard(dim - (not keep and dim > along))] * len(leaves), [Shard(dim)]) for dim in rest]
 
 
 def _dims(operation: Operation) -> tuple[int, list[int]]:
@@ -252,8 +252,8 @@ def _index_put(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 def _index_copy(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Sharded along any dimension but that of the indices."""
-    _, others = _dims(operation)
-    return [([Shard(dim)] * len(leaves), [Shard(dim), R, Shard(dim)]) for dim in others]
+    _, rest = _dims(operation)
+    return [([Shard(dim)] * len(leaves), [Shard(dim), R, Shard(dim)]) for dim in rest]
 
 
 def _layer_norm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
@@ -270,35 +270,35 @@ def _nll_loss(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     shape = operation.metas[1 if backward else 0].shape
     if reduction == MEAN or len(shape) == 1:
         return []
-    found: list[Row] = []
+    rows: list[Row] = []
     for dim in (0, *range(2, len(shape))):
         target = Shard(max(dim - 1, 0))
-        each = target if reduction == NONE else R
-        inputs = [each, Shard(dim), target] if backward else [Shard(dim), target]
+        grad = target if reduction == NONE else R
+        inputs = [grad, Shard(dim), target] if backward else [Shard(dim), target]
         sums: list[Placement] = [target, R] if reduction == NONE else [Partial(), Partial()]
-        made = [Shard(dim)] if backward else sums
-        found.append((made, [*inputs, *[R] * (len(operation.metas) - len(inputs))]))
-    return found
+        outputs = [Shard(dim)] if backward else sums
+        rows.append((outputs, [*inputs, *[R] * (len(operation.metas) - len(inputs))]))
+    return rows
 
 
 def _grouped_mm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Sharded along ungrouped rows or columns of the product, or along the inner dimension."""
-    one, other = (len(meta.shape) for meta in operation.metas[:2])
-    rows, inner, columns = Shard(one - 2), Shard(one - 1), Shard(other - 1)
-    out = 3 if one == other else 2
-    whole = [R] * (len(operation.metas) - 2)
-    found: list[Row] = []
-    if (one, other) != (2, 3):
-        found.append(([Shard(out - 2)], [rows, R, *whole]))
-    if (one, other) != (3, 2):
-        found += [
-            ([_along_last(out, cut)], [R, cut, *whole]) for cut in (columns, *_strided(operation.metas[1], other))
+    first, second = (len(meta.shape) for meta in operation.metas[:2])
+    rows, inner, columns = Shard(first - 2), Shard(first - 1), Shard(second - 1)
+    out = 3 if first == second else 2
+    rest = [R] * (len(operation.metas) - 2)
+    choices: list[Row] = []
+    if (first, second) != (2, 3):
+        choices.append(([Shard(out - 2)], [rows, R, *rest]))
+    if (first, second) != (3, 2):
+        choices += [
+            ([_along_last(out, cut)], [R, cut, *rest]) for cut in (columns, *_strided(operation.metas[1], second))
         ]
-    if (one, other) != (2, 2):
-        found.append(([Partial()], [inner, Shard(other - 2), *whole]))
-    if (one, other) == (3, 3):
-        found.append(([Shard(0)], [Shard(0), Shard(0), *whole]))
-    return found
+    if (first, second) != (2, 2):
+        choices.append(([Partial()], [inner, Shard(second - 2), *rest]))
+    if (first, second) == (3, 3):
+        choices.append(([Shard(0)], [Shard(0), Shard(0), *rest]))
+    return choices
 
 
 def _strided(meta: Meta, ndim: int) -> list[Placement]:

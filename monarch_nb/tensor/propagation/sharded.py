@@ -29,10 +29,10 @@ aten = torch.ops.aten
 T = TypeVar("T")
 _EXPAND = "expand_to_full_mesh_op_strategy"  # which modules of PyTorch's import by its name
 # Limit of costs to compute; each takes about 10 µs.
-_MOST = 40_000
+_MAX_COSTS = 40_000
 # Limit of candidates of a decomposed operation, each of which is tried on all parts.
-_MOST_IN_PARTS = 250
-_KEPT = "_monarch_neighbours"  # attribute of a planner
+_MAX_CANDIDATES = 250
+_CACHE = "_monarch_neighbours"  # attribute of a planner
 
 # DTensor does more for these than moving inputs and running the operation on shards.
 _WHOLE_CALLS = frozenset({aten.argmax.default, aten.argmin.default})
@@ -72,17 +72,17 @@ def _remember_neighbours() -> None:
     @functools.wraps(search)
     def get_next_state(self: Any, placements: object, order: object) -> object:
         try:  # two sets that only grow
-            reached = len(self.strided_shard_placements_in_target), len(self.partial_reduce_ops_in_target)
+            sizes = len(self.strided_shard_placements_in_target), len(self.partial_reduce_ops_in_target)
         except AttributeError:  # of another version of PyTorch
             return search(self, placements, order)
-        kept = self.__dict__.get(_KEPT)
-        if kept is None:
-            kept = self.__dict__[_KEPT] = {}
+        cache = self.__dict__.get(_CACHE)
+        if cache is None:
+            cache = self.__dict__[_CACHE] = {}
             self.cost_function = functools.cache(self.cost_function)
-        found = kept.get((placements, order, reached))
-        if found is None:
-            found = kept[placements, order, reached] = search(self, placements, order)
-        return found
+        states = cache.get((placements, order, sizes))
+        if states is None:
+            states = cache[placements, order, sizes] = search(self, placements, order)
+        return states
 
     planner.get_next_state = get_next_state
 
@@ -102,23 +102,23 @@ def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[Worl
     operation = _with_all_dims(operation)
     if operation.func in _WHOLE_CALLS:
         return _called(operation, leaves, worlds)
-    sharding = _asked(operation, worlds[0])
-    wanted = _wanted(operation, sharding)
-    if operation.packet.removesuffix("_") in _ELEMENT_BY_ELEMENT and not _cut_alike(operation, wanted):
+    sharding = _apply_rules(operation, worlds[0])
+    inputs = _inputs(operation, sharding)
+    if operation.packet.removesuffix("_") in _ELEMENT_BY_ELEMENT and not _cut_alike(operation, inputs):
         raise Unfit("shards of tensors that differ in size along a cut dimension do not meet")
-    if any(_is_masked(p) for placements in wanted for p in placements):
+    if any(_is_masked(p) for placements in inputs for p in placements):
         return _called(operation, leaves, worlds)
     outputs = _outputs(operation, sharding, leaves)
     if sharding.use_val_from_redistribute_schema:
         if any(meta.is_uneven for meta in operation.metas):
             return _called(operation, leaves, worlds)  # sizes among its arguments differ from rank to rank
         operation = _with_local_sizes(operation, sharding)
-    return lowered(Lowering(operation, wanted, outputs), leaves, worlds)
+    return lowered(Lowering(operation, inputs, outputs), leaves, worlds)
 
 
-def _cut_alike(operation: Operation, wanted: Sequence[Placements]) -> bool:
+def _cut_alike(operation: Operation, inputs: Sequence[Placements]) -> bool:
     """Returns whether tensors sharded along one mesh dimension are so along dimensions of equal size."""
-    for placements in zip(*wanted, strict=True):
+    for placements in zip(*inputs, strict=True):
         sizes = {
             meta.shape[placement.dim]
             for meta, placement in zip(operation.metas, placements, strict=True)
@@ -133,10 +133,10 @@ def _with_all_dims(operation: Operation) -> Operation:
     """Replaces an empty list of dimensions by all, which means the same but not to the rules."""
     if operation.packet not in _REDUCTIONS or operation.argument("dim") not in ([], ()) or len(operation.args) < 2:
         return operation
-    given = operation.args[0]
-    assert isinstance(given, Slot)
-    every = list(range(len(operation.metas[given.register].shape)))
-    return replace(operation, args=(given, every, *operation.args[2:])) if every else operation
+    slot = operation.args[0]
+    assert isinstance(slot, Slot)
+    dims = list(range(len(operation.metas[slot.register].shape)))
+    return replace(operation, args=(slot, dims, *operation.args[2:])) if dims else operation
 
 
 class TooManyWays(Exception):
@@ -191,12 +191,12 @@ def _counting(expand: Callable[..., T]) -> Callable[..., T]:
 
 
 def _check(ndim: int, rules: int, schema: OpSchema) -> None:
-    given = [*schema.args_strategy, *getattr(schema, "kwargs_strategy", ())]
+    inputs = [*schema.args_strategy, *getattr(schema, "kwargs_strategy", ())]
     combinations = rules**ndim
-    costs = combinations * max(len(given), 1)
-    if any(isinstance(p, _StridedShard) for each in given for p in each.strategies[0].output_spec.placements):
+    costs = combinations * max(len(inputs), 1)
+    if any(isinstance(p, _StridedShard) for strategy in inputs for p in strategy.strategies[0].output_spec.placements):
         costs *= rules ** (ndim - 1)  # each way from there is searched for
-    if costs > _MOST:
+    if costs > _MAX_COSTS:
         raise TooManyWays(f"its sharding rules would try {combinations} combinations of placements")
 
 
@@ -205,7 +205,7 @@ def _counting_candidates(candidates: Callable[[OpSchema], T]) -> Callable[[OpSch
     def counted(op_schema: OpSchema) -> T:
         if _bound.on:
             count = _candidates(op_schema)
-            if count > _MOST_IN_PARTS:
+            if count > _MAX_CANDIDATES:
                 raise TooManyWays(f"its parts would be tried with {count} combinations of placements")
         return candidates(op_schema)
 
@@ -214,52 +214,52 @@ def _counting_candidates(candidates: Callable[[OpSchema], T]) -> Callable[[OpSch
 
 def _candidates(schema: OpSchema) -> int:
     """Number of candidates: for each input, each kind of placement among all inputs, along each dimension."""
-    specs = [*schema.args_spec, *(one for one in schema.kwargs_schema.values() if isinstance(one, DTensorSpec))]
+    specs = [*schema.args_spec, *(spec for spec in schema.kwargs_schema.values() if isinstance(spec, DTensorSpec))]
     kinds = {p for spec in specs for p in spec.placements}
     strided = {p.split_factor for p in kinds if isinstance(p, _StridedShard)}
     cut = any(p.is_shard() and not isinstance(p, _StridedShard) for p in kinds)
-    others = 1 + len([p for p in kinds if p.is_partial()])
-    return math.prod(others + (cut + len(strided)) * spec.ndim for spec in specs)
+    uncut = 1 + len([p for p in kinds if p.is_partial()])
+    return math.prod(uncut + (cut + len(strided)) * spec.ndim for spec in specs)
 
 
 _install()
 
 
-def _asked(operation: Operation, world: World) -> OutputSharding:
-    """The answer of the rules."""
-    args, kwargs = operation.filled(lambda at: world.fake(operation.metas[at]))
+def _apply_rules(operation: Operation, world: World) -> OutputSharding:
+    """The answer of PyTorch's rules. Raises Unfit if they fail."""
+    args, kwargs = operation.filled(lambda register: world.fake(operation.metas[register]))
     dispatcher = DTensor._op_dispatcher
     try:
-        asked = dispatcher.unwrap_to_op_info(operation.func, tuple(args), kwargs)
-        assert asked.schema is not None
+        info = dispatcher.unwrap_to_op_info(operation.func, tuple(args), kwargs)
+        assert info.schema is not None
         with (
             unset_fake_temporarily(),
             bounded(),
         ):  # it enters a mode of its own, or none where it takes operations apart
-            return dispatcher.sharding_propagator.propagate_op_sharding_non_cached(asked.schema)
+            return dispatcher.sharding_propagator.propagate_op_sharding_non_cached(info.schema)
     except Exception as error:
-        many = next((one for one in (error, error.__cause__) if isinstance(one, TooManyWays)), None)
-        raise Unfit(reason(error) if many is None else str(many)) from error
+        too_many = next((cause for cause in (error, error.__cause__) if isinstance(cause, TooManyWays)), None)
+        raise Unfit(reason(error) if too_many is None else str(too_many)) from error
 
 
-def _wanted(operation: Operation, sharding: OutputSharding) -> tuple[Placements, ...]:
+def _inputs(operation: Operation, sharding: OutputSharding) -> tuple[Placements, ...]:
     """The placements that the rule requires of the inputs."""
-    wanted = [meta.placements for meta in operation.metas]
+    inputs = [meta.placements for meta in operation.metas]
     if sharding.needs_redistribute and sharding.redistribute_schema is not None:
         positional = slots(operation.args)
         specs = [spec for spec in flat(sharding.redistribute_schema.args_schema) if isinstance(spec, DTensorSpec)]
         if len(specs) != len(positional):
             raise Unfit("the rule takes another number of tensors")
-        for at, spec in zip(positional, specs, strict=True):
-            wanted[at] = tuple(spec.placements)
-            if any(getattr(p, "dim", 0) >= max(len(operation.metas[at].shape), 1) for p in wanted[at]):
+        for register, spec in zip(positional, specs, strict=True):
+            meta, inputs[register] = operation.metas[register], tuple(spec.placements)
+            if any(getattr(p, "dim", 0) >= max(len(meta.shape), 1) for p in inputs[register]):
                 raise Unfit("the rule would cut a dimension that a tensor does not have")
-            if operation.metas[at].placements != wanted[at] and _cuts_numbers(operation.metas[at], wanted[at]):
+            if meta.placements != inputs[register] and _cuts_numbers(meta, inputs[register]):
                 raise Unfit("whole numbers cannot be cut into parts of a sum")
     named = slots(list(operation.kwargs.values()))
-    if any(not operation.metas[at].is_replicated for at in named) and not operation.writes:
+    if any(not operation.metas[register].is_replicated for register in named) and not operation.writes:
         raise Unfit("rules do not look at tensors that are given by name")
-    return tuple(wanted)
+    return tuple(inputs)
 
 
 def _outputs(operation: Operation, sharding: OutputSharding, leaves: Sequence[Leaf]) -> tuple[Placements | None, ...]:
@@ -269,23 +269,23 @@ def _outputs(operation: Operation, sharding: OutputSharding, leaves: Sequence[Le
         if any(leaf is not None for leaf in leaves):
             raise Unfit("the rule gives another number of tensors")
         specs = [None] * len(leaves)
-    found: list[Placements | None] = []
+    outputs: list[Placements | None] = []
     for leaf, spec in zip(leaves, specs, strict=True):
         if leaf is None or not isinstance(spec, DTensorSpec):
-            found.append(None)
+            outputs.append(None)
             continue
         placements = tuple(spec.placements)
         if any(p.is_partial("avg") for p in placements) and any(meta.is_uneven for meta in operation.metas):
             raise Unfit("means of shards that differ in size are not the mean of all")
         if operation.random and any(p.is_partial() for p in placements):
             raise Unfit("random numbers of different ranks would be added")
-        found.append(placements)
-    given = [spec for leaf, spec in zip(leaves, specs, strict=True) if leaf is None and isinstance(spec, DTensorSpec)]
-    if len(given) == len(operation.writes):
-        for at, spec in zip(operation.writes, given, strict=True):
-            if tuple(spec.placements) != operation.metas[at].placements:
+        outputs.append(placements)
+    reused = [spec for leaf, spec in zip(leaves, specs, strict=True) if leaf is None and isinstance(spec, DTensorSpec)]
+    if len(reused) == len(operation.writes):
+        for register, spec in zip(operation.writes, reused, strict=True):
+            if tuple(spec.placements) != operation.metas[register].placements:
                 raise Unfit("it would change the placement of a tensor in place")
-    return tuple(found)
+    return tuple(outputs)
 
 
 def _with_local_sizes(operation: Operation, sharding: OutputSharding) -> Operation:
@@ -294,21 +294,21 @@ def _with_local_sizes(operation: Operation, sharding: OutputSharding) -> Operati
     assert schema is not None
     registers = iter(slots(operation.args))
 
-    def local(given: object) -> object:
-        if isinstance(given, DTensorSpec):
+    def local(value: object) -> object:
+        if isinstance(value, DTensorSpec):
             return Slot(next(registers))
-        if isinstance(given, list | tuple):
-            return [local(each) for each in given]
-        return given
+        if isinstance(value, list | tuple):
+            return [local(item) for item in value]
+        return value
 
-    return replace(operation, func=schema.op, args=tuple(local(each) for each in schema.args_schema))
+    return replace(operation, func=schema.op, args=tuple(local(argument) for argument in schema.args_schema))
 
 
 def _called(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
     """Drafts a call of the operation on DTensors, which PyTorch handles on the ranks."""
-    metas, collectives = _seen(operation, leaves, worlds[0])
+    metas, collectives = _dry_run(operation, leaves, worlds[0])
     for world in worlds[1:] if any(meta.is_uneven for meta in (*operation.metas, *filter(None, metas))) else ():
-        if _seen(operation, leaves, world)[0] != metas:
+        if _dry_run(operation, leaves, world)[0] != metas:
             raise Unfit("ranks disagree on the placement of its result")
     draft = Draft(worlds[0], operation.metas)
     if collectives and any(carrier(meta.dtype) for meta in operation.metas):
@@ -316,7 +316,7 @@ def _called(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[World
     return draft, draft.call(operation, metas, collectives)
 
 
-def _seen(operation: Operation, leaves: Sequence[Leaf], world: World) -> tuple[list[Meta | None], list[Collective]]:
+def _dry_run(operation: Operation, leaves: Sequence[Leaf], world: World) -> tuple[list[Meta | None], list[Collective]]:
     fresh = bool(operation.writes)
     tensors = [world.fake(meta, fresh=fresh) for meta in operation.metas]
     args, kwargs = operation.filled(tensors.__getitem__)
@@ -329,16 +329,16 @@ def _seen(operation: Operation, leaves: Sequence[Leaf], world: World) -> tuple[l
     for tensor, meta in zip(tensors, operation.metas, strict=True):
         if fresh and (tensor.placements != meta.placements or tuple(tensor.shape) != meta.shape):
             raise Unfit("it would change the placement of a tensor in place")
-    found = flat(result)
-    if len(found) != len(leaves):
+    results = flat(result)
+    if len(results) != len(leaves):
         raise Unfit("it returns another number of tensors")
-    return list(_checked(operation.metas, tensors, leaves, found, world)), recorder.found
+    return list(_checked(operation.metas, tensors, leaves, results, world)), recorder.collectives
 
 
 def _checked(
-    given: Sequence[Meta], tensors: list[DTensor], leaves: Sequence[Leaf], found: list[object], world: World
+    inputs: Sequence[Meta], tensors: list[DTensor], leaves: Sequence[Leaf], results: list[object], world: World
 ) -> Iterator[Meta | None]:
-    for leaf, tensor in zip(leaves, found, strict=True):
+    for leaf, tensor in zip(leaves, results, strict=True):
         if leaf is None:
             yield None
             continue
@@ -352,12 +352,12 @@ def _checked(
             raise Unfit(f"a shard of its result would have the shape {tuple(local.shape)}, which does not fit")
         storages = [tensors[base]._local_tensor.untyped_storage()._cdata for base in bases]
         copied = bool(bases) and local.untyped_storage()._cdata not in storages
-        copied = copied or any(given[base].copied for base in bases)
+        copied = copied or any(inputs[base].copied for base in bases)
         yield Meta.of(meta.layout, meta.shape, meta.dtype, meta.placements, stride=meta.stride, copied=copied)
 
 
-def _cuts_numbers(meta: Meta, wanted: Placements) -> bool:
-    parts = any(p.is_partial() and not _is_masked(p) for p in wanted)
+def _cuts_numbers(meta: Meta, placements: Placements) -> bool:
+    parts = any(p.is_partial() and not _is_masked(p) for p in placements)
     return parts and not meta.dtype.is_floating_point and not meta.dtype.is_complex
 
 

@@ -31,20 +31,20 @@ def substitute(operation: Operation, device: str) -> Body | None:
     Raises PropagationError if there is no substitute.
     """
     func = operation.func
-    other = _OF_NUMBERS.get(operation.packet) if device == "cpu" else None
-    if other is not None and not operation.writes and not operation.metas[0].dtype.is_floating_point:
-        return other
+    of_integers = _OF_INTEGERS.get(operation.packet) if device == "cpu" else None
+    if of_integers is not None and not operation.writes and not operation.metas[0].dtype.is_floating_point:
+        return of_integers
     if has_kernel(func, device):
         return None
-    found = _OURS.get(operation.packet) or decomposition_table.get(func)
-    if found is None or operation.writes:
+    body = _OURS.get(operation.packet) or decomposition_table.get(func)
+    if body is None or operation.writes:
         raise PropagationError(
             operation.name,
             f"PyTorch has no kernel for it on {device}, which the processes of the mesh compute on",
             "Write it with other operations, or register how it is: torch._decomp.register_decomposition",
             user_line(),
         )
-    return found
+    return body
 
 
 @cache
@@ -56,7 +56,7 @@ def has_kernel(func: torch._ops.OpOverload, device: str) -> bool:
     name = _name(func)
     if func.namespace == "prim":
         return True
-    return _is_registered(name, key) or any(_is_registered(name, other) for other in _ANY_DEVICE)
+    return _is_registered(name, key) or any(_is_registered(name, other_key) for other_key in _ANY_DEVICE)
 
 
 def _name(func: torch._ops.OpOverload) -> str:
@@ -73,11 +73,11 @@ class SubstituteTrace(DispatchMode):
     def __init__(self, write: Writer, tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self._write = write
-        self._known: dict[int, tuple[Tensor, Slot]] = {id(one): (one, Slot(at)) for at, one in enumerate(tensors)}
+        self._slots: dict[int, tuple[Tensor, Slot]] = {id(t): (t, Slot(i)) for i, t in enumerate(tensors)}
 
     def slot(self, tensor: Tensor) -> Slot:
         """The slot of a tensor."""
-        return self._known[id(tensor)][1]
+        return self._slots[id(tensor)][1]
 
     def __torch_dispatch__(
         self,
@@ -91,17 +91,17 @@ class SubstituteTrace(DispatchMode):
         if func.namespace == "prim":  # it asks a tensor of its device, and the like
             return func(*args, **kwargs)
         with self:  # this runs below autograd, where such operations would otherwise be taken apart
-            apart = func.decompose(*args, **kwargs) if _is_registered(_name(func), _ANY_DEVICE[0]) else NotImplemented
-        if apart is not NotImplemented:
-            return apart
+            parts = func.decompose(*args, **kwargs) if _is_registered(_name(func), _ANY_DEVICE[0]) else NotImplemented
+        if parts is not NotImplemented:
+            return parts
         result = func(*args, **kwargs)
 
         def located(value: object) -> object:
             return self.slot(value) if isinstance(value, Tensor) else value
 
-        made = self._write.all(func, *tree_map(located, args), **tree_map(located, kwargs))
-        new = [one for one in tree_leaves(result) if isinstance(one, Tensor) and id(one) not in self._known]
-        self._known |= {id(one): (one, slot) for one, slot in zip(new, made, strict=True)}
+        slots = self._write.all(func, *tree_map(located, args), **tree_map(located, kwargs))
+        new = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor) and id(tensor) not in self._slots]
+        self._slots |= {id(tensor): (tensor, slot) for tensor, slot in zip(new, slots, strict=True)}
         return result
 
 
@@ -142,56 +142,56 @@ def _gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    given_r, given_z, given_n = _with_biases(input_gates, input_bias).chunk(3, 1)
-    own_r, own_z, own_n = _with_biases(hidden_gates, hidden_bias).chunk(3, 1)
-    r, z = (given_r + own_r).sigmoid(), (given_z + own_z).sigmoid()
-    n = (given_n + r * own_n).tanh()
-    return n + z * (hx - n), torch.cat([r, z, n, hx, own_n], 1)
+    input_r, input_z, input_n = _with_biases(input_gates, input_bias).chunk(3, 1)
+    hidden_r, hidden_z, hidden_n = _with_biases(hidden_gates, hidden_bias).chunk(3, 1)
+    r, z = (input_r + hidden_r).sigmoid(), (input_z + hidden_z).sigmoid()
+    n = (input_n + r * hidden_n).tanh()
+    return n + z * (hx - n), torch.cat([r, z, n, hx, hidden_n], 1)
 
 
 def _gru_cell_backward(
     grad_hy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    r, z, n, hx, own_n = workspace.chunk(5, 1)
+    r, z, n, hx, hidden_n = workspace.chunk(5, 1)
     to_n = grad_hy * (1 - z) * (1 - n * n)
     to_z = grad_hy * (hx - n) * z * (1 - z)
-    to_r = to_n * own_n * r * (1 - r)
-    given, own = torch.cat([to_r, to_z, to_n], 1), torch.cat([to_r, to_z, to_n * r], 1)
-    return given, own, grad_hy * z, given.sum(0) if has_bias else None, own.sum(0) if has_bias else None
+    to_r = to_n * hidden_n * r * (1 - r)
+    inputs, hidden = torch.cat([to_r, to_z, to_n], 1), torch.cat([to_r, to_z, to_n * r], 1)
+    return inputs, hidden, grad_hy * z, inputs.sum(0) if has_bias else None, hidden.sum(0) if has_bias else None
 
 
 def _with_biases(gates: Tensor, bias: Tensor | None) -> Tensor:
     return gates if bias is None else gates + bias
 
 
-def _wider_product(one: Tensor, other: Tensor, out_dtype: torch.dtype) -> Tensor:
-    return one.to(out_dtype) @ other.to(out_dtype)
+def _wider_product(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
+    return a.to(out_dtype) @ b.to(out_dtype)
 
 
 def _wider_sum_and_product(
-    given: Tensor, one: Tensor, other: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1
+    addend: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    product = _wider_product(one, other, out_dtype) * alpha
-    return product if beta == 0 else given.to(out_dtype) * beta + product
+    product = _wider_product(a, b, out_dtype) * alpha
+    return product if beta == 0 else addend.to(out_dtype) * beta + product
 
 
-def _masked_scale(given: Tensor, mask: Tensor, scale: float) -> Tensor:
-    return given * mask.to(given.dtype) * scale
+def _masked_scale(tensor: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return tensor * mask.to(tensor.dtype) * scale
 
 
-def _whole_numbers_in_bins(given: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+def _whole_numbers_in_bins(values: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """A histogram of integers in integer arithmetic, as on CUDA."""
-    given = given.reshape(-1)
+    values = values.reshape(-1)
     low, high = torch.full((), int(min), dtype=torch.int64), torch.full((), int(max), dtype=torch.int64)
-    numbers = given.to(torch.int64)
-    if min == max and given.numel():
+    numbers = values.to(torch.int64)
+    if min == max and values.numel():
         low, high = numbers.amin(), numbers.amax()
     alike = low == high  # a range of its own around one number
     low, high = torch.where(alike, low - 1, low), torch.where(alike, high + 1, high)
     inside = (numbers >= low) & (numbers <= high)
-    found = torch.div((numbers - low) * bins, high - low, rounding_mode="floor").clamp(0, bins - 1)
-    counts = torch.zeros(bins, dtype=torch.int64).index_add(0, found, inside.to(torch.int64))
-    return counts.to(given.dtype)
+    positions = torch.div((numbers - low) * bins, high - low, rounding_mode="floor").clamp(0, bins - 1)
+    counts = torch.zeros(bins, dtype=torch.int64).index_add(0, positions, inside.to(torch.int64))
+    return counts.to(values.dtype)
 
 
 _OURS: dict[str, Body] = {
@@ -207,4 +207,4 @@ _OURS: dict[str, Body] = {
 }
 
 # A CPU has a kernel for floating-point numbers only.
-_OF_NUMBERS: dict[str, Body] = {"histc": _whole_numbers_in_bins}
+_OF_INTEGERS: dict[str, Body] = {"histc": _whole_numbers_in_bins}

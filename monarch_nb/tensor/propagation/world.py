@@ -75,10 +75,10 @@ class _ImaginedMesh(DeviceMesh):
         return self._rank
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        at = (self.mesh_dim_names or ()).index(mesh_dim) if isinstance(mesh_dim, str) else mesh_dim or 0
+        dim = (self.mesh_dim_names or ()).index(mesh_dim) if isinstance(mesh_dim, str) else mesh_dim or 0
         coordinates = self._coordinate_on_dim
         assert coordinates is not None
-        return coordinates[at]
+        return coordinates[dim]
 
 
 @contextmanager
@@ -128,7 +128,7 @@ class World:
             )
             self.dims[name] = layout.names[dim]
         mesh._dim_group_names = [*map(GroupName, self.dims)]
-        self._known: dict[Meta, DTensor] = {}
+        self._fakes: dict[Meta, DTensor] = {}
         self._wholes: dict[tuple[object, ...], torch.Tensor] = {}
 
     def register(self) -> None:
@@ -142,27 +142,27 @@ class World:
     def whole(self, meta: Meta, *, fresh: bool = True) -> torch.Tensor:
         """A fake tensor of the global shape; `fresh` if an operation may change it or it must be unique."""
         facts = (meta.shape, meta.stride, meta.dtype)
-        found = None if fresh else self._wholes.get(facts)
-        if found is None:
-            found = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=self.layout.device)
+        tensor = None if fresh else self._wholes.get(facts)
+        if tensor is None:
+            tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=self.layout.device)
             if not fresh:
                 if len(self._wholes) > 4096:
                     self._wholes.clear()
-                self._wholes[facts] = found
-        return found
+                self._wholes[facts] = tensor
+        return tensor
 
     def fake(self, meta: Meta, *, fresh: bool = False) -> DTensor:
         """A fake DTensor; `fresh` if an operation may change it in place."""
-        found = None if fresh else self._known.get(meta)
-        if found is None:
-            found = self._made(meta)
+        tensor = None if fresh else self._fakes.get(meta)
+        if tensor is None:
+            tensor = self._make_fake(meta)
             if not fresh:
-                if len(self._known) > 4096:
-                    self._known.clear()
-                self._known[meta] = found
-        return found
+                if len(self._fakes) > 4096:
+                    self._fakes.clear()
+                self._fakes[meta] = tensor
+        return tensor
 
-    def _made(self, meta: Meta) -> DTensor:
+    def _make_fake(self, meta: Meta) -> DTensor:
         spec = self.spec(meta)
         shape = self.local_shape(meta)
         stride = list(meta.stride if shape == meta.shape else dense(meta.stride, shape))
