@@ -83,50 +83,50 @@ class Recording:
 
     # -- as a watcher of the stream ---------------------------------------------------------------------------------
 
-    def issued(self, command: tuple[object, ...], where: CallSite | None) -> None:
+    def issued(self, command: tuple[object, ...], site: CallSite | None) -> None:
         """Records an operation, by the definition of its plan."""
         if threading.get_ident() != self._thread:
             return
         if command[0] == OBJECT:
-            self._on_object(command[1], where)
+            self._on_object(command[1], site)
             return
         numbers = [number for number in command if isinstance(number, int | float)]  # all of it
         plan = self.stream.defined.get(int(numbers[0]))
         if plan is None:
             return
         if isinstance(plan, Define) and plan.agrees:
-            self._refuse("ranks exchange values of their own in it", where, "Do that outside of it")
+            self._refuse("ranks exchange values of their own in it", site, "Do that outside of it")
         signature = PlanSignature(plan)
         drawn = 0
         if signature.seeded is not None:
             drawn = self.stream.draws.drawn - self._drawn
             if numbers[1] != seed_number(self._seed, self.stream.draws.drawn):
-                self._refuse("it sets the seed of random numbers", where, "Call torch.manual_seed outside of it")
-        self._add(plan, where, numbers[signature.tensors], numbers[signature.floats], numbers[signature.results], drawn)
+                self._refuse("it sets the seed of random numbers", site, "Call torch.manual_seed outside of it")
+        self._add(plan, site, numbers[signature.tensors], numbers[signature.floats], numbers[signature.results], drawn)
 
-    def asked(self, what: str, where: CallSite | None) -> None:
+    def asked(self, operation: str, site: CallSite | None) -> None:
         """Refuses the step, since what follows may depend on the value."""
         if threading.get_ident() == self._thread:
             advice = "Return the tensor, and ask for its value outside; torch.where chooses on the mesh"
-            self._refuse(f"it waits for a value ({what}), on which what it does next may depend", where, advice)
+            self._refuse(f"it waits for a value ({operation}), on which what it does next may depend", site, advice)
 
-    def _on_object(self, command: object, where: CallSite | None) -> None:
+    def _on_object(self, command: object, site: CallSite | None) -> None:
         """Records a sent tensor as a constant; functions that run on ranks cannot be compiled."""
         match command:
             case PutTensor():
                 meta = self.stream.table.entries[command.result].meta
-                self._add(Sent(command.tensor, meta), where, (), (), (command.result,), 0)
+                self._add(Sent(command.tensor, meta), site, (), (), (command.result,), 0)
             case Locals():
-                self._refuse("it sends a tensor for each rank", where, "Do that outside of it")
+                self._refuse("it sends a tensor for each rank", site, "Do that outside of it")
             case RunFunction() | MakeParts() | CallRemote():
-                self._refuse("it runs a function on the ranks", where, "Do that outside of it")
+                self._refuse("it runs a function on the ranks", site, "Do that outside of it")
             case Send() | Take():
-                self._refuse("it takes a tensor to another mesh or stream", where, "Do that outside of it")
+                self._refuse("it takes a tensor to another mesh or stream", site, "Do that outside of it")
 
     def _add(
         self,
         action: Define | Making | Sent,
-        where: CallSite | None,
+        site: CallSite | None,
         tensors: Iterable[Number],
         floats: Iterable[Number],
         results: Iterable[Number],
@@ -143,20 +143,20 @@ class Recording:
                 self._written.add(numbers[index])
             else:
                 self._written_memory.add(reference.memory)
-        made = tuple(map(int, results))
-        self._made.update(number for number in made if number > self._first)
-        self.issued_here.append(Issued(action, numbers, tuple(map(float, floats)), made, drawn))
-        self.sites.append(where)
+        outputs = tuple(map(int, results))
+        self._made.update(number for number in outputs if number > self._first)
+        self.issued_here.append(Issued(action, numbers, tuple(map(float, floats)), outputs, drawn))
+        self.sites.append(site)
 
-    def _refuse(self, why: str, where: CallSite | None, advice: str) -> None:
+    def _refuse(self, reason: str, site: CallSite | None, advice: str) -> None:
         if not self.reason:
-            self.reason = reason_text(why, where, advice)
+            self.reason = reason_text(reason, site, advice)
 
 
-def reason_text(why: str, where: CallSite | None, advice: str) -> str:
+def reason_text(reason: str, site: CallSite | None, advice: str) -> str:
     """A reason with the line of the program and advice."""
-    origin = origin_of(where)
-    return why + (f"\n  at {origin}" if origin is not None else "") + f"\n{advice}"
+    origin = origin_of(site)
+    return reason + (f"\n  at {origin}" if origin is not None else "") + f"\n{advice}"
 
 
 def is_recording() -> bool:
@@ -192,10 +192,10 @@ class GradientSlot(NamedTuple):
     before: str
     after: str
 
-    def like(self, other: "GradientSlot") -> bool:
+    def like(self, earlier: "GradientSlot") -> bool:
         """Returns whether the slot equals one of an earlier run; an unread gradient may have been absent."""
-        same_before = self.before == other.before or (self.before, other.before) == ("unread", "None")
-        return self.number == other.number and same_before and self.after == other.after
+        same_before = self.before == earlier.before or (self.before, earlier.before) == ("unread", "None")
+        return self.number == earlier.number and same_before and self.after == earlier.after
 
 
 class Leaf(NamedTuple):
@@ -247,9 +247,9 @@ class Capture:
         """Returns the first difference from an earlier run, or None."""
         if self.stream is not before.stream:
             return RunDifference(None, "it runs on another mesh")
-        found = difference(before.program, self.program)
-        if found is not None:
-            return found
+        mismatch = difference(before.program, self.program)
+        if mismatch is not None:
+            return mismatch
         for was, number in zip(before.fixed, self.fixed, strict=True):
             if was != number:
                 issued = self.recording.issued_here
@@ -260,15 +260,9 @@ class Capture:
             return RunDifference(None, "gradients are there, or are left, for other parameters")
         if self.tree != before.tree or len(self.returned) != len(before.returned):
             return RunDifference(None, "it returns something of another form")
-        for earlier, later in zip(before.returned, self.returned, strict=True):
-            if (
-                earlier[:2] != later[:2]
-                or earlier.has_graph != later.has_graph
-                or not _alike(earlier.value, later.value)
-            ):
-                return RunDifference(
-                    None, f"it returns {earlier.value!r} before and {later.value!r} now, and no tensor"
-                )
+        for old, new in zip(before.returned, self.returned, strict=True):
+            if old[:2] != new[:2] or old.has_graph != new.has_graph or not _alike(old.value, new.value):
+                return RunDifference(None, f"it returns {old.value!r} before and {new.value!r} now, and no tensor")
         return None
 
 
@@ -277,13 +271,13 @@ def parameters(stream: Stream) -> dict[int, tuple[MeshTensor, int | None]]:
 
     Only tensors that took part in an operation; others have a gradient only if the program assigned one.
     """
-    found = {}
-    for number, known in tuple(stream.held.leaves.items()):
-        leaf = known()
+    leaves = {}
+    for number, reference in tuple(stream.held.leaves.items()):
+        leaf = reference()
         if leaf is not None and leaf.requires_grad and leaf.is_leaf and leaf.reference.number == number:
             grad = leaf.grad
-            found[number] = (leaf, grad.reference.number if isinstance(grad, MeshTensor) else None)
-    return found
+            leaves[number] = (leaf, grad.reference.number if isinstance(grad, MeshTensor) else None)
+    return leaves
 
 
 def captured(
@@ -301,31 +295,31 @@ def captured(
     stream = recording.stream
     returned, tree = pytree.tree_flatten(result)
     numbers = [leaf.reference.number for leaf in leaves if isinstance(leaf, MeshTensor)]
-    given = tuple(dict.fromkeys(numbers))
-    own = {value.reference.number: value for value in returned if isinstance(value, MeshTensor)}
-    results = [number for number in own if number in recording.made]
+    arguments = tuple(dict.fromkeys(numbers))
+    outputs = {value.reference.number: value for value in returned if isinstance(value, MeshTensor)}
+    results = [number for number in outputs if number in recording.made]
     slots, read, grads = _slots(recording, before[id(stream)], parameters(stream))
     reason = recording.reason
-    if not reason and any(slot.number in given for slot in slots if slot.after == "made"):
+    if not reason and any(slot.number in arguments for slot in slots if slot.after == "made"):
         reason = "an argument of it gathers a gradient. Give it detached, or make it a parameter"
     if not reason and any(slot.after == "there" for slot in slots):
         reason = "a gradient of it is a tensor that was there before. Copy it: weight.grad = gradient.clone()"
     template = []
     for value in returned:
-        leaf, wrong = _leaf(value, results, given)
+        leaf, problem = _leaf(value, results, arguments)
         template.append(leaf)
-        reason = reason or wrong
-    bases = {value.reference.copied.base.number for value in own.values() if value.reference.copied is not None}
+        reason = reason or problem
+    bases = {value.reference.copied.base.number for value in outputs.values() if value.reference.copied is not None}
     reason = reason or _unreturned(recording, {*results, *grads}, bases)
     metas = dict(recording.metas)
     metas.update({value.reference.number: value.meta for value in leaves if isinstance(value, MeshTensor)})
-    written = [number for number in (*given, *recording.metas) if recording.writes(number)]
-    program, fixed = renamed(recording.issued_here, (*given, *read), (*results, *grads), metas, written)
-    inputs = stream.held.references((*given, *read, *fixed))
+    written = [number for number in (*arguments, *recording.metas) if recording.writes(number)]
+    program, fixed = renamed(recording.issued_here, (*arguments, *read), (*results, *grads), metas, written)
+    inputs = stream.held.references((*arguments, *read, *fixed))
     aliases = _aliases(inputs, stream.held.references((*results, *grads)))
     sites = {
-        number: where
-        for issued, where in zip(recording.issued_here, recording.sites, strict=True)
+        number: site
+        for issued, site in zip(recording.issued_here, recording.sites, strict=True)
         for number in issued.results
     }
     return Capture(
@@ -334,7 +328,7 @@ def captured(
         program,
         fixed,
         slots,
-        given,
+        arguments,
         tuple(template),
         tree,
         tuple(recording.sites),
@@ -357,22 +351,22 @@ def shared_memory(inputs: Sequence[Reference | None]) -> tuple[tuple[int, ...], 
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
-def _aliases(inputs: Sequence[Reference | None], made: Sequence[Reference | None]) -> tuple[SharedResult, ...]:
-    found = []
-    known: dict[LogicalMemory, tuple[int, Reference]] = {}
+def _aliases(inputs: Sequence[Reference | None], results: Sequence[Reference | None]) -> tuple[SharedResult, ...]:
+    shared = []
+    sources: dict[LogicalMemory, tuple[int, Reference]] = {}
     positions: dict[Reference, int] = {}
-    for position, reference in enumerate((*inputs, *made)):
+    for position, reference in enumerate((*inputs, *results)):
         if reference is None:
             continue
         positions[reference] = position
         if reference.memory is None:
             continue
-        source, known_reference = known.setdefault(reference.memory, (position, reference))
+        source, source_reference = sources.setdefault(reference.memory, (position, reference))
         if position >= len(inputs) and source != position:
-            offset = reference.offset - known_reference.offset
-            base, steps = reference.copied or (known_reference, ())
-            found.append(SharedResult(position, source, offset, positions.get(base, source), steps))
-    return tuple(found)
+            offset = reference.offset - source_reference.offset
+            base, steps = reference.copied or (source_reference, ())
+            shared.append(SharedResult(position, source, offset, positions.get(base, source), steps))
+    return tuple(shared)
 
 
 def _slots(
@@ -381,68 +375,68 @@ def _slots(
     after: dict[int, tuple[MeshTensor, int | None]],
 ) -> tuple[tuple[GradientSlot, ...], list[int], list[int]]:
     """Slots of gradients, and the numbers of those that the step uses and of those that it makes."""
-    slots, read, made = [], [], []
+    slots, used, new = [], [], []
     for number, (leaf, grad) in sorted(after.items()):
         if number not in recording.metas and grad not in recording.made:
             continue
-        was = before[number][1] if number in before else None
-        was_kind = "None" if was is None else "read" if was in recording.metas else "unread"
-        kind = "made" if grad in recording.made else "None" if grad is None else "same" if grad == was else "there"
-        slots.append(GradientSlot(weakref.ref(leaf), number, was_kind, kind))
-        if was is not None and was_kind == "read":
-            read.append(was)
+        old = before[number][1] if number in before else None
+        old_kind = "None" if old is None else "read" if old in recording.metas else "unread"
+        kind = "made" if grad in recording.made else "None" if grad is None else "same" if grad == old else "there"
+        slots.append(GradientSlot(weakref.ref(leaf), number, old_kind, kind))
+        if old is not None and old_kind == "read":
+            used.append(old)
         if grad is not None and kind == "made":
-            made.append(grad)
-    return tuple(slots), read, made
+            new.append(grad)
+    return tuple(slots), used, new
 
 
-def _unreturned(recording: Recording, known: Iterable[int], bases: Container[int]) -> str:
+def _unreturned(recording: Recording, returned: Iterable[int], bases: Container[int]) -> str:
     """The reason against compiling a step that stores tensors without returning them; "" if it does not.
 
     `bases` stay since results are views of them, which are copies on the workers.
     """
     recording.stream.free()
     entries = recording.stream.table.entries
-    left = recording.made.difference(known)
-    if not any(number in entries for number in left):
+    unreturned = recording.made.difference(returned)
+    if not any(number in entries for number in unreturned):
         return ""
     gc.collect()
     recording.stream.free()
-    for issued, where in zip(recording.issued_here, recording.sites, strict=True):
+    for issued, site in zip(recording.issued_here, recording.sites, strict=True):
         for number in issued.results:
-            if number in left and number in entries:
+            if number in unreturned and number in entries:
                 name = "distribute" if not hasattr(issued.action, "operation") else issued.action.operation
                 if number in bases:
-                    why = f"it returns a view of what {name} has made, and not that"
-                    return reason_text(why, where, "Return a copy of the view: view.clone()")
+                    reason = f"it returns a view of what {name} has made, and not that"
+                    return reason_text(reason, site, "Return a copy of the view: view.clone()")
                 return reason_text(
                     f"it keeps what {name} has made, beyond the call, and neither as its result nor as a gradient",
-                    where,
+                    site,
                     "Return the tensor, or write into one that is there before (t.copy_(...))",
                 )
     return ""
 
 
-def _leaf(value: object, results: list[int], given: tuple[int, ...]) -> tuple[Leaf, str]:
+def _leaf(value: object, results: list[int], arguments: tuple[int, ...]) -> tuple[Leaf, str]:
     if not isinstance(value, MeshTensor):
-        wrong = "it returns a local tensor. Return that of the mesh, and fetch it outside"
-        return Leaf("value", value=value), wrong if isinstance(value, torch.Tensor) else ""
+        problem = "it returns a local tensor. Return that of the mesh, and fetch it outside"
+        return Leaf("value", value=value), problem if isinstance(value, torch.Tensor) else ""
     number = value.reference.number
     has_graph = value.grad_fn is not None
-    wrong = ""
+    problem = ""
     if value.grad_fn is not None and _is_open(value.grad_fn):
-        wrong = "it returns a tensor with its graph. Call backward() inside of it, or return it detached"
+        problem = "it returns a tensor with its graph. Call backward() inside of it, or return it detached"
     if number in results:
-        return Leaf("made", results.index(number), has_graph=has_graph), wrong
-    if number in given:
-        return Leaf("given", given.index(number)), wrong
-    return Leaf("value", value=value), wrong
+        return Leaf("made", results.index(number), has_graph=has_graph), problem
+    if number in arguments:
+        return Leaf("given", arguments.index(number)), problem
+    return Leaf("value", value=value), problem
 
 
 def _is_open(node: torch.autograd.graph.Node) -> bool:
     """Returns whether gradients can flow through a graph, i.e. its saved tensors have not been freed."""
-    pending, seen = [node], {node}
-    while pending and len(seen) < _NODES:
+    pending, visited = [node], {node}
+    while pending and len(visited) < _NODES:
         current = pending.pop()
         for name in dir(current):
             if name.startswith("_saved_"):
@@ -451,8 +445,8 @@ def _is_open(node: torch.autograd.graph.Node) -> bool:
                 except RuntimeError:  # "… after they have already been freed"
                     return False
         for following, _ in current.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
+            if following is not None and following not in visited:
+                visited.add(following)
                 pending.append(following)
     return True
 

@@ -16,23 +16,23 @@ Run = Callable[[list[torch.Tensor], int], list[torch.Tensor]]
 
 
 class CudaGraph:
-    """Runs a step's function as it is at first, and from the next call on as a graph that has captured it.
+    """Runs a step's function directly at first, and from the next call on as a graph that has captured it.
 
-    The first `given` inputs are others with each call, and so may further ones be: these are copied into memory of the
-    graph. The rest is used where it lies; once a tensor of it lies elsewhere, the step is captured again. Results are
-    copied out of the graph's memory, which the next call overwrites; those that are views of inputs are not. `written`
-    are the inputs that the step writes to.
+    The first `varying` inputs are other tensors in each call, and so may further ones be: these are copied into memory
+    of the graph. The rest is used in place; once such a tensor has another address, the step is captured again. Results
+    are copied out of the graph's memory, which the next call overwrites, except views of inputs. `written` are the
+    inputs that the step writes to.
     """
 
-    def __init__(self, run: Run, given: int, written: Sequence[int], title: str) -> None:
-        self._run, self._given, self._written, self._title = run, given, written, title
+    def __init__(self, run: Run, varying: int, written: Sequence[int], title: str) -> None:
+        self._run, self._varying, self._written, self._title = run, varying, written, title
         self._warm = self._refused = False
         self._moved: Counter[int] = Counter()  # captures before which an input lay elsewhere than at the one before
         self._viewed: set[int] = set()  # inputs of which results are views
         self._in_vain = 0  # captures since a graph could be used again
         self._inputs: dict[int, torch.Tensor] = {}  # what is copied into
         self._addresses: dict[int, int] = {}  # of the other inputs, when the graph was captured
-        self._made: list[tuple[torch.Tensor, bool]] = []  # results, and whether the graph's memory holds them
+        self._results: list[tuple[torch.Tensor, bool]] = []  # results, and whether the graph's memory holds them
         self._replay: Callable[[], None] | None = None
 
     def __call__(self, inputs: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
@@ -51,9 +51,9 @@ class CudaGraph:
                 self._in_vain += 1
                 self._capture(inputs)
             except RuntimeError as error:  # it cannot be captured: nothing has run
-                self._refused, self._replay, self._made, self._inputs = True, None, [], {}
-                why = str(error).partition("\n")[0]
-                text = f"{self._title} runs without a CUDA graph, since its operations cannot be captured: {why}"
+                self._refused, self._replay, self._results, self._inputs = True, None, [], {}
+                reason = str(error).partition("\n")[0]
+                text = f"{self._title} runs without a CUDA graph, since its operations cannot be captured: {reason}"
                 warnings.warn(text, CompileWarning, stacklevel=2)
                 return self._run(inputs, seed)
         assert self._replay is not None
@@ -63,32 +63,32 @@ class CudaGraph:
         for register in self._written:
             if register in self._inputs:
                 inputs[register].copy_(self._inputs[register])
-        return [tensor.clone() if held else tensor for tensor, held in self._made]
+        return [tensor.clone() if is_held else tensor for tensor, is_held in self._results]
 
     def _capture(self, inputs: Sequence[torch.Tensor]) -> None:
-        self._replay, self._made = None, []  # frees the memory of the last graph
+        self._replay, self._results = None, []  # frees the memory of the last graph
         uses = Counter(map(_memory, inputs))
         self._inputs = {
             register: tensor.clone()
             for register, tensor in enumerate(inputs)
-            if (register < self._given or self._moved[register] > 1)
+            if (register < self._varying or self._moved[register] > 1)
             and uses[_memory(tensor)] == 1
             and register not in self._viewed
             and torch.ops.aten.is_non_overlapping_and_dense(tensor)  # else a clone has other strides
         }
-        placed = [self._inputs.get(register, tensor) for register, tensor in enumerate(inputs)]
-        self._addresses = {at: tensor.data_ptr() for at, tensor in enumerate(inputs) if at not in self._inputs}
-        replay, made = captured(lambda: self._run(placed, 0))
+        buffers = [self._inputs.get(register, tensor) for register, tensor in enumerate(inputs)]
+        self._addresses = {index: tensor.data_ptr() for index, tensor in enumerate(inputs) if index not in self._inputs}
+        replay, results = captured(lambda: self._run(buffers, 0))
         copies = {_memory(tensor): register for register, tensor in self._inputs.items()}
-        viewed = {copies[memory] for memory in map(_memory, made) if memory in copies}
+        viewed = {copies[memory] for memory in map(_memory, results) if memory in copies}
         if viewed:
             self._viewed |= viewed
             self._capture(inputs)
             return
-        known = set(uses)
-        self._made = [(tensor, _memory(tensor) not in known) for tensor in made]
-        held = [_memory(tensor) for tensor, is_held in self._made if is_held]
-        if len(set(held)) < len(held):
+        memories = set(uses)
+        self._results = [(tensor, _memory(tensor) not in memories) for tensor in results]
+        addresses = [_memory(tensor) for tensor, is_held in self._results if is_held]
+        if len(set(addresses)) < len(addresses):
             raise RuntimeError("two of its results share memory")
         self._replay = replay
 
@@ -102,5 +102,5 @@ def captured(run: Callable[[], list[torch.Tensor]]) -> tuple[Callable[[], None],
     """Captures a function without running it; returns what runs it, and its results. Raises RuntimeError."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads use the device meanwhile
-        made = run()
-    return graph.replay, made
+        results = run()
+    return graph.replay, results

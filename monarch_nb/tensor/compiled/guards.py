@@ -18,7 +18,7 @@ from monarch_nb.wire import LIBRARIES
 Namespace = dict[str, Any]  # attributes of an object, or globals
 _MISSING = object()
 _DEPTH = 4
-_MOST = 64  # elements of a container that are guarded
+_MAX_ITEMS = 64  # elements of a container that are guarded
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
 
 
@@ -37,7 +37,7 @@ class Watched:
         self._collect(function, "", 0)
         for value in arguments:
             self._collect(value, type(value).__name__, 1)
-        self._of_same = [home for _, home, _, _ in self._same]
+        self._same_homes = [home for _, home, _, _ in self._same]
         self._same_keys = [key for _, _, key, _ in self._same]
         self._same_values = [value for _, _, _, value in self._same]
 
@@ -48,7 +48,7 @@ class Watched:
             for name, was, value in zip(self._names, self._values, values, strict=True):
                 if was != value:
                     return f"{name} changed from {was!r} to {value!r}"
-        if not all(map(is_, map(dict.get, self._of_same, self._same_keys), self._same_values)):
+        if not all(map(is_, map(dict.get, self._same_homes, self._same_keys), self._same_values)):
             return next(
                 f"{name} is another object" for name, home, key, value in self._same if home.get(key) is not value
             )
@@ -90,14 +90,14 @@ class Watched:
                 self._module(value, name, depth)
             case torch.optim.Optimizer():
                 self.optimizers.append(value)
-                for at, group in enumerate(value.param_groups):
+                for index, group in enumerate(value.param_groups):
                     for key in group:
                         if key != "params":
-                            self._note(f"{name}.param_groups[{at}][{key!r}]", group, key, depth)
+                            self._note(f"{name}.param_groups[{index}][{key!r}]", group, key, depth)
             case list() | tuple() | dict():
-                each = list(value.values() if isinstance(value, dict) else value)
-                for at, one in enumerate(each[:_MOST]):
-                    self._collect(one, f"{name}[{at}]", depth + 1)
+                items = list(value.values() if isinstance(value, dict) else value)
+                for index, item in enumerate(items[:_MAX_ITEMS]):
+                    self._collect(item, f"{name}[{index}]", depth + 1)
             case type() | types.ModuleType() | torch.Tensor():
                 return
             case _:
@@ -116,15 +116,15 @@ class Watched:
             self._collect(value, function.__name__, depth + 1)
 
     def _module(self, module: torch.nn.Module, name: str, depth: int) -> None:
-        for path, one in module.named_modules(prefix=name):
-            self._seen.add(id(one))
-            home = vars(one)
+        for path, submodule in module.named_modules(prefix=name):
+            self._seen.add(id(submodule))
+            home = vars(submodule)
             for key, value in tuple(home.items()):
                 if _is_scalar(value) and not key.startswith("_"):
                     self._note(f"{path}.{key}", home, key, depth)
-            for key in one._parameters:
-                self._note(f"{path}.{key}", one._parameters, key, depth)
-            self._collect(type(one).forward, path, depth)
+            for key in submodule._parameters:
+                self._note(f"{path}.{key}", submodule._parameters, key, depth)
+            self._collect(type(submodule).forward, path, depth)
 
     def _object(self, value: object, name: str, depth: int) -> None:
         if type(value).__module__.partition(".")[0] in ("torch", "builtins", "monarch_nb", "numpy"):

@@ -66,11 +66,11 @@ class Program:
     @property
     def metas(self) -> list[Meta]:
         """The meta of each register."""
-        found = [*self.inputs]
+        metas = [*self.inputs]
         for operation in self.operations:
-            made = operation.action.made
-            found += made if isinstance(made, tuple) else (made,)
-        return found
+            results = operation.action.made
+            metas += results if isinstance(results, tuple) else (results,)
+        return metas
 
 
 @dataclass(frozen=True)
@@ -85,26 +85,26 @@ class Trace:
 
 def renamed(
     issued: Iterable[Issued],
-    given: Sequence[int],
+    arguments: Sequence[int],
     results: Sequence[int],
     metas: Mapping[int, Meta],
     written: Container[int],
 ) -> tuple[Program, tuple[int, ...]]:
     """Builds the program of a step; also returns the numbers of the tensors that it uses beside its arguments.
 
-    `given` are the tensors that are passed with each call. Inputs are these, then the other tensors in the order of
+    `arguments` are the tensors that are passed with each call. Inputs are these, then the other tensors in the order of
     use. `metas` has the metas of both, `written` those that the step writes to.
     """
     steps = tuple(issued)
     # An argument that is passed twice has the register of its first position.
-    arguments = dict(reversed([(number, register) for register, number in enumerate(given)]))
-    made, used = set[int](), dict[int, None]()
+    argument_registers = dict(reversed([(number, register) for register, number in enumerate(arguments)]))
+    outputs, used = set[int](), dict[int, None]()
     for step in steps:
-        used |= dict.fromkeys(number for number in step.tensors if number not in made)
-        made.update(step.results)  # which may be a view that was there before, and is made again
-    fixed = tuple(number for number in used if number not in arguments)
-    registers = {**arguments, **{number: register for register, number in enumerate(fixed, len(given))}}
-    next_register = len(given) + len(fixed)
+        used |= dict.fromkeys(number for number in step.tensors if number not in outputs)
+        outputs.update(step.results)  # which may be a view that was there before, and is made again
+    fixed = tuple(number for number in used if number not in argument_registers)
+    registers = {**argument_registers, **{number: register for register, number in enumerate(fixed, len(arguments))}}
+    next_register = len(arguments) + len(fixed)
     operations = []
     for step in steps:
         tensors = tuple(registers[number] for number in step.tensors)
@@ -113,7 +113,7 @@ def renamed(
             next_register += 1
         into = tuple(registers[number] for number in step.results)
         operations.append(ProgramOperation(step.action, tensors, step.floats, into, step.drawn))
-    numbers = (*given, *fixed)
+    numbers = (*arguments, *fixed)
     changed = tuple(register for register, number in enumerate(numbers) if number in written)
     inputs = tuple(metas[number] for number in numbers)
     return Program(inputs, tuple(operations), tuple(registers[number] for number in results), changed), fixed
@@ -133,8 +133,8 @@ class RunDifference:
 
 def difference(before: Program, now: Program) -> RunDifference | None:
     """Returns the first difference between two programs, or None."""
-    for index, (earlier, later) in enumerate(zip(before.operations, now.operations, strict=False)):
-        text = _between(earlier, later)
+    for index, (old, new) in enumerate(zip(before.operations, now.operations, strict=False)):
+        text = _between(old, new)
         if text:
             return RunDifference(index, text)
     lengths = len(before.operations), len(now.operations)
@@ -147,8 +147,8 @@ def difference(before: Program, now: Program) -> RunDifference | None:
     scalars = changing(before, now)
     if scalars:
         index, _, was, value = scalars[0]
-        others = f" (and {len(scalars) - 1} more)" if len(scalars) > 1 else ""
-        text = f"{now.operations[index].name} takes the number {was!r} before and {value!r} now{others}"
+        rest = f" (and {len(scalars) - 1} more)" if len(scalars) > 1 else ""
+        text = f"{now.operations[index].name} takes the number {was!r} before and {value!r} now{rest}"
         return RunDifference(index, text, scalars)
     if before.inputs != now.inputs:
         return RunDifference(None, "it uses tensors of other shapes, types or placements")
@@ -163,8 +163,8 @@ def changing(before: Program, now: Program) -> tuple[tuple[int, int, float, floa
     """Numbers in which two runs of the same operations differ."""
     return tuple(
         (index, position, was, value)
-        for index, (earlier, later) in enumerate(zip(before.operations, now.operations, strict=True))
-        for position, (was, value) in enumerate(zip(earlier.floats, later.floats, strict=True))
+        for index, (old, new) in enumerate(zip(before.operations, now.operations, strict=True))
+        for position, (was, value) in enumerate(zip(old.floats, new.floats, strict=True))
         if was != value and not (was != was and value != value)
     )
 

@@ -66,15 +66,15 @@ def _graph_of(
     exec(source.text, names)
     run = names["run"]
     table = {torch.ops.aten._fused_adamw_.default: _fused_adamw} if backend == "inductor" else {}
-    made: Any = make_fx(
-        lambda *given: run(list(given), 0), decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True
+    graph: Any = make_fx(
+        lambda *args: run(list(args), 0), decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True
     )(*shards)
     if backend == "inductor":
-        made = torch.compile(made, fullgraph=True, dynamic=False)
+        graph = torch.compile(graph, fullgraph=True, dynamic=False)
 
     def called(inputs: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
         seeds.number = seed
-        return list(made(*inputs))
+        return list(graph(*inputs))
 
     return called
 
@@ -123,43 +123,43 @@ class Replay:
         exec(compile(self._source.text, self._file, "exec"), self._names)
         self._run: Run | None = self._names["run"] if trace.backend == "python" else None
         if trace.backend == "cudagraphs":
-            given = len(program.inputs) - len(trace.fixed)
-            self._run = CudaGraph(self._names["run"], given, program.written, self._file)
+            varying = len(program.inputs) - len(trace.fixed)
+            self._run = CudaGraph(self._names["run"], varying, program.written, self._file)
         self._mesh = mesh
         metas = program.metas
         self.is_own = all(meta.is_own for meta in metas)  # what fails on one rank is lost there alone
-        self._specs = [spec_of(metas[at], mesh) for at in program.results]
+        self._specs = [spec_of(metas[register], mesh) for register in program.results]
         # Each operation passes fewer kernels, which saves a twentieth of a step. Graphs are traced with all of them.
         self._below_autograd: Callable[[], AbstractContextManager[object]] = (
             torch._C._AutoDispatchBelowAutograd if trace.backend == "python" else nullcontext
         )
         self._draws = any(constant.kind == "seed" for constant in self._source.constants.values())
 
-    def run(self, env: Env, given: Sequence[Number], into: Sequence[Number], seed: int, failed: Failed) -> None:
+    def run(self, env: Env, arguments: Sequence[Number], into: Sequence[Number], seed: int, failed: Failed) -> None:
         """Runs the program. After a failure the tensors concerned are lost, as without a program."""
-        numbers = (*given, *self._fixed)
+        numbers = (*arguments, *self._fixed)
         tensors = [env[number] for number in numbers]
         for number in {*into} - {*numbers}:  # frees the previous tensor of this number first
             env.pop(number, None)
         if LostTensor in map(type, tensors):
-            lost = {f"r{at}": value for at, value in enumerate(tensors) if isinstance(value, LostTensor)}
-            there = {f"r{at}": value._local_tensor for at, value in enumerate(tensors) if f"r{at}" not in lost}
-            self._run_remaining(env, numbers, into, there | {"seed": seed}, lost, 0, failed)
+            lost = {f"r{i}": value for i, value in enumerate(tensors) if isinstance(value, LostTensor)}
+            present = {f"r{i}": value._local_tensor for i, value in enumerate(tensors) if f"r{i}" not in lost}
+            self._run_remaining(env, numbers, into, present | {"seed": seed}, lost, 0, failed)
             return
         shards = [tensor._local_tensor for tensor in tensors]
         draws = self._draws and (self.is_own or BORROWED.is_shared)
         try:
             with BORROWED if draws else nullcontext(), self._below_autograd():
-                made = (self._run or self._graph(shards))(shards, seed)
+                results = (self._run or self._graph(shards))(shards, seed)
         except BaseException as error:
             if self._backend != "python":
                 self._lose_all(env, numbers, into, error, failed)
                 return
-            values, at = self._state_at(error)
-            lost = self._lose(at, error, failed)
-            self._run_remaining(env, numbers, into, values, lost, at + 1, failed)
+            values, line = self._state_at(error)
+            lost = self._lose(line, error, failed)
+            self._run_remaining(env, numbers, into, values, lost, line + 1, failed)
             return
-        for number, shard, spec in zip(into, made, self._specs, strict=True):
+        for number, shard, spec in zip(into, results, self._specs, strict=True):
             env[number] = dtensor(shard, spec, requires_grad=False)
 
     def _graph(self, shards: list[torch.Tensor]) -> Run:
@@ -172,9 +172,9 @@ class Replay:
         self._run = _graph_of(self._source, names, shards, seeds, self._backend)
         return self._run
 
-    def written(self, given: Sequence[Number]) -> list[Number]:
+    def written(self, arguments: Sequence[Number]) -> list[Number]:
         """Numbers of the tensors that the program writes to."""
-        numbers = (*given, *self._fixed)
+        numbers = (*arguments, *self._fixed)
         return [numbers[register] for register in self._program.written]
 
     def operation_in(self, frame: FrameType | None) -> int | None:
@@ -205,7 +205,7 @@ class Replay:
     ) -> None:
         """Marks all results and written tensors as lost, since the progress in a graph is unknown."""
         lost = LostTensor(failed(0, f"a compiled step ({self._backend})", error))
-        env.update(dict.fromkeys((*into, *(numbers[at] for at in self._program.written)), lost))
+        env.update(dict.fromkeys((*into, *(numbers[register] for register in self._program.written)), lost))
 
     def _lose(self, line: int, error: BaseException, failed: Failed) -> dict[str, LostTensor]:
         """Reports the failed operation of a line; returns the registers that are lost."""
@@ -229,20 +229,20 @@ class Replay:
         into: Sequence[Number],
         values: dict[str, object],
         lost: dict[str, LostTensor],
-        at: int,
+        first: int,
         failed: Failed,
     ) -> None:
         """Runs the following lines one by one, without those that need lost tensors."""
         program, source = self._program, self._source
         broken: dict[int, LostTensor | None] = {}  # operations, with what their results are
-        if at:
-            broken[source.operations[at - 1]] = next(iter(lost.values()), None)
-        for line in range(at, len(source.lines)):
+        if first:
+            broken[source.operations[first - 1]] = next(iter(lost.values()), None)
+        for line in range(first, len(source.lines)):
             number = source.operations[line]
             operation = program.operations[number]
-            reason = next((lost[f"r{one}"] for one in operation.tensors if f"r{one}" in lost), None)
+            reason = next((lost[f"r{register}"] for register in operation.tensors if f"r{register}" in lost), None)
             if reason is not None:
-                lost.update({f"r{one}": reason for one in operation.results})
+                lost.update({f"r{register}": reason for register in operation.results})
                 broken[number] = reason
             if number in broken:  # whose collective may have brought results of others, too
                 if (reason := broken[number]) is not None:
@@ -255,12 +255,12 @@ class Replay:
             except BaseException as error:
                 lost.update(failure := self._lose(line, error, failed))
                 broken[number] = next(iter(failure.values()), None)
-        for at, spec, number_of in zip(program.results, self._specs, into, strict=True):
-            name = f"r{at}"
-            env[number_of] = lost[name] if name in lost else dtensor(values[name], spec, requires_grad=False)
-        for at in program.written:
-            if f"r{at}" in lost:
-                env[numbers[at]] = lost[f"r{at}"]
+        for register, spec, result in zip(program.results, self._specs, into, strict=True):
+            name = f"r{register}"
+            env[result] = lost[name] if name in lost else dtensor(values[name], spec, requires_grad=False)
+        for register in program.written:
+            if f"r{register}" in lost:
+                env[numbers[register]] = lost[f"r{register}"]
 
 
 def linked(source: FunctionSource, mesh: DeviceMesh, measured: Measured = unmeasured) -> dict[str, Any]:
@@ -299,9 +299,9 @@ def _link(constant: Constant, mesh: DeviceMesh, measured: Measured) -> object:
     return value
 
 
-def _part(sent: Sent, mesh: DeviceMesh) -> torch.Tensor:
-    tensor = sent.tensor.to(mesh.device_type)
-    return distributed(tensor, mesh, sent.made.placements)._local_tensor
+def _part(constant: Sent, mesh: DeviceMesh) -> torch.Tensor:
+    tensor = constant.tensor.to(mesh.device_type)
+    return distributed(tensor, mesh, constant.made.placements)._local_tensor
 
 
 def _sharded(shard: torch.Tensor, spec: DTensorSpec) -> DTensor:

@@ -58,7 +58,7 @@ class FunctionSource:
     @property
     def text(self) -> str:
         """Source of the function of the shards of the inputs and the seed."""
-        inputs = "".join(f"r{at}, " for at in range(self.inputs))
+        inputs = "".join(f"r{register}, " for register in range(self.inputs))
         head = ["def run(inputs, seed):", f"{inputs}= inputs" if inputs else "", "del inputs"]
         return "\n ".join([*head, *self.lines, f"return [{', '.join(self.results)}]\n"])
 
@@ -82,7 +82,7 @@ class _Line:
     size: int = 0
 
     @property
-    def made(self) -> list[str]:
+    def out(self) -> list[str]:
         """The registers that the line assigns."""
         return assigned(self.text)
 
@@ -99,20 +99,20 @@ class _Exchange:
     how: str
     axes: tuple[int, ...]
     sources: tuple[str, ...]
-    made: tuple[str, ...]
+    out: tuple[str, ...]
     is_pending: bool
 
     def joined(self, other: "_Exchange") -> "_Exchange":
         return replace(
-            self, axes=self.axes + other.axes, sources=self.sources + other.sources, made=self.made + other.made
+            self, axes=self.axes + other.axes, sources=self.sources + other.sources, out=self.out + other.out
         )
 
-    def part(self, which: Sequence[int]) -> "_Exchange":
+    def part(self, indices: Sequence[int]) -> "_Exchange":
         return replace(
             self,
-            axes=tuple(self.axes[at] for at in which),
-            sources=tuple(self.sources[at] for at in which),
-            made=tuple(self.made[at] for at in which),
+            axes=tuple(self.axes[index] for index in indices),
+            sources=tuple(self.sources[index] for index in indices),
+            out=tuple(self.out[index] for index in indices),
         )
 
 
@@ -138,22 +138,22 @@ class _Writer:
         self._lines: list[_Line | _Exchange] = []
         self._constants: dict[str, Constant] = {}
         self._names: dict[tuple[str, object], str] = {}
-        self._metas: dict[str, Meta] = {f"r{at}": meta for at, meta in enumerate(program.metas)}
-        self._own = 0
-        self._at = 0
+        self._metas: dict[str, Meta] = {f"r{register}": meta for register, meta in enumerate(program.metas)}
+        self._count = 0
+        self._index = 0
 
     def finished(self) -> FunctionSource:
-        for at, operation in enumerate(self._program.operations):
-            self._at = at
+        for index, operation in enumerate(self._program.operations):
+            self._index = index
             self._write(operation)
-        inputs = {f"r{at}" for at in range(len(self._program.inputs))}
-        constant = inputs - {f"r{at}" for at in self._program.written}
+        inputs = {f"r{register}" for register in range(len(self._program.inputs))}
+        constant = inputs - {f"r{register}" for register in self._program.written}
         aliases = _aliases(self._lines)
         changed = _changed(self._lines, aliases)
         lines = _gathered_together(self._lines, self._metas, aliases)
         lines = _exchanged_first(lines, self._metas, constant - changed, changed)
         finished = _waiting_last(lines, changed, self._finish, self._exchange)
-        results = tuple(f"r{at}" for at in self._program.results)
+        results = tuple(f"r{register}" for register in self._program.results)
         return FunctionSource(
             tuple(_dropping([line.text for line in finished], inputs, results)),
             tuple(line.operation for line in finished),
@@ -180,7 +180,7 @@ class _Writer:
         self._line(f"{self._constant('seed', dims)}(seed, {drawn})")
 
     def _define(self, action: Define, operation: ProgramOperation) -> None:
-        names = {at: f"r{register}" for at, register in enumerate(operation.tensors)}
+        names = {index: f"r{register}" for index, register in enumerate(operation.tensors)}
         renamed = []
         for local, register in zip(action.program.results, operation.results, strict=True):
             if local in names:
@@ -196,7 +196,7 @@ class _Writer:
             if isinstance(value, Scalar):
                 return repr(numbers[value.index]) if _is_plain(numbers[value.index]) else self._number(value, numbers)
             if isinstance(value, list | tuple) and _holds(value):
-                return f"[{', '.join(written(each, sharded) for each in value)}]"
+                return f"[{', '.join(written(item, sharded) for item in value)}]"
             return self._value(value)
 
         for steps in together(action.program.steps):
@@ -207,12 +207,12 @@ class _Writer:
                     self._call(step, f"{self._constant('operation', 'aten.ones.default')}([], {of})", names)
                 case LocalStep() | Call():
                     sharded = isinstance(step, Call)
-                    given = [written(value, sharded) for value in step.args]
-                    given += [f"{name}={written(value, sharded)}" for name, value in step.kwargs.items()]
-                    call = f"{self._constant('operation', step.operation)}({', '.join(given)})"
+                    arguments = [written(value, sharded) for value in step.args]
+                    arguments += [f"{name}={written(value, sharded)}" for name, value in step.kwargs.items()]
+                    call = f"{self._constant('operation', step.operation)}({', '.join(arguments)})"
                     self._call(step, call, names)
                 case Redistribute():
-                    self._redistribute([each for each in steps if isinstance(each, Redistribute)], names)
+                    self._redistribute([move for move in steps if isinstance(move, Redistribute)], names)
                 case Finish():
                     finish = self._constant("finish", (step.dims, step.meta.stride))
                     out = self._named(names, step.out)
@@ -226,25 +226,25 @@ class _Writer:
 
     def _call(self, step: LocalStep | Call, call: str, names: dict[int, str]) -> None:
         """Writes a call and the assignment of its results."""
-        kept = [(at, register) for at, register in enumerate(step.out) if register is not None]
+        results = [(index, register) for index, register in enumerate(step.out) if register is not None]
         sharded = isinstance(step, Call)
         kind = "other" if sharded else _kind_of(step.operation)
-        if not kept:
+        if not results:
             self._line(call, kind)
             return
         if isinstance(step, LocalStep):
-            for at, register in kept:
-                meta = step.metas[at]
+            for index, register in results:
+                meta = step.metas[index]
                 assert meta is not None
                 self._metas[self._named(names, register)] = meta
         returned = _returned(step.operation)
         if returned == "one" and not sharded:
-            self._line(f"{names[kept[0][1]]} = {call}", kind)
+            self._line(f"{names[results[0][1]]} = {call}", kind)
             return
         result = self._fresh("t")
         self._line(f"{result} = leaves({call})" if returned == "nested" else f"{result} = {call}", kind)
-        for at, register in kept:
-            value = result if returned == "one" else f"{result}[{at}]"
+        for index, register in results:
+            value = result if returned == "one" else f"{result}[{index}]"
             if sharded and register not in names:  # kept whole: what it stands for may be more than its meta says
                 names[register] = self._fresh("d")
                 self._line(f"{names[register]} = {value}")
@@ -269,9 +269,9 @@ class _Writer:
                 self._line(f"{out} = {self._constant('move', (self._metas[source], step.meta))}({source})")
         for (dim, how, _, is_pending), alike in exchanges.items():
             sources = tuple(names[step.source] for step, _ in alike)
-            made = tuple(names[step.out] for step, _ in alike)
+            results = tuple(names[step.out] for step, _ in alike)
             axes = tuple(axis for _, axis in alike)
-            self._lines.append(_Exchange(self._at, dim, how, axes, sources, made, is_pending))
+            self._lines.append(_Exchange(self._index, dim, how, axes, sources, results, is_pending))
 
     def _as_shard(self, name: str) -> str:
         return f"{name}._local_tensor" if name.startswith("d") else name
@@ -287,8 +287,8 @@ class _Writer:
         return names[register]
 
     def _fresh(self, kind: str) -> str:
-        self._own += 1
-        return f"{kind}{self._own}"
+        self._count += 1
+        return f"{kind}{self._count}"
 
     def _number(self, value: Scalar, numbers: Sequence[float]) -> str:
         return self._constant("value", numbers[value.index])
@@ -308,11 +308,11 @@ class _Writer:
 
     def _line(self, text: str, kind: Literal["pure", "view", "other"] = "other") -> None:
         size = max((self._metas[name].nbytes for name in variables(text) if name in self._metas), default=0)
-        self._lines.append(_Line(text, self._at, kind, size))
+        self._lines.append(_Line(text, self._index, kind, size))
 
     def _exchange(self, exchange: _Exchange) -> _Line:
         name = self._constant("exchange", (exchange.dim, exchange.how, exchange.axes))
-        return _Line(f"{', '.join(exchange.made)}, = {name}([{', '.join(exchange.sources)}])", exchange.operation)
+        return _Line(f"{', '.join(exchange.out)}, = {name}([{', '.join(exchange.sources)}])", exchange.operation)
 
     def _finish(self, name: str, exchange: _Exchange) -> _Line:
         finish = self._constant("finish", ((exchange.dim,), self._metas[name].stride))
@@ -329,25 +329,25 @@ def _gathered_together(
     last: dict[str, int] = {}  # the last line that made a register, or may have changed its memory
     merged: dict[int, _Exchange] = {}
     first: dict[tuple[int, torch.dtype], int] = {}  # by mesh dimension and type, the collective that others join
-    for at, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if isinstance(line, _Line):
-            changed = variables(line.text) if line.kind == "other" else line.made
-            last.update(dict.fromkeys((alias for name in changed for alias in aliases.get(name, (name,))), at))
+            changed = variables(line.text) if line.kind == "other" else line.out
+            last.update(dict.fromkeys((alias for name in changed for alias in aliases.get(name, (name,))), index))
             continue
-        last.update(dict.fromkeys(line.made, at))
-        merged[at] = line
+        last.update(dict.fromkeys(line.out, index))
+        merged[index] = line
         if line.how != GATHER or line.is_pending:
             continue
-        key = (line.dim, metas[line.made[0]].dtype)
+        key = (line.dim, metas[line.out[0]].dtype)
         before = first.get(key)
         if before is not None and all(last.get(name, -1) < before for name in line.sources):
             both = merged[before].joined(line)
-            if sum(metas[name].nbytes for name in both.made) <= _SHARED_GATHER:
+            if sum(metas[name].nbytes for name in both.out) <= _SHARED_GATHER:
                 merged[before] = both
-                del merged[at]
+                del merged[index]
                 continue
-        first[key] = at
-    both_kinds = (line if isinstance(line, _Line) else merged.get(at) for at, line in enumerate(lines))
+        first[key] = index
+    both_kinds = (line if isinstance(line, _Line) else merged.get(index) for index, line in enumerate(lines))
     return [line for line in both_kinds if line is not None]
 
 
@@ -359,15 +359,15 @@ def _exchanged_first(
     The number of targets of a loss is such: the forward pass runs beside the collective.
     """
     needs: dict[str, frozenset[int]] = dict.fromkeys(constant, frozenset())  # lines that make a register
-    for at, line in enumerate(lines):
-        made = line.made
-        if not isinstance(line, _Line) or line.kind == "other" or line.size > _EARLY_SIZE or changed.intersection(made):
+    for index, line in enumerate(lines):
+        out = line.out
+        if not isinstance(line, _Line) or line.kind == "other" or line.size > _EARLY_SIZE or changed.intersection(out):
             continue
-        names = [name for name in variables(line.text) if name not in made]
+        names = [name for name in variables(line.text) if name not in out]
         if all(name in needs for name in names):
-            found = frozenset((at,)).union(*(needs[name] for name in names))
-            if len(found) <= _EARLY_LINES:
-                needs |= dict.fromkeys(made, found)
+            required = frozenset((index,)).union(*(needs[name] for name in names))
+            if len(required) <= _EARLY_LINES:
+                needs |= dict.fromkeys(out, required)
     first: set[int] = set()
     begun: list[_Line | _Exchange] = []
     rest: list[_Line | _Exchange] = []
@@ -375,14 +375,14 @@ def _exchanged_first(
         if not isinstance(line, _Exchange) or line.is_pending:
             rest.append(line)
             continue
-        early = [at for at, name in enumerate(line.sources) if name in needs and metas[name].nbytes <= _EARLY_SUM]
+        early = [index for index, name in enumerate(line.sources) if name in needs and metas[name].nbytes <= _EARLY_SUM]
         if early:
-            first.update(*(needs[line.sources[at]] for at in early))
+            first.update(*(needs[line.sources[index]] for index in early))
             begun.append(line.part(early))
         if len(early) < len(line.sources):
-            rest.append(line.part([at for at in range(len(line.sources)) if at not in early]))
-    moved = {id(lines[at]) for at in first}
-    return [*(lines[at] for at in sorted(first)), *begun, *(line for line in rest if id(line) not in moved)]
+            rest.append(line.part([index for index in range(len(line.sources)) if index not in early]))
+    moved = {id(lines[index]) for index in first}
+    return [*(lines[index] for index in sorted(first)), *begun, *(line for line in rest if id(line) not in moved)]
 
 
 def _waiting_last(
@@ -400,15 +400,15 @@ def _waiting_last(
     done: list[_Line] = []
 
     def settle(names: Iterable[str]) -> None:
-        wanted, found = [*names], set[str]()
-        while wanted:
-            name = wanted.pop()
-            if (name in begun or name in late) and name not in found:
-                found.add(name)
-                wanted += variables(late[name].text) if name in late else ()
-        done.extend(finish(name, begun.pop(name)) for name in [*begun] if name in found)
+        pending, due = [*names], set[str]()
+        while pending:
+            name = pending.pop()
+            if (name in begun or name in late) and name not in due:
+                due.add(name)
+                pending += variables(late[name].text) if name in late else ()
+        done.extend(finish(name, begun.pop(name)) for name in [*begun] if name in due)
         for name in [*late]:
-            if name in found:
+            if name in due:
                 done.append(late.pop(name))
 
     for line in lines:
@@ -416,12 +416,12 @@ def _waiting_last(
             settle(line.sources)
             done.append(begin(line))
             if not line.is_pending:
-                begun |= dict.fromkeys(line.made, line)
+                begun |= dict.fromkeys(line.out, line)
             continue
         names = variables(line.text)
         waits = line.kind == "pure" and any(name in begun or name in late for name in names)
-        if waits and len(line.made) == 1 and line.size <= _SCALAR and not changed.intersection(names):
-            late[line.made[0]] = line
+        if waits and len(line.out) == 1 and line.size <= _SCALAR and not changed.intersection(names):
+            late[line.out[0]] = line
         else:
             settle(names)
             done.append(line)
@@ -431,31 +431,31 @@ def _waiting_last(
 
 def _aliases(lines: Iterable[_Line | _Exchange]) -> dict[str, set[str]]:
     """For each register that shows memory of others, or whose memory others show, all of these."""
-    found: dict[str, set[str]] = {}
+    groups: dict[str, set[str]] = {}
     for line in lines:
         if isinstance(line, _Line) and line.kind == "view":
-            group = {alias for name in variables(line.text) for alias in found.get(name, (name,))}
-            found.update(dict.fromkeys(group, group))
-    return found
+            group = {alias for name in variables(line.text) for alias in groups.get(name, (name,))}
+            groups.update(dict.fromkeys(group, group))
+    return groups
 
 
 def _changed(lines: Iterable[_Line | _Exchange], aliases: Mapping[str, set[str]]) -> set[str]:
     """Registers whose memory some line may change, itself or through a view."""
-    others = [
+    names = [
         name for line in lines if isinstance(line, _Line) and line.kind == "other" for name in variables(line.text)
     ]
-    return {alias for name in others for alias in aliases.get(name, (name,))}
+    return {alias for name in names for alias in aliases.get(name, (name,))}
 
 
 def _dropping(lines: Sequence[str], inputs: Iterable[str], results: Iterable[str]) -> list[str]:
     """The lines, each with a `del` of the registers that it uses for the last time."""
     last = dict.fromkeys(inputs, -1)
-    for at, line in enumerate(lines):
-        last.update(dict.fromkeys(variables(line), at))
+    for index, line in enumerate(lines):
+        last.update(dict.fromkeys(variables(line), index))
     dying: dict[int, list[str]] = {}
     for name in last.keys() - {*results}:
         dying.setdefault(last[name], []).append(name)
-    return [f"{line}; del {', '.join(sorted(dying[at]))}" if at in dying else line for at, line in enumerate(lines)]
+    return [f"{line}; del {', '.join(sorted(dying[i]))}" if i in dying else line for i, line in enumerate(lines)]
 
 
 def _kind_of(operation: str) -> Literal["pure", "view", "other"]:
@@ -471,7 +471,7 @@ def _kind_of(operation: str) -> Literal["pure", "view", "other"]:
 def _returned(operation: str) -> str:
     """Kind of results: "one" tensor, "several", or "nested" lists."""
     returns = overload(operation)._schema.returns
-    if any(isinstance(one.type, torch.ListType) for one in returns):
+    if any(isinstance(returned.type, torch.ListType) for returned in returns):
         return "several" if len(returns) == 1 else "nested"
     return "one" if len(returns) == 1 else "several"
 

@@ -52,8 +52,8 @@ CHECK_EVERY = 1000
 
 
 def _held_once() -> int:
-    held = [object()]
-    name = held[0]
+    items = [object()]
+    name = items[0]
     return getrefcount(name)
 
 
@@ -80,10 +80,10 @@ class Variant:
         metas = program.metas
         self._is_own = all(meta.is_own for meta in metas)
         self._metas = [metas[register] for register in program.results]
-        made = [slot for slot in capture.slots if slot.after == "made"]
-        self._results = len(program.results) - len(made)
+        slots = [slot for slot in capture.slots if slot.after == "made"]
+        self._results = len(program.results) - len(slots)
         self._read = [slot for slot in capture.slots if slot.before == "read"]
-        self._made = [_Gradient(slot) for slot in made]
+        self._made = [_Gradient(slot) for slot in slots]
         self._dropped = [slot for slot in capture.slots if slot.after == "None" and slot.before != "None"]
         self._absent = [slot for slot in capture.slots if slot.before == "None"]
         self._reference = self.stream.hold_object()
@@ -121,9 +121,9 @@ class Variant:
         return ""
 
     def _inputs(self, leaves: Sequence[Any]) -> list[Reference | None]:
-        found: list[Reference | None] = [leaves[index].reference for index in self._given]
-        found += [_grad(slot).reference for slot in self._read]
-        return found + self.stream.held.references(self.capture.fixed)
+        references: list[Reference | None] = [leaves[index].reference for index in self._given]
+        references += [_grad(slot).reference for slot in self._read]
+        return references + self.stream.held.references(self.capture.fixed)
 
     def __call__(self, leaves: Sequence[object]) -> object:
         """Replays the step and returns its results. Blocks, interruptibly, while the window is exceeded."""
@@ -136,12 +136,12 @@ class Variant:
 
     def _call(self, leaves: Sequence[Any]) -> object:
         stream, sites = self.stream, self.capture.made_at
-        given = [leaves[index].reference.number for index in self._given]
-        given += [_grad(slot).reference.number for slot in self._read]
+        numbers = [leaves[index].reference.number for index in self._given]
+        numbers += [_grad(slot).reference.number for slot in self._read]
         if stream.held.lost:
-            stream.held.require_contents((*given, *self._fixed))
+            stream.held.require_contents((*numbers, *self._fixed))
         if stream.held.stale:
-            make_again(stream, (*given, *self._fixed), None)
+            make_again(stream, (*numbers, *self._fixed), None)
         inputs = self._inputs(leaves) if stream.viewed or self.capture.aliases else []
         references = [stream.hold(meta, sites[index]) for index, meta in enumerate(self._metas[: self._results])]
         outputs = [reference.number for reference in references]
@@ -158,9 +158,9 @@ class Variant:
             self._replace_gradients(gradients)
         written: list[WriteRecord] = [self._writes]
         if self._written:
-            arguments = stream.held.references([given[register] for register in self._written])
-            written += [known.writes for known in arguments if known is not None]
-        stream.repeat((*self._head, seed, *given, *outputs), self._sites, written)
+            arguments = stream.held.references([numbers[register] for register in self._written])
+            written += [reference.writes for reference in arguments if reference is not None]
+        stream.repeat((*self._head, seed, *numbers, *outputs), self._sites, written)
         if inputs:
             self._update_views(inputs, stream.held.references(outputs))
         stream.draws.drawn += self.capture.recording.drawn
@@ -170,8 +170,8 @@ class Variant:
             if gradient.new is not None:
                 gradient.give()
         capture = self.capture
-        made = [self._handle(leaf, references, leaves) for leaf in capture.returned]
-        return pytree.tree_unflatten(made, capture.tree)
+        values = [self._handle(leaf, references, leaves) for leaf in capture.returned]
+        return pytree.tree_unflatten(values, capture.tree)
 
     def _replace_gradients(self, numbers: list[int]) -> None:
         """Notes which gradients the step writes to from now on. Those of before, if alive, keep their last write."""
@@ -183,13 +183,13 @@ class Variant:
 
     def _update_views(self, inputs: list[Reference | None], results: list[Reference | None]) -> None:
         """Records which results are views of which tensors, and which copied views have become stale."""
-        known = inputs + results
+        references = inputs + results
         for alias in self.capture.aliases:
-            made, source, base = known[alias.result], known[alias.source], known[alias.base]
-            assert made is not None
+            result, source, base = references[alias.result], references[alias.source], references[alias.base]
+            assert result is not None
             assert source is not None
             assert base is not None
-            share(made, source, alias.offset, Copied(base, alias.steps) if alias.steps else None)
+            share(result, source, alias.offset, Copied(base, alias.steps) if alias.steps else None)
         for register in self.capture.program.written:
             reference = inputs[register]
             if reference is not None and reference.memory is not None:
@@ -212,7 +212,7 @@ class _Gradient:
         self._number = 0
         self.new: MeshTensor | None = None  # not assigned yet
 
-    def number(self, stream: Stream, meta: Meta, where: CallSite | None) -> int:
+    def number(self, stream: Stream, meta: Meta, site: CallSite | None) -> int:
         """Returns the number of the gradient on the workers."""
         leaf = self._slot.leaf()
         grad = leaf.grad if leaf is not None else None
@@ -225,7 +225,7 @@ class _Gradient:
             return self._number
         if leaf is not None and self._slot.before != "read":
             leaf.grad = None  # freed before the call, as in the step
-        self.new = MeshTensor(meta, stream.hold(meta, where))
+        self.new = MeshTensor(meta, stream.hold(meta, site))
         self._number = self.new.reference.number
         return self._number
 
@@ -346,15 +346,15 @@ class CompiledStep:
         before = {id(stream): parameters(stream) for stream in streams}
         with recorded(streams) as recordings:
             result = self._function(*args, **kwargs)
-        found = captured(recordings, before, leaves, result)
-        if isinstance(found, Capture) and not found.reason:
+        capture = captured(recordings, before, leaves, result)
+        if isinstance(capture, Capture) and not capture.reason:
             changed = watched.changed()
             if changed:
-                found.reason = (
+                capture.reason = (
                     f"it changes what it reads itself: {changed}. Python does not run in a compiled call: "
                     "do that outside of the step, or keep the number in a tensor of the mesh"
                 )
-        return result, found, watched
+        return result, capture, watched
 
     def _captured(
         self,
@@ -373,27 +373,27 @@ class CompiledStep:
                 f"{self._last_reason(key)}. Pad what differs, or keep numbers that change in tensors",
             )
             return self._function(*args, **kwargs)
-        result, found, watched = self._run(leaves, args, kwargs)
+        result, capture, watched = self._run(leaves, args, kwargs)
         before = self._candidates.pop(key, None)
         self._runs[key] += 1
         if len(self._runs) > KINDS:
             self._give_up(key, f"it was called in {KINDS} different ways. Pad what differs; numbers can be tensors")
             return result
-        if isinstance(found, str) or found.reason:
+        if isinstance(capture, str) or capture.reason:
             if self._runs[key] > 1:
-                self._give_up(key, found if isinstance(found, str) else found.reason)
+                self._give_up(key, capture if isinstance(capture, str) else capture.reason)
             return result
-        difference = found.unlike(before) if before is not None else None
+        difference = capture.unlike(before) if before is not None else None
         if before is None or difference is not None:
             if difference is not None and difference.scalars:
-                raise _of_scalars(found, difference)
+                raise _of_scalars(capture, difference)
             if difference is not None and self._runs[key] >= RUNS:
-                self._give_up(key, f"no two of {RUNS} runs of it were alike: {_difference_text(found, difference)}")
+                self._give_up(key, f"no two of {RUNS} runs of it were alike: {_difference_text(capture, difference)}")
             else:
-                self._candidates[key] = found
+                self._candidates[key] = capture
             return result
-        self._check_backend(found)
-        variant = Variant(found, leaves, floats, watched, self._backend)
+        self._check_backend(capture)
+        variant = Variant(capture, leaves, floats, watched, self._backend)
         self._variants.setdefault(key, []).append(variant)
         self._runs[key] = 0
         return result
@@ -407,15 +407,15 @@ class CompiledStep:
         kwargs: dict[str, object],
     ) -> object:
         """Runs the Python and compares it with the program. Raises CompileError if they differ."""
-        result, found, _ = self._run(leaves, args, kwargs)
-        if isinstance(found, str) or found.reason:
-            text = found if isinstance(found, str) else found.reason
+        result, capture, _ = self._run(leaves, args, kwargs)
+        if isinstance(capture, str) or capture.reason:
+            text = capture if isinstance(capture, str) else capture.reason
         else:
-            difference = found.unlike(variant.capture)
+            difference = capture.unlike(variant.capture)
             if difference is None:
                 variant.calls += 1
                 return result
-            text = _difference_text(found, difference)
+            text = _difference_text(capture, difference)
         self._variants[key].remove(variant)
         raise CompileError(
             f"{self._name} does something else by now than when it was captured: {text}\n"
@@ -423,17 +423,17 @@ class CompiledStep:
             "It is captured anew" + more("manual/compile.md#when-a-step-is-captured-again")
         )
 
-    def _check_backend(self, found: Capture) -> None:
-        if found.recording.drawn and self._backend in _WITHOUT_RANDOMNESS:
+    def _check_backend(self, capture: Capture) -> None:
+        if capture.recording.drawn and self._backend in _WITHOUT_RANDOMNESS:
             raise CompileError(
                 f"the step draws random numbers (dropout), and {_WITHOUT_RANDOMNESS[self._backend]}: "
                 'take backend="fx" or "python"'
             )
-        device = found.stream.layout.device
+        device = capture.stream.layout.device
         if self._backend == "cudagraphs" and device != "cuda":
             raise CompileError(
-                f'backend="cudagraphs" needs ranks that compute on GPUs, and those of {found.stream.title} compute on '
-                f'{device}: take backend="python"'
+                f'backend="cudagraphs" needs ranks that compute on GPUs, and those of {capture.stream.title} compute '
+                f'on {device}: take backend="python"'
             )
 
     def _check_optimizers(self, watched: Watched) -> None:
@@ -472,15 +472,15 @@ class CompiledStep:
         return f" (the last: {variants[-1].unfit()})" if variants else ""
 
 
-def _difference_text(found: Capture, difference: RunDifference) -> str:
-    origin = origin_of(found.sites[difference.index]) if difference.index is not None else None
+def _difference_text(capture: Capture, difference: RunDifference) -> str:
+    origin = origin_of(capture.sites[difference.index]) if difference.index is not None else None
     return difference.text + (f"\n  issued at {origin}" if origin is not None else "")
 
 
-def _of_scalars(found: Capture, difference: RunDifference) -> CompileError:
+def _of_scalars(capture: Capture, difference: RunDifference) -> CompileError:
     return CompileError(
         "a number changes from call to call, and a compiled step would go on with the last: "
-        f"{_difference_text(found, difference)}\n"
+        f"{_difference_text(capture, difference)}\n"
         "This call has run as it is written. Keep the number in a tensor of the mesh: lr=torch.tensor(1e-3, "
         "device=mesh.device), an optimizer with fused=True or capturable=True, a scheduler stepped outside; or give a "
         "tensor as an argument"
