@@ -53,7 +53,7 @@ class Recording:
         self.calls: Calls = Counter()
         self._first = stream.held.next()
         self._made: set[int] = set()
-        self._written: set[int] = set()  # tensors that no view shared then
+        self._written: set[int] = set()  # tensors that shared no memory at the time
         self._written_memory: weakref.WeakSet[LogicalMemory] = weakref.WeakSet()
         self._thread = threading.get_ident()
         self._seed, self._drawn = stream.draws.seed, stream.draws.drawn
@@ -70,7 +70,7 @@ class Recording:
 
     @property
     def made(self) -> set[int]:
-        """Numbers of the tensors that the step made. Views that were there before and are made again do not count."""
+        """Numbers of the tensors that the step made. Existing views that are made again do not count."""
         return self._made
 
     def writes(self, number: int) -> bool:
@@ -90,7 +90,7 @@ class Recording:
         if command[0] == OBJECT:
             self._on_object(command[1], site)
             return
-        numbers = [number for number in command if isinstance(number, int | float)]  # all of it
+        numbers = [number for number in command if isinstance(number, int | float)]  # the whole command
         plan = self.stream.defined.get(int(numbers[0]))
         if plan is None:
             return
@@ -184,7 +184,7 @@ def recorded(streams: Iterable[Stream]) -> Iterator[list[Recording]]:
 class GradientSlot(NamedTuple):
     """State of a parameter's gradient before a run (`None`, `read`, `unread`) and after it (`None`, `same`, `made`).
 
-    After it, `there` is another tensor, which was there before.
+    `there` after it is another tensor, which existed before.
     """
 
     leaf: "weakref.ref[MeshTensor]"
@@ -202,7 +202,7 @@ class Leaf(NamedTuple):
     """A value that a step returns: `made` by it, `given` to it, or any other `value`."""
 
     kind: str
-    position: int = 0  # among the tensors that it made, or was given
+    position: int = 0  # among its new tensors, or its arguments
     value: object = None
     has_graph: bool = False
 
@@ -233,11 +233,11 @@ class Capture:
     program: Program
     fixed: tuple[int, ...]
     slots: tuple[GradientSlot, ...]
-    given: tuple[int, ...]  # numbers of tensor arguments, without repetition
+    arguments: tuple[int, ...]  # numbers of tensor arguments, without repetition
     returned: tuple[Leaf, ...]
     tree: pytree.TreeSpec
     sites: tuple[CallSite | None, ...]
-    made_at: list[CallSite | None]  # call sites of the results of the program
+    result_sites: list[CallSite | None]  # call sites of the results of the program
     aliases: tuple[SharedResult, ...]
     sharing: tuple[tuple[int, ...], ...]
     recording: Recording
@@ -286,7 +286,7 @@ def captured(
     leaves: Sequence[object],
     result: object,
 ) -> Capture | str:
-    """Builds the capture of a run, or returns why there is none. `before` has the parameters by stream."""
+    """Builds the capture of a run, or returns the reason why there is none. `before` has the parameters by stream."""
     used = [recording for recording in recordings if recording.issued_here or recording.reason]
     if len(used) != 1:
         meshes = " and ".join(recording.stream.title for recording in used)
@@ -310,7 +310,7 @@ def captured(
         template.append(leaf)
         reason = reason or problem
     bases = {value.reference.copied.base.number for value in outputs.values() if value.reference.copied is not None}
-    reason = reason or _unreturned(recording, {*results, *grads}, bases)
+    reason = reason or _unreturned_reason(recording, {*results, *grads}, bases)
     metas = dict(recording.metas)
     metas.update({value.reference.number: value.meta for value in leaves if isinstance(value, MeshTensor)})
     written = [number for number in (*arguments, *recording.metas) if recording.writes(number)]
@@ -342,7 +342,7 @@ def captured(
 def shared_memory(inputs: Sequence[Reference | None]) -> tuple[tuple[int, ...], ...]:
     """Positions of inputs that share memory, by memory, where one of them is a copy on the workers.
 
-    A step makes copies again after its writes as the captured run did, so that its inputs must share what they did.
+    A step renews copies after its writes as the captured run did, so that its inputs must share memory as they did.
     """
     groups: dict[LogicalMemory, list[int]] = {}
     for position, reference in enumerate(inputs):
@@ -390,7 +390,7 @@ def _slots(
     return tuple(slots), used, new
 
 
-def _unreturned(recording: Recording, returned: Iterable[int], bases: Container[int]) -> str:
+def _unreturned_reason(recording: Recording, returned: Iterable[int], bases: Container[int]) -> str:
     """The reason against compiling a step that stores tensors without returning them; "" if it does not.
 
     `bases` stay since results are views of them, which are copies on the workers.

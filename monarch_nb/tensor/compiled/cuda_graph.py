@@ -11,7 +11,7 @@ import torch
 
 from monarch_nb.tensor.errors import CompileWarning
 
-_IN_VAIN = 8  # captures, after which the step is not captured any more
+_MAX_WASTED = 8  # captures, after which the step is not captured any more
 Run = Callable[[list[torch.Tensor], int], list[torch.Tensor]]
 
 
@@ -27,10 +27,10 @@ class CudaGraph:
     def __init__(self, run: Run, varying: int, written: Sequence[int], title: str) -> None:
         self._run, self._varying, self._written, self._title = run, varying, written, title
         self._warm = self._refused = False
-        self._moved: Counter[int] = Counter()  # captures before which an input lay elsewhere than at the one before
+        self._moved: Counter[int] = Counter()  # captures before which an input had moved since the last one
         self._viewed: set[int] = set()  # inputs of which results are views
-        self._in_vain = 0  # captures since a graph could be used again
-        self._inputs: dict[int, torch.Tensor] = {}  # what is copied into
+        self._wasted = 0  # captures since the last call that used a graph again
+        self._inputs: dict[int, torch.Tensor] = {}  # the memory that inputs are copied into
         self._addresses: dict[int, int] = {}  # of the other inputs, when the graph was captured
         self._results: list[tuple[torch.Tensor, bool]] = []  # results, and whether the graph's memory holds them
         self._replay: Callable[[], None] | None = None
@@ -42,13 +42,13 @@ class CudaGraph:
             return self._run(inputs, seed)
         moved = [register for register, address in self._addresses.items() if inputs[register].data_ptr() != address]
         if self._replay is not None and not moved:
-            self._in_vain = 0
+            self._wasted = 0
         else:
             self._moved.update(moved)
             try:
-                if self._in_vain == _IN_VAIN:
+                if self._wasted == _MAX_WASTED:
                     raise RuntimeError("tensors of which it has views lie elsewhere in each call")
-                self._in_vain += 1
+                self._wasted += 1
                 self._capture(inputs)
             except RuntimeError as error:  # it cannot be captured: nothing has run
                 self._refused, self._replay, self._results, self._inputs = True, None, [], {}

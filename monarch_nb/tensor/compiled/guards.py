@@ -28,7 +28,7 @@ class Watched:
     def __init__(self, function: object, arguments: tuple[object, ...]) -> None:
         self.optimizers: list[torch.optim.Optimizer] = []
         self._names: list[str] = []
-        self._homes: list[Namespace] = []
+        self._namespaces: list[Namespace] = []
         self._keys: list[str] = []
         self._values: list[object] = []
         self._same: list[tuple[str, Namespace, str, object]] = []
@@ -37,20 +37,20 @@ class Watched:
         self._collect(function, "", 0)
         for value in arguments:
             self._collect(value, type(value).__name__, 1)
-        self._same_homes = [home for _, home, _, _ in self._same]
+        self._same_namespaces = [namespace for _, namespace, _, _ in self._same]
         self._same_keys = [key for _, _, key, _ in self._same]
         self._same_values = [value for _, _, _, value in self._same]
 
     def changed(self) -> str:
         """A text about the first changed value; "" if none has changed."""
-        values = list(map(dict.get, self._homes, self._keys))
+        values = list(map(dict.get, self._namespaces, self._keys))
         if values != self._values:
             for name, was, value in zip(self._names, self._values, values, strict=True):
                 if was != value:
                     return f"{name} changed from {was!r} to {value!r}"
-        if not all(map(is_, map(dict.get, self._same_homes, self._same_keys), self._same_values)):
+        if not all(map(is_, map(dict.get, self._same_namespaces, self._same_keys), self._same_values)):
             return next(
-                f"{name} is another object" for name, home, key, value in self._same if home.get(key) is not value
+                f"{name} is another object" for name, owner, key, value in self._same if owner.get(key) is not value
             )
         for name, cell, value in self._cells:
             now = _content(cell)
@@ -60,17 +60,17 @@ class Watched:
 
     # -- collecting -------------------------------------------------------------------------------------------------
 
-    def _note(self, name: str, home: Namespace, key: str, depth: int) -> None:
-        value = home.get(key, _MISSING)
+    def _note(self, name: str, namespace: Namespace, key: str, depth: int) -> None:
+        value = namespace.get(key, _MISSING)
         if value is _MISSING:
             return
         if _is_scalar(value):
             self._names.append(name)
-            self._homes.append(home)
+            self._namespaces.append(namespace)
             self._keys.append(key)
             self._values.append(value)
             return
-        self._same.append((name, home, key, value))
+        self._same.append((name, namespace, key, value))
         self._collect(value, name, depth + 1)
 
     def _collect(self, value: object, name: str, depth: int) -> None:
@@ -118,10 +118,10 @@ class Watched:
     def _module(self, module: torch.nn.Module, name: str, depth: int) -> None:
         for path, submodule in module.named_modules(prefix=name):
             self._seen.add(id(submodule))
-            home = vars(submodule)
-            for key, value in tuple(home.items()):
+            namespace = vars(submodule)
+            for key, value in tuple(namespace.items()):
                 if _is_scalar(value) and not key.startswith("_"):
-                    self._note(f"{path}.{key}", home, key, depth)
+                    self._note(f"{path}.{key}", namespace, key, depth)
             for key in submodule._parameters:
                 self._note(f"{path}.{key}", submodule._parameters, key, depth)
             self._collect(type(submodule).forward, path, depth)

@@ -101,7 +101,7 @@ def renamed(
     outputs, used = set[int](), dict[int, None]()
     for step in steps:
         used |= dict.fromkeys(number for number in step.tensors if number not in outputs)
-        outputs.update(step.results)  # which may be a view that was there before, and is made again
+        outputs.update(step.results)  # which may include existing views that are made again
     fixed = tuple(number for number in used if number not in argument_registers)
     registers = {**argument_registers, **{number: register for register, number in enumerate(fixed, len(arguments))}}
     next_register = len(arguments) + len(fixed)
@@ -134,7 +134,7 @@ class RunDifference:
 def difference(before: Program, now: Program) -> RunDifference | None:
     """Returns the first difference between two programs, or None."""
     for index, (old, new) in enumerate(zip(before.operations, now.operations, strict=False)):
-        text = _between(old, new)
+        text = _operation_difference(old, new)
         if text:
             return RunDifference(index, text)
     lengths = len(before.operations), len(now.operations)
@@ -169,10 +169,10 @@ def changing(before: Program, now: Program) -> tuple[tuple[int, int, float, floa
     )
 
 
-def _between(before: ProgramOperation, now: ProgramOperation) -> str:
+def _operation_difference(before: ProgramOperation, now: ProgramOperation) -> str:
     if before.name != now.name:
         return f"{before.name} before and {now.name} now"
-    if not _same(before.action, now.action):
+    if not _is_same_action(before.action, now.action):
         return f"{_arguments(before.action)} before and {_arguments(now.action)} now"
     if before.tensors != now.tensors:
         return f"{before.name} takes another tensor than before"
@@ -183,7 +183,7 @@ def _between(before: ProgramOperation, now: ProgramOperation) -> str:
     return ""
 
 
-def _same(before: Action, now: Action) -> bool:
+def _is_same_action(before: Action, now: Action) -> bool:
     if isinstance(before, Define) and isinstance(now, Define):
         return before is now or before == now
     if isinstance(before, Sent) and isinstance(now, Sent):

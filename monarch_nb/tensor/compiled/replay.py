@@ -234,7 +234,7 @@ class Replay:
     ) -> None:
         """Runs the following lines one by one, without those that need lost tensors."""
         program, source = self._program, self._source
-        broken: dict[int, LostTensor | None] = {}  # operations, with what their results are
+        broken: dict[int, LostTensor | None] = {}  # failed operations, with their lost results
         if first:
             broken[source.operations[first - 1]] = next(iter(lost.values()), None)
         for line in range(first, len(source.lines)):

@@ -24,9 +24,9 @@ from monarch_nb.tensor.propagation import (
     Scalar,
     Slot,
     Write,
+    grouped_steps,
     overload,
     split_exchanges,
-    together,
 )
 
 _BY_VALUE = frozenset({"operation", "seed", "exchange", "finish", "move"})
@@ -34,7 +34,7 @@ _VARIABLE = re.compile(r"\b[rtd]\d+\b")
 # Lines before a collective that is begun early, bytes of their operands, and bytes of what is exchanged.
 _EARLY_LINES, _EARLY_SIZE, _EARLY_SUM = 16, 1 << 24, 1 << 16
 _VIEWS = frozenset({"aten._unsafe_view.default"})  # whose schemas do not say so
-_SHARED_GATHER = 1 << 20  # bytes that collectives which gather may bring together, since they are held for longer then
+_SHARED_GATHER = 1 << 20  # limit of bytes that one merged gather brings, since they are held for longer then
 _SCALAR = 64  # bytes of operands up to which a line may wait
 
 
@@ -155,7 +155,7 @@ class _Writer:
         finished = _waiting_last(lines, changed, self._finish, self._exchange)
         results = tuple(f"r{register}" for register in self._program.results)
         return FunctionSource(
-            tuple(_dropping([line.text for line in finished], inputs, results)),
+            tuple(_with_deletions([line.text for line in finished], inputs, results)),
             tuple(line.operation for line in finished),
             self._constants,
             len(self._program.inputs),
@@ -195,11 +195,11 @@ class _Writer:
                 return self._as_sharded(name) if sharded else self._as_shard(name)
             if isinstance(value, Scalar):
                 return repr(numbers[value.index]) if _is_plain(numbers[value.index]) else self._number(value, numbers)
-            if isinstance(value, list | tuple) and _holds(value):
+            if isinstance(value, list | tuple) and _has_slot(value):
                 return f"[{', '.join(written(item, sharded) for item in value)}]"
             return self._value(value)
 
-        for steps in together(action.program.steps):
+        for steps in grouped_steps(action.program.steps):
             match step := steps[0]:
                 case LocalStep(operation="aten.ones_like.default", metas=(Meta(shape=()) as meta,)):
                     # The first gradient. It reads nothing: the loss may be under way.
@@ -237,7 +237,7 @@ class _Writer:
                 meta = step.metas[index]
                 assert meta is not None
                 self._metas[self._named(names, register)] = meta
-        returned = _returned(step.operation)
+        returned = _return_kind(step.operation)
         if returned == "one" and not sharded:
             self._line(f"{names[results[0][1]]} = {call}", kind)
             return
@@ -354,9 +354,9 @@ def _gathered_together(
 def _exchanged_first(
     lines: Sequence[_Line | _Exchange], metas: Mapping[str, Meta], constant: set[str], changed: set[str]
 ) -> list[_Line | _Exchange]:
-    """Moves collectives to the begin that need but a few small operations on inputs which the program does not change.
+    """Moves collectives to the front that need only a few small operations on inputs which the program does not change.
 
-    The number of targets of a loss is such: the forward pass runs beside the collective.
+    One example is the number of targets of a loss: the forward pass runs beside the collective.
     """
     needs: dict[str, frozenset[int]] = dict.fromkeys(constant, frozenset())  # lines that make a register
     for index, line in enumerate(lines):
@@ -447,7 +447,7 @@ def _changed(lines: Iterable[_Line | _Exchange], aliases: Mapping[str, set[str]]
     return {alias for name in names for alias in aliases.get(name, (name,))}
 
 
-def _dropping(lines: Sequence[str], inputs: Iterable[str], results: Iterable[str]) -> list[str]:
+def _with_deletions(lines: Sequence[str], inputs: Iterable[str], results: Iterable[str]) -> list[str]:
     """The lines, each with a `del` of the registers that it uses for the last time."""
     last = dict.fromkeys(inputs, -1)
     for index, line in enumerate(lines):
@@ -468,7 +468,7 @@ def _kind_of(operation: str) -> Literal["pure", "view", "other"]:
     return "view" if is_view else "pure"
 
 
-def _returned(operation: str) -> str:
+def _return_kind(operation: str) -> str:
     """Kind of results: "one" tensor, "several", or "nested" lists."""
     returns = overload(operation)._schema.returns
     if any(isinstance(returned.type, torch.ListType) for returned in returns):
@@ -480,5 +480,5 @@ def _is_plain(number: float) -> bool:
     return number == number and number not in (float("inf"), float("-inf"))
 
 
-def _holds(value: object) -> bool:
-    return isinstance(value, Slot | Scalar) or (isinstance(value, list | tuple) and any(map(_holds, value)))
+def _has_slot(value: object) -> bool:
+    return isinstance(value, Slot | Scalar) or (isinstance(value, list | tuple) and any(map(_has_slot, value)))

@@ -51,13 +51,13 @@ RUNS = 4  # within which two runs must be equal
 CHECK_EVERY = 1000
 
 
-def _held_once() -> int:
+def _reference_count_once() -> int:
     items = [object()]
     name = items[0]
     return getrefcount(name)
 
 
-_HANDLE_ALONE = _held_once()  # reference count of a gradient held by its parameter only
+_HANDLE_ALONE = _reference_count_once()  # reference count of a gradient held by its parameter only
 _REFERENCE_ALONE = 2
 
 
@@ -73,7 +73,7 @@ class Variant:
         self.capture, self.watched = capture, watched
         self.calls = 0
         numbers = [leaf.reference.number if isinstance(leaf, MeshTensor) else None for leaf in leaves]
-        self._given = [numbers.index(number) for number in capture.given]
+        self._arguments = [numbers.index(number) for number in capture.arguments]
         self._fixed = frozenset(capture.fixed)
         self._sites = CallSites(capture.sites)
         program = capture.program
@@ -83,7 +83,7 @@ class Variant:
         slots = [slot for slot in capture.slots if slot.after == "made"]
         self._results = len(program.results) - len(slots)
         self._read = [slot for slot in capture.slots if slot.before == "read"]
-        self._made = [_Gradient(slot) for slot in slots]
+        self._gradients = [_Gradient(slot) for slot in slots]
         self._dropped = [slot for slot in capture.slots if slot.after == "None" and slot.before != "None"]
         self._absent = [slot for slot in capture.slots if slot.before == "None"]
         self._reference = self.stream.hold_object()
@@ -121,7 +121,7 @@ class Variant:
         return ""
 
     def _inputs(self, leaves: Sequence[Any]) -> list[Reference | None]:
-        references: list[Reference | None] = [leaves[index].reference for index in self._given]
+        references: list[Reference | None] = [leaves[index].reference for index in self._arguments]
         references += [_grad(slot).reference for slot in self._read]
         return references + self.stream.held.references(self.capture.fixed)
 
@@ -135,8 +135,8 @@ class Variant:
         return held_back(self._call, leaves)
 
     def _call(self, leaves: Sequence[Any]) -> object:
-        stream, sites = self.stream, self.capture.made_at
-        numbers = [leaves[index].reference.number for index in self._given]
+        stream, sites = self.stream, self.capture.result_sites
+        numbers = [leaves[index].reference.number for index in self._arguments]
         numbers += [_grad(slot).reference.number for slot in self._read]
         if stream.held.lost:
             stream.held.require_contents((*numbers, *self._fixed))
@@ -145,7 +145,7 @@ class Variant:
         inputs = self._inputs(leaves) if stream.viewed or self.capture.aliases else []
         references = [stream.hold(meta, sites[index]) for index, meta in enumerate(self._metas[: self._results])]
         outputs = [reference.number for reference in references]
-        for index, gradient in enumerate(self._made, self._results):
+        for index, gradient in enumerate(self._gradients, self._results):
             outputs.append(gradient.number(stream, self._metas[index], sites[index]))
         for slot in self._dropped:
             leaf = slot.leaf()
@@ -166,7 +166,7 @@ class Variant:
         stream.draws.drawn += self.capture.recording.drawn
         if self.capture.recording.calls:
             stream.table.moved_again(self.capture.recording.calls)
-        for gradient in self._made:
+        for gradient in self._gradients:
             if gradient.new is not None:
                 gradient.give()
         capture = self.capture
@@ -174,7 +174,7 @@ class Variant:
         return pytree.tree_unflatten(values, capture.tree)
 
     def _replace_gradients(self, numbers: list[int]) -> None:
-        """Notes which gradients the step writes to from now on. Those of before, if alive, keep their last write."""
+        """Notes which gradients the step writes to from now on. Earlier ones, if alive, keep their last write."""
         writes = self._writes
         for reference in self.stream.held.references(set(writes.gradients).difference(numbers)):
             if reference is not None:
@@ -197,7 +197,7 @@ class Variant:
 
     def _handle(self, leaf: Leaf, references: Sequence[Reference], leaves: Sequence[object]) -> object:
         if leaf.kind == "given":
-            return leaves[self._given[leaf.position]]
+            return leaves[self._arguments[leaf.position]]
         if leaf.kind == "value":
             return leaf.value
         make: Callable[..., object] = _Ended.apply if leaf.has_graph else _handle
@@ -314,11 +314,11 @@ class CompiledStep:
             for variant in self._variants.get(key, ()):
                 if variant.floats == floats and not variant.unfit(leaves):
                     if self._check_every and variant.calls % self._check_every == self._check_every - 1:
-                        return self._checked(variant, key, leaves, args, kwargs)
+                        return self._run_and_check(variant, key, leaves, args, kwargs)
                     return variant(leaves)
             if key in self._not_compilable or len(self._runs) > KINDS:
                 return self._function(*args, **kwargs)
-            return self._captured(key, leaves, floats, args, kwargs)
+            return self._run_and_capture(key, leaves, floats, args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> "CompiledStep | types.MethodType":
         return self if instance is None else types.MethodType(self, instance)
@@ -356,7 +356,7 @@ class CompiledStep:
                 )
         return result, capture, watched
 
-    def _captured(
+    def _run_and_capture(
         self,
         key: Hashable,
         leaves: Sequence[object],
@@ -386,7 +386,7 @@ class CompiledStep:
         difference = capture.unlike(before) if before is not None else None
         if before is None or difference is not None:
             if difference is not None and difference.scalars:
-                raise _of_scalars(capture, difference)
+                raise _scalar_error(capture, difference)
             if difference is not None and self._runs[key] >= RUNS:
                 self._give_up(key, f"no two of {RUNS} runs of it were alike: {_difference_text(capture, difference)}")
             else:
@@ -398,7 +398,7 @@ class CompiledStep:
         self._runs[key] = 0
         return result
 
-    def _checked(
+    def _run_and_check(
         self,
         variant: Variant,
         key: Hashable,
@@ -477,7 +477,7 @@ def _difference_text(capture: Capture, difference: RunDifference) -> str:
     return difference.text + (f"\n  issued at {origin}" if origin is not None else "")
 
 
-def _of_scalars(capture: Capture, difference: RunDifference) -> CompileError:
+def _scalar_error(capture: Capture, difference: RunDifference) -> CompileError:
     return CompileError(
         "a number changes from call to call, and a compiled step would go on with the last: "
         f"{_difference_text(capture, difference)}\n"

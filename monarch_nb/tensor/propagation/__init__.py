@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from monarch_nb._package import lazy_names
 
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError, user_line
-from .execute import Redistributor, Runner, leaves, overload, split_exchanges, together
+from .execute import Redistributor, Runner, grouped_steps, leaves, overload, split_exchanges
 from .meta import OWN_VALUE, MeshLayout, Meta, OwnValue, Placements, carrier, dtensor, own_values, replicated, spec_of
 from .placing import (
     GATHER,
@@ -76,6 +76,7 @@ __all__ = [
     "dtensor",
     "exchanging",
     "finisher",
+    "grouped_steps",
     "laid_out",
     "leaves",
     "mover",
@@ -87,7 +88,6 @@ __all__ = [
     "replicated",
     "spec_of",
     "split_exchanges",
-    "together",
     "unmeasured",
     "user_line",
     "whole",

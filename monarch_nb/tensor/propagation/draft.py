@@ -67,7 +67,7 @@ class Draft:
     def redistribute(self, source: int, placements: Placements, *, pending: bool = False) -> int:
         """Adds a redistribution; returns the register of the result, the same if placements are equal.
 
-        One that is `pending` is only begun, if that is possible.
+        With `pending` it is only begun, where that is possible.
         """
         meta = self.metas[source]
         if meta.placements == placements:
@@ -88,7 +88,7 @@ class Draft:
         return out
 
     def laid_out(self, source: int, stride: Sequence[int]) -> int:
-        """The register with the tensor in memory in the order of these strides: the same one where it already is."""
+        """The register of the tensor, laid out in the order of these strides; the source if it is so already."""
         meta = self.metas[source]
         target = Meta.of(meta.layout, meta.shape, meta.dtype, meta.placements, stride=stride)
         sizes = zip(meta.shape, meta.stride, target.stride, strict=True)
@@ -197,7 +197,7 @@ def redistribution(world: World, meta: Meta, placements: Placements) -> list[Col
 
 
 def joined(collectives: Sequence[Collective]) -> list[Collective]:
-    """The collectives of several tensors, which are one for each kind and mesh dimension."""
+    """Merges the collectives of several tensors into one for each kind and mesh dimension."""
     nbytes: dict[tuple[str, str], int] = {}
     for collective in collectives:
         nbytes[collective.kind, collective.dim] = nbytes.get((collective.kind, collective.dim), 0) + collective.nbytes
@@ -208,11 +208,11 @@ class Writer:
     """Adds operations to a draft; a call returns the slot of the first result."""
 
     def __init__(
-        self, operation: Operation, draft: Draft, ask: Callable[[Operation], tuple[Draft, list[int | None]]]
+        self, operation: Operation, draft: Draft, draft_of: Callable[[Operation], tuple[Draft, list[int | None]]]
     ) -> None:
         self._operation = operation
         self._draft = draft
-        self._ask = ask
+        self._draft_of = draft_of
 
     def __call__(self, func: torch._ops.OpOverload, *args: object, **kwargs: object) -> Slot:
         """Adds an operation; returns the slot of the first result."""
@@ -229,7 +229,7 @@ class Writer:
                 return Slot(next(numbers))
             return type(argument)(map(renumbered, argument)) if isinstance(argument, list | tuple) else argument
 
-        inner, results = self._ask(
+        inner, results = self._draft_of(
             replace(
                 self._operation,
                 func=func,
@@ -242,7 +242,7 @@ class Writer:
         return [Slot(ours[register]) for register in results if register is not None]
 
     def whole(self, slot: Slot) -> Slot:
-        """The tensor, replicated; one of own values is whole on each rank."""
+        """The tensor, replicated; a tensor of own values stays so, since each rank has a whole one."""
         if self._draft.metas[slot.register].is_own:
             return slot
         return Slot(self._draft.gather(slot.register))
@@ -257,7 +257,7 @@ class Writer:
         return Slot(self._draft.redistribute(slot.register, tuple(placements)))
 
     def like(self, slot: Slot, template: Slot) -> Slot:
-        """The tensor with the placements of another one."""
+        """The tensor with the placements of `template`."""
         return Slot(self._draft.redistribute(slot.register, self._draft.metas[template.register].placements))
 
     def placements(self, slot: Slot) -> Placements:

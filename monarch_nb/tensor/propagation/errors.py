@@ -13,7 +13,7 @@ _MORE = more("manual/tensors.md#what-goes-wrong")
 
 
 class PropagationError(RuntimeError):
-    """An operation on sharded tensors was refused. The text names the operation, the line, why, and what to write."""
+    """An operation on sharded tensors was refused. The text has the operation, the line, the reason and a remedy."""
 
     def __init__(self, operation: str, reason: str, instead: str = "", line: str = "") -> None:
         self.operation, self.reason, self.instead, self.line = operation, reason, instead, line
@@ -37,7 +37,7 @@ _INSIDE = (os.path.dirname(torch.__file__) + os.sep, __file__.rpartition(os.sep 
 
 
 def user_line() -> str:
-    """`file:line` of the innermost frame that is neither PyTorch's nor ours; empty where there is none.
+    """`file:line` of the innermost frame that is neither PyTorch's nor ours; empty if there is none.
 
     In a backward pass that is the line that called `backward()`, if autograd runs on the calling thread.
     """

@@ -25,7 +25,7 @@ from .placing import (
 )
 from .plan import Call, Finish, LocalStep, Redistribute, Scalar, Slot, Step, StepProgram, Write
 
-# PyTorch registers these when they are first used, which may have been in another process.
+# PyTorch registers these when they are first used, perhaps in another process only.
 _REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy", "prims": "torch._prims"}
 
 Run = Callable[[Sequence[DTensor], Sequence[float]], list[DTensor]]
@@ -77,7 +77,7 @@ def _direct_call(
     try:
         step_args = _matched(step.args, args, registers)
         step_kwargs = {name: _matched(step.kwargs.get(name), value, registers) for name, value in kwargs.items()}
-    except _OtherError:
+    except _MismatchError:
         return None
     if not isinstance(step_args, tuple) or len(args) < len(step.args) or step.kwargs.keys() - kwargs.keys():
         return None
@@ -89,7 +89,7 @@ def _direct_call(
     return step_args, step_kwargs, tuple(specs)
 
 
-class _OtherError(Exception):
+class _MismatchError(Exception):
     """The operation on shards has an argument that the step does not have."""
 
 
@@ -98,20 +98,20 @@ def _matched(planned: object, actual: object, registers: Sequence[object]) -> ob
     if isinstance(planned, Slot):
         tensor = registers[planned.register]
         if not isinstance(tensor, DTensor) or actual is not tensor._local_tensor:
-            raise _OtherError
+            raise _MismatchError
         return planned
     if isinstance(planned, Scalar):
         return planned
     if isinstance(actual, torch.Tensor):
-        raise _OtherError
+        raise _MismatchError
     if isinstance(actual, list | tuple):
         items = planned if isinstance(planned, list | tuple) else ()
         if any(isinstance(value, Slot | Scalar) for value in items) and len(items) != len(actual):
-            raise _OtherError
+            raise _MismatchError
         matched = [_matched(items[i] if i < len(items) else None, value, registers) for i, value in enumerate(actual)]
         return tuple(matched) if isinstance(actual, tuple) else matched
     if _has_slot(planned):
-        raise _OtherError
+        raise _MismatchError
     return actual
 
 
@@ -124,8 +124,8 @@ def _results(result: object) -> list[object]:
 class Runner:
     """Runs one program on a mesh of which this process is a rank. Made once per program.
 
-    Calling it blocks as its collectives do, and raises what its operations raise. The first call, and each until one
-    has ended well, asks PyTorch's sharded tensors; from then on it is one generated function.
+    Calling it blocks as its collectives do, and raises what its operations raise. Calls up to the first that succeeds
+    run on PyTorch's sharded tensors; later ones run one generated function.
     """
 
     def __init__(self, program: StepProgram, mesh: DeviceMesh, measured: Measured = unmeasured) -> None:
@@ -142,11 +142,11 @@ class Runner:
         registers: list[Any] = [*tensors, *[None] * (program.registers - program.inputs)]
         writer = _FunctionWriter(program, self._mesh, self._measured)
         with torch.no_grad():
-            for steps in together(program.steps):
+            for steps in grouped_steps(program.steps):
                 if isinstance(steps[0], Call):
                     self._first_call(steps[0], registers, scalars, writer)
                 else:
-                    writer.once(steps, registers, scalars)
+                    writer.run(steps, registers, scalars)
         self._run = writer.finished()
         return [registers[register] for register in program.results]
 
@@ -188,7 +188,7 @@ class _FunctionWriter:
         run: Run = self._names["run"]
         return run
 
-    def once(self, steps: Sequence[Step], registers: list[object], scalars: Sequence[float]) -> None:
+    def run(self, steps: Sequence[Step], registers: list[object], scalars: Sequence[float]) -> None:
         """Runs a step other than a call on DTensors, or several redistributions, and writes them to the source."""
         first, step = len(self._lines), steps[0]
         match step:
@@ -317,7 +317,7 @@ def overload(name: str) -> torch._ops.OpOverload:
     return operation
 
 
-def together(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
+def grouped_steps(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
     """Yields the steps in order, redistributions of arguments that follow each other in one piece."""
     alike: list[Step] = []
     outputs = set[int]()
@@ -337,9 +337,9 @@ def together(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
 def split_exchanges(
     steps: Sequence[Redistribute], placements: Callable[[Redistribute], Placements | None]
 ) -> tuple[list[Redistribute], dict[Kind, list[tuple[Redistribute, int]]]]:
-    """Splits redistributions into those by themselves and, with their axes, those that one collective can do.
+    """Splits redistributions into single ones and, with their axes, those that can share a collective.
 
-    `placements` returns those of the source; None for a step that is to be by itself.
+    `placements` returns the source's placements; None for a step that must stay single.
     """
     moves: list[Redistribute] = []
     exchanges: dict[Kind, list[tuple[Redistribute, int]]] = {}
@@ -356,7 +356,7 @@ def split_exchanges(
 
 
 class Redistributor:
-    """Redistributes tensors to a spec. How is worked out for the placements of the first, and again for others."""
+    """Redistributes tensors to a spec. The move is worked out for the first tensor, and again for other placements."""
 
     def __init__(self, meta: Meta, spec: DTensorSpec, measured: Measured) -> None:
         self._meta, self._spec, self._measured = meta, spec, measured

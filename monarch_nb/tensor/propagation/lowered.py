@@ -37,13 +37,13 @@ _DIVIDED = frozenset({"mse_loss_backward", "smooth_l1_loss_backward", "huber_los
 def imagined(operation: Operation, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     """Runs the operation on fake tensors. Raises what it raises."""
     if operation.packet in _DIVIDED:
-        args = _as_of_a_sum(args)
+        args = _with_sum_reduction(args)
     call: Callable[..., object] = _OURS.get(operation.packet) or operation.func
     return call(*args, **kwargs)
 
 
 def on_real_tensors(operation: Operation, tensors: Sequence[Tensor]) -> None:
-    """Runs the operation on zeros in tensors like these: imagined ones let more pass than kernels. Raises what it does.
+    """Runs the operation on zeros of these shapes, since kernels reject more than fake tensors. Raises what it raises.
 
     No random numbers of the program are drawn for it.
     """
@@ -57,7 +57,7 @@ def on_real_tensors(operation: Operation, tensors: Sequence[Tensor]) -> None:
 def refuse_one_address(operation: Operation, tensors: Sequence[Tensor]) -> None:
     """Raises what kernels raise for a write to a tensor of which several elements lie at one address.
 
-    A few operations take such tensors, by each element of which they write the same.
+    A few operations accept such tensors, since they write the same value to each element.
     """
     for register in operation.writes:
         steps = zip(tensors[register].shape, tensors[register].stride(), strict=True)
@@ -66,7 +66,7 @@ def refuse_one_address(operation: Operation, tensors: Sequence[Tensor]) -> None:
     else:
         return
     if sum(tensor.numel() for tensor in tensors) > REAL:
-        return  # ranks raise it, then
+        return  # the ranks will raise it
     try:
         on_real_tensors(operation, tensors)
     except RuntimeError as error:
@@ -74,7 +74,7 @@ def refuse_one_address(operation: Operation, tensors: Sequence[Tensor]) -> None:
             raise
 
 
-def _as_of_a_sum(args: Sequence[object]) -> Sequence[object]:
+def _with_sum_reduction(args: Sequence[object]) -> Sequence[object]:
     """Arguments of a loss gradient with a sum in place of a mean, which has the same shape."""
     _, predictions, _, reduction, *options = args
     if reduction == _MEAN and isinstance(predictions, Tensor) and not predictions.numel():
@@ -199,7 +199,7 @@ def _check_on_shards(
     except Exception as error:
         raise Unfit(reason(error)) from error
     if any(not shard.numel() and math.prod(meta.shape) for shard, meta in zip(shards, inputs, strict=True)):
-        _run_without(operation, shards)
+        _run_empty_shard(operation, shards)
     results = flat(result)
     if len(results) != len(leaves):
         raise Unfit("it returns another number of tensors on shards")
@@ -210,7 +210,7 @@ def _check_on_shards(
             raise Unfit("it returns something else on shards")
         if tuple(shard.shape) != world.local_shape(meta):
             raise Unfit(f"a shard of its result would have the shape {tuple(shard.shape)}, which does not fit")
-        if leaf[1] and not meta.copied and not any(_share(shard, shards[base]) for base in leaf[1]):
+        if leaf[1] and not meta.copied and not any(_share_storage(shard, shards[base]) for base in leaf[1]):
             raise Unfit("it copies on shards what is a view of the whole")
 
 
@@ -259,7 +259,7 @@ def _elements(meta: Meta, shape: Sequence[int], coordinate: Sequence[int]) -> to
     return numbers.flatten()
 
 
-def _run_without(operation: Operation, shards: Sequence[torch.Tensor]) -> None:
+def _run_empty_shard(operation: Operation, shards: Sequence[torch.Tensor]) -> None:
     """Runs the operation on real tensors for a rank with an empty shard, which kernels reject more often than fakes.
 
     The minimum of no numbers, for example, has a shape but no value.
@@ -272,7 +272,7 @@ def _run_without(operation: Operation, shards: Sequence[torch.Tensor]) -> None:
         raise Unfit(f"a rank has nothing of it: {reason(error)}") from error
 
 
-def _share(first: torch.Tensor, second: torch.Tensor) -> bool:
+def _share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
     return bool(first.untyped_storage()._cdata == second.untyped_storage()._cdata)
 
 

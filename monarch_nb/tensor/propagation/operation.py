@@ -154,7 +154,7 @@ def slots(value: object) -> list[int]:
 
 
 def out_of_place(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The operation that gives as a new view what this one makes of a tensor in place; None where there is none."""
+    """The operation that returns as a new view what this one does to a tensor in place; None if there is none."""
     name = func._schema.name.partition("::")[2]
     if name not in ("as_strided_", "detach_", "squeeze_", "t_", "transpose_", "unsqueeze_"):
         return None
@@ -164,7 +164,7 @@ def out_of_place(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     return overload
 
 
-# They move elements, or copy them: what each rank has stays its part, of whatever kind.
+# These move or copy elements: the part of each rank stays a part, of any kind.
 _MOVES = frozenset(
     ["clone", "contiguous", "_unsafe_view", "_reshape_alias", "cat", "stack", "expand_copy", "view_copy", "t_copy"]
 )
@@ -190,8 +190,8 @@ def summed(placements: Placements) -> Placements:
 def carries_parts(operation: Operation) -> bool:
     """The operation, run on each rank's parts, gives parts of its result.
 
-    PyTorch's rules say so of more than it is true of: `fill_` writes the value on each rank, `1 - x` counts the one
-    once for each.
+    PyTorch's rules claim this of more operations than they should: `fill_` writes the value on each rank, `1 - x`
+    counts the one once for each.
     """
     metas, packet = operation.metas, operation.packet
     alike = all(meta.placements == metas[0].placements for meta in metas)
@@ -240,10 +240,10 @@ Shape = Callable[[object], Sequence[int] | None]
 def counted_from_front(
     func: torch._ops.OpOverload, args: Sequence[object], kwargs: dict[str, object], shape: Shape
 ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-    """The arguments with negative dimensions and positions replaced; None where there are none.
+    """The arguments with negative dimensions and positions replaced; None if there are none.
 
-    `shape` gives that of what stands for a tensor, and None for anything else. What is out of range stays, so that the
-    operation itself refuses it.
+    `shape` returns the shape of a tensor's placeholder, and None for anything else. Values out of range stay, so that
+    the operation itself rejects them.
     """
     named, packet = func._schema.arguments, _plain(func._schema.name.partition("::")[2])
     values = {argument.name: value for argument, value in zip(named, args, strict=False)} | kwargs
@@ -256,13 +256,13 @@ def counted_from_front(
     rank = len(sizes) + (packet in _ONE_MORE)
     changed: dict[str, object] = {}
     for name in names:
-        counted = _counted(values[name], max(rank, 1))
+        counted = _counted_dim(values[name], max(rank, 1))
         if counted != values[name]:
             changed[name] = counted
     dim = changed.get("dim", values.get("dim", 0))
     if type(dim) is int and 0 <= dim < len(sizes):
         for name in _POSITION.get(packet, ()):
-            counted = _placed(values.get(name), sizes[dim], exact=name == "index")
+            counted = _counted_position(values.get(name), sizes[dim], exact=name == "index")
             if counted != values.get(name):
                 changed[name] = counted
     if not changed:
@@ -272,7 +272,7 @@ def counted_from_front(
 
 
 def _sizes(arguments: dict[str, object], shape: Shape) -> Sequence[int] | None:
-    """Sizes in which dimensions are counted: of the tensor, or of that which a gradient belongs to."""
+    """Sizes in which dimensions are counted: of the tensor, or of the one that a gradient belongs to."""
     for name in ("input_sizes", "self_sizes"):
         sizes = arguments.get(name)
         if isinstance(sizes, list | tuple):
@@ -296,15 +296,15 @@ def _plain(packet: str) -> str:
     return packet
 
 
-def _counted(value: object, rank: int) -> object:
+def _counted_dim(value: object, rank: int) -> object:
     if type(value) is int:
         return value + rank if -rank <= value < 0 else value
     if isinstance(value, list | tuple):
-        return type(value)([_counted(item, rank) for item in value])
+        return type(value)([_counted_dim(item, rank) for item in value])
     return value
 
 
-def _placed(value: object, size: int, *, exact: bool) -> object:
+def _counted_position(value: object, size: int, *, exact: bool) -> object:
     """A position counted from the front; ends of a slice are clamped."""
     if type(value) is not int:
         return value

@@ -43,14 +43,14 @@ def unmeasured(dims: tuple[int, ...], call: Callable[[G], R]) -> Callable[[G], R
 def mover(now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> Mover:
     """Returns `placed` as a function of the shard.
 
-    What one collective does, or none, is worked out once; PyTorch's own redistribution takes a quarter of a millisecond
-    to find it out each time.
+    Moves by at most one collective are worked out once; PyTorch's own redistribution takes a quarter of a millisecond
+    for that each time.
     """
     return _simple_mover(now, meta, spec) or (lambda local: placed(local, now, meta, spec))
 
 
 def _simple_mover(now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> Mover | None:
-    """As `mover`, for tensors whose placement along one mesh dimension alone changes; None for others."""
+    """As `mover`, for tensors whose placement changes along one mesh dimension only; None for others."""
     mesh, stride = spec.mesh, meta.stride
     shared = exchanged_along(now.placements, meta)
     if shared is not None:
@@ -91,7 +91,7 @@ def exchanged_along(now: Sequence[Placement], meta: Meta) -> Exchange | None:
         return None
     dim = changed[0]
     old, new = now[dim], meta.placements[dim]
-    if isinstance(old, Partial) and new.is_replicate() and reduced_as_they_are(old, meta.dtype):
+    if isinstance(old, Partial) and new.is_replicate() and is_plain_reduction(old, meta.dtype):
         return Exchange(dim, old.reduce_op, 0)
     cut = old if old.is_shard() else new
     if carrier(meta.dtype) is not None or not _is_cut_once(cut, dim, now):
@@ -100,7 +100,7 @@ def exchanged_along(now: Sequence[Placement], meta: Meta) -> Exchange | None:
         return None
     if new.is_replicate():
         return Exchange(dim, GATHER, 0) if cut.dim == 0 else None
-    if old.is_partial("sum") and reduced_as_they_are(old, meta.dtype):
+    if old.is_partial("sum") and is_plain_reduction(old, meta.dtype):
         return Exchange(dim, SCATTER, cut.dim)
     return None
 
@@ -193,9 +193,9 @@ def _wait(pending: torch.Tensor) -> torch.Tensor:
 
 
 def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
-    """This rank's shard of a tensor that is placed otherwise, laid out in memory in the order of the meta's strides.
+    """This rank's shard after a redistribution, laid out in memory in the order of the meta's strides.
 
-    Never the memory of the shard that was given.
+    Never shares memory with `local`.
     """
     result = laid_out(_moved(local, now, spec), meta.stride)
     return result.clone() if result.untyped_storage()._cdata == local.untyped_storage()._cdata else result
@@ -224,7 +224,7 @@ def placed_otherwise(tensor: DTensor, placements: Sequence[Placement]) -> DTenso
     return dtensor(_moved(tensor._local_tensor, tensor._spec, spec), spec, requires_grad=False)
 
 
-def reduced_as_they_are(placement: Placement, dtype: torch.dtype) -> bool:
+def is_plain_reduction(placement: Placement, dtype: torch.dtype) -> bool:
     """Returns whether a plain all-reduce of the local values reduces the placement."""
     if type(placement) is not Partial or placement.is_partial("avg") or carrier(dtype) is not None:
         return False
@@ -237,7 +237,7 @@ def laid_out(local: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """The shard, with its elements in memory in the order of the strides of the whole tensor.
 
     The strides of dimensions of size 1 are as for a dense tensor, too: PyTorch refuses writes to a tensor that read its
-    memory by other strides. Returns the same memory where that differs in nothing else.
+    memory by other strides. Returns the same memory if only these differ.
     """
     strides = dense(stride, local.shape)
     if local.stride() != strides:
@@ -249,7 +249,7 @@ def laid_out(local: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 
 
 def is_in_order(local: torch.Tensor, stride: Sequence[int]) -> bool:
-    """Whether a shard's elements lie so already; the strides of dimensions of size 1 mean nothing."""
+    """Whether a shard has this memory order already; the strides of dimensions of size 1 do not count."""
     strides = zip(local.shape, local.stride(), dense(stride, local.shape), strict=True)
     return all(size <= 1 or step == expected for size, step, expected in strides)
 
@@ -269,7 +269,7 @@ def _moved(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Te
 
 
 def _part(local: torch.Tensor, placements: Sequence[Placement]) -> torch.Tensor:
-    """The first rank has all of it, and others have what changes nothing when all are put together, which is exact.
+    """The first rank has the values, and others such that do not change the result of a reduction, which is exact.
 
     `placements` are those along which this rank is not the first.
     """
@@ -280,7 +280,7 @@ def _part(local: torch.Tensor, placements: Sequence[Placement]) -> torch.Tensor:
             return torch.ones_like(local)
         if placement.is_partial("band"):
             return torch.full_like(local, True if local.dtype == torch.bool else -1)
-    return local  # the largest, the smallest and the average of equal ones
+    return local  # the largest, the smallest and the average of equal values
 
 
 def _exchanged(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Tensor:
@@ -299,7 +299,7 @@ def _exchanged(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torc
 
 
 def _extremes(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec, largest: bool) -> torch.Tensor:
-    """The largest or smallest of all ranks; NaN where one has that, which process groups do not look for."""
+    """The largest or smallest values of all ranks; NaN if a rank has NaN, which process groups ignore."""
     missing = local.isnan()
     least, sign = (-torch.inf, 1.0) if largest else (torch.inf, -1.0)
     extremes = redistribute_local_tensor(local.masked_fill(missing, least), now, spec)

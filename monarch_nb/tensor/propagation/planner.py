@@ -16,7 +16,7 @@ from .operation import Leaf, Operation, carries_parts, has_parts, out_of_place, 
 from .plan import Collective, OperationPlan, PlanNotice, Redistribute, ResultSlot, Slot, Write, builder
 from .reductions import Reduction, reduction, retagged
 from .rewrites import ALWAYS, REWRITES
-from .rules import as_they_lie, by_own_rules, has_own_rule
+from .rules import by_equal_placements, by_own_rules, has_own_rule
 from .sharded import by_rules
 from .substitutes import Body, SubstituteTrace, substitute
 from .world import World, imagining
@@ -32,7 +32,7 @@ class Planner:
         self._worlds: list[World] = []
         self._views: dict[int, Operation] = {}  # by the number of the plan
         self._count = 0
-        self._reasons: list[tuple[Operation, str]] = []  # why parts of the plan in the making gather
+        self._reasons: list[tuple[Operation, str]] = []  # why parts of the current plan gather
 
     def plan(self, operation: Operation) -> OperationPlan:
         """Makes the plan of an operation. Raises what the operation raises on local tensors, or PropagationError."""
@@ -45,7 +45,7 @@ class Planner:
     def redistributions(
         self, metas: Sequence[Meta], placements: Sequence[Placements], *, pending: bool
     ) -> OperationPlan:
-        """Makes the plan of redistributions that share collectives; what is `pending`, `finishing` waits for.
+        """Makes the plan of redistributions that share collectives; `finishing` waits for `pending` ones.
 
         Raises PropagationError for partial placements that cannot be reduced.
         """
@@ -77,7 +77,7 @@ class Planner:
         )
 
     def reduction(self, metas: Sequence[Meta], request: Reduction) -> OperationPlan:
-        """Makes the plan of a reduction of values of the ranks' own. Raises PropagationError where there is none."""
+        """Makes the plan of a reduction of values of the ranks' own. Raises PropagationError if there is none."""
         _refuse_parts(metas[0], (Partial(request.kind),) if request.kind != "stack" else ())
         self._imagine()
         self._count += 1
@@ -85,7 +85,7 @@ class Planner:
             return reduction(self._worlds[0], metas, request, self._count)
 
     def retagged(self, meta: Meta, placements: Placements, shape: Sequence[int]) -> OperationPlan:
-        """Makes the plan that has what the ranks hold placed otherwise, in the same memory."""
+        """Makes the plan that gives the values on the ranks other placements, in the same memory."""
         self._imagine()
         self._count += 1
         with imagining():
@@ -153,7 +153,7 @@ class Planner:
             tree = ResultSlot(0) if isinstance(slot, Slot) else slot
             registers = [slot.register] if isinstance(slot, Slot) else []
         else:
-            tree, leaves, draft, registers = self._understood(operation)
+            tree, leaves, draft, registers = self._draft_with_tree(operation)
         results = [register for register in registers if register is not None]
         tensors = [leaf for leaf in leaves if leaf is not None]
         metas = tuple(draft.metas[register] for register in results)
@@ -174,15 +174,15 @@ class Planner:
             writes=tuple(dict.fromkeys(operation.writes)),
             puts_back=len(operation.writes) > 1 and any(isinstance(step, Write) for step in program.steps),
             collectives=tuple(draft.collectives),
-            notices=self._noticed(operation) if any(isinstance(step, Redistribute) for step in program.steps) else (),
+            notices=self._notices(operation) if any(isinstance(step, Redistribute) for step in program.steps) else (),
             value=value is not None and bool(metas),
             own=any(meta.is_own for meta in operation.metas),
         )
 
     def _drafted(self, operation: Operation) -> tuple[Draft, list[int | None]]:
-        return self._understood(operation)[2:]
+        return self._draft_with_tree(operation)[2:]
 
-    def _understood(self, operation: Operation) -> tuple[object, list[Leaf], Draft, list[int | None]]:
+    def _draft_with_tree(self, operation: Operation) -> tuple[object, list[Leaf], Draft, list[int | None]]:
         """The result tree of the operation, its leaves, the steps, and the registers of the leaves."""
         body = substitute(operation, self._layout.device)
         if body is not None:
@@ -201,7 +201,7 @@ class Planner:
         registers: list[int | None] = []
         for leaf in leaves:
             slot = None if leaf is None else trace.slot(leaf[0])
-            if slot is not None and slot.register < len(tensors):  # it gives what it was given
+            if slot is not None and slot.register < len(tensors):  # it returns an argument
                 slot = write(torch.ops.aten.clone.default, slot)
             registers.append(None if slot is None else slot.register)
         return tree, leaves, draft, registers
@@ -221,9 +221,9 @@ class Planner:
                     for slot, leaf in zip(slots, leaves, strict=True)
                 ]
         if any(map(has_parts, operation.metas)) and not has_own_rule(operation) and not carries_parts(operation):
-            return self._with_sums_taken(operation, leaves)
+            return self._with_reduced_inputs(operation, leaves)
         if any(0 in meta.shape and not meta.is_replicated for meta in operation.metas):
-            return self._with_nothing_cut(operation, leaves)
+            return self._with_gathered_empties(operation, leaves)
         if not is_replicated:
             try:
                 return self._sharded(operation, leaves)
@@ -237,10 +237,10 @@ class Planner:
 
     def _sharded(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         draft, registers = self._by_rules(operation, leaves)
-        several = operation.packet.startswith("_foreach_")  # whose results are added up at once, later
-        return draft, [None if register is None else _settled(draft, register, several) for register in registers]
+        is_list = operation.packet.startswith("_foreach_")  # whose results are added up at once, later
+        return draft, [None if register is None else _settled(draft, register, is_list) for register in registers]
 
-    def _with_sums_taken(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
+    def _with_reduced_inputs(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         """Plans the operation after reducing partial inputs, each with one all-reduce."""
         written = [operation.metas[register] for register in operation.writes if has_parts(operation.metas[register])]
         for placement in (p for meta in written for p in meta.placements if p.is_partial()):
@@ -261,7 +261,7 @@ class Planner:
         ours = draft.splice(inner, moved)
         return draft, [None if register is None else ours[register] for register in registers]
 
-    def _with_nothing_cut(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
+    def _with_gathered_empties(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         """Plans the operation after gathering empty tensors, since some view rules do not terminate for them."""
         empty = [register for register, meta in enumerate(operation.metas) if 0 in meta.shape]
         if any(register in operation.writes for register in empty):
@@ -281,7 +281,7 @@ class Planner:
         worlds = self._worlds
         if has_own_rule(operation):
             return lowered(by_own_rules(operation, leaves), leaves, worlds)
-        way = as_they_lie(operation, leaves)
+        way = by_equal_placements(operation, leaves)
         if way is not None:
             return lowered(way, leaves, worlds)
         try:
@@ -292,7 +292,7 @@ class Planner:
             except Unfit:
                 raise unfit from None
 
-    def _noticed(self, operation: Operation) -> tuple[PlanNotice, ...]:
+    def _notices(self, operation: Operation) -> tuple[PlanNotice, ...]:
         notices = []
         for inner, cause in self._reasons:
             moved = sum(meta.nbytes for meta in inner.metas if not meta.is_replicated)
@@ -366,7 +366,7 @@ def _refuse_parts(meta: Meta, placements: Placements) -> None:
         raise PropagationError("redistribute", reason, instead, user_line())
 
 
-def _settled(draft: Draft, register: int, several: bool) -> int:
+def _settled(draft: Draft, register: int, is_list: bool) -> int:
     """The register of a result, reduced if it has partial placements that later operations cannot use.
 
     Masked partial placements can be reduced once only; averages and norms cannot be changed in place.
@@ -374,7 +374,7 @@ def _settled(draft: Draft, register: int, several: bool) -> int:
     placements = draft.metas[register].placements
     masked = any(type(p).__name__.endswith("MaskPartial") for p in placements)
     made_of_any = all(type(p) is Partial and not p.is_partial("avg") for p in placements if p.is_partial())
-    if masked or not (made_of_any or several):
+    if masked or not (made_of_any or is_list):
         return draft.redistribute(register, summed(placements))
     return register
 
@@ -416,7 +416,7 @@ def _gathered(operation: Operation, leaves: Sequence[Leaf], world: World) -> tup
 
 
 def _on_each_rank(operation: Operation, leaves: Sequence[Leaf], world: World) -> tuple[Draft, list[int | None]]:
-    """Drafts the operation on what each rank holds, with results of own values; nothing is exchanged."""
+    """Drafts the operation on the local values of each rank, with results of own values; nothing is exchanged."""
     for register, meta in enumerate(operation.metas):
         if not (meta.is_own or meta.is_replicated):
             raise PropagationError(

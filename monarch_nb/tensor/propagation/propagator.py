@@ -23,7 +23,7 @@ _TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED, _BACK, _REDUCED,
 
 _planning = threading.RLock()  # one thread plans at a time: modes of PyTorch, and the numbers of plans, are shared
 
-# Of these, too, no number decides on the shape or placement of a result, though they carry no tag that says so.
+# Numbers do not affect shapes or placements of results of these either, though no tag says so.
 _PLAIN_NUMBERS = frozenset({"fill", "fill_", "full_like", "masked_fill", "masked_fill_", "lerp", "lerp_"})
 
 
@@ -44,7 +44,7 @@ class Propagator(Generic[L]):
 
     `leaf` is the class of what stands for a tensor in arguments; its instances have a `meta`. Nothing here blocks or
     talks to workers. While a plan is made interrupts are held back: PyTorch's rules enter modes of the whole thread,
-    and one that is cut off there would leave them on for all that follows.
+    which an interrupt would leave switched on.
     """
 
     @overload
@@ -96,7 +96,7 @@ class Propagator(Generic[L]):
         return self._plan_of(_REDUCED, self._planner.reduction, metas, request)
 
     def retagged(self, meta: Meta, placements: Placements, shape: tuple[int, ...]) -> OperationPlan:
-        """Returns the plan that has what the ranks hold placed otherwise, in the same memory."""
+        """Returns the plan that gives the values on the ranks other placements, in the same memory."""
         return self._plan_of(_RETAGGED, self._planner.retagged, meta, placements, shape)
 
     def putting_back(self, base: Meta, steps: tuple[tuple[int, int], ...], view: Meta) -> OperationPlan:
@@ -106,7 +106,7 @@ class Propagator(Generic[L]):
     def _plan_of(
         self, kind: object, make: Callable[P, OperationPlan], *args: P.args, **kwargs: P.kwargs
     ) -> OperationPlan:
-        """Returns the plan of this kind for these arguments, made where it is not known."""
+        """Returns the plan of this kind for these arguments, made if it is not cached."""
         key = (kind, *args)
         plan = self._plans.get(key)
         if plan is None:

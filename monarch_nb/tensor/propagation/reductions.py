@@ -1,4 +1,4 @@
-"""Drafts what reduces, gathers and scatters values of the ranks' own, by PyTorch's redistributions."""
+"""Drafts reductions, gathers and scatters of values of the ranks' own, by PyTorch's redistributions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Reduction:
 
 
 def reduction(world: World, metas: Sequence[Meta], request: Reduction, number: int) -> OperationPlan:
-    """Makes the plan of a reduction of a tensor; a second one is that which is written to."""
+    """Makes the plan of a reduction of a tensor; a second tensor is written to."""
     draft, meta, size = Draft(world, metas), metas[0], metas[0].layout.shape[request.dims[0]]
 
     def along(placement: Placement) -> tuple[Placement, ...]:
@@ -86,7 +86,7 @@ def reduction(world: World, metas: Sequence[Meta], request: Reduction, number: i
 def retagged(
     world: World, meta: Meta, placements: Sequence[Placement], shape: Sequence[int], number: int
 ) -> OperationPlan:
-    """Makes the plan that has what the ranks hold placed otherwise, in the same memory."""
+    """Makes the plan that gives the values on the ranks other placements, in the same memory."""
     draft, own = Draft(world, (meta,)), OWN_VALUE in placements
     view = Meta.of(meta.layout, shape, meta.dtype, placements, stride=dense(meta.stride, shape))
     (register,) = draft.local(Operation(aten.alias.default, (Slot(0),), {}, (meta,)), (0,), (view,))

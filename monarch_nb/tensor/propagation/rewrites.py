@@ -17,7 +17,7 @@ from .rules import LOSSES, MEAN, NONE, SUM
 
 aten = torch.ops.aten
 
-# Writes an operation otherwise and gives the slots of its results; None where it is as well left as it is.
+# Writes equivalent operations and returns the slots of the results; None if the operation needs no rewrite.
 Rewrite = Callable[[Operation, Writer], list[Slot | None] | None]
 
 
@@ -49,7 +49,7 @@ def _loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
     losses = write(operation.func, *_arguments(operation, reduction=NONE))
     total = write(aten.sum.default, losses)
     if reduction == MEAN:
-        total = write(aten.div.Scalar, total, math.prod(write.shape(losses)))  # NaN where there are none
+        total = write(aten.div.Scalar, total, math.prod(write.shape(losses)))  # NaN if there are none
     return [total]
 
 
@@ -270,5 +270,5 @@ REWRITES: dict[str, Rewrite] = {
     "_conj": _physical(aten._conj_physical.default),
     "_neg_view": _physical(aten.neg.default),
 }
-# These are so on whole tensors, too.
+# Rewritten on whole tensors, too.
 ALWAYS = frozenset({"_conj", "_neg_view"})

@@ -56,7 +56,7 @@ def by_own_rules(operation: Operation, leaves: Sequence[Leaf]) -> Lowering:
     )
 
 
-def as_they_lie(operation: Operation, leaves: Sequence[Leaf]) -> Lowering | None:
+def by_equal_placements(operation: Operation, leaves: Sequence[Leaf]) -> Lowering | None:
     """Returns the way to run an elementwise operation on tensors with equal placements, on which it runs unchanged.
 
     In lists of tensors, those at the same position must have equal placements. None for other operations. PyTorch's
@@ -142,7 +142,7 @@ def _convolution(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     rows: list[Row] = [([Shard(0)], [Shard(0), R, *bias])]
     channels = 1 if operation.args[6] else 0
     filters, ranks = operation.metas[weight.register].shape[channels], operation.metas[weight.register].layout.size
-    if operation.args[8] == 1 and -(-filters // ranks) * (ranks - 1) < filters:  # no rank has none of them
+    if operation.args[8] == 1 and -(-filters // ranks) * (ranks - 1) < filters:  # each rank has some
         rows.append(([Shard(1)], [R, Shard(channels), *(Shard(0) for _ in bias)]))
     return rows
 
@@ -168,7 +168,7 @@ def _group_norm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _norm_row(operation: Operation, leaves: Sequence[Leaf], shard: Shard) -> Row:
-    """What is normalised, its statistics and the gradients of it are cut; weight and bias are whole."""
+    """The normalised tensor, its statistics and its gradients are cut; weight and bias are whole."""
     backward = operation.packet.endswith("backward")
     outs: list[Placement] = [shard, Partial(), Partial()] if backward else [shard] * 3
     cut = 4 if backward else 1
@@ -202,7 +202,7 @@ def _attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _flash_attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """The same of CUDA's kernels: with what they count and draw, which every rank has whole."""
+    """As `_attention`, for CUDA's kernels, whose counters and seeds every rank has whole."""
     shape = operation.metas[0].shape
     alike = [len(meta.shape) == len(shape) - 1 or meta.shape[:2] == shape[:2] for meta in operation.metas]
     sharded = 2 if operation.packet.endswith("attention") else len(leaves)  # the result and its sums; all gradients
@@ -257,7 +257,7 @@ def _index_copy(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _layer_norm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Sharded along what is not normalised; gradients of weight and bias are partial."""
+    """Sharded along dimensions that are not normalised; gradients of weight and bias are partial."""
     sizes = operation.argument("normalized_shape")
     assert isinstance(sizes, list | tuple)
     dims = range(len(operation.metas[0].shape) - len(sizes))
@@ -349,7 +349,7 @@ _ELEMENTS = [
 
 _UNREAD = ["empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"]
 
-# Of which PyTorch has no rule, or one that would gather.
+# PyTorch has no rule for these, or one that would gather.
 _POOLS = (
     *(f"{name}{dims}d_backward" for dims in (2, 3) for name in ("avg_pool", "_adaptive_avg_pool", "adaptive_max_pool")),
     *(f"max_pool{dims}d_with_indices_backward" for dims in (2, 3)),
@@ -374,7 +374,7 @@ _RULES: dict[str, Rule] = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
 }
-# What PyTorch's rules were wrong for in earlier versions.
+# PyTorch's rules for these were wrong in earlier versions.
 _BEFORE_2_13: dict[str, Rule] = {
     **dict.fromkeys(("aten.max.dim", "aten.min.dim"), _extreme),
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),

@@ -27,7 +27,7 @@ from .world import World
 
 aten = torch.ops.aten
 T = TypeVar("T")
-_EXPAND = "expand_to_full_mesh_op_strategy"  # which modules of PyTorch's import by its name
+_EXPAND = "expand_to_full_mesh_op_strategy"  # modules of PyTorch import it by name
 # Limit of costs to compute; each takes about 10 µs.
 _MAX_COSTS = 40_000
 # Limit of candidates of a decomposed operation, each of which is tried on all parts.
@@ -195,7 +195,7 @@ def _check(ndim: int, rules: int, schema: OpSchema) -> None:
     combinations = rules**ndim
     costs = combinations * max(len(inputs), 1)
     if any(isinstance(p, _StridedShard) for strategy in inputs for p in strategy.strategies[0].output_spec.placements):
-        costs *= rules ** (ndim - 1)  # each way from there is searched for
+        costs *= rules ** (ndim - 1)  # paths from strided shards are searched
     if costs > _MAX_COSTS:
         raise TooManyWays(f"its sharding rules would try {combinations} combinations of placements")
 

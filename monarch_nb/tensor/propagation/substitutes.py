@@ -88,7 +88,7 @@ class SubstituteTrace(DispatchMode):
     ) -> object:
         """Runs an operation and writes it down."""
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # it asks a tensor of its device, and the like
+        if func.namespace == "prim":  # queries of a tensor's device, and the like
             return func(*args, **kwargs)
         with self:  # this runs below autograd, where such operations would otherwise be taken apart
             parts = func.decompose(*args, **kwargs) if _is_registered(_name(func), _ANY_DEVICE[0]) else NotImplemented
@@ -105,7 +105,7 @@ class SubstituteTrace(DispatchMode):
         return result
 
 
-# -- what devices other than CPUs have, as PyTorch computes it on a CPU ------------------------------------------------
+# -- operations of devices other than CPUs, as PyTorch computes them on a CPU -----------------------------------------
 
 
 def _lstm_cell(

@@ -31,7 +31,7 @@ _logs = [
     logging.getLogger(name)
     for name in (
         "torch._subclasses.fake_tensor",
-        "torch.distributed.tensor._collective_utils",  # advice on collectives, of which nobody here has chosen one
+        "torch.distributed.tensor._collective_utils",  # advice on collectives that no user has chosen
         "torch.distributed.tensor._redistribute",
     )
 ]
@@ -49,11 +49,11 @@ def _exchanged(input: torch.Tensor, gather_dim: int, shard_dim: int, mesh: Devic
     return input.new_empty(shape)
 
 
-# Functions of PyTorch in whose place others stand while ranks are imagined.
+# Functions of PyTorch that are replaced while ranks are imagined.
 _REPLACED: tuple[tuple[ModuleType, str, Callable[..., object]], ...] = (
     (fake_tensor, "init_gpu_context", lambda device: None),  # makes a tensor on the GPU for the first fake one there
     (placement_types, "shard_dim_alltoall", _exchanged),
-    (_collective_utils, "get_rank", lambda group=None: 0),  # of the default group, which there is none of
+    (_collective_utils, "get_rank", lambda group=None: 0),  # of the default group, which does not exist
     (_collective_utils, "get_group_rank", lambda group, rank: group.rank()),
 )
 _fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -83,9 +83,9 @@ class _ImaginedMesh(DeviceMesh):
 
 @contextmanager
 def imagining() -> Iterator[None]:
-    """Operations give fake tensors, whatever modes, devices and gradients the code around has chosen.
+    """Makes operations return fake tensors, whatever modes, devices and gradients the surrounding code has set.
 
-    What is wrong with an operation is raised, and not written to the log besides.
+    Errors of an operation are raised, and not logged as well.
     """
     disabled = [log.disabled for log in _logs]
     for log in _logs:
@@ -106,8 +106,7 @@ def imagining() -> Iterator[None]:
 class World:
     """A mesh of imagined ranks, seen from one of them.
 
-    The process groups are this object's own: the default process group of the process, if there is one, stays as it
-    is, and none is made.
+    The process groups are this object's own: the default process group of the process is neither made nor changed.
     """
 
     def __init__(self, layout: MeshLayout, rank: int = 0) -> None:
