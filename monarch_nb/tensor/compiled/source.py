@@ -267,10 +267,10 @@ class _Writer:
                 self._line(f"{out} = {self._constant('redistribution', step.meta)}({source})._local_tensor")
             else:
                 self._line(f"{out} = {self._constant('move', (self._metas[source], step.meta))}({source})")
-        for (dim, how, _, is_pending), alike in exchanges.items():
-            sources = tuple(names[step.source] for step, _ in alike)
-            results = tuple(names[step.out] for step, _ in alike)
-            axes = tuple(axis for _, axis in alike)
+        for (dim, how, _, is_pending), group in exchanges.items():
+            sources = tuple(names[step.source] for step, _ in group)
+            results = tuple(names[step.out] for step, _ in group)
+            axes = tuple(axis for _, axis in group)
             self._lines.append(_Exchange(self._index, dim, how, axes, sources, results, is_pending))
 
     def _as_shard(self, name: str) -> str:
@@ -339,16 +339,16 @@ def _gathered_together(
         if line.how != GATHER or line.is_pending:
             continue
         key = (line.dim, metas[line.out[0]].dtype)
-        before = first.get(key)
-        if before is not None and all(last.get(name, -1) < before for name in line.sources):
-            both = merged[before].joined(line)
-            if sum(metas[name].nbytes for name in both.out) <= _SHARED_GATHER:
-                merged[before] = both
+        earlier = first.get(key)
+        if earlier is not None and all(last.get(name, -1) < earlier for name in line.sources):
+            joint = merged[earlier].joined(line)
+            if sum(metas[name].nbytes for name in joint.out) <= _SHARED_GATHER:
+                merged[earlier] = joint
                 del merged[index]
                 continue
         first[key] = index
-    both_kinds = (line if isinstance(line, _Line) else merged.get(index) for index, line in enumerate(lines))
-    return [line for line in both_kinds if line is not None]
+    remaining = (line if isinstance(line, _Line) else merged.get(index) for index, line in enumerate(lines))
+    return [line for line in remaining if line is not None]
 
 
 def _exchanged_first(
@@ -369,7 +369,7 @@ def _exchanged_first(
             if len(required) <= _EARLY_LINES:
                 needs |= dict.fromkeys(out, required)
     first: set[int] = set()
-    begun: list[_Line | _Exchange] = []
+    exchanges: list[_Line | _Exchange] = []
     rest: list[_Line | _Exchange] = []
     for line in lines:
         if not isinstance(line, _Exchange) or line.is_pending:
@@ -378,11 +378,11 @@ def _exchanged_first(
         early = [index for index, name in enumerate(line.sources) if name in needs and metas[name].nbytes <= _EARLY_SUM]
         if early:
             first.update(*(needs[line.sources[index]] for index in early))
-            begun.append(line.part(early))
+            exchanges.append(line.part(early))
         if len(early) < len(line.sources):
             rest.append(line.part([index for index in range(len(line.sources)) if index not in early]))
     moved = {id(lines[index]) for index in first}
-    return [*(lines[index] for index in sorted(first)), *begun, *(line for line in rest if id(line) not in moved)]
+    return [*(lines[index] for index in sorted(first)), *exchanges, *(line for line in rest if id(line) not in moved)]
 
 
 def _waiting_last(
@@ -395,38 +395,38 @@ def _waiting_last(
 
     A small operation on their results waits with them until its own results are used.
     """
-    begun: dict[str, _Exchange] = {}
-    late: dict[str, _Line] = {}
-    done: list[_Line] = []
+    exchanges: dict[str, _Exchange] = {}
+    deferred: dict[str, _Line] = {}
+    ordered: list[_Line] = []
 
     def settle(names: Iterable[str]) -> None:
         pending, due = [*names], set[str]()
         while pending:
             name = pending.pop()
-            if (name in begun or name in late) and name not in due:
+            if (name in exchanges or name in deferred) and name not in due:
                 due.add(name)
-                pending += variables(late[name].text) if name in late else ()
-        done.extend(finish(name, begun.pop(name)) for name in [*begun] if name in due)
-        for name in [*late]:
+                pending += variables(deferred[name].text) if name in deferred else ()
+        ordered.extend(finish(name, exchanges.pop(name)) for name in [*exchanges] if name in due)
+        for name in [*deferred]:
             if name in due:
-                done.append(late.pop(name))
+                ordered.append(deferred.pop(name))
 
     for line in lines:
         if isinstance(line, _Exchange):
             settle(line.sources)
-            done.append(begin(line))
+            ordered.append(begin(line))
             if not line.is_pending:
-                begun |= dict.fromkeys(line.out, line)
+                exchanges |= dict.fromkeys(line.out, line)
             continue
         names = variables(line.text)
-        waits = line.kind == "pure" and any(name in begun or name in late for name in names)
+        waits = line.kind == "pure" and any(name in exchanges or name in deferred for name in names)
         if waits and len(line.out) == 1 and line.size <= _SCALAR and not changed.intersection(names):
-            late[line.out[0]] = line
+            deferred[line.out[0]] = line
         else:
             settle(names)
-            done.append(line)
-    settle((*late, *begun))
-    return done
+            ordered.append(line)
+    settle((*deferred, *exchanges))
+    return ordered
 
 
 def _aliases(lines: Iterable[_Line | _Exchange]) -> dict[str, set[str]]:

@@ -374,7 +374,7 @@ class CompiledStep:
             )
             return self._function(*args, **kwargs)
         result, capture, watched = self._run(leaves, args, kwargs)
-        before = self._candidates.pop(key, None)
+        candidate = self._candidates.pop(key, None)
         self._runs[key] += 1
         if len(self._runs) > KINDS:
             self._give_up(key, f"it was called in {KINDS} different ways. Pad what differs; numbers can be tensors")
@@ -383,8 +383,8 @@ class CompiledStep:
             if self._runs[key] > 1:
                 self._give_up(key, capture if isinstance(capture, str) else capture.reason)
             return result
-        difference = capture.unlike(before) if before is not None else None
-        if before is None or difference is not None:
+        difference = capture.unlike(candidate) if candidate is not None else None
+        if candidate is None or difference is not None:
             if difference is not None and difference.scalars:
                 raise _scalar_error(capture, difference)
             if difference is not None and self._runs[key] >= RUNS:

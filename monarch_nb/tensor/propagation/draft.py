@@ -147,43 +147,43 @@ class Draft:
     def _viewed(
         self, func: torch._ops.OpOverload, source: int, args: tuple[object, ...], shape: tuple[int, ...]
     ) -> int:
-        before = self.metas[source]
-        meta = Meta.of(before.layout, shape, before.dtype, before.placements, stride=before.stride)
-        (result,) = self.local(Operation(func, (Slot(0), *args), {}, (before,)), (source,), (meta,))
+        source_meta = self.metas[source]
+        meta = Meta.of(source_meta.layout, shape, source_meta.dtype, source_meta.placements, stride=source_meta.stride)
+        (result,) = self.local(Operation(func, (Slot(0), *args), {}, (source_meta,)), (source,), (meta,))
         assert result is not None
         return result
 
     def splice(self, draft: "Draft", inputs: Sequence[int]) -> dict[int, int]:
         """Adds the steps of another draft on these input registers; returns a map of its registers to ours."""
-        ours = dict(enumerate(inputs))
+        mapping = dict(enumerate(inputs))
         for register in range(len(inputs), len(draft.metas)):
-            ours[register] = self.register(draft.metas[register])
-        self.steps += [_renumbered(step, ours) for step in draft.steps]
+            mapping[register] = self.register(draft.metas[register])
+        self.steps += [_renumbered(step, mapping) for step in draft.steps]
         self.collectives += draft.collectives
         self.seeded = self.seeded if draft.seeded is None else draft.seeded
-        return ours
+        return mapping
 
     def program(self, results: Sequence[int]) -> StepProgram:
         """The finished program."""
         return StepProgram(self._inputs, len(self.metas), tuple(self.steps), tuple(results), self.seeded)
 
 
-def _renumbered(step: Step, ours: dict[int, int]) -> Step:
+def _renumbered(step: Step, mapping: dict[int, int]) -> Step:
     def moved(argument: object) -> object:
         if isinstance(argument, Slot):
-            return Slot(ours[argument.register])
+            return Slot(mapping[argument.register])
         return type(argument)(map(moved, argument)) if isinstance(argument, list | tuple) else argument
 
     match step:
         case Redistribute() | Finish():
-            return replace(step, source=ours[step.source], out=ours[step.out])
+            return replace(step, source=mapping[step.source], out=mapping[step.out])
         case Write():
-            return Write(ours[step.target], ours[step.source])
+            return Write(mapping[step.target], mapping[step.source])
     return replace(
         step,
         args=tuple(map(moved, step.args)),
         kwargs={name: moved(value) for name, value in step.kwargs.items()},
-        out=tuple(None if register is None else ours[register] for register in step.out),
+        out=tuple(None if register is None else mapping[register] for register in step.out),
     )
 
 
@@ -238,8 +238,8 @@ class Writer:
                 metas=tuple(self._draft.metas[register] for register in registers),
             )
         )
-        ours = self._draft.splice(inner, registers)
-        return [Slot(ours[register]) for register in results if register is not None]
+        mapping = self._draft.splice(inner, registers)
+        return [Slot(mapping[register]) for register in results if register is not None]
 
     def whole(self, slot: Slot) -> Slot:
         """The tensor, replicated; a tensor of own values stays so, since each rank has a whole one."""

@@ -222,13 +222,13 @@ class _FunctionWriter:
         for step in moves:
             move = self._constant(Redistributor(step.meta, self._spec(step.meta), self._measured))
             self._lines.append(f"r{step.out} = {move}(r{step.source})")
-        for (dim, how, _, pending), alike in exchanges.items():
-            strides = None if pending else [step.meta.stride for step, _ in alike]
-            exchange = exchanging(self._mesh, dim, how, [axis for _, axis in alike], strides)
+        for (dim, how, _, pending), group in exchanges.items():
+            strides = None if pending else [step.meta.stride for step, _ in group]
+            exchange = exchanging(self._mesh, dim, how, [axis for _, axis in group], strides)
             call = self._constant(self._measured(() if pending else (dim,), exchange))
-            shards = ", ".join(f"r{step.source}._local_tensor" for step, _ in alike)
+            shards = ", ".join(f"r{step.source}._local_tensor" for step, _ in group)
             self._lines.append(f"o = {call}([{shards}])")
-            for index, (step, _) in enumerate(alike):
+            for index, (step, _) in enumerate(group):
                 spec = self._constant(self._spec(step.meta))
                 self._lines.append(f"r{step.out} = tensor(kind, o[{index}], {spec}, requires_grad=False)")
 
@@ -319,19 +319,19 @@ def overload(name: str) -> torch._ops.OpOverload:
 
 def grouped_steps(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
     """Yields the steps in order, redistributions of arguments that follow each other in one piece."""
-    alike: list[Step] = []
+    group: list[Step] = []
     outputs = set[int]()
     for step in steps:
-        if alike and not (isinstance(step, Redistribute) and step.source not in outputs):
-            yield alike
-            alike, outputs = [], set()
+        if group and not (isinstance(step, Redistribute) and step.source not in outputs):
+            yield group
+            group, outputs = [], set()
         if isinstance(step, Redistribute):
-            alike.append(step)
+            group.append(step)
             outputs.add(step.out)
         else:
             yield [step]
-    if alike:
-        yield alike
+    if group:
+        yield group
 
 
 def split_exchanges(
@@ -344,8 +344,8 @@ def split_exchanges(
     moves: list[Redistribute] = []
     exchanges: dict[Kind, list[tuple[Redistribute, int]]] = {}
     for step in steps:
-        now = placements(step)
-        shared = None if now is None else exchanged_along(now, step.meta)
+        current = placements(step)
+        shared = None if current is None else exchanged_along(current, step.meta)
         if shared is None or step.meta.layout.shape[shared.dim] == 1:
             moves.append(step)
         else:
@@ -360,17 +360,17 @@ class Redistributor:
 
     def __init__(self, meta: Meta, spec: DTensorSpec, measured: Measured) -> None:
         self._meta, self._spec, self._measured = meta, spec, measured
-        self._now: DTensorSpec | None = None
+        self._source: DTensorSpec | None = None
         self._move: Mover
 
     def __call__(self, tensor: DTensor) -> DTensor:
         """Returns the tensor, with memory of its own."""
-        now = tensor._spec
-        if now is not self._now:
-            if self._now is None or now != self._now:
-                dims = moving(now.placements, self._meta.placements)
-                self._move = self._measured(dims, mover(now, self._meta, self._spec))
-            self._now = now
+        spec = tensor._spec
+        if spec is not self._source:
+            if self._source is None or spec != self._source:
+                dims = moving(spec.placements, self._meta.placements)
+                self._move = self._measured(dims, mover(spec, self._meta, self._spec))
+            self._source = spec
         return dtensor(self._move(tensor._local_tensor), self._spec, requires_grad=False)
 
 

@@ -145,24 +145,24 @@ class Lowering:
     outputs: tuple[Placements | None, ...]
 
 
-def lowered(way: Lowering, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
+def lowered(lowering: Lowering, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
     """Drafts a way to run an operation; returns the registers of the leaves. Raises Unfit if shards do not fit.
 
     Each world is the view of another rank, since an operation may fail only on the last rank, whose shard is smaller.
     """
-    operation, draft = way.operation, Draft(worlds[0], way.operation.metas)
-    moved = [draft.redistribute(register, placements) for register, placements in enumerate(way.inputs)]
+    operation, draft = lowering.operation, Draft(worlds[0], lowering.operation.metas)
+    moved = [draft.redistribute(register, placements) for register, placements in enumerate(lowering.inputs)]
     for register in operation.writes:
         if moved[register] != register:
             raise Unfit("a tensor that changes in place would have to be placed otherwise")
     metas = [
         None if leaf is None else _meta(operation, leaf, placements, moved, worlds[0])
-        for leaf, placements in zip(leaves, way.outputs, strict=True)
+        for leaf, placements in zip(leaves, lowering.outputs, strict=True)
     ]
     if operation.packet in _RESHAPES and metas[0] is not None:
         _check_order(draft.metas[moved[0]], metas[0])
-    differ = any(meta.is_uneven for meta in (*draft.metas, *filter(None, metas)))
-    for world in worlds if differ else worlds[:1]:  # else all ranks have shards of one size
+    is_uneven = any(meta.is_uneven for meta in (*draft.metas, *filter(None, metas)))
+    for world in worlds if is_uneven else worlds[:1]:  # else all ranks have shards of one size
         _check_on_shards(operation, [draft.metas[register] for register in moved], leaves, metas, world)
     return draft, draft.local(operation, moved, metas)
 

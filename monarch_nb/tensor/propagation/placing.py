@@ -256,16 +256,16 @@ def is_in_order(local: torch.Tensor, stride: Sequence[int]) -> bool:
 
 def _moved(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Tensor:
     """Redistributes a shard, including to partial placements."""
-    parted = [
+    dims = [
         dim
         for dim, (old, new) in enumerate(zip(now.placements, spec.placements, strict=True))
         if type(new) is Partial and old != new
     ]
-    if not parted:
+    if not dims:
         return _exchanged(local, now, spec)
-    between = [Replicate() if dim in parted else p for dim, p in enumerate(spec.placements)]
-    local = _exchanged(local, now, _with(spec, between))
-    return _part(local, [p for dim, p in enumerate(spec.placements) if dim in parted and spec.mesh.get_local_rank(dim)])
+    intermediate = [Replicate() if dim in dims else p for dim, p in enumerate(spec.placements)]
+    local = _exchanged(local, now, _with(spec, intermediate))
+    return _part(local, [p for dim, p in enumerate(spec.placements) if dim in dims and spec.mesh.get_local_rank(dim)])
 
 
 def _part(local: torch.Tensor, placements: Sequence[Placement]) -> torch.Tensor:

@@ -258,8 +258,8 @@ class Planner:
         moved = [draft.redistribute(register, summed(meta.placements)) for register, meta in enumerate(operation.metas)]
         reduced = replace(operation, metas=tuple(draft.metas[register] for register in moved))
         inner, registers = self._drafted_as(reduced, leaves)
-        ours = draft.splice(inner, moved)
-        return draft, [None if register is None else ours[register] for register in registers]
+        mapping = draft.splice(inner, moved)
+        return draft, [None if register is None else mapping[register] for register in registers]
 
     def _with_gathered_empties(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         """Plans the operation after gathering empty tensors, since some view rules do not terminate for them."""
@@ -270,8 +270,8 @@ class Planner:
         moved = [draft.gather(register) if register in empty else register for register in range(len(operation.metas))]
         gathered = replace(operation, metas=tuple(draft.metas[register] for register in moved))
         inner, registers = self._drafted_as(gathered, leaves)
-        ours = draft.splice(inner, moved)
-        results = [None if register is None else ours[register] for register in registers]
+        mapping = draft.splice(inner, moved)
+        results = [None if register is None else mapping[register] for register in registers]
         for leaf, register in zip(leaves, results, strict=True):
             if leaf is not None and register is not None and any(moved[base] != base for base in leaf[1]):
                 draft.metas[register] = draft.metas[register].as_copy()
@@ -281,9 +281,9 @@ class Planner:
         worlds = self._worlds
         if has_own_rule(operation):
             return lowered(by_own_rules(operation, leaves), leaves, worlds)
-        way = by_equal_placements(operation, leaves)
-        if way is not None:
-            return lowered(way, leaves, worlds)
+        lowering = by_equal_placements(operation, leaves)
+        if lowering is not None:
+            return lowered(lowering, leaves, worlds)
         try:
             return by_rules(operation, leaves, worlds)
         except Unfit as unfit:

@@ -182,9 +182,9 @@ class Propagator(Generic[L]):
         leaves: Sequence[L],
         scalars: Sequence[float],
     ) -> OperationPlan:
-        counted = counted_from_front(func, args, kwargs, self._shape)
-        if counted is not None:
-            return self.plan(func, *counted)[0]
+        arguments = counted_from_front(func, args, kwargs, self._shape)
+        if arguments is not None:
+            return self.plan(func, *arguments)[0]
         slots, numbers = iter(range(len(leaves))), iter(range(len(scalars)))
         free = self._is_free(func)
 

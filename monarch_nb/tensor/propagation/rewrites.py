@@ -182,8 +182,8 @@ def _nll_loss_backward(operation: Operation, write: Writer) -> list[Slot | None]
     if weight is not None:
         scaled = write(aten.mul.Tensor, _by_class(write, weight, scores, dim), scaled)
     counts = write(aten.unsqueeze.default, counts, 1) if dim == 1 else counts
-    both = write.like(write(aten.logical_and.default, chosen, counts), scores)
-    return [write(aten.where.self, both, scaled, write(aten.zeros_like.default, scores))]
+    mask = write.like(write(aten.logical_and.default, chosen, counts), scores)
+    return [write(aten.where.self, mask, scaled, write(aten.zeros_like.default, scores))]
 
 
 def _cat(operation: Operation, write: Writer) -> list[Slot | None] | None:
@@ -210,11 +210,11 @@ def _view(operation: Operation, write: Writer) -> list[Slot | None] | None:
     if not numel:
         return None
     product = math.prod(size for size in sizes if size != -1)
-    before, after = _ends(shape), _ends([numel // product if size == -1 else size for size in sizes])
+    old, new = _ends(shape), _ends([numel // product if size == -1 else size for size in sizes])
     cut = [dim for dim in range(len(shape)) if _sharded_along(_meta(operation, source), dim) and shape[dim] > 1]
-    if not any(before[dim] not in after and any(before[dim + 1] < end < before[dim] for end in after) for dim in cut):
+    if not any(old[dim] not in new and any(old[dim + 1] < end < old[dim] for end in new) for dim in cut):
         return None
-    ends = sorted({*before, *after}, reverse=True)
+    ends = sorted({*old, *new}, reverse=True)
     if any(outer % inner for outer, inner in itertools.pairwise(ends)):
         return None
     split = write(aten.view.default, source, [outer // inner for outer, inner in itertools.pairwise(ends)])

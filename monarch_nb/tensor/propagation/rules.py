@@ -90,14 +90,14 @@ def _cost(operation: Operation, row: Row, dim: int) -> float:
     """Approximate bytes to move."""
     cost = 0.0
     for index, (meta, target) in enumerate(zip(operation.metas, row[1], strict=True)):
-        now = meta.placements[dim]
-        if now == target:
+        current = meta.placements[dim]
+        if current == target:
             continue
         if index in operation.writes:
             return _NEVER
-        if now.is_partial():
+        if current.is_partial():
             cost += 2 * meta.nbytes if target.is_replicate() else meta.nbytes
-        elif not now.is_replicate():
+        elif not current.is_replicate():
             cost += meta.nbytes if target.is_replicate() else meta.nbytes / meta.layout.shape[dim]
         else:
             cost += 1  # moves nothing, but replicated tensors stay so, or gradients would be sums over more ranks

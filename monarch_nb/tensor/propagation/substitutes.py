@@ -186,8 +186,8 @@ def _whole_numbers_in_bins(values: Tensor, bins: int = 100, min: float = 0, max:
     numbers = values.to(torch.int64)
     if min == max and values.numel():
         low, high = numbers.amin(), numbers.amax()
-    alike = low == high  # a range of its own around one number
-    low, high = torch.where(alike, low - 1, low), torch.where(alike, high + 1, high)
+    is_point = low == high  # a range of its own around one number
+    low, high = torch.where(is_point, low - 1, low), torch.where(is_point, high + 1, high)
     inside = (numbers >= low) & (numbers <= high)
     positions = torch.div((numbers - low) * bins, high - low, rounding_mode="floor").clamp(0, bins - 1)
     counts = torch.zeros(bins, dtype=torch.int64).index_add(0, positions, inside.to(torch.int64))
