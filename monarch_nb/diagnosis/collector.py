@@ -69,22 +69,22 @@ def abort(mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None, timeout: 
     the process groups that they waited in are given up on all ranks: the next call makes them anew in the same
     processes. Without a finding nothing is ended. Blocks 2 s longer than `diagnose`, and raises the same.
     """
-    found = _diagnosed(mesh, timeout)
-    diagnosis, runtime = merged([each for _, each in found]), current_runtime()
+    diagnoses = _diagnosed(mesh, timeout)
+    overall, runtime = merged([diagnosis for _, diagnosis in diagnoses]), current_runtime()
     ended, silent = list[str](), list[str]()
-    for procs, its in found:
-        texts = [finding.text for finding in its.findings]
+    for procs, diagnosis in diagnoses:
+        texts = [finding.text for finding in diagnosis.findings]
         for state in (procs, *_actors_on(runtime, procs)) if texts else ():
             calls = [call for call in tuple(runtime.calls.values()) if call.mesh == state.uid and call.missing]
             ranks = sorted({rank for call in calls for rank in call.missing_ranks()})
             for call in calls:
                 call.finding = ""  # it is in the text
-                call.fail(CallAbortedError(f"{call.title}() was ended by abort(): {'; '.join(texts)}", diagnosis))
+                call.fail(CallAbortedError(f"{call.title}() was ended by abort(): {'; '.join(texts)}", overall))
                 ended.append(f"{call.title}()")
             doing = interrupted(state, ranks, [call.call for call in calls]) if calls else {}
-            rest = [rank for rank, at in doing.items() if at is None or (at.endpoint and not at.ended)]
+            rest = [rank for rank, run in doing.items() if run is None or (run.endpoint and not run.ended)]
             silent += [f"{places_of(procs.region, rest) or 'the only rank'} of {procs.name}"] if rest else []
-    return replace(diagnosis, ended=_ended_text(ended, silent))
+    return replace(overall, ended=_ended_text(ended, silent))
 
 
 def _ended_text(ended: Sequence[str], silent: Sequence[str]) -> str:
@@ -104,8 +104,8 @@ def _diagnosed(
         raise ValueError(f"timeout={timeout} is not a positive number of seconds")
     runtime = current_runtime()
     meshes = meshes_of(runtime, mesh)
-    asked = [diagnosing(runtime, procs, timeout) for procs in meshes]
-    return [(procs, future.get()) for procs, future in zip(meshes, asked, strict=True)]
+    futures = [diagnosing(runtime, procs, timeout) for procs in meshes]
+    return [(procs, future.get()) for procs, future in zip(meshes, futures, strict=True)]
 
 
 def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
@@ -145,9 +145,9 @@ def diagnosing(
         def sample(after: dict[int, Evidence]) -> None:
             again.take(after, within, lambda: judge_both(before, after))
 
-        runtime.later(min(LOOKS_APART_S, timeout / 8), partial(_look, runtime, procs, within, sample))
+        runtime.later(min(LOOKS_APART_S, timeout / 8), partial(_ask, runtime, procs, within, sample))
 
-    _look(runtime, procs, timeout / 2, look_again)
+    _ask(runtime, procs, timeout / 2, look_again)
     return diagnosis
 
 
@@ -156,25 +156,25 @@ class _Samples:
 
     def __init__(self, runtime: Runtime, procs: ProcState) -> None:
         self._runtime, self._procs = runtime, procs
-        self._found: dict[str, ProcSample] = {}
-        self.at = 0.0  # monotonic, when they were asked for
+        self._by_address: dict[str, ProcSample] = {}
+        self.requested_at = 0.0  # monotonic
 
     def of(self, rank: int) -> ProcSample:
         """The sample of one process."""
-        return self._found.get(self._procs.address(rank), ProcSample("", math.nan))
+        return self._by_address.get(self._procs.address(rank), ProcSample("", math.nan))
 
-    def take(self, answered: Collection[int], within: float, then: Callable[[], None]) -> None:
-        """Goes on with `then` once all agents have answered, or after so many seconds. Does not block."""
-        self.at = time.monotonic()
+    def take(self, answered: Collection[int], within: float, callback: Callable[[], None]) -> None:
+        """Calls `callback` once all agents have answered, or after `within` seconds. Does not block."""
+        self.requested_at = time.monotonic()
         by_host: dict[str, list[str]] = {}
         for rank in self._procs.region.ndslice:
             host = self._procs.layout.host_of(rank)
             if rank not in answered and not operations().outage(host):
                 by_host.setdefault(host, []).append(self._procs.address(rank))
         if not by_host:
-            then()
+            callback()
             return
-        asked: list[Future[Any]] = [
+        requests: list[Future[Any]] = [
             request(self._runtime, agent_of(host), host_verbs.SAMPLES, AskSamples(tuple(addresses)))
             for host, addresses in by_host.items()
         ]
@@ -182,12 +182,12 @@ class _Samples:
 
         def over(_: object = None) -> None:
             if next(turns, False):
-                for future in asked:
+                for future in requests:
                     if future.done() and future.exception(0) is None:
-                        self._found.update(future.get(0).procs)
-                then()
+                        self._by_address.update(future.get(0).procs)
+                callback()
 
-        when_done(settle(asked, lambda: ""), over)
+        when_done(settle(requests, lambda: ""), over)
         self._runtime.later(within, over)
 
 
@@ -214,17 +214,17 @@ def answers_of(
     runtime: Runtime, meshes: Iterable[ProcState], verb: Verb[Q, R], body: Q, within: float
 ) -> list[tuple[ProcState, dict[int, R]]]:
     """Asks all processes of meshes at once. Blocks until they have answered, or for so many seconds."""
-    asked = []
+    requests = []
     for procs in meshes:
         answers: Future[dict[int, R]] = pending_future(describe=lambda: f"ranks have not answered {verb.name}")
         ranks = list(procs.region.ndslice)
         ask_ranks(runtime, procs, ranks, verb, body, partial(_answered, answers), within=within)
-        asked.append((procs, answers))
-    return [(procs, answers.get()) for procs, answers in asked]
+        requests.append((procs, answers))
+    return [(procs, answers.get()) for procs, answers in requests]
 
 
-def _answered(answers: Future[dict[int, R]], found: dict[int, R], _: object) -> None:
-    resolve_future(answers, dict(found))
+def _answered(answers: Future[dict[int, R]], by_rank: dict[int, R], _: object) -> None:
+    resolve_future(answers, dict(by_rank))
 
 
 def _actors_on(runtime: Runtime, procs: ProcState) -> list[ActorState]:
@@ -248,10 +248,10 @@ def _procs_of(mesh: object) -> ProcState:
     return procs
 
 
-def _look(runtime: Runtime, procs: ProcState, within: float, then: Callable[[dict[int, Evidence]], None]) -> None:
-    """Hands on the evidence of all processes of a mesh that answer in time, by base rank."""
+def _ask(runtime: Runtime, procs: ProcState, within: float, done: Callable[[dict[int, Evidence]], None]) -> None:
+    """Passes the evidence of all processes of a mesh that answer in time to `done`, by base rank."""
     ranks = list(procs.region.ndslice)
-    ask_ranks(runtime, procs, ranks, INSPECT, Inspect(), lambda found, _: then(found), within=within)
+    ask_ranks(runtime, procs, ranks, INSPECT, Inspect(), lambda by_rank, _: done(by_rank), within=within)
 
 
 def _evidence(
@@ -283,17 +283,17 @@ def _evidence(
         elif outage := operations().outage(procs.layout.host_of(rank)):
             states[rank], details[rank] = "unreachable", outage
 
-    def where(ranks: Iterable[int]) -> str:
+    def label(ranks: Iterable[int]) -> str:
         return places_of(procs.region, ranks) or "it"
 
-    return Procs(procs.name, states, details, before, after, calls, where=where)
+    return Procs(procs.name, states, details, before, after, calls, where=label)
 
 
 def _sleeps(runtime: Runtime, address: str, rank: int, first: _Samples, again: _Samples) -> bool:
     """Whether a process has not answered for long, and uses next to no processor time; threads that wait for the GIL
     use some."""
     since = runtime.part(ProcessWatcher).unresponsive.get(address, math.inf)
-    used, passed = again.of(rank).processor - first.of(rank).processor, again.at - first.at
+    used, passed = again.of(rank).processor - first.of(rank).processor, again.requested_at - first.requested_at
     return time.time() - since >= LONG_S and passed >= ASLEEP_S and used < AWAKE * passed
 
 
@@ -302,9 +302,9 @@ def _states(state: MeshState) -> tuple[dict[int, str], dict[int, str]]:
     return {rank.rank: rank.state for rank in ranks}, {rank.rank: rank.detail for rank in ranks if rank.detail}
 
 
-def _inspected(procs: ProcState, found: dict[int, Evidence]) -> str:
+def _inspected(procs: ProcState, by_rank: dict[int, Evidence]) -> str:
     """What was inspected, and what cannot be seen."""
-    running = sum(bool(evidence.running) for evidence in found.values())
-    text = f"{counted(len(found), 'process')} of {procs.name}, {running} of them running something"
-    silent = [rank for rank, seen in found.items() if is_in_unrecorded(seen)]
-    return f"{text}; of {places_of(procs.region, silent) or 'it'}, {UNRECORDED}" if silent else text
+    running = sum(bool(evidence.running) for evidence in by_rank.values())
+    text = f"{counted(len(by_rank), 'process')} of {procs.name}, {running} of them running something"
+    unrecorded = [rank for rank, evidence in by_rank.items() if is_in_unrecorded(evidence)]
+    return f"{text}; of {places_of(procs.region, unrecorded) or 'it'}, {UNRECORDED}" if unrecorded else text

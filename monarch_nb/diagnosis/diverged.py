@@ -41,43 +41,43 @@ def compare_replicas(mesh: "ActorMesh[Any] | ProcMesh", timeout: float = DEFAULT
     source = _CALL.format(holder=_holder(mesh))
     state: MeshState = state_of(mesh)
     procs = proc_state_of(state)
-    asked = run_on_each(mesh, source, filename="<replicas>")
-    found: dict[int, list[TensorSum]] = {}
+    requests = run_on_each(mesh, source, filename="<replicas>")
+    by_rank: dict[int, list[TensorSum]] = {}
     silent: dict[str, list[int]] = {}
-    for rank, answer in values_or_errors(asked, timeout).items():
+    for rank, answer in values_or_errors(requests, timeout).items():
         if isinstance(answer, Exception):
             silent.setdefault(reason_of(answer), []).append(rank)
         else:
-            found[rank] = answer
-    tensors = len({(each.path, each.part) for sums in found.values() for each in sums})
-    inspected = [f"{counted(tensors, 'tensor')} on {counted(len(found), 'rank')} of {state.name}"]
-    inspected += [f"{places_of(procs.region, ranks) or 'it'} did not answer: {why}" for why, ranks in silent.items()]
-    return Diagnosis(judge_sums(procs.name, procs.region, found), "; ".join(inspected))
+            by_rank[rank] = answer
+    tensors = len({(tensor.path, tensor.part) for sums in by_rank.values() for tensor in sums})
+    notes = [f"{counted(tensors, 'tensor')} on {counted(len(by_rank), 'rank')} of {state.name}"]
+    notes += [f"{places_of(procs.region, ranks) or 'it'} did not answer: {error}" for error, ranks in silent.items()]
+    return Diagnosis(judge_sums(procs.name, procs.region, by_rank), "; ".join(notes))
 
 
 def _holder(mesh: AnyMesh) -> str:
     return "self" if isinstance(mesh, ActorMesh) else "globals()"
 
 
-def judge_sums(mesh: str, region: Region, found: "Mapping[int, Sequence[TensorSum]]") -> tuple[Finding, ...]:
+def judge_sums(mesh: str, region: Region, by_rank: "Mapping[int, Sequence[TensorSum]]") -> tuple[Finding, ...]:
     """The ranks whose tensors differ from those of the majority, those that are certain first. Pure.
 
     Without a majority all ranks are named, if the tensors are to be equal. Tensors that need not be equal are compared
     only where most ranks have the same ones: else each rank has a part of its own.
     """
     tensors: dict[tuple[str, str], dict[int, TensorSum]] = {}
-    for rank, sums in found.items():
-        for each in sums:
-            tensors.setdefault((each.path, each.part), {})[rank] = each
+    for rank, sums in by_rank.items():
+        for tensor in sums:
+            tensors.setdefault((tensor.path, tensor.part), {})[rank] = tensor
     groups: dict[tuple[tuple[int, ...], bool, bool], list[dict[int, TensorSum]]] = {}
     for ranks in tensors.values():
-        (common, count), *others = Counter(each.checksum for each in ranks.values()).most_common()
-        if not others:
+        (common, count), *rarer = Counter(tensor.checksum for tensor in ranks.values()).most_common()
+        if not rarer:
             continue
-        is_replica = all(each.is_replica for each in ranks.values())
+        is_replica = all(tensor.is_replica for tensor in ranks.values())
         has_majority = 2 * count > len(ranks)
         if is_replica or has_majority:
-            named = [rank for rank, each in ranks.items() if not has_majority or each.checksum != common]
+            named = [rank for rank, tensor in ranks.items() if not has_majority or tensor.checksum != common]
             groups.setdefault((tuple(sorted(named)), is_replica, has_majority), []).append(ranks)
     findings = [
         Finding("diverged", mesh, named, _text(region, named, differing, len(tensors), has_majority), sure=is_replica)
@@ -95,19 +95,19 @@ def _text(
 ) -> str:
     first = differing[0]
     path = next(iter(first.values())).path
-    where = names_of(region, named)
+    names = names_of(region, named)
     count = f"{len(differing)} of {counted(tensors, 'tensor')}"
     if not has_majority:
         norms = _norms(first.values())
-        return f"{where} have different values in {count}, first in {path}{f' (norms {norms})' if norms else ''}"
-    mine = _norms(each for rank, each in first.items() if rank in named)
-    theirs = _norms(each for rank, each in first.items() if rank not in named)
+        return f"{names} have different values in {count}, first in {path}{f' (norms {norms})' if norms else ''}"
+    mine = _norms(tensor for rank, tensor in first.items() if rank in named)
+    theirs = _norms(tensor for rank, tensor in first.items() if rank not in named)
     has, norms = "has" if len(named) == 1 else "have", f" (norm {mine}, elsewhere {theirs})" if mine else ""
-    return f"{where} {has} other values than the rest in {count}, first in {path}{norms}"
+    return f"{names} {has} other values than the rest in {count}, first in {path}{norms}"
 
 
 def _norms(sums: "Iterable[TensorSum]") -> str:
-    norms = {f"{each.norm:.6g}": None for each in sums if not math.isnan(each.norm)}
+    norms = {f"{tensor.norm:.6g}": None for tensor in sums if not math.isnan(tensor.norm)}
     return ", ".join([*norms][:4]) + (", …" if len(norms) > 4 else "")
 
 
@@ -144,10 +144,10 @@ class ReplicaWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends on all ranks, compares what they had, and adds the first finding to an error of the watched code."""
-        found, notes = self._ranks.end(DEFAULT_TIMEOUT_S, "what it had")
-        steps = max((history.readings[-1].step for history in found.values()), default=0)
-        text = f"{counted(len(found), 'rank')} of {self._ranks.state.name} in {counted(steps, 'step')}"
-        findings = judge_histories(self._ranks.procs.name, self._ranks.procs.region, found)
+        histories, notes = self._ranks.end(DEFAULT_TIMEOUT_S, "what it had")
+        steps = max((history.readings[-1].step for history in histories.values()), default=0)
+        text = f"{counted(len(histories), 'rank')} of {self._ranks.state.name} in {counted(steps, 'step')}"
+        findings = judge_histories(self._ranks.procs.name, self._ranks.procs.region, histories)
         self.diagnosis = Diagnosis(findings, "; ".join([text, *notes]))
         if error is not None and findings:
             error.add_note(f"Before that, {findings[0].text}")
@@ -158,13 +158,13 @@ class ReplicaWatch:
     __repr__ = __str__
 
 
-def judge_histories(mesh: str, region: Region, found: "Mapping[int, ReplicaHistory]") -> tuple[Finding, ...]:
+def judge_histories(mesh: str, region: Region, histories: "Mapping[int, ReplicaHistory]") -> tuple[Finding, ...]:
     """The ranks that differ, at the first step at which some do. Pure."""
-    readings = {rank: {each.step: each for each in history.readings} for rank, history in found.items()}
+    readings = {rank: {reading.step: reading for reading in history.readings} for rank, history in histories.items()}
     common = sorted(set[int].intersection(*map(set, readings.values()))) if readings else []
     before: int | None = None
     for step in common:
-        sums = {rank: history.sums(readings[rank][step]) for rank, history in found.items()}
+        sums = {rank: history.sums(readings[rank][step]) for rank, history in histories.items()}
         findings = judge_sums(mesh, region, sums)
         if findings:
             since = f"after step {step}" if step else "before the first step"

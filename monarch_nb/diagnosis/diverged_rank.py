@@ -49,8 +49,8 @@ def tensor_sums(holder: object) -> list[TensorSum]:
     With them those of PyTorch's generators of random numbers.
     """
     attributes = holder if isinstance(holder, dict) else vars(holder)
-    found = [pair for name, value in tuple(attributes.items()) for pair in _found(str(name), value, 0)]
-    modules = [(path, each) for path, each in found if isinstance(each, nn.Module)]
+    items = [pair for name, value in tuple(attributes.items()) for pair in _search(str(name), value, 0)]
+    modules = [(path, item) for path, item in items if isinstance(item, nn.Module)]
     # Modules that are wrapped come first, for they say which parameters are replicas.
     modules.sort(key=lambda pair: not isinstance(pair[1], DistributedDataParallel))
     sums: list[TensorSum] = []
@@ -69,11 +69,11 @@ def tensor_sums(holder: object) -> list[TensorSum]:
                 sums += _sums(f"{path}.{name}", buffer, False)
     if modules:
         sums += _of_generators()
-    seen: set[int] = set()
-    for path, each in found:
-        if isinstance(each, Optimizer) and id(each) not in seen:
-            seen.add(id(each))
-            sums += _of_optimizer(path, each, names)
+    summed: set[int] = set()
+    for path, item in items:
+        if isinstance(item, Optimizer) and id(item) not in summed:
+            summed.add(id(item))
+            sums += _of_optimizer(path, item, names)
     return sums
 
 
@@ -94,24 +94,24 @@ def _of_optimizer(path: str, optimizer: Optimizer, names: Mapping[int, tuple[str
                     yield from _sums(f"{path}: {key} of {name}", value, replicated)
 
 
-def _found(path: str, value: object, depth: int) -> Iterator[tuple[str, object]]:
+def _search(path: str, value: object, depth: int) -> Iterator[tuple[str, object]]:
     """Modules and optimizers, with their paths."""
     if isinstance(value, (nn.Module, Optimizer)):
         yield path, value
     elif depth < _DEPTH and isinstance(value, (dict, list, tuple)):
         pairs: Iterable[tuple[object, object]] = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, each in tuple(pairs)[:_MOST]:
-            yield from _found(f"{path}[{key!r}]", each, depth + 1)
+        for key, element in tuple(pairs)[:_MOST]:
+            yield from _search(f"{path}[{key!r}]", element, depth + 1)
 
 
 def _sums(path: str, tensor: torch.Tensor, replicated: bool) -> Iterator[TensorSum]:
     part = ""
     if isinstance(tensor, DTensor):
         coordinate = list[int](tensor.device_mesh.get_coordinate() or ())
-        places = zip(tensor.placements, coordinate, strict=False)
+        placements = zip(tensor.placements, coordinate, strict=False)
         if any(placement.is_partial() for placement in tensor.placements):
             return
-        part = ",".join(f"{placement}@{at}" for placement, at in places if not placement.is_replicate())
+        part = ",".join(f"{placement}@{index}" for placement, index in placements if not placement.is_replicate())
         tensor, replicated = tensor.to_local(), True
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         return
@@ -168,8 +168,8 @@ class ReplicaHistory:
     def sums(self, reading: ReplicaReading) -> list[TensorSum]:
         """The tensors of a reading, with its sums."""
         return [
-            TensorSum(each.path, each.part, each.is_replica, checksum, norm)
-            for each, checksum, norm in zip(
+            TensorSum(tensor.path, tensor.part, tensor.is_replica, checksum, norm)
+            for tensor, checksum, norm in zip(
                 self.tensors[reading.tensors], reading.checksums, reading.norms, strict=True
             )
         ]
@@ -185,9 +185,9 @@ class ReplicaSums:
         self._steps = 0
         self._tensors: dict[tuple[tuple[str, str], ...], tuple[TensorSum, ...]] = {}
         self._readings: list[ReplicaReading] = []
-        self._hook = register_optimizer_step_post_hook(self._after)
+        self._hook = register_optimizer_step_post_hook(self._after_step)
 
-    def _after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+    def _after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if threading.get_ident() != self._thread or torch.compiler.is_compiling():
             return
         if self._optimizer is None or self._optimizer() is None:
@@ -199,13 +199,13 @@ class ReplicaSums:
             self._read()
             if len(self._readings) > _READINGS:  # on all ranks after the same step
                 self._every *= 2
-                self._readings = [each for each in self._readings if each.step % self._every == 0]
+                self._readings = [reading for reading in self._readings if reading.step % self._every == 0]
 
     def _read(self) -> None:
         sums = tensor_sums(self._holder)
-        names = tuple((each.path, each.part) for each in sums)
+        names = tuple((item.path, item.part) for item in sums)
         self._tensors.setdefault(names, tuple(sums))
-        checksums, norms = array("Q", (each.checksum for each in sums)), array("d", (each.norm for each in sums))
+        checksums, norms = array("Q", (item.checksum for item in sums)), array("d", (item.norm for item in sums))
         self._readings.append(ReplicaReading(self._steps, [*self._tensors].index(names), checksums, norms))
 
     def end(self) -> ReplicaHistory:

@@ -70,7 +70,7 @@ class Diagnosis:
         ended = [self.ended] if self.ended else []
         if not self.findings:
             return "\n".join([f"nothing found: {self.inspected}", *ended])
-        lines = [f"{'perhaps: ' * each.is_suspicion}{each.mesh}: {each.text}" for each in self.findings]
+        lines = [f"{'perhaps: ' * finding.is_suspicion}{finding.mesh}: {finding.text}" for finding in self.findings]
         return "\n".join([*lines, f"inspected: {self.inspected}", *ended])
 
     __repr__ = __str__

@@ -93,7 +93,7 @@ class _GradientCheck:
     def _check(self, optimizer: "Optimizer", steps: _Steps) -> None:
         groups = optimizer.param_groups
         steps.checks += 1
-        if steps.checks % CHOSEN_AGAIN == 1 or any(each.grad is None for each in steps.read):
+        if steps.checks % CHOSEN_AGAIN == 1 or any(parameter.grad is None for parameter in steps.read):
             steps.read = _smallest_at_both_ends(groups)
         if not steps.read or _is_finite(steps.read[steps.checks % len(steps.read)].grad):
             return
@@ -103,9 +103,9 @@ class _GradientCheck:
         bad = [name for name, grad in named if not _is_sum_finite(_local(grad))]
         frame = sys._getframe(1)
         line = _line(frame)
-        found = f"{len(bad)} of {len(named)} gradients are not finite, first that of {(bad or [named[0][0]])[0]}"
+        summary = f"{len(bad)} of {len(named)} gradients are not finite, first that of {(bad or [named[0][0]])[0]}"
         before = f"before step {steps.number} of {type(optimizer).__name__}{f' ({line})' if line else ''}"
-        self._bad = _BadStep(optimizer, steps.number + 1, f"{before}, {found}{_about_loss(frame)}")
+        self._bad = _BadStep(optimizer, steps.number + 1, f"{before}, {summary}{_about_loss(frame)}")
 
 
 class _BadStep:
@@ -127,8 +127,8 @@ class _BadStep:
         self._is_reported = True
         advice = "Run the steps before it within %%watch, or monarch.watch(mesh), to see where it comes from."
         try:
-            parameters = [each for group in optimizer.param_groups for each in group["params"]]
-            if all(_is_sum_finite(_local(each)) for each in parameters):
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            if all(_is_sum_finite(_local(parameter)) for parameter in parameters):
                 from monarch_nb.diagnosis.nonfinite_rank import StepWatch  # a module that the program may never need
 
                 self._watch = StepWatch.begun()
@@ -144,8 +144,8 @@ class _BadStep:
             return self._is_reported and self._watch is None
         if not self._watch.end():
             return False
-        found = self._watch.text or "no operation gave a NaN"
-        sys.stderr.write(f"monarch: in step {self._number} of {type(optimizer).__name__}, {found}.\n")
+        finding = self._watch.text or "no operation gave a NaN"
+        sys.stderr.write(f"monarch: in step {self._number} of {type(optimizer).__name__}, {finding}.\n")
         return True
 
     def _concerns(self, optimizer: "Optimizer") -> bool:
@@ -154,9 +154,9 @@ class _BadStep:
 
 def _smallest_at_both_ends(groups: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
     """Chooses parameters whose gradients are read: near the first and near the last one, the smallest."""
-    parameters = [each for group in groups for each in group["params"] if each.grad is not None]
-    near = ([each for each in end if _is_readable(each.grad)] for end in (parameters[:NEAR], parameters[-NEAR:]))
-    return tuple(min(end, key=lambda each: int(_local(each.grad).numel())) for end in near if end)
+    parameters = [param for group in groups for param in group["params"] if param.grad is not None]
+    ends = ([param for param in end if _is_readable(param.grad)] for end in (parameters[:NEAR], parameters[-NEAR:]))
+    return tuple(min(end, key=lambda param: int(_local(param.grad).numel())) for end in ends if end)
 
 
 def _is_readable(grad: Any) -> bool:

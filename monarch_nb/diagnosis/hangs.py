@@ -22,7 +22,7 @@ class HangNotes:
         self._missing: frozenset[int] = frozenset()
         self._since = self._next = time.monotonic()
         self._pause = AGAIN_S
-        self._asked: Future[Diagnosis] | None = None
+        self._diagnosis: Future[Diagnosis] | None = None
         self._findings: Sequence[Finding] = ()
 
     def findings(self, state: MeshState, missing: Sequence[int]) -> Sequence[Finding]:
@@ -31,14 +31,14 @@ class HangNotes:
         if (current := frozenset(missing)) != self._missing:
             self._missing, self._since, self._pause, self._findings = current, now, AGAIN_S, ()
         procs = proc_state_of(state)
-        if self._asked is not None and self._asked.done():
-            asked, self._asked = self._asked, None
-            known = asked.exception(0) is None and self._waits(now)
-            self._findings = asked.get(0).findings if known else ()
+        if self._diagnosis is not None and self._diagnosis.done():
+            diagnosis, self._diagnosis = self._diagnosis, None
+            is_valid = diagnosis.exception(0) is None and self._waits(now)
+            self._findings = diagnosis.get(0).findings if is_valid else ()
             self._pause = AGAIN_S if self._findings else min(1.5 * self._pause, MOST_AGAIN_S)
             self._next = now + self._pause
-        if self._asked is None and self._waits(now) and now >= self._next:
-            self._asked = diagnosing(self._runtime, procs, patience=WITHOUT_PROGRESS_S)
+        if self._diagnosis is None and self._waits(now) and now >= self._next:
+            self._diagnosis = diagnosing(self._runtime, procs, patience=WITHOUT_PROGRESS_S)
         return self._findings
 
     def _waits(self, now: float) -> bool:

@@ -60,7 +60,7 @@ class IssuedOperations:
     def begin(self, joined: Joined = lambda: None) -> None:
         """Begins; `joined` is called when further actors execute operations."""
         self._modules = ModulePaths(lambda: True)
-        self._observe(self._issued, self._note_sent, joined)
+        self._observe(self._note_issued, self._note_sent, joined)
 
     def end(self) -> None:
         """Ends, as often as it is called."""
@@ -69,12 +69,12 @@ class IssuedOperations:
             self._modules = None
             self._observe(None, self._note_sent, lambda: None)
 
-    def located(self, found: NonFinite | None) -> NonFinite | None:
+    def located(self, event: NonFinite | None) -> NonFinite | None:
         """What a rank has found, with the line and the module that issued the operation, where they are known."""
-        if found is None or found.issued is None:
-            return found
-        origin = self.origin(found.issued)
-        return found if origin is None else replace(found, **origin._asdict())
+        if event is None or event.issued is None:
+            return event
+        origin = self.origin(event.issued)
+        return event if origin is None else replace(event, **origin._asdict())
 
     def origin(self, issued: tuple[int, int]) -> "Origin | None":
         """Where the operation with this number of a stream was issued, if it was from `begin` on."""
@@ -88,10 +88,10 @@ class IssuedOperations:
                 return None if site is None else Origin(_line(site))
         return None
 
-    def _issued(self, where: CallSite | None) -> CallSite | None:
-        if where is None or self._modules is None or type(where) is not tuple:
-            return where  # of a compiled step: the sites of all its operations
-        site = _Site(where)
+    def _note_issued(self, call_site: CallSite | None) -> CallSite | None:
+        if call_site is None or self._modules is None or type(call_site) is not tuple:
+            return call_site  # of a compiled step: the sites of all its operations
+        site = _Site(call_site)
         if torch._C._current_graph_task_id() != -1:
             site.is_backward = True
             site.forward = self._forward.of_backward()

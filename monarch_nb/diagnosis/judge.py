@@ -118,10 +118,10 @@ def _locked(procs: Procs) -> Iterator[Finding]:
         circle = evidence.circle
         if not circle or rank not in procs.before or procs.before[rank].circle != circle:
             continue
-        waits = [f"{each.thread} waits for {each.lock} at {_short(each.line)}" for each in circle]
+        waits = [f"{wait.thread} waits for {wait.lock} at {_short(wait.line)}" for wait in circle]
         own = f"{waits[0]}, which it holds itself"
         text = own if len(circle) == 1 else f"threads wait for each other's locks: {', '.join(waits)}"
-        alike.setdefault((text, _source([each.line for each in circle])), []).append(rank)
+        alike.setdefault((text, _source([wait.line for wait in circle])), []).append(rank)
     for (text, source), ranks in alike.items():
         yield Finding("deadlock", procs.name, tuple(ranks), f"{procs.where(ranks)}: {text}", source)
 
@@ -131,13 +131,13 @@ def _waiting(procs: Procs) -> str:
     by_rank = {evidence.rank: base for base, evidence in procs.after.items() if evidence.rank >= 0}
     for key in dict.fromkeys(key for evidence in procs.after.values() for key in evidence.groups):
         members = [by_rank[member] for member in key.members if member in by_rank]
-        pending = {rank: found for rank in members if (found := _newest(procs.after[rank], key)) and found.is_pending}
+        pending = {rank: last for rank in members if (last := _newest(procs.after[rank], key)) and last.is_pending}
         if pending and len(members) < key.size:
             first = next(iter(pending.values()))
-            place = _where_of(procs, pending)
+            line = _line_of(procs, pending)
             return (
                 f"{procs.where(pending)} {_verb(pending, 'waits')} in {first.name} no. {first.number}"
-                f"{place and f' ({place})'}"
+                f"{line and f' ({line})'}"
             )
     return ""
 
@@ -160,7 +160,7 @@ class _Group(NamedTuple):
     @property
     def late(self) -> dict[int, set[int]]:
         """The members that have not begun the collective of a number, by the numbers in which others wait."""
-        numbers = {each.number for each in self.waiting.values()}
+        numbers = {collective.number for collective in self.waiting.values()}
         return {number: {rank for rank in self.begun if self.is_late(rank, number)} for number in numbers}
 
 
@@ -182,13 +182,13 @@ def _collectives(procs: Procs, ended: Set[int]) -> Iterator[Finding]:
     late = {rank for group in groups for ranks in group.late.values() for rank in ranks}
     culprits = {rank for rank in late if not awaited.get(rank) and rank not in pending | explained}
     yield from _late(procs, groups, culprits)
-    silent = {rank for others in awaited.values() for rank in others} - culprits - awaited.keys() - pending - explained
+    silent = {rank for peers in awaited.values() for rank in peers} - culprits - awaited.keys() - pending - explained
     yield from _silent(procs, awaited, silent)
     # Those who wait for one of these are explained; the rest, if there is one, waits for itself.
     ends = {*explained, *culprits, *silent, *(rank for rank in pending if not awaited.get(rank))}
-    while more := {rank for rank, others in awaited.items() if others & ends} - ends:
+    while more := {rank for rank, peers in awaited.items() if peers & ends} - ends:
         ends |= more
-    if circle := _circle({rank: others for rank, others in awaited.items() if others and rank not in ends}):
+    if circle := _circle({rank: peers for rank, peers in awaited.items() if peers and rank not in ends}):
         yield _deadlock(procs, circle)
 
 
@@ -224,13 +224,13 @@ def _circle(awaited: Mapping[int, Set[int]]) -> list[int]:
     """Ranks that wait for each other, be it through others."""
     reached: dict[int, set[int]] = {}
     for first in awaited:
-        found, left = reached.setdefault(first, set()), [first]
-        while left:
-            following = awaited.get(left.pop(), set()) - found
-            found |= following
-            left += following
+        reach, queue = reached.setdefault(first, set()), [first]
+        while queue:
+            following = awaited.get(queue.pop(), set()) - reach
+            reach |= following
+            queue += following
     circles = (
-        [other for other in reached if other in found and first in reached[other]] for first, found in reached.items()
+        [rank for rank in reached if rank in reach and first in reached[rank]] for first, reach in reached.items()
     )
     return min((circle for circle in circles if circle), key=len, default=[])
 
@@ -282,8 +282,8 @@ def _late(procs: Procs, groups: Sequence[_Group], culprits: Set[int]) -> Iterato
     for rank in sorted(culprits):
         firsts = [
             (number - (newest.number if (newest := group.begun[rank]) else 0), group.key.name, number, group.key)
-            for group, each in numbers
-            for number in each
+            for group, late in numbers
+            for number in late
             if group.is_late(rank, number)
         ]
         _, _, number, key = min(firsts, key=lambda first: first[:3])
@@ -294,42 +294,42 @@ def _late(procs: Procs, groups: Sequence[_Group], culprits: Set[int]) -> Iterato
 
 
 def _late_for(procs: Procs, group: _Group, number: int, ranks: Sequence[int]) -> Iterator[Finding]:
-    waiting = {rank: each for rank, each in group.waiting.items() if each.number == number}
+    waiting = {rank: newest for rank, newest in group.waiting.items() if newest.number == number}
     waits = max(collective.seconds for collective in waiting.values())
     if waits < procs.patience:
         return
-    usual = max(each.pause for each in group.begun.values() if each)
+    usual = max(newest.pause for newest in group.begun.values() if newest)
     in_endpoints = any(_running(procs.after[rank]) for rank in waiting)  # otherwise in threads of the program's own
     is_long = in_endpoints and waits >= PAUSES * usual
-    place = _where_of(procs, waiting)
-    title = f"{next(iter(waiting.values())).name} no. {number}{place and f' ({place})'}"
+    line = _line_of(procs, waiting)
+    title = f"{next(iter(waiting.values())).name} no. {number}{line and f' ({line})'}"
     waited = f"{procs.where(waiting)} {_verb(waiting, 'has')} waited {_seconds(waits)}"
     alike: dict[tuple[str, str, bool], list[int]] = {}
     for rank in ranks:
-        does, source, sure = _does(procs, rank)
-        alike.setdefault((does, source, sure and is_long), []).append(rank)
-    for (does, source, sure), late in alike.items():
+        action, source, sure = _action(procs, rank)
+        alike.setdefault((action, source, sure and is_long), []).append(rank)
+    for (action, source, sure), late in alike.items():
         if sure:
             begun = f"{procs.where(late)} {_verb(late, 'has')} not begun {title}"
-            text = f"{begun}, where {waited}; {_clause(does, late)}"
+            text = f"{begun}, where {waited}; {_clause(action, late)}"
             yield Finding("missing_from_collective", procs.name, tuple(late), text, source)
         else:
-            text = f"{waited} in {title} for {procs.where(late)}; {_clause(does, late)}"
+            text = f"{waited} in {title} for {procs.where(late)}; {_clause(action, late)}"
             yield Finding("waiting_on", procs.name, tuple(late), text, source, sure=False)
 
 
 def _silent(procs: Procs, awaited: Mapping[int, Set[int]], silent: Set[int]) -> Iterator[Finding]:
     """Ranks for whose message others wait. Since when is not known before several inspections."""
     for rank in sorted(silent):
-        waiting = [other for other, others in awaited.items() if rank in others]
-        runs = [run for other in waiting if (run := _running(procs.after[other]))]
+        waiting = [waiter for waiter, peers in awaited.items() if rank in peers]
+        runs = [run for waiter in waiting if (run := _running(procs.after[waiter]))]
         if not any(run.still and run.still >= procs.patience - LONG_S for run in runs):
             continue  # their messages come
-        does, source, _ = _does(procs, rank)
-        place = _where_of(procs, waiting)
+        action, source, _ = _action(procs, rank)
+        line = _line_of(procs, waiting)
         text = (
             f"{procs.where(waiting)} {_verb(waiting, 'waits')} for a message of {procs.where([rank])}"
-            f"{place and f' ({place})'}; {_clause(does, [rank])}"
+            f"{line and f' ({line})'}; {_clause(action, [rank])}"
         )
         yield Finding("waiting_on", procs.name, (rank,), text, source, sure=False)
 
@@ -356,7 +356,7 @@ def _mismatch(procs: Procs, group: _Group) -> tuple[Finding, Sequence[int]] | No
     blamed = [rank for kind, ranks in kinds.items() if len(majority) > 1 or kind != majority[0] for rank in ranks]
     parts = [
         f"{procs.where(ranks)} {_verb(ranks, 'calls')} {histories[ranks[0]][number]}"
-        + (f" at {place}" if (place := _where_of(procs, ranks)) else "")
+        + (f" at {line}" if (line := _line_of(procs, ranks)) else "")
         for _, ranks in sorted(kinds.items(), key=lambda item: len(item[1]))
     ]
     text = f"the ranks differ in their collective no. {number}: {'; '.join(parts)}"
@@ -373,34 +373,34 @@ def _compared(collective: str) -> str:
 def _deadlock(procs: Procs, circle: Sequence[int]) -> Finding:
     alike: dict[str, list[int]] = {}
     for rank in circle:
-        pending = next((each for each in procs.after[rank].collectives if each.is_pending), None)
-        place = _where_of(procs, [rank])
-        what = f"{pending.name} no. {pending.number} of group {pending.group.name}" if pending else "a message"
-        alike.setdefault(f"in {what}{place and f' ({place})'}", []).append(rank)
-    parts = [f"{procs.where(ranks)} {_verb(ranks, 'waits')} {what}" for what, ranks in alike.items()]
+        pending = next((collective for collective in procs.after[rank].collectives if collective.is_pending), None)
+        line = _line_of(procs, [rank])
+        awaited = f"{pending.name} no. {pending.number} of group {pending.group.name}" if pending else "a message"
+        alike.setdefault(f"in {awaited}{line and f' ({line})'}", []).append(rank)
+    parts = [f"{procs.where(ranks)} {_verb(ranks, 'waits')} {wait}" for wait, ranks in alike.items()]
     text = f"{procs.where(circle)} wait for each other: {'; '.join(parts)}"
     return Finding("deadlock", procs.name, tuple(sorted(circle)), text, _source_of(procs, circle))
 
 
 def _unrecorded(procs: Procs, explained: Set[int]) -> Iterator[Finding]:
     """Ranks that do nothing, while others of the same call are in collectives that PyTorch does not record."""
-    waiting = {rank for rank in procs.after if is_in_unrecorded(procs.after[rank]) and _does(procs, rank)[2]}
+    waiting = {rank for rank in procs.after if is_in_unrecorded(procs.after[rank]) and _action(procs, rank)[2]}
     for call in procs.calls:
-        there = sorted(waiting & call.missing)
-        seconds = max((running.seconds for rank in there for running in _of_call(procs, rank, call.call)), default=0.0)
+        callers = sorted(waiting & call.missing)
+        seconds = max((run.seconds for rank in callers for run in _of_call(procs, rank, call.call)), default=0.0)
         if seconds < procs.patience:
             continue
         alike: dict[tuple[str, str], list[int]] = {}
         for rank in sorted(call.missing & procs.after.keys() - waiting - explained):
-            does, source, is_idle = _does(procs, rank)
+            action, source, is_idle = _action(procs, rank)
             if is_idle and not any(collective.is_pending for collective in procs.after[rank].collectives):
-                alike.setdefault((does, source), []).append(rank)
-        place = _where_of(procs, there)
-        for (does, source), ranks in alike.items():
+                alike.setdefault((action, source), []).append(rank)
+        line = _line_of(procs, callers)
+        for (action, source), ranks in alike.items():
             text = (
-                f"{procs.where(there)} {_verb(there, 'waits')} in a collective{place and f' ({place})'} that is not "
+                f"{procs.where(callers)} {_verb(callers, 'waits')} in a collective{line and f' ({line})'} that is not "
                 f"recorded, and {procs.where(ranks)} {'is' if len(ranks) == 1 else 'are'} elsewhere: "
-                f"{_clause(does, ranks)}"
+                f"{_clause(action, ranks)}"
             )
             yield Finding("waiting_on", procs.name, tuple(ranks), text, source, sure=False)
 
@@ -423,40 +423,40 @@ def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
             continue  # explained, or all ranks alike
         alike: dict[tuple[str, str, bool], list[int]] = {}
         for rank in rest:
-            alike.setdefault(_does(procs, rank), []).append(rank)
+            alike.setdefault(_action(procs, rank), []).append(rank)
         seconds = max((running.seconds for rank in rest for running in _of_call(procs, rank, call.call)), default=0.0)
         if seconds < procs.patience:
             continue
-        for (does, source, sure), ranks in alike.items():
+        for (action, source, sure), ranks in alike.items():
             has = _verb(ranks, "has")
             late = f"{has} not answered {call.title}() for {_seconds(seconds)}"
-            text = f"{procs.where(ranks)} alone {late}; {_clause(does, ranks)}"
+            text = f"{procs.where(ranks)} alone {late}; {_clause(action, ranks)}"
             sure = sure and len(rest) * 2 < call.size and not any(is_in_unrecorded(procs.after[rank]) for rank in ranks)
             yield Finding("stuck" if sure else "waiting_on", procs.name, tuple(ranks), text, source, sure)
-    for rank, awaited in _ends_of_chains(procs):
-        does, source, _ = _does(procs, rank)
+    for rank, title in _ends_of_chains(procs):
+        action, source, _ = _action(procs, rank)
         if rank not in explained:
-            text = f"{procs.where([rank])} has not answered {awaited}(), for which others wait; {_clause(does, [rank])}"
+            text = f"{procs.where([rank])} has not answered {title}(), for which others wait; {_clause(action, [rank])}"
             yield Finding("waiting_on", procs.name, (rank,), text, source, sure=False)
 
 
 def _ends_of_chains(procs: Procs) -> Iterator[tuple[int, str]]:
     """Ranks for whose answers other actors wait, and that wait for none themselves; and for which call."""
     runs = {(run.mesh, run.rank): (base, run) for base, evidence in procs.after.items() for run in evidence.running}
-    seen = set()
+    ends = set()
     for _, run in runs.values():
         for wait in run.waits:
             for rank in wait.ranks:
-                base, other = runs.get((wait.mesh, rank), (-1, None))
-                if other is not None and not other.waits and base not in seen and other.seconds >= procs.patience:
-                    seen.add(base)
+                base, target = runs.get((wait.mesh, rank), (-1, None))
+                if target is not None and not target.waits and base not in ends and target.seconds >= procs.patience:
+                    ends.add(base)
                     yield base, wait.title
 
 
 # -- what a rank does --------------------------------------------------------------------------------------------------
 
 
-def _does(procs: Procs, rank: int) -> tuple[str, str, bool]:
+def _action(procs: Procs, rank: int) -> tuple[str, str, bool]:
     """What a rank does, the line of the program, and whether it does nothing that could end by itself.
 
     It computes, or has moved between the two looks: then it may well come to where others wait.
@@ -495,10 +495,10 @@ def _does(procs: Procs, rank: int) -> tuple[str, str, bool]:
     return f"sits in {now}", source, True
 
 
-def _clause(does: str, ranks: Sequence[int]) -> str:
+def _clause(action: str, ranks: Sequence[int]) -> str:
     """`it sits in x` for one rank, `they sit in x` for several."""
-    verb, _, rest = does.partition(" ")
-    return f"it {does}" if len(ranks) == 1 else f"they {_verb(ranks, verb)} {rest}"
+    verb, _, rest = action.partition(" ")
+    return f"it {action}" if len(ranks) == 1 else f"they {_verb(ranks, verb)} {rest}"
 
 
 def _verb(ranks: Sized, singular: str) -> str:
@@ -541,7 +541,7 @@ def _short(line: StackLine) -> str:
     return line_name(f"{line.file}:{line.line}")
 
 
-def _where_of(procs: Procs, ranks: Iterable[int]) -> str:
+def _line_of(procs: Procs, ranks: Iterable[int]) -> str:
     """The line at which most of these ranks wait."""
     lines: Counter[str] = Counter()
     for rank in ranks:

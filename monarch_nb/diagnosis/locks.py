@@ -51,7 +51,7 @@ class LockWaits:
             return int(owner[1]) if owner and int(owner[1]) != thread else None
         if not isinstance(lock, _LOCK) or not lock.locked():
             return None
-        return next((other for other in self._frames if any(each is lock for each in _held(self._frames[other]))), None)
+        return next((ident for ident, frame in self._frames.items() if any(own is lock for own in _held(frame))), None)
 
     def of(self, thread: int) -> LockWait | None:
         """The lock for which a thread waits; None if it waits for none whose owner is known."""
@@ -134,12 +134,12 @@ def _entered(frame: FrameType, node: ast.With, span: _Span) -> int:
 def _enters(code: CodeType) -> Iterator[int]:
     """Where items of `with` statements are entered."""
     before = None
-    for each in dis.get_instructions(code):
-        if each.opname == "BEFORE_WITH":
-            yield each.offset
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "BEFORE_WITH":
+            yield instruction.offset
         elif before is not None and before.opname == "LOAD_SPECIAL" and "enter" in str(before.argrepr):
-            yield each.offset  # the call
-        before = each
+            yield instruction.offset  # the call
+        before = instruction
 
 
 def _span(frame: FrameType) -> _Span | None:
@@ -215,13 +215,13 @@ def _evaluated(expression: ast.expr, frame: FrameType) -> object:
 
 
 def _attribute(owner: object, name: str) -> object:
-    found = inspect.getattr_static(owner, name, None)
-    if isinstance(found, MemberDescriptorType):  # of a class with slots
+    value = inspect.getattr_static(owner, name, None)
+    if isinstance(value, MemberDescriptorType):  # of a class with slots
         try:
-            return found.__get__(owner)
+            return value.__get__(owner)
         except (AttributeError, TypeError):
             return None
-    return found
+    return value
 
 
 def _mangled(name: str, frame: FrameType) -> str:

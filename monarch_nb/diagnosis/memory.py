@@ -52,46 +52,46 @@ def compare_memory(
         raise ValueError(f"timeout={timeout} is not a positive number of seconds")
     runtime = current_runtime()
     diagnoses = []
-    for procs, found in answers_of(runtime, meshes_of(runtime, mesh), MEMORY, AskMemory(), timeout):
-        hosts = {rank: host_of(procs.address(rank)) for rank in found}
-        findings = judge_memory(procs.name, found, hosts, partial(names_of, procs.region))
-        diagnoses.append(Diagnosis(findings, _inspected(procs, found)))
+    for procs, uses in answers_of(runtime, meshes_of(runtime, mesh), MEMORY, AskMemory(), timeout):
+        hosts = {rank: host_of(procs.address(rank)) for rank in uses}
+        findings = judge_memory(procs.name, uses, hosts, partial(names_of, procs.region))
+        diagnoses.append(Diagnosis(findings, _inspected(procs, uses)))
     return merged(diagnoses)
 
 
 def judge_memory(
-    mesh: str, found: Mapping[int, ProcessMemory], hosts: Mapping[int, str], names: Names
+    mesh: str, uses: Mapping[int, ProcessMemory], hosts: Mapping[int, str], names: Names
 ) -> tuple[Finding, ...]:
     """The ranks that use much more than the others, and those on hosts that have next to no memory left. Pure."""
     findings = []
     for host in dict.fromkeys(hosts.values()):
-        ranks = [rank for rank in found if hosts[rank] == host]
-        use = found[ranks[0]]
+        ranks = [rank for rank in uses if hosts[rank] == host]
+        use = uses[ranks[0]]
         if use.limit and use.free < SCARCE * use.limit:
-            left = f"host {host} has {size_text(use.free)} of {size_text(use.limit)} left"
-            used = size_text(sum(found[rank].used for rank in ranks))
-            text = f"{names(ranks)} {'uses' if len(ranks) == 1 else 'use'} {used}; {left}"
+            remaining = f"host {host} has {size_text(use.free)} of {size_text(use.limit)} left"
+            used = size_text(sum(uses[rank].used for rank in ranks))
+            text = f"{names(ranks)} {'uses' if len(ranks) == 1 else 'use'} {used}; {remaining}"
             findings.append(Finding("memory", mesh, tuple(ranks), text))
-    findings += _full_gpus(mesh, found, hosts, names)
-    for rank, use in found.items():
-        others = [other for other in found if other != rank]
-        if not others:
+    findings += _full_gpus(mesh, uses, hosts, names)
+    for rank, use in uses.items():
+        peers = [peer for peer in uses if peer != rank]
+        if not peers:
             break
-        usual = median(found[other].used for other in others)
+        usual = median(uses[peer].used for peer in peers)
         if use.used >= max(MORE * usual, usual + MUCH):
             text = f"{names([rank])} uses {size_text(use.used)}, the others {size_text(usual)}"
-            if more := _more_tensors(use, [found[other] for other in others], use.used - usual):
+            if more := _more_tensors(use, [uses[peer] for peer in peers], use.used - usual):
                 text += f"; {more}"
             findings.append(Finding("memory", mesh, (rank,), text, sure=False))
     return by_certainty(findings)
 
 
 def _full_gpus(
-    mesh: str, found: Mapping[int, ProcessMemory], hosts: Mapping[int, str], names: Names
+    mesh: str, uses: Mapping[int, ProcessMemory], hosts: Mapping[int, str], names: Names
 ) -> Iterable[Finding]:
     """The ranks on GPUs with next to no memory left; those that share one see the same."""
     by_gpu: dict[tuple[str, int, int], dict[int, GpuMemory]] = {}
-    for rank, use in found.items():
+    for rank, use in uses.items():
         if use.gpu is not None and use.gpu.total - use.gpu.used < SCARCE * use.gpu.total:
             by_gpu.setdefault((hosts[rank], use.gpu.used, use.gpu.total), {})[rank] = use.gpu
     for (host, used, total), gpus in by_gpu.items():
@@ -104,30 +104,30 @@ def _full_gpus(
         yield Finding("memory", mesh, tuple(gpus), text)
 
 
-def _more_tensors(use: ProcessMemory, others: Sequence[ProcessMemory], more: float) -> str:
+def _more_tensors(use: ProcessMemory, peers: Sequence[ProcessMemory], more: float) -> str:
     """The tensors of which a rank has more than the others, where these are most of the difference."""
-    for each in use.tensors:
+    for group in use.tensors:
         theirs = median(
-            sum(other.size for other in those.tensors if (other.what, other.device) == (each.what, each.device))
-            for those in others
+            sum(alike.size for alike in peer.tensors if (alike.what, alike.device) == (group.what, group.device))
+            for peer in peers
         )
-        if each.device == "cpu" and each.size - theirs >= CLEAR * more:
-            tensors = f"{counted(each.count, 'tensor')} {each.what}"
-            return f"{tensors} take {size_text(each.size)}, elsewhere {size_text(theirs)}"
+        if group.device == "cpu" and group.size - theirs >= CLEAR * more:
+            tensors = f"{counted(group.count, 'tensor')} {group.what}"
+            return f"{tensors} take {size_text(group.size)}, elsewhere {size_text(theirs)}"
     return ""
 
 
-def _inspected(procs: ProcState, found: Mapping[int, ProcessMemory]) -> str:
-    text = f"{counted(len(found), 'process')} of {procs.name}"
-    if found:
-        peak = size_text(max(use.peak for use in found.values()))
-        text += f", each with {_range([use.used for use in found.values()])} (at most {peak} so far)"
-        if cuda := [use for use in found.values() if use.reserved or use.gpu is not None]:
+def _inspected(procs: ProcState, uses: Mapping[int, ProcessMemory]) -> str:
+    text = f"{counted(len(uses), 'process')} of {procs.name}"
+    if uses:
+        peak = size_text(max(use.peak for use in uses.values()))
+        text += f", each with {_range([use.used for use in uses.values()])} (at most {peak} so far)"
+        if cuda := [use for use in uses.values() if use.reserved or use.gpu is not None]:
             text += f", on GPUs {_on_gpus(cuda)}"
-        most = max(found, key=lambda rank: found[rank].used + found[rank].cuda)
-        if held := found[most].held:
-            text += f"; the tensors of {names_of(procs.region, [most])}: {', '.join(lines_of(held))}"
-    silent = [rank for rank in procs.region.ndslice if rank not in found]
+        most = max(uses, key=lambda rank: uses[rank].used + uses[rank].cuda)
+        if memory := uses[most].held:
+            text += f"; the tensors of {names_of(procs.region, [most])}: {', '.join(lines_of(memory))}"
+    silent = [rank for rank in procs.region.ndslice if rank not in uses]
     return f"{text}; {names_of(procs.region, silent)} did not answer" if silent else text
 
 
@@ -195,21 +195,21 @@ class MemoryWatch:
         """Ends on all ranks, and compares what has grown."""
         try:
             with self._in_order():
-                found, notes = self._ranks.end(ANSWER_S, "what grows")
+                growths, notes = self._ranks.end(ANSWER_S, "what grows")
         finally:
             if self._operations is not None:
                 self._operations.end()
-        seconds = max((growth.seconds for growth in found.values()), default=0.0)
+        seconds = max((growth.seconds for growth in growths.values()), default=0.0)
         mesh = self._ranks.state.name if self._operations is None else self._ranks.procs.name
-        text = f"{counted(len(found), 'rank')} of {mesh} for {seconds:.0f} s"
-        grown = [growth.resident.size for growth in found.values()]
+        text = f"{counted(len(growths), 'rank')} of {mesh} for {seconds:.0f} s"
+        grown = [growth.resident.size for growth in growths.values()]
         if grown and self._operations is None:
             text += f"; the largest growth of a process is {size_text(max(0, *grown))}"
         procs = self._ranks.procs
-        findings = judge_growth(procs.name, found, partial(names_of, procs.region))
+        findings = judge_growth(procs.name, growths, partial(names_of, procs.region))
         self.diagnosis = Diagnosis(findings, "; ".join([text, *notes]))
         named = _namer(self._operations)
-        self.peaks = {rank: tuple(map(named, growth.peaks)) for rank, growth in found.items()}
+        self.peaks = {rank: tuple(map(named, growth.peaks)) for rank, growth in growths.items()}
 
     @property
     def peak_lines(self) -> list[str]:
@@ -222,9 +222,9 @@ class MemoryWatch:
                     by_device[kind] = rank, peak
         lines = []
         for rank, peak in by_device.values():
-            where = f" at {line_name(peak.source)}" if peak.source else ""
-            who = f"{names_of(self._ranks.procs.region, [rank])} on {peak.device}"
-            lines.append(f"the highest peak of tensors was that of {who}: {size_text(peak.size)}{where}")
+            location = f" at {line_name(peak.source)}" if peak.source else ""
+            owner = f"{names_of(self._ranks.procs.region, [rank])} on {peak.device}"
+            lines.append(f"the highest peak of tensors was that of {owner}: {size_text(peak.size)}{location}")
             lines += [f"  {line}" for line in lines_of(summed(part.held for part in peak.parts))]
         return lines
 
@@ -249,23 +249,23 @@ def _namer(operations: "IssuedOperations | None") -> Callable[[PeakMemory], Peak
         kind, name, source = part.held.kind, part.held.name, part.source
         if part.tensor in names:
             kind, name = names[part.tensor]
-        elif (made := origin(part.issued)) is not None:
-            kind, name, source = made.kind, made.module, "" if made.module else made.source
-        held = msgspec.structs.replace(part.held, kind=kind, name=line_name(source) if source else name)
-        return part._replace(held=held, source="")
+        elif (site := origin(part.issued)) is not None:
+            kind, name, source = site.kind, site.module, "" if site.module else site.source
+        memory = msgspec.structs.replace(part.held, kind=kind, name=line_name(source) if source else name)
+        return part._replace(held=memory, source="")
 
     def named(peak: PeakMemory) -> PeakMemory:
-        made = origin(peak.issued)
-        source = peak.source if made is None else made.source
+        site = origin(peak.issued)
+        source = peak.source if site is None else site.source
         return peak._replace(parts=tuple(map(named_part, peak.parts)), source=source)
 
     return named
 
 
-def judge_growth(mesh: str, found: "Mapping[int, MemoryGrowth]", names: Names) -> tuple[Finding, ...]:
+def judge_growth(mesh: str, growths: "Mapping[int, MemoryGrowth]", names: Names) -> tuple[Finding, ...]:
     """The lines whose allocations grow throughout, by the ranks on which they do. Pure."""
     alike: dict[str, list[tuple[int, MemoryGrowth, Growth, int]]] = {}
-    for rank, growth in found.items():
+    for rank, growth in growths.items():
         growing = [line for line in growth.lines if line.size >= GROWN and is_steady(line.sizes)]
         by_source: dict[str, int] = {}
         for line in growing:
@@ -279,7 +279,7 @@ def judge_growth(mesh: str, found: "Mapping[int, MemoryGrowth]", names: Names) -
     findings = []
     for source, group in alike.items():
         ranks = [rank for rank, *_ in group]
-        _, growth, most, size = max(group, key=lambda each: each[3])
+        _, growth, most, size = max(group, key=lambda entry: entry[3])
         sure = bool(source) and all(line.count >= MANY for _, _, line, _ in group)
         text = _growth_text(names(ranks), len(ranks) == 1, growth, most, size)
         findings.append(Finding("memory", mesh, tuple(ranks), text, source, sure))
@@ -289,20 +289,20 @@ def judge_growth(mesh: str, found: "Mapping[int, MemoryGrowth]", names: Names) -
 def is_steady(sizes: Sequence[int]) -> bool:
     """Whether memory grows throughout, rather than once: in the first and in the last part of the time."""
     first, half, late, last = sizes[0], sizes[len(sizes) // 2], sizes[-2], sizes[-1]
-    whole = last - first
-    return whole > 0 and half - first >= 0.15 * whole and last - half >= 0.25 * whole and last - late >= 0.1 * whole
+    total = last - first
+    return total > 0 and half - first >= 0.15 * total and last - half >= 0.25 * total and last - late >= 0.1 * total
 
 
-def _growth_text(who: str, is_one: bool, growth: "MemoryGrowth", most: "Growth", size: int) -> str:
+def _growth_text(ranks: str, is_one: bool, growth: "MemoryGrowth", most: "Growth", size: int) -> str:
     by = f"by {size_text(size)}{'' if is_one else ' and less'} in {growth.seconds:.0f} s"
-    grows = f"{who} {'grows' if is_one else 'grow'} {by}"
+    grows = f"{ranks} {'grows' if is_one else 'grow'} {by}"
     if most is growth.resident:
         return f"{grows}, in memory that neither objects of Python nor tensors of PyTorch explain"
     is_tensor = most.what != "Python objects"
-    held = f"{counted(most.count, 'tensor')} {most.what}" if is_tensor else f"{most.count} {most.what}"
+    example = f"{counted(most.count, 'tensor')} {most.what}" if is_tensor else f"{most.count} {most.what}"
     device = "" if most.device == "cpu" else f" on {most.device}"
     line = f"at {line_name(most.source)}" if most.source else "in code of installed packages"
-    text = f"{grows} {line}: what is allocated there stays, such as {held}{device}"
+    text = f"{grows} {line}: what is allocated there stays, such as {example}{device}"
     if growth.containers:
         name, more = growth.containers[0]
         text += f"; {name} has {more} more entries than before"

@@ -93,16 +93,16 @@ def memory_use() -> ProcessMemory:
 
 def _tensors(living: LivingTensors) -> Iterator[TensorsAlike]:
     """The tensors that live, by kind, those that take the most memory first."""
-    seen = set()
+    keys = set()
     sizes, counts = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for tensor in living.all:
-        if (memory := allocation_of(tensor)) is not None and memory.key not in seen:
-            seen.add(memory.key)
+        if (memory := allocation_of(tensor)) is not None and memory.key not in keys:
+            keys.add(memory.key)
             kind = type_and_shape(tensor.dtype, tensor.shape), memory.device
             sizes[kind] += memory.size
             counts[kind] += 1
-    for (what, device), size in sizes.most_common(MOST_LINES):
-        yield TensorsAlike(what, device, counts[what, device], size)
+    for (tensor_type, device), size in sizes.most_common(MOST_LINES):
+        yield TensorsAlike(tensor_type, device, counts[tensor_type, device], size)
 
 
 # -- while it is watched -----------------------------------------------------------------------------------------------
@@ -114,11 +114,11 @@ class _Moment(NamedTuple):
     wall: float
     cpu: float  # that the watched thread has used of it
 
-    def share(self, whole: "_Moment") -> float:
+    def share(self, total: "_Moment") -> float:
         """The share of the program's progress until a later moment. A thread that waits makes none."""
-        if whole.cpu > BUSY * whole.wall:
-            return self.cpu / whole.cpu
-        return self.wall / whole.wall if whole.wall else 0.0  # other threads do the work
+        if total.cpu > BUSY * total.wall:
+            return self.cpu / total.cpu
+        return self.wall / total.wall if total.wall else 0.0  # other threads do the work
 
 
 class _Clock:
@@ -209,12 +209,12 @@ class GrowthReadings:
         self._readings.append(_Reading(moment, self._alive()))
         ends = self._ends(moment)
         lines = [*self._tensor_lines(ends)]
-        counted = [each for each in self._objects if each.moment.wall < moment.wall]
+        snapshots = [snapshot for snapshot in self._objects if snapshot.moment.wall < moment.wall]
         if tracemalloc.is_tracing():
             traces = tracemalloc.take_snapshot()
             self._stop_tracing()  # else what follows would be traced, too
-            lines += _object_lines([*counted, _Objects(moment, traces)])
-        resident = Growth("", "resident", "cpu", 1, tuple(each.resident for each in ends))
+            lines += _object_lines([*snapshots, _Objects(moment, traces)])
+        resident = Growth("", "resident", "cpu", 1, tuple(reading.resident for reading in ends))
         lines.sort(key=lambda line: -line.size)
         grown = Counter(dict(_containers()))
         grown.subtract(self._containers)
@@ -225,16 +225,16 @@ class GrowthReadings:
         if self._own_trace and tracemalloc.is_tracing():
             tracemalloc.stop()
 
-    def _ends(self, whole: _Moment) -> "list[_Reading]":
+    def _ends(self, total: _Moment) -> "list[_Reading]":
         """The readings at the beginning and at the ends of the parts of the time."""
-        shares = [(each.moment.share(whole), each) for each in self._readings]
+        shares = [(reading.moment.share(total), reading) for reading in self._readings]
         parts = [part / PARTS for part in range(PARTS)]
-        return [min(shares, key=lambda each: abs(each[0] - part))[1] for part in parts] + [self._readings[-1]]
+        return [min(shares, key=lambda pair: abs(pair[0] - part))[1] for part in parts] + [self._readings[-1]]
 
     def _tensor_lines(self, ends: "list[_Reading]") -> Iterator[Growth]:
-        for at, (_, count) in ends[-1].tensors.items():
-            sizes = tuple(each.tensors.get(at, (0, 0))[0] for each in ends)
-            yield Growth(at.source, at.what, at.device, count, sizes)
+        for allocation, (_, count) in ends[-1].tensors.items():
+            sizes = tuple(reading.tensors.get(allocation, (0, 0))[0] for reading in ends)
+            yield Growth(allocation.source, allocation.what, allocation.device, count, sizes)
 
 
 def recorded_allocations(
@@ -265,11 +265,11 @@ class PeakReadings:
         return MemoryGrowth(time.monotonic() - self._began, resident, (), (), peaks)
 
 
-def _object_lines(known: Sequence[_Objects]) -> Iterator[Growth]:
+def _object_lines(snapshots: Sequence[_Objects]) -> Iterator[Growth]:
     """The lines that have allocated Python objects; between the times that are known, they are taken to grow evenly."""
-    last = known[-1]
+    last = snapshots[-1]
     for source, size in last.sizes.most_common(MOST_LINES):
-        points = [(0.0, 0), *((each.moment.share(last.moment), each.sizes[source]) for each in known)]
+        points = [(0.0, 0), *((snapshot.moment.share(last.moment), snapshot.sizes[source]) for snapshot in snapshots)]
         sizes = [_between(points, part / PARTS) for part in range(PARTS)]
         yield Growth(source, "Python objects", "cpu", last.counts[source], (*sizes, size))
 
@@ -293,16 +293,16 @@ def _containers() -> Iterator[tuple[str, int]]:
         for name, module in tuple(sys.modules.copy().items())
         if type(module) is ModuleType and is_users_file(getattr(module, "__file__", None) or os.devnull)
     ]
-    seen: set[int] = set()
-    yield from islice(_below(roots, seen, DEEP), MOST_CONTAINERS)
+    ids: set[int] = set()
+    yield from islice(_nested(roots, ids, DEEP), MOST_CONTAINERS)
 
 
-def _below(named: Iterable[tuple[str, object]], seen: set[int], deep: int) -> Iterator[tuple[str, int]]:
+def _nested(named: Iterable[tuple[str, object]], ids: set[int], depth: int) -> Iterator[tuple[str, int]]:
     for name, value in named:
-        if id(value) in seen or type(value) not in (list, dict, set):
+        if id(value) in ids or type(value) not in (list, dict, set):
             continue
-        seen.add(id(value))
+        ids.add(id(value))
         assert isinstance(value, list | dict | set)
         yield name, len(value)
-        if deep and isinstance(value, dict):
-            yield from _below([(f"{name}.{key}", each) for key, each in tuple(value.items())], seen, deep - 1)
+        if depth and isinstance(value, dict):
+            yield from _nested([(f"{name}.{key}", item) for key, item in tuple(value.items())], ids, depth - 1)

@@ -68,14 +68,14 @@ class ValueWatch:
         """Ends on all ranks, and adds the first finding to an error that the watched code raised."""
         try:
             with self._in_order():
-                found = self._end()
+                results = self._end()
         finally:
             if self._operations is not None:
                 self._operations.end()
         if self._operations is not None:
             located = self._operations.located
-            found = [(rank, (located(nan), located(inf))) for rank, (nan, inf) in found]
-        self.findings = judge_values(self._procs.name, self._procs.region, found)
+            results = [(rank, (located(nan), located(inf))) for rank, (nan, inf) in results]
+        self.findings = judge_values(self._procs.name, self._procs.region, results)
         if error is not None and self.findings:
             error.add_note(f"Before that, {self.findings[0].text}")
 
@@ -94,12 +94,12 @@ class ValueWatch:
         """Ends on all ranks. Returns what they have found, by base rank and thread."""
         if self._operations is not None:
             self._operations.end()
-        found = list[tuple[int, Findings]]()
+        results = list[tuple[int, Findings]]()
         for ranks in self._ranks.values():
             of_ranks, notes = ranks.end(END_S, "what it has found")
-            found += of_ranks.items()
+            results += of_ranks.items()
             self.notes += notes
-        return found
+        return results
 
     def __str__(self) -> str:
         lines = [finding.line for finding in self.findings]
@@ -115,20 +115,20 @@ def operations_on(observe: "Callable[[Issued | None, Sent, Joined], None]") -> "
     return IssuedOperations(observe)
 
 
-def judge_values(mesh: str, region: Region, found: "Collection[tuple[int, Findings]]") -> tuple[Finding, ...]:
+def judge_values(mesh: str, region: Region, results: "Collection[tuple[int, Findings]]") -> tuple[Finding, ...]:
     """The findings from the first NaN and the first infinity of each thread of each rank. Pure.
 
     A NaN that came to a rank with the inputs of an operation is reported only where it came to be on no rank, and only
     the first one: else it follows from the other.
     """
-    nans = [(rank, nan, inf) for rank, (nan, inf) in found if nan is not None]
-    origins = [each for each in nans if each[1].given != "nan"]
+    nans = [(rank, nan, inf) for rank, (nan, inf) in results if nan is not None]
+    origins = [entry for entry in nans if entry[1].given != "nan"]
     if not origins and nans:
-        earliest = min(nans, key=lambda each: each[1].at)[1]
-        origins = [each for each in nans if _alike(each[1]) == _alike(earliest)]
+        earliest = min(nans, key=lambda entry: entry[1].at)[1]
+        origins = [entry for entry in nans if _signature(entry[1]) == _signature(earliest)]
     groups: dict[tuple[object, ...], list[tuple[int, NonFinite, NonFinite | None]]] = {}
-    for each in sorted(origins, key=lambda each: each[1].at):
-        groups.setdefault(_alike(each[1]), []).append(each)
+    for entry in sorted(origins, key=lambda entry: entry[1].at):
+        groups.setdefault(_signature(entry[1]), []).append(entry)
     findings = [
         Finding(
             "nonfinite", mesh, _ranks(group), _text(_named(region, group), group[0][1], group[0][2]), group[0][1].source
@@ -136,16 +136,16 @@ def judge_values(mesh: str, region: Region, found: "Collection[tuple[int, Findin
         for group in groups.values()
     ]
     if not findings:
-        infinities = sorted(((rank, inf, None) for rank, (_, inf) in found if inf), key=lambda each: each[1].at)
+        infinities = sorted(((rank, inf, None) for rank, (_, inf) in results if inf), key=lambda entry: entry[1].at)
         if infinities:
-            first = [each for each in infinities if _alike(each[1]) == _alike(infinities[0][1])]
+            first = [entry for entry in infinities if _signature(entry[1]) == _signature(infinities[0][1])]
             text = _text(_named(region, first), first[0][1], None)
             findings.append(Finding("nonfinite", mesh, _ranks(first), text, first[0][1].source, sure=False))
     return tuple(findings)
 
 
-def _alike(one: "NonFinite") -> tuple[object, ...]:
-    return one.operation, one.source, one.backward, one.call
+def _signature(event: "NonFinite") -> tuple[object, ...]:
+    return event.operation, event.source, event.backward, event.call
 
 
 def _ranks(group: "Sequence[tuple[int, NonFinite, NonFinite | None]]") -> tuple[int, ...]:
@@ -156,9 +156,9 @@ def _named(region: Region, group: "Sequence[tuple[int, NonFinite, NonFinite | No
     return names_of(region, _ranks(group))
 
 
-def _text(ranks: str, one: "NonFinite", inf: "NonFinite | None") -> str:
-    where = f"in call {one.call} of {one.endpoint}() " if one.endpoint else ""
-    return f"{ranks}: {where}{one.text(inf)}"
+def _text(ranks: str, event: "NonFinite", inf: "NonFinite | None") -> str:
+    call = f"in call {event.call} of {event.endpoint}() " if event.endpoint else ""
+    return f"{ranks}: {call}{event.text(inf)}"
 
 
 def has_sharded_tensors(mesh: object) -> bool:

@@ -92,8 +92,8 @@ def _plan(func: Any) -> _Plan:
     name = func._overloadpacket.__name__
     is_checked = not func.is_view and name not in _UNINITIALISED and func.namespace not in _COLLECTIVES
     arguments, returns = func._schema.arguments, func._schema.returns
-    written = [(index, each.name) for index, each in enumerate(arguments) if _is_written(each)]
-    returned = sum(_is_written(each) for each in returns)
+    written = [(index, argument.name) for index, argument in enumerate(arguments) if _is_written(argument)]
+    returned = sum(_is_written(argument) for argument in returns)
     return _Plan(name, is_checked, tuple(written), len(written) == returned)
 
 
@@ -179,7 +179,7 @@ class ModulePaths:
             return
         if not self._running:
             self._outermost = weakref.ref(module)
-            self._names = {id(each): name for name, each in module.named_modules(prefix=type(module).__name__)}
+            self._names = {id(child): name for name, child in module.named_modules(prefix=type(module).__name__)}
         self._running.append(self._names.get(id(module)) or type(module).__name__)
 
     def _left(self, module: nn.Module, args: object, output: object) -> None:
@@ -227,7 +227,7 @@ class FirstNan(WatchMode):
         self._plans: dict[Any, _Plan] = {}
         self._worker = worker
         self._thread = threading.get_ident()
-        self._modules = ModulePaths(self._is_here)
+        self._modules = ModulePaths(self._is_own_thread)
         self._forward: ForwardRecord[tuple[str, CodeType | None, int]] = ForwardRecord()  # module, code and line
         context = current.get()
         self._call, self._number = context.call if context is not None else "", 0
@@ -248,26 +248,26 @@ class FirstNan(WatchMode):
         return self.nan, self.inf
 
     def _step_begins(self, optimizer: Optimizer, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        if not self._is_here() or torch.compiler.is_compiling():
+        if not self._is_own_thread() or torch.compiler.is_compiling():
             return
         self._resume()
         stack = _get_current_dispatch_mode_stack()
-        has_closure = any(each is not None for each in (*args[1:], *kwargs.values()))
+        has_closure = any(argument is not None for argument in (*args[1:], *kwargs.values()))
         if stack and stack[-1] is self and not has_closure:  # a closure runs the model
             self.leave()
             self._stack = stack[:-1]
 
     def _step_ends(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if not self._is_here() or self._stack is None:
+        if not self._is_own_thread() or self._stack is None:
             return
         self._check_parameters(optimizer)
         self._resume()
 
     def _module_begins(self, module: nn.Module, args: object) -> None:
-        if self._stack is not None and self._is_here():
+        if self._stack is not None and self._is_own_thread():
             self._resume()
 
-    def _is_here(self) -> bool:
+    def _is_own_thread(self) -> bool:
         """Whether the calling thread is the one that is watched: hooks see modules and optimizers of all threads."""
         return threading.get_ident() == self._thread
 
@@ -286,14 +286,14 @@ class FirstNan(WatchMode):
                 for tensor in _with_values((local,) if parameter.grad is not None else ()):
                     if _is_suspicious(tensor):
                         grad = getattr(parameter.grad, "_local_tensor", parameter.grad)
-                        names = (name for name, each in self._modules.parameters() if each is parameter)
-                        where = next(names, f"parameter {index} of group {number}")
-                        self._report(f"{type(optimizer).__name__}.step", tensor, _worst([grad]), where)
+                        names = (name for name, param in self._modules.parameters() if param is parameter)
+                        path = next(names, f"parameter {index} of group {number}")
+                        self._report(f"{type(optimizer).__name__}.step", tensor, _worst([grad]), path)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         for kind in types:
             if kind is not torch.Tensor and kind is not nn.Parameter:
-                if any(issubclass(each, FakeTensor) for each in types):
+                if any(issubclass(cls, FakeTensor) for cls in types):
                     return func(*args, **(kwargs or {}))  # has no values
                 return NotImplemented  # of a subclass, such as DTensor, the operations on its parts are seen
         results = func(*args, **kwargs) if kwargs else func(*args)
@@ -304,7 +304,7 @@ class FirstNan(WatchMode):
             self._call, self._number = context.call, self._number + 1
         backward = torch._C._current_graph_task_id() != -1
         if not backward and torch.is_grad_enabled():
-            self._forward.note(self._here)
+            self._forward.note(self._origin)
         plan = self._plans.get(func)
         if plan is None:
             plan = self._plans[func] = _plan(func)
@@ -312,42 +312,42 @@ class FirstNan(WatchMode):
             is_only_result = plan.returns_what_it_writes and type(results) is torch.Tensor
             for tensor in _with_values((results,) if is_only_result else _changed(plan, args, kwargs or {}, results)):
                 if _is_suspicious(tensor):
-                    self._found(func, plan.name, tensor, args, kwargs or {}, backward)
+                    self._check(func, plan.name, tensor, args, kwargs or {}, backward)
         return results
 
-    def _here(self) -> tuple[str, CodeType | None, int]:
+    def _origin(self) -> tuple[str, CodeType | None, int]:
         frame = users_frame(sys._getframe(3))
         return (self._modules.current, *((frame.f_code, frame.f_lineno) if frame is not None else (None, 0)))
 
-    def _found(self, func: Any, name: str, tensor: torch.Tensor, args: object, kwargs: object, backward: bool) -> None:
+    def _check(self, func: Any, name: str, tensor: torch.Tensor, args: object, kwargs: object, backward: bool) -> None:
         if (name in _DELIBERATE or self.inf is not None) and not tensor.isnan().any():
             return
-        given = _worst(each for each in tree_leaves((args, kwargs)) if each is not tensor)
+        worst = _worst(leaf for leaf in tree_leaves((args, kwargs)) if leaf is not tensor)
         module, source = self._modules.current, ""
         forward = self._forward.of_backward() if backward else None
         if forward is not None:
             module, source = forward[0] or module, f"{forward[1].co_filename}:{forward[2]}" if forward[1] else ""
-        self._report(str(func), tensor, given, module, source, backward=backward)
+        self._report(str(func), tensor, worst, module, source, backward=backward)
 
     def _report(
-        self, operation: str, tensor: torch.Tensor, given: str, module: str, source: str = "", *, backward: bool = False
+        self, operation: str, tensor: torch.Tensor, worst: str, module: str, source: str = "", *, backward: bool = False
     ) -> None:
-        """Notes what has been found, where it is the first."""
+        """Notes a result that is not finite if it is the first."""
         nans, infinities = int(tensor.isnan().sum()), int(tensor.isinf().sum())
-        is_first = self.nan is None if nans else infinities > 0 and self.inf is None and given == "finite"
+        is_first = self.nan is None if nans else infinities > 0 and self.inf is None and worst == "finite"
         if not is_first:
             return
         frame = sys._getframe(2)
         worker = self._worker
-        found = NonFinite(
-            operation, nans, infinities, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), given, backward,
+        event = NonFinite(
+            operation, nans, infinities, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), worst, backward,
             module, source or users_line(frame), "" if worker else _endpoint(self._call), self._number, time.time(),
             worker.operation_in(frame) if worker else None,
         )  # fmt: skip
         if not nans:
-            self.inf = found
+            self.inf = event
             return
-        self.nan = found
+        self.nan = event
         if self._stop:
             current_runtime().feature(DEBUG).stop(users_frame(frame) or frame, f"NaN in the result of {operation}")
 
@@ -359,10 +359,10 @@ def _endpoint(call: str) -> str:
 
 def _changed(plan: _Plan, args: Sequence[object], kwargs: Mapping[str, object], results: object) -> list[object]:
     """Returns what an operation has made or written to, each object once."""
-    found: list[object] = tree_leaves(results)
+    leaves: list[object] = tree_leaves(results)
     for index, name in plan.written:
-        found += tree_leaves(args[index] if index < len(args) else kwargs.get(name))
-    return list({id(value): value for value in found}.values())
+        leaves += tree_leaves(args[index] if index < len(args) else kwargs.get(name))
+    return list({id(value): value for value in leaves}.values())
 
 
 def _with_values(values: Iterable[object]) -> Iterator[torch.Tensor]:
@@ -428,8 +428,8 @@ class StepWatch:
             return False
         self._timer.cancel()
         nan, inf = self._mode.end()
-        found = nan or inf
-        self.text = found.text(inf) if found is not None else ""
+        event = nan or inf
+        self.text = event.text(inf) if event is not None else ""
         return True
 
     def _see_no_more(self) -> None:

@@ -72,15 +72,15 @@ class Inspection:
     def _memory(self, _: AskMemory, asker: Asker[ProcessMemory]) -> None:
         answer_aside(import_module("monarch_nb.diagnosis.memory_rank").memory_use, asker, "diagnosis")
 
-    def _begin(self, wanted: BeginTimes, asker: Asker[BegunTimes]) -> BegunTimes:
-        key = (asker.src, wanted.number)
+    def _begin(self, request: BeginTimes, asker: Asker[BegunTimes]) -> BegunTimes:
+        key = (asker.src, request.number)
         if key not in self._samplers:
             module = import_module("monarch_nb.diagnosis.slow_rank")
             self._samplers[key] = module.TimeSampler(self._runtime)
         return BegunTimes(time.time_ns())
 
-    def _end(self, wanted: EndTimes, asker: Asker[RankTimes]) -> None:
-        sampler = self._samplers.pop((asker.src, wanted.number), None)
+    def _end(self, request: EndTimes, asker: Asker[RankTimes]) -> None:
+        sampler = self._samplers.pop((asker.src, request.number), None)
         if sampler is None:
             asker.refuse("it was not sampled")
         else:
@@ -92,10 +92,10 @@ class Inspection:
         remembered, recorded = PROCESS_GROUPS.remembered()
         frames = sys._current_frames()
         threads = {thread.native_id for thread in threading.enumerate()}
-        self._paused = {thread: seen for thread, seen in self._paused.items() if thread in threads}
+        self._paused = {thread: state for thread, state in self._paused.items() if thread in threads}
         locks = LockWaits(frames)
         running = tuple(self._running(tuple(self._runtime.cells.values()), frames, locks))
-        since = now - int(1e9 * max((each.seconds for each in running), default=0.0))
+        since = now - int(1e9 * max((run.seconds for run in running), default=0.0))
         module = sys.modules.get("torch.distributed")
         joined = module is not None and module.is_available() and module.is_initialized()
         return Evidence(
@@ -163,21 +163,21 @@ class Inspection:
 
 def _collective(key: GroupKey, records: Sequence[FlightRecord], now: int, since: int) -> NewestCollective:
     """The newest of a group. `since` is when the call under way has begun, both by the wall clock."""
-    record, last = records[-1], dict[int, str]()
-    for each in records[-MOST_COLLECTIVES:]:  # several are one where they are coalesced
-        text = f"{_name(each)} of {_inputs(each)}" if _inputs(each) else _name(each)
-        last[each.collective_seq_id] = " and ".join(filter(None, [last.get(each.collective_seq_id), text]))
+    newest, last = records[-1], dict[int, str]()
+    for record in records[-MOST_COLLECTIVES:]:  # several are one where they are coalesced
+        text = f"{_name(record)} of {_inputs(record)}" if _inputs(record) else _name(record)
+        last[record.collective_seq_id] = " and ".join(filter(None, [last.get(record.collective_seq_id), text]))
     if len(records) > MOST_COLLECTIVES:
         del last[next(iter(last))]  # it may be part of one
-    times = [each.time_created_ns for each in records if each.time_created_ns >= since]
+    times = [record.time_created_ns for record in records if record.time_created_ns >= since]
     return NewestCollective(
         key,
-        record.collective_seq_id,
-        _name(record),
-        _inputs(record),
-        not record.has_ended,
-        (now - record.time_created_ns) / 1e9,
-        record.thread,
+        newest.collective_seq_id,
+        _name(newest),
+        _inputs(newest),
+        not newest.has_ended,
+        (now - newest.time_created_ns) / 1e9,
+        newest.thread,
         tuple(last.items()),
         max((after - before for before, after in pairwise(times)), default=0) / 1e9,
     )
@@ -222,8 +222,8 @@ def _is_for_children(lines: Iterable[StackLine]) -> bool:
 
 def _helpers(own: threading.Thread) -> list[int]:
     """The program's other threads, by native number."""
-    others = [each for each in threading.enumerate() if each is not own and not each.name.startswith("monarch")]
-    return [each.native_id or 0 for each in others]
+    threads = (thread for thread in threading.enumerate() if not thread.name.startswith("monarch"))
+    return [thread.native_id or 0 for thread in threads if thread is not own]
 
 
 def _woken(thread: int) -> int:

@@ -54,7 +54,7 @@ class _Lateness(NamedTuple):
 
     title: str  # "collectives", "calls"
     seconds: Sequence[float]  # after the median of the others; less than 0 where it is earlier
-    whole: float  # seconds between the first and the last
+    span: float  # seconds between the first and the last
 
     @property
     def mean(self) -> float:
@@ -63,7 +63,7 @@ class _Lateness(NamedTuple):
     @property
     def share(self) -> float:
         """The mean, as a share of the time between two of them."""
-        return self.mean * len(self.seconds) / self.whole if self.whole else 0.0
+        return self.mean * len(self.seconds) / self.span if self.span else 0.0
 
     @property
     def errors(self) -> float:
@@ -78,7 +78,7 @@ class _Lateness(NamedTuple):
     @property
     def is_sure(self) -> bool:
         count, half = len(self.seconds), self.mean / 2
-        if count < MANY or self.whole < LONG_S or sum(each >= half for each in self.seconds) < OFTEN * count:
+        if count < MANY or self.span < LONG_S or sum(seconds >= half for seconds in self.seconds) < OFTEN * count:
             return False
         parts = [self.seconds[part * count // PARTS : (part + 1) * count // PARTS] for part in range(PARTS)]
         return self.errors >= SURE and all(fmean(part) > 0 for part in parts)
@@ -133,26 +133,26 @@ def judge_times(procs: MeasuredProcs) -> tuple[Finding, ...]:
         least = late.share * CONFIRMED - error if is_certain else NOTABLE + error
         if late.is_likely and own[rank] - typical >= least:
             slow.append(rank)
-    others = [rank for rank in ranks if rank not in slow]
+    peers = [rank for rank in ranks if rank not in slow]
     most = max((own[rank] for rank in slow), default=0.0) - typical
-    longer = {rank: _longer(ranks, rank, others) for rank in slow if own[rank] - typical >= most * MOSTLY}
+    longer = {rank: _longer(ranks, rank, peers) for rank in slow if own[rank] - typical >= most * MOSTLY}
     groups: dict[tuple[str, str, bool], list[int]] = {}
     for rank, difference in longer.items():
-        sure = lateness[rank].is_sure and not _is_short_of_processors(ranks, rank, others, own[rank] - typical)
+        sure = lateness[rank].is_sure and not _is_short_of_processors(ranks, rank, peers, own[rank] - typical)
         groups.setdefault((difference.phase, difference.source, sure), []).append(rank)
     findings = []
     for (_, source, sure), group in groups.items():
         latest = max((lateness[rank] for rank in group), key=lambda late: late.mean)
-        text = f"{procs.where(group)} {_text(ranks, own, latest, group, others, longer[group[0]])}"
+        text = f"{procs.where(group)} {_text(ranks, own, latest, group, peers, longer[group[0]])}"
         findings.append(Finding("slow", procs.name, tuple(group), text, source, sure))
     return by_certainty(findings)
 
 
-def _is_short_of_processors(ranks: Mapping[int, RankTimes], rank: int, others: Sequence[int], more: float) -> bool:
+def _is_short_of_processors(ranks: Mapping[int, RankTimes], rank: int, peers: Sequence[int], more: float) -> bool:
     """Whether all ranks wait for processors, and that one merely for longer: the system's choice, which may change."""
-    if not others:
+    if not peers:
         return False
-    mine, theirs = _queued(ranks[rank]), median(_queued(ranks[other]) for other in others)
+    mine, theirs = _queued(ranks[rank]), median(_queued(ranks[peer]) for peer in peers)
     return theirs >= CROWDED and mine - theirs >= MOSTLY * more
 
 
@@ -161,32 +161,32 @@ def _text(
     own: Mapping[int, float],
     lateness: _Lateness,
     group: Sequence[int],
-    others: Sequence[int],
+    peers: Sequence[int],
     longer: _Difference,
 ) -> str:
-    share, rest = median(own[rank] for rank in group), median(own[rank] for rank in others)
-    holds, it, its = ("holds", "it", "its") if len(group) == 1 else ("hold", "the slowest", "their")
+    share, rest = median(own[rank] for rank in group), median(own[rank] for rank in peers)
+    holds, subject, its = ("holds", "it", "its") if len(group) == 1 else ("hold", "the slowest", "their")
     cost = _percent(max(0.01, share - rest))
     texts = [
-        f"{holds} the others up for {cost} of the time: {it} {lateness}; work of {its} own takes {_percent(share)} of "
-        f"the time, that of the others {_percent(rest)}",
+        f"{holds} the others up for {cost} of the time: {subject} {lateness}; work of {its} own takes "
+        f"{_percent(share)} of the time, that of the others {_percent(rest)}",
         longer.text,
     ]
-    gpus = {gpu for rank in group if (gpu := ranks[rank].gpu)} - {ranks[rank].gpu for rank in others}
+    gpus = {gpu for rank in group if (gpu := ranks[rank].gpu)} - {ranks[rank].gpu for rank in peers}
     whose = "its GPU" if len(group) == 1 else "the GPU of one of them"
     texts += [f"{whose} runs slower than it could: {gpu}" for gpu in sorted(gpus)[:1]]
-    texts += _gpu_text(ranks, group, others)
-    for reason, of in _REASONS:
-        mine, theirs = median(of(ranks[rank]) for rank in group), median(of(ranks[rank]) for rank in others)
+    texts += _gpu_text(ranks, group, peers)
+    for reason, measure in _REASONS:
+        mine, theirs = median(measure(ranks[rank]) for rank in group), median(measure(ranks[rank]) for rank in peers)
         if mine - theirs >= max(NOTABLE, MOSTLY * (share - rest)):
             texts.append(f"{reason} {_percent(mine)} of the time, elsewhere {_percent(theirs)}")
             break
     return "; ".join(texts)
 
 
-def _gpu_text(ranks: Mapping[int, RankTimes], group: Sequence[int], others: Sequence[int]) -> list[str]:
+def _gpu_text(ranks: Mapping[int, RankTimes], group: Sequence[int], peers: Sequence[int]) -> list[str]:
     """How busy the GPUs of these ranks are, where that is known of all."""
-    mine, theirs = [ranks[rank].gpu_share for rank in group], [ranks[rank].gpu_share for rank in others]
+    mine, theirs = [ranks[rank].gpu_share for rank in group], [ranks[rank].gpu_share for rank in peers]
     if not theirs or min(*mine, *theirs) < 0:
         return []
     whose = "its GPU is" if len(group) == 1 else "their GPUs are"
@@ -206,16 +206,16 @@ _REASONS: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
 )
 
 
-def _longer(ranks: Mapping[int, RankTimes], rank: int, others: Sequence[int]) -> _Difference:
+def _longer(ranks: Mapping[int, RankTimes], rank: int, peers: Sequence[int]) -> _Difference:
     """What takes a rank longer than the median of the others."""
-    lines = _compared(ranks, rank, others, lambda spent: (spent.phase, spent.source))
-    phases = _compared(ranks, rank, others, lambda spent: (spent.phase, ""))
+    lines = _compared(ranks, rank, peers, lambda spent: (spent.phase, spent.source))
+    phases = _compared(ranks, rank, peers, lambda spent: (spent.phase, ""))
     total = sum(mine - theirs for mine, theirs in lines.values())
     samples = ranks[rank].samples
     phase, source = max(lines, key=lambda key: lines[key][0] - lines[key][1], default=("", ""))
     if source and _is_most(*lines[phase, source], total, samples):
-        where = ", ".join(part for part in (_PHASE_TEXTS[phase], _source_text(source)) if part)
-        return _Difference(phase, source, _most_text(where, *lines[phase, source]))
+        location = ", ".join(part for part in (_PHASE_TEXTS[phase], _source_text(source)) if part)
+        return _Difference(phase, source, _most_text(location, *lines[phase, source]))
     phase, _ = max(phases, key=lambda key: phases[key][0] - phases[key][1], default=("", ""))
     if phase and _is_most(*phases[phase, ""], total, samples):
         of_phase = {key: mine - theirs for key, (mine, theirs) in lines.items() if key[0] == phase}
@@ -230,8 +230,8 @@ def _source_text(source: str) -> str:
     return f"at {line_name(source)}" if ":" in source else f"in {source}"
 
 
-def _most_text(where: str, mine: float, theirs: float) -> str:
-    return f"most of the difference is {where} ({_percent(mine)} of the time, elsewhere {_percent(theirs)})"
+def _most_text(location: str, mine: float, theirs: float) -> str:
+    return f"most of the difference is {location} ({_percent(mine)} of the time, elsewhere {_percent(theirs)})"
 
 
 def _is_most(mine: float, theirs: float, total: float, samples: int) -> bool:
@@ -242,16 +242,16 @@ def _is_most(mine: float, theirs: float, total: float, samples: int) -> bool:
 def _compared(
     ranks: Mapping[int, RankTimes],
     rank: int,
-    others: Sequence[int],
+    peers: Sequence[int],
     key: Callable[[TimeSpent], tuple[str, str]],
 ) -> dict[tuple[str, str], tuple[float, float]]:
     """What takes a rank longer than the median of the others: its share of the time, and theirs."""
-    shares = {each: dict[tuple[str, str], float]() for each in (rank, *others)}
-    for each, found in shares.items():
-        for spent in ranks[each].spent:
+    shares = {member: dict[tuple[str, str], float]() for member in (rank, *peers)}
+    for member, by_key in shares.items():
+        for spent in ranks[member].spent:
             if spent.phase not in WAITING:
-                found[key(spent)] = found.get(key(spent), 0.0) + spent.seconds / ranks[each].seconds
-    pairs = {of: (mine, median(shares[other].get(of, 0.0) for other in others)) for of, mine in shares[rank].items()}
+                by_key[key(spent)] = by_key.get(key(spent), 0.0) + spent.seconds / ranks[member].seconds
+    pairs = {of: (mine, median(shares[peer].get(of, 0.0) for peer in peers)) for of, mine in shares[rank].items()}
     return {of: (mine, theirs) for of, (mine, theirs) in pairs.items() if mine > theirs}
 
 
@@ -259,9 +259,9 @@ def _share(times: RankTimes, phases: Iterable[str]) -> float:
     return sum(spent.seconds for spent in times.spent if spent.phase in phases) / times.seconds
 
 
-def _error(one: float, other: float, samples: int) -> float:
+def _error(mine: float, theirs: float, samples: int) -> float:
     """The standard error of the difference of two sampled shares."""
-    return math.sqrt((one * (1 - one) + other * (1 - other)) / samples)
+    return math.sqrt((mine * (1 - mine) + theirs * (1 - theirs)) / samples)
 
 
 def phase_shares(procs: MeasuredProcs) -> dict[int, dict[str, float]]:
@@ -287,19 +287,19 @@ def _lateness(procs: MeasuredProcs, ranks: Mapping[int, RankTimes]) -> dict[int,
     return {**collectives, **calls, **enough}
 
 
-def _late_of(title: str, events: Sequence[Mapping[int, float]], whole: float) -> dict[int, _Lateness]:
+def _late_of(title: str, events: Sequence[Mapping[int, float]], span: float) -> dict[int, _Lateness]:
     """`events` are, in the order of time, when each rank began or how long it took, in seconds.
 
     One event that took very long counts as much as others that took long, so that it does not decide alone.
     """
     late: dict[int, list[float]] = {}
     for times in events:
-        for rank, at in times.items():
-            late.setdefault(rank, []).append(at - median(other for each, other in times.items() if each != rank))
-    limits = {rank: sorted(map(abs, each))[int(0.9 * (len(each) - 1))] for rank, each in late.items()}
+        for rank, own in times.items():
+            late.setdefault(rank, []).append(own - median(value for peer, value in times.items() if peer != rank))
+    limits = {rank: sorted(map(abs, delays))[int(0.9 * (len(delays) - 1))] for rank, delays in late.items()}
     return {
-        rank: _Lateness(title, [min(limits[rank], max(-limits[rank], seconds)) for seconds in each], whole)
-        for rank, each in late.items()
+        rank: _Lateness(title, [min(limits[rank], max(-limits[rank], seconds)) for seconds in delays], span)
+        for rank, delays in late.items()
     }
 
 
@@ -365,11 +365,11 @@ class StragglerWatch:
 
     def __enter__(self) -> "StragglerWatch":
         """Begins on all ranks. Blocks until then; ranks that do not answer in time are not compared."""
-        sent = time.time_ns()
+        sent_ns = time.time_ns()
         begun = answers_of(self._runtime, self._meshes, BEGIN_TIMES, BeginTimes(self._number), ANSWER_S)
-        answered = time.time_ns()
+        answered_ns = time.time_ns()
         for procs, ranks in begun:
-            self._clocks[procs.uid] = _clocks(self._runtime, procs, ranks, sent, answered)
+            self._clocks[procs.uid] = _clocks(self._runtime, procs, ranks, sent_ns, answered_ns)
         self._began = time.monotonic()
         return self
 
@@ -406,37 +406,37 @@ def stragglers(
     """
     if not 0 < seconds <= MOST_SECONDS:
         raise ValueError(f"seconds={seconds} is not between 0 and {MOST_SECONDS:g}")
-    with StragglerWatch(mesh) as found:
+    with StragglerWatch(mesh) as watch:
         time.sleep(seconds)
-    return found.diagnosis
+    return watch.diagnosis
 
 
 def _clocks(
-    runtime: Runtime, procs: ProcState, found: Mapping[int, BegunTimes], sent: int, answered: int
+    runtime: Runtime, procs: ProcState, replies: Mapping[int, BegunTimes], begin: int, end: int
 ) -> dict[int, tuple[float, float]]:
     """By how many seconds the clock of each rank's machine is ahead of this one's: at least, and at most."""
-    hosts = {rank: host_of(procs.address(rank)) for rank in found}
+    hosts = {rank: host_of(procs.address(rank)) for rank in replies}
     if len(set(hosts.values())) < 2:
         return {}
     bounds: dict[str, tuple[float, float]] = {}
-    for rank, begun in found.items():
+    for rank, begun in replies.items():
         if hosts[rank] not in runtime.local_hosts:
             least, most = bounds.get(hosts[rank], (-math.inf, math.inf))
-            bounds[hosts[rank]] = max(least, (begun.clock - answered) / 1e9), min(most, (begun.clock - sent) / 1e9)
+            bounds[hosts[rank]] = max(least, (begun.clock - end) / 1e9), min(most, (begun.clock - begin) / 1e9)
     return {rank: bounds.get(host, (0.0, 0.0)) for rank, host in hosts.items()}
 
 
 def _inspected(procs: ProcState, measured: MeasuredProcs, seconds: float) -> str:
-    found = measured.ranks
-    text = f"{counted(len(found), 'process')} of {procs.name} for {seconds:.0f} s"
-    shares = [1.0 - _share(times, WAITING) for times in found.values() if times.seconds]
+    ranks = measured.ranks
+    text = f"{counted(len(ranks), 'process')} of {procs.name} for {seconds:.0f} s"
+    shares = [1.0 - _share(times, WAITING) for times in ranks.values() if times.seconds]
     if shares:
         least, most = _percent(min(shares)), _percent(max(shares))
         text += f", in work of their own for {least if least == most else f'{least[:-2]} to {most}'} of the time"
-    silent = [rank for rank in procs.region.ndslice if rank not in found]
+    silent = [rank for rank in procs.region.ndslice if rank not in ranks]
     if silent:
         text += f"; {measured.where(silent)} did not answer"
-    in_collectives = any(each.phase == COLLECTIVE for times in found.values() for each in times.spent)
-    if in_collectives and not any(times.collectives for times in found.values()):
+    in_collectives = any(spent.phase == COLLECTIVE for times in ranks.values() for spent in times.spent)
+    if in_collectives and not any(times.collectives for times in ranks.values()):
         text += f"; who begins collectives late cannot be seen: {UNRECORDED}"
     return text

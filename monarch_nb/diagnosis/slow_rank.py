@@ -52,26 +52,26 @@ class _Code:
         self.is_users, self.is_ours = is_users_file(file), file.startswith(ENGINE)
         self.phase = next((index for index, (_, part) in enumerate(_PHASES) if part in file), len(_PHASES))
 
-    def callee(self, instruction: int) -> str:
+    def callee(self, offset: int) -> str:
         """The name of the function that the instruction calls, "" where it calls none."""
-        name = self.callees.get(instruction)
+        name = self.callees.get(offset)
         if name is None:
-            name = self.callees[instruction] = callee_of(self.code, instruction)
+            name = self.callees[offset] = callee_of(self.code, offset)
         return name
 
 
-def callee_of(code: CodeType, instruction: int) -> str:
+def callee_of(code: CodeType, offset: int) -> str:
     """The name of the function that an instruction calls, as in the source; "" where it calls none."""
     names: dict[tuple[int | None, int | None], str] = {}  # of the last name that begins at a position
     callee = ""
-    for each in dis.get_instructions(code):
-        if each.offset > instruction:
+    for instruction in dis.get_instructions(code):
+        if instruction.offset > offset:
             break
-        place = each.positions
-        begins = (None, None) if place is None else (place.lineno, place.col_offset)
-        callee = names.get(begins, "") if "CALL" in each.opname else ""
-        if each.opname.startswith("LOAD_") and isinstance(each.argval, str):
-            names[begins] = each.argval
+        positions = instruction.positions
+        begins = (None, None) if positions is None else (positions.lineno, positions.col_offset)
+        callee = names.get(begins, "") if "CALL" in instruction.opname else ""
+        if instruction.opname.startswith("LOAD_") and isinstance(instruction.argval, str):
+            names[begins] = instruction.argval
     return callee
 
 
@@ -107,7 +107,7 @@ class TimeSampler:
         return RankTimes(
             self._seconds,
             self._samples,
-            self._taken(),
+            self._longest(),
             tuple(self._calls.values()),
             tuple(_begun(self._since_ns)),
             max(0.0, _queued_seconds(self._runtime) - self._queued),
@@ -150,7 +150,7 @@ class TimeSampler:
         cell, (call, endpoint, _) = min(running, key=lambda pair: pair[1][2])  # the one that has run longest
         thread = cell.executor.thread
         frame = sys._current_frames().get(thread.ident or 0)
-        phase, source = self._does(frame, thread.native_id or 0)
+        phase, source = self._phase_and_line(frame, thread.native_id or 0)
         if frame is not None and hasattr(cell.obj, "operation_name"):  # of sharded tensors: none of the user's code
             source = cell.obj.operation_name(frame) or source
         if self._runtime.waits.awaited_by(cell):
@@ -176,7 +176,7 @@ class TimeSampler:
         key = (phase, source)
         self._spent[key] = self._spent.get(key, 0.0) + seconds
 
-    def _does(self, frame: FrameType | None, thread: int) -> tuple[str, str]:
+    def _phase_and_line(self, frame: FrameType | None, thread: int) -> tuple[str, str]:
         """The phase, and the innermost line of the user's program."""
         source, phase, called, is_call = "", len(_PHASES), "", True
         for _ in range(MOST_FRAMES):
@@ -202,7 +202,7 @@ class TimeSampler:
             return COLLECTIVE, source
         return _PHASES[phase][0] if phase < len(_PHASES) else "", source
 
-    def _taken(self) -> tuple[TimeSpent, ...]:
+    def _longest(self) -> tuple[TimeSpent, ...]:
         """The lines that took the most time."""
         most = sorted(self._spent.items(), key=lambda item: -item[1])
         listed = [TimeSpent(phase, source, seconds) for (phase, source), seconds in most[:MOST_LINES] if seconds > 0]

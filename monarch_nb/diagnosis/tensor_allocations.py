@@ -50,21 +50,21 @@ _Key: TypeAlias = "tuple[CodeType | None, int, torch.dtype, torch.Size, torch.de
 
 
 class _Allocation:
-    """What is known of one allocation, also after its end. `born` counts them, from 1."""
+    """What is known of one allocation, also after its end. `number` counts them, from 1."""
 
-    __slots__ = ("born", "bytes", "issued", "key", "kind", "name", "tensor")
+    __slots__ = ("bytes", "issued", "key", "kind", "name", "number", "tensor")
 
-    def __init__(self, key: _Key, size: int, born: int, kind: str = OTHER, module: str = "") -> None:
-        self.key, self.bytes, self.born = key, size, born
+    def __init__(self, key: _Key, size: int, number: int, kind: str = OTHER, module: str = "") -> None:
+        self.key, self.bytes, self.number = key, size, number
         self.kind, self.name = kind, module
         self.issued: tuple[int, int] | None = None
         self.tensor: tuple[int, int] | None = None
 
     def part(self) -> PeakPart:
         """Its share of a peak: by name or module if it has one, else by line, else by type and shape."""
-        at = _allocated_at(*self.key)
-        name, source = self.name or at.what, "" if self.name else at.source
-        return PeakPart(HeldMemory(self.kind, name, at.device, self.bytes), source, self.issued, self.tensor)
+        site = _allocated_at(*self.key)
+        name, source = self.name or site.what, "" if self.name else site.source
+        return PeakPart(HeldMemory(self.kind, name, site.device, self.bytes), source, self.issued, self.tensor)
 
 
 class _Storage(weakref.ref[torch.UntypedStorage]):
@@ -93,7 +93,7 @@ class _Peak:
 
     def ends(self, allocation: _Allocation) -> None:
         self.now -= allocation.bytes
-        if self.allocation is not None and allocation.born <= self.allocation.born:
+        if self.allocation is not None and allocation.number <= self.allocation.number:
             self.ended.append(allocation)
 
 
@@ -109,7 +109,7 @@ class TensorAllocations(WatchMode):
         self._operation_in = operation_in
         self._storages: dict[int, _Storage] = {}
         self._may_allocate: dict[OpOverload, bool] = {}
-        self._born = 0
+        self._count = 0
         self._peaks: dict[torch.device, _Peak] = {}
         self._names: Any = WeakTensorKeyDictionary()  # of parameters
         self._forward: ForwardRecord[str] = ForwardRecord()
@@ -125,9 +125,9 @@ class TensorAllocations(WatchMode):
                 memory = local.untyped_storage()
                 if memory._cdata not in self._storages and memory.device.type != "meta":
                     self._begins(memory, _Allocation(_key(local), memory.nbytes(), self._next()))
-        self._before = self._born
+        self._before = self._count
         self._label(before.named)
-        self._given = _given_by_allocators()
+        self._maxima = _allocator_maxima()
         self.enter()
 
     def end(self) -> tuple[PeakMemory, ...]:
@@ -137,7 +137,7 @@ class TensorAllocations(WatchMode):
             hook.remove()
         self._modules.end()
         self._label(LivingTensors().named)
-        return tuple(sorted(self._peaks_found(), key=lambda peak: -peak.size))
+        return tuple(sorted(self._device_peaks(), key=lambda peak: -peak.size))
 
     def __torch_dispatch__(
         self,
@@ -156,7 +156,7 @@ class TensorAllocations(WatchMode):
             self._forward.note(lambda: self._modules.current)
         may_allocate = self._may_allocate.get(func)
         if may_allocate is None:
-            may_allocate = any(each.alias_info is None or not each.alias_info.is_write for each in func._schema.returns)
+            may_allocate = any(item.alias_info is None or not item.alias_info.is_write for item in func._schema.returns)
             self._may_allocate[func] = may_allocate
         if may_allocate:
             for tensor in _strided(results):
@@ -167,27 +167,27 @@ class TensorAllocations(WatchMode):
         memory = tensor.untyped_storage()
         if memory._cdata in self._storages or tensor.is_meta:
             return
-        if any(given.untyped_storage()._cdata == memory._cdata for given in _strided((args, kwargs))):
+        if any(argument.untyped_storage()._cdata == memory._cdata for argument in _strided((args, kwargs))):
             return  # a view of what another thread has made
         frame = sys._getframe(2)
         users = users_frame(frame) if self._operation_in is None else None  # else its line is not in this process
         module = (self._forward.of_backward() or "") if is_backward else self._modules.current
         kind = BACKWARD if is_backward else ACTIVATIONS if module else OTHER
-        made = _Allocation(_key(tensor, users.f_code if users else None, users.f_lineno if users else 0),
-                           memory.nbytes(), self._next(), kind, module)  # fmt: skip
+        allocation = _Allocation(_key(tensor, users.f_code if users else None, users.f_lineno if users else 0),
+                                 memory.nbytes(), self._next(), kind, module)  # fmt: skip
         if self._operation_in is not None:
-            made.issued = self._operation_in(frame)
-        self._begins(memory, made)
+            allocation.issued = self._operation_in(frame)
+        self._begins(memory, allocation)
 
     def _next(self) -> int:
-        self._born += 1
-        return self._born
+        self._count += 1
+        return self._count
 
-    def _begins(self, memory: torch.UntypedStorage, made: _Allocation) -> None:
+    def _begins(self, memory: torch.UntypedStorage, allocation: _Allocation) -> None:
         storage = _Storage(memory, self._ends)
-        storage.number, storage.allocation = memory._cdata, made
+        storage.number, storage.allocation = memory._cdata, allocation
         self._storages[storage.number] = storage
-        self._peaks.setdefault(made.key[-1], _Peak()).begins(made)
+        self._peaks.setdefault(allocation.key[-1], _Peak()).begins(allocation)
 
     def _ends(self, storage: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(storage, _Storage)
@@ -198,7 +198,7 @@ class TensorAllocations(WatchMode):
     def _step(self, optimizer: Optimizer) -> None:
         """Labels what an optimizer has, before and after its step: gradients may end with it."""
         if not torch.compiler.is_compiling():
-            if any(each not in self._names for group in optimizer.param_groups for each in group["params"]):
+            if any(parameter not in self._names for group in optimizer.param_groups for parameter in group["params"]):
                 self._label(LivingTensors().named)
             self._label(tensors_of_optimizer(optimizer, self._names.get))
 
@@ -211,9 +211,9 @@ class TensorAllocations(WatchMode):
                 if storage is not None and storage.allocation.kind not in _NAMED:
                     storage.allocation.kind, storage.allocation.name = kind, name
 
-    def label_numbers(self, held: Iterable[tuple[tuple[int, int], torch.Tensor]]) -> None:
+    def label_numbers(self, tensors: Iterable[tuple[tuple[int, int], torch.Tensor]]) -> None:
         """Says under which number, with that of its stream, the controller knows tensors that live."""
-        for number, tensor in held:
+        for number, tensor in tensors:
             storage = self._storages.get(tensor.untyped_storage()._cdata)
             if storage is not None and storage.allocation.tensor is None:
                 storage.allocation.tensor = number
@@ -222,29 +222,29 @@ class TensorAllocations(WatchMode):
         """Bytes and number of the allocations since the beginning that live, by where they were made. Any thread."""
         by_key: dict[_Key, tuple[int, int]] = {}
         for storage in tuple(self._storages.values()):
-            made = storage.allocation
-            if made.born <= self._before:
+            block = storage.allocation
+            if block.number <= self._before:
                 continue
-            size, count = by_key.get(made.key, (0, 0))
-            by_key[made.key] = size + made.bytes, count + 1
+            size, count = by_key.get(block.key, (0, 0))
+            by_key[block.key] = size + block.bytes, count + 1
         return {_allocated_at(*key): value for key, value in by_key.items()}
 
-    def _peaks_found(self) -> Iterator[PeakMemory]:
-        given = _given_by_allocators()
+    def _device_peaks(self) -> Iterator[PeakMemory]:
+        maxima = _allocator_maxima()
         alive = [storage.allocation for storage in tuple(self._storages.values())]
         for device, peak in tuple(self._peaks.items()):
             last = peak.allocation
             if last is not None:
-                lived = [made for made in alive if made.key[-1] == device and made.born <= last.born]
-                parts = [made.part() for made in (*lived, *peak.ended)]
-                unseen = given.get(device, 0) - peak.most
-                if unseen > 0 and given[device] > self._given.get(device, 0):  # the allocator's peak was in this time
+                lived = [block for block in alive if block.key[-1] == device and block.number <= last.number]
+                parts = [block.part() for block in (*lived, *peak.ended)]
+                unseen = maxima.get(device, 0) - peak.most
+                if unseen > 0 and maxima[device] > self._maxima.get(device, 0):  # the allocator's peak was in this time
                     parts.append(PeakPart(HeldMemory(UNSEEN, "", str(device), unseen, 0)))
                 size = peak.most + sum(part.held.size for part in parts[len(lived) + len(peak.ended) :])
                 yield PeakMemory(str(device), size, _allocated_at(*last.key).source, _summed(parts), last.issued)
 
 
-def _given_by_allocators() -> dict[torch.device, int]:
+def _allocator_maxima() -> dict[torch.device, int]:
     """The most bytes that PyTorch's allocator has given at a time, by GPU; none where CUDA is not in use."""
     is_in_use: Callable[[], bool] = torch.cuda.is_initialized  # without types
     gpus = range(torch.cuda.device_count() if is_in_use() else 0)
@@ -256,11 +256,11 @@ def _summed(parts: Iterable[PeakPart]) -> tuple[PeakPart, ...]:
     alike: dict[PeakPart, list[HeldMemory]] = {}
     for part in parts:
         alike.setdefault(part._replace(held=msgspec.structs.replace(part.held, size=0)), []).append(part.held)
-    found = [
-        part._replace(held=msgspec.structs.replace(part.held, size=sum(each.size for each in group), count=len(group)))
+    sums = [
+        part._replace(held=msgspec.structs.replace(part.held, size=sum(item.size for item in group), count=len(group)))
         for part, group in alike.items()
     ]
-    return tuple(sorted(found, key=lambda part: -part.held.size))
+    return tuple(sorted(sums, key=lambda part: -part.held.size))
 
 
 def _key(tensor: torch.Tensor, code: CodeType | None = None, line: int = 0) -> _Key:
@@ -280,7 +280,7 @@ def _strided(values: object) -> Iterator[torch.Tensor]:
         if type(values) in _KINDS and values.layout is torch.strided:
             yield values
     elif isinstance(values, list | tuple):
-        for each in values:
-            yield from _strided(each)
+        for value in values:
+            yield from _strided(value)
     elif isinstance(values, dict):
         yield from _strided(list(values.values()))

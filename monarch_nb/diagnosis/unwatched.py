@@ -46,18 +46,18 @@ class UnwatchedMesh:
         how: Unwatched,
         procs: Callable[[], Sequence[Child]],
         sender: AgentSender,
-        later: Callable[[float, Callable[[], None]], object],
+        schedule: Callable[[float, Callable[[], None]], object],
     ) -> None:
-        self._procs, self._sender, self._later = procs, sender, later
-        self._elsewhere = {parse_address(address).rank: address for address in how.elsewhere}
+        self._procs, self._sender, self._schedule = procs, sender, schedule
+        self._remote = {parse_address(address).rank: address for address in how.elsewhere}
         self._samples: dict[str, ProcSamples] = {}  # of silent processes elsewhere, by host
         self._region = Extent([*how.extent], [*how.extent.values()]).region
         host = host_of(sender.address)
         self._run = RunFindings(uid=uid, name=name, host=host, actors=how.actors, since=time.time())
         self._ended = False
-        self._asked: dict[str, float] = {}  # processes that have not answered yet, and since when
+        self._unanswered: dict[str, float] = {}  # processes that have not answered yet, and since when
         self._doing: Doing = frozenset()
-        self._seen: dict[str, set[int]] = {}  # ranks that have run a call, by call
+        self._runners: dict[str, set[int]] = {}  # ranks that have run a call, by call
         self._exits: dict[int, Exited] = {}
         self._unwritten = ""  # why, if the file is not up to date
 
@@ -66,10 +66,10 @@ class UnwatchedMesh:
         self._ended = True
         return self._run.findings
 
-    def exited(self, gone: Exited) -> None:
+    def exited(self, process: Exited) -> None:
         """A process of the mesh has ended."""
-        if not gone.expected and not self._ended:
-            self._exits[parse_address(gone.address).rank] = gone
+        if not process.expected and not self._ended:
+            self._exits[parse_address(process.address).rank] = process
             self._judge({}, {}, ends_only=True)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
@@ -78,23 +78,23 @@ class UnwatchedMesh:
         """Looks at the ranks, and does so again and again from then on."""
         if self._ended:
             return
-        self._later(WITHOUT_PROGRESS_S, self.round)
+        self._schedule(WITHOUT_PROGRESS_S, self.round)
         before: dict[int, Evidence] = {}
-        self._look(before)
-        self._later(LOOKS_APART_S, lambda: self._compare(before))
+        self._inspect(before)
+        self._schedule(LOOKS_APART_S, lambda: self._compare(before))
 
-    def _look(self, found: dict[int, Evidence]) -> None:
+    def _inspect(self, by_rank: dict[int, Evidence]) -> None:
         """Asks all processes but those that have not answered a question before."""
         now = time.monotonic()
         running = [child.address for child in self._living() if child.state == "running"]
-        for address in (*running, *self._elsewhere.values()):
-            if now - self._asked.get(address, -ASK_AGAIN_S) < ASK_AGAIN_S:
+        for address in (*running, *self._remote.values()):
+            if now - self._unanswered.get(address, -ASK_AGAIN_S) < ASK_AGAIN_S:
                 continue
-            self._asked[address] = now
+            self._unanswered[address] = now
 
             def take(evidence: Evidence, address: str = address) -> None:  # on the thread that reads
-                found[parse_address(address).rank] = evidence
-                self._asked.pop(address, None)
+                by_rank[parse_address(address).rank] = evidence
+                self._unanswered.pop(address, None)
 
             self._sender.request(address, INSPECT, Inspect(), take)
 
@@ -103,25 +103,25 @@ class UnwatchedMesh:
             return
         first = dict(before)
         for rank, run in _runs(first):
-            self._seen.setdefault(run.call, set()).add(rank)
+            self._runners.setdefault(run.call, set()).add(rank)
         doing = _doing(first)
         has_stopped = bool(doing or len(first) < self._size) and doing == self._doing
         self._doing = doing
         if has_stopped:
             after: dict[int, Evidence] = {}
-            self._look(after)
+            self._inspect(after)
             self._sample(first)
-            self._later(ANSWER_S, lambda: self._judge(before, after))
+            self._schedule(ANSWER_S, lambda: self._judge(before, after))
         else:
             calls = {run.call for _, run in _runs(first)}
-            self._seen = {call: ranks for call, ranks in self._seen.items() if call in calls}
+            self._runners = {call: ranks for call, ranks in self._runners.items() if call in calls}
             self._note(())
 
     def _sample(self, answered: Collection[int]) -> None:
         """Asks the agents of other hosts about processes there that have not answered."""
         self._samples = {}
         silent: dict[str, list[str]] = {}
-        for rank, address in self._elsewhere.items():
+        for rank, address in self._remote.items():
             if rank not in answered:
                 silent.setdefault(host_of(address), []).append(address)
         for host, addresses in silent.items():
@@ -135,27 +135,27 @@ class UnwatchedMesh:
         states, details = self._states(before, after, () if ends_only else self._living())
         calls = [*self._calls(after)]
         uncertain = {rank for call in calls for rank in call.missing}
-        found = judge(Procs(self._run.name, states, details, before, after, calls, where=self._where))
+        findings = judge(Procs(self._run.name, states, details, before, after, calls, where=self._label))
         now = time.time()
         self._note(
             RunFinding(
-                kind=each.kind,
-                ranks=each.ranks,
-                text=each.text,
-                source=each.source,
+                kind=finding.kind,
+                ranks=finding.ranks,
+                text=finding.text,
+                source=finding.source,
                 # Who was called is not known here.
-                sure=each.sure and not (each.kind == "stuck" and uncertain.issuperset(each.ranks)),
+                sure=finding.sure and not (finding.kind == "stuck" and uncertain.issuperset(finding.ranks)),
                 first=now,
                 last=now,
             )
-            for each in found
+            for finding in findings
         )
 
     # -- the evidence -------------------------------------------------------------------------------------------------
 
     @property
     def _size(self) -> int:
-        return len(self._living()) + len(self._elsewhere)
+        return len(self._living()) + len(self._remote)
 
     def _living(self) -> list[Child]:
         return [child for child in self._procs() if child.alive]
@@ -163,14 +163,14 @@ class UnwatchedMesh:
     def _states(
         self, before: Mapping[int, Evidence], after: Mapping[int, Evidence], living: Iterable[Child]
     ) -> tuple[dict[int, str], dict[int, str]]:
-        states = {rank: "out of memory" if gone.oom else "failed" for rank, gone in self._exits.items()}
-        details = {rank: gone.reason.removeprefix(_PREFIX) for rank, gone in self._exits.items()}
+        states = {rank: "out of memory" if process.oom else "failed" for rank, process in self._exits.items()}
+        details = {rank: process.reason.removeprefix(_PREFIX) for rank, process in self._exits.items()}
         for child in living:
             rank = parse_address(child.address).rank
             letter = "" if rank in before or rank in after else state_letter(child.pid)
             states[rank] = "starting" if child.state == "starting" else STOPPED.get(letter, "busy")
             details.pop(rank, None)
-        for rank, address in self._elsewhere.items() if living else ():
+        for rank, address in self._remote.items() if living else ():
             host = host_of(address)
             if rank in before or rank in after:
                 states[rank] = "busy"
@@ -188,24 +188,24 @@ class UnwatchedMesh:
         for rank, run in _runs(after):
             missing.setdefault((run.call, run.actor, run.endpoint.lstrip("@!")), set()).add(rank)
         own = {parse_address(child.address).rank for child in self._living()}
-        silent = (own | self._elsewhere.keys() | self._exits.keys()) - after.keys()  # they may run any of these calls
-        here = self._size + len(self._exits)
+        silent = (own | self._remote.keys() | self._exits.keys()) - after.keys()  # they may run any of these calls
+        total = self._size + len(self._exits)
         for (call, actor, endpoint), ranks in missing.items():
-            seen = self._seen.get(call, ranks)
-            size = len(seen) if len(seen) > len(ranks) else here
+            runners = self._runners.get(call, ranks)
+            size = len(runners) if len(runners) > len(ranks) else total
             yield UnansweredCall(call, f"{actor}.{endpoint}", frozenset(ranks | silent), size)
 
-    def _where(self, ranks: Iterable[int]) -> str:
+    def _label(self, ranks: Iterable[int]) -> str:
         ranks = sorted(ranks)
         if all(rank < len(self._region) for rank in ranks):
             return places_of(self._region, ranks) or "it"
         return f"ranks {spans(ranks)}"
 
-    def _note(self, found: Iterable[RunFinding]) -> None:
+    def _note(self, findings: Iterable[RunFinding]) -> None:
         count = counted(self._size, "process")
         before = self._run
         self._run = msgspec.structs.replace(
-            before, inspected=f"{count} of {before.name}", findings=run_findings.added(before.findings, found)
+            before, inspected=f"{count} of {before.name}", findings=run_findings.added(before.findings, findings)
         )
         if self._run == before and not self._unwritten:
             return
@@ -219,15 +219,15 @@ class UnwatchedMesh:
         self._unwritten = wrong
 
 
-def _runs(found: Mapping[int, Evidence]) -> Iterator[tuple[int, EndpointRun]]:
-    return ((rank, run) for rank, evidence in found.items() for run in evidence.running)
+def _runs(by_rank: Mapping[int, Evidence]) -> Iterator[tuple[int, EndpointRun]]:
+    return ((rank, run) for rank, evidence in by_rank.items() for run in evidence.running)
 
 
-def _doing(found: Mapping[int, Evidence]) -> Doing:
+def _doing(by_rank: Mapping[int, Evidence]) -> Doing:
     """What ranks do, without what changes while they do it."""
-    runs = ((rank, run.call) for rank, run in _runs(found))
-    newest = ((rank, each.group, each.number) for rank, evidence in found.items() for each in evidence.collectives)
-    return frozenset((*runs, *newest)) if any(evidence.running for evidence in found.values()) else frozenset()
+    runs = ((rank, run.call) for rank, run in _runs(by_rank))
+    newest = ((rank, last.group, last.number) for rank, evidence in by_rank.items() for last in evidence.collectives)
+    return frozenset((*runs, *newest)) if any(evidence.running for evidence in by_rank.values()) else frozenset()
 
 
 def begin(
@@ -236,9 +236,9 @@ def begin(
     how: Unwatched,
     procs: Callable[[], Sequence[Child]],
     sender: AgentSender,
-    later: Callable[[float, Callable[[], None]], object],
+    schedule: Callable[[float, Callable[[], None]], object],
 ) -> tuple[Callable[[Exited], None], Callable[[], tuple[RunFinding, ...]]]:
     """Begins to diagnose a mesh; returns what takes the ends of its processes, and what ends the diagnosis."""
-    mesh = UnwatchedMesh(uid, name, how, procs, sender, later)
+    mesh = UnwatchedMesh(uid, name, how, procs, sender, schedule)
     mesh.round()
     return mesh.exited, mesh.end
