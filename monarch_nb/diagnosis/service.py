@@ -72,15 +72,15 @@ class Inspection:
     def _memory(self, _: AskMemory, asker: Asker[ProcessMemory]) -> None:
         answer_aside(import_module("monarch_nb.diagnosis.memory_rank").memory_use, asker, "diagnosis")
 
-    def _begin(self, request: BeginTimes, asker: Asker[BegunTimes]) -> BegunTimes:
-        key = (asker.src, request.number)
+    def _begin(self, body: BeginTimes, asker: Asker[BegunTimes]) -> BegunTimes:
+        key = (asker.src, body.number)
         if key not in self._samplers:
             module = import_module("monarch_nb.diagnosis.slow_rank")
             self._samplers[key] = module.TimeSampler(self._runtime)
         return BegunTimes(time.time_ns())
 
-    def _end(self, request: EndTimes, asker: Asker[RankTimes]) -> None:
-        sampler = self._samplers.pop((asker.src, request.number), None)
+    def _end(self, body: EndTimes, asker: Asker[RankTimes]) -> None:
+        sampler = self._samplers.pop((asker.src, body.number), None)
         if sampler is None:
             asker.refuse("it was not sampled")
         else:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_nb.profiling.seen import SeenRank
+from monarch_nb.profiling.samples import RankProfile
 from monarch_nb.profiling.tree import WAITS, CallNode, tree, users_part
 from monarch_nb.profiling.verbs import StackFrame
 
@@ -31,19 +31,19 @@ class Difference:
         return max(self.shares) - min(self.shares)
 
 
-def grouped(ranks: Mapping[int, SeenRank]) -> list[tuple[int, ...]]:
+def grouped(ranks: Mapping[int, RankProfile]) -> list[tuple[int, ...]]:
     """Ranks whose time goes to the same functions, the largest group first; those that nothing is known of in none.
 
     Two ranks differ by half the sum of the differences of their shares (the total variation distance): the part of the
     time in which they do something else.
     """
-    where = {rank: _where(seen) for rank, seen in ranks.items() if seen.samples}
+    shares = {rank: _shares(profile) for rank, profile in ranks.items() if profile.samples}
     groups: list[list[int]] = []
-    for rank in where:
-        distances = [(_apart(where[rank], where[group[0]]), group) for group in groups]
+    for rank in shares:
+        distances = [(_distance(shares[rank], shares[group[0]]), group) for group in groups]
         best = min(distances, key=lambda pair: pair[0], default=None)
         if best is not None and best[0] <= GROUP_DIFFERENCE + _noise(
-            ranks[rank], ranks[best[1][0]], where[rank], where[best[1][0]]
+            ranks[rank], ranks[best[1][0]], shares[rank], shares[best[1][0]]
         ):
             best[1].append(rank)
         else:
@@ -51,33 +51,33 @@ def grouped(ranks: Mapping[int, SeenRank]) -> list[tuple[int, ...]]:
     return sorted((tuple(group) for group in groups), key=lambda group: (-len(group), group))
 
 
-def _where(seen: SeenRank) -> dict[tuple[str, str, int], float]:
+def _shares(profile: RankProfile) -> dict[tuple[str, str, int], float]:
     """The share of the time by the function that a rank was in, as its users know them."""
     shares: dict[tuple[str, str, int], float] = {}
-    for stack, weight in seen.stacks.items():
+    for stack, weight in profile.stacks.items():
         last = (users_part(stack) or (WAITS,))[-1]
         key = (last.file, last.function, last.first)
-        shares[key] = shares.get(key, 0.0) + weight[0] / seen.seconds
+        shares[key] = shares.get(key, 0.0) + weight[0] / profile.seconds
     return shares
 
 
-def _apart(one: Mapping[tuple[str, str, int], float], other: Mapping[tuple[str, str, int], float]) -> float:
-    return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()) / 2
+def _distance(first: Mapping[tuple[str, str, int], float], second: Mapping[tuple[str, str, int], float]) -> float:
+    return sum(abs(first.get(key, 0.0) - second.get(key, 0.0)) for key in first.keys() | second.keys()) / 2
 
 
 def _noise(
-    one: SeenRank,
-    other: SeenRank,
-    ones: Mapping[tuple[str, str, int], float],
-    others: Mapping[tuple[str, str, int], float],
+    first: RankProfile,
+    second: RankProfile,
+    mine: Mapping[tuple[str, str, int], float],
+    theirs: Mapping[tuple[str, str, int], float],
 ) -> float:
     """Expected random distance of two profiles of the same program: sampled shares have binomial errors."""
-    least = min(one.samples, other.samples)
-    mean = [(ones.get(key, 0.0) + others.get(key, 0.0)) / 2 for key in ones.keys() | others.keys()]
+    least = min(first.samples, second.samples)
+    mean = [(mine.get(key, 0.0) + theirs.get(key, 0.0)) / 2 for key in mine.keys() | theirs.keys()]
     return NOISE * sum(math.sqrt(share * max(0.0, 1 - share) * 2 / least) for share in mean) / 2
 
 
-def differences(ranks: Mapping[int, SeenRank], groups: Sequence[Sequence[int]]) -> list[Difference]:
+def differences(ranks: Mapping[int, RankProfile], groups: Sequence[Sequence[int]]) -> list[Difference]:
     """The functions that groups spend different shares of the time in, by how much, the most first.
 
     What they wait for messages comes last: mostly it is what is left of the time, for work that differs. Of functions
@@ -92,23 +92,23 @@ def differences(ranks: Mapping[int, SeenRank], groups: Sequence[Sequence[int]]) 
     def shares(node: CallNode) -> tuple[float, ...]:
         return tuple(node.share(group) for group in groups)
 
-    def look(node: CallNode, path: tuple[CallNode, ...], where: tuple[str, int]) -> None:
+    def visit(node: CallNode, path: tuple[CallNode, ...], caller: tuple[str, int]) -> None:
         below = {key: shares(child) for key, child in node.below.items()}
         if path:
-            whole = shares(node)
+            total = shares(node)
             own = tuple(
-                share - sum(child_shares[index] for child_shares in below.values()) for index, share in enumerate(whole)
+                share - sum(child_shares[index] for child_shares in below.values()) for index, share in enumerate(total)
             )
             if max(own) - min(own) >= NOTABLE:
-                places, names = tuple(step.place for step in path), " → ".join(step.name for step in path)
-                differences.append(Difference(places, *where, whole if not below else own, names))
+                frames, names = tuple(step.place for step in path), " → ".join(step.name for step in path)
+                differences.append(Difference(frames, *caller, total if not below else own, names))
         for key, parts in below.items():
             if max(parts) >= NOTABLE:
                 child = node.below[key]
-                location = (child.place.file, child.line) if child.place.users or not where[0] else where
-                look(child, (*path, child), location)
+                location = (child.place.file, child.line) if child.place.users or not caller[0] else caller
+                visit(child, (*path, child), location)
 
-    look(root, (), ("", 0))
+    visit(root, (), ("", 0))
     return sorted(
         differences, key=lambda difference: (difference.path == (WAITS,), -difference.spread, difference.names)
     )

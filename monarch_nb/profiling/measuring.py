@@ -57,7 +57,7 @@ def _base(document: Trace) -> float:
     return float(document.get("baseTimeNanoseconds", 0)) / 1000
 
 
-def _moved(trace: RankTrace, later: float) -> list[Trace]:
+def _moved(trace: RankTrace, shift: float) -> list[Trace]:
     processes: dict[object, int] = {}
     moved = []
     for event in trace.document.get("traceEvents", ()):
@@ -67,7 +67,7 @@ def _moved(trace: RankTrace, later: float) -> list[Trace]:
         if "pid" in event:
             changed["pid"] = processes.setdefault(event["pid"], NUMBERS_PER_RANK * (trace.rank + 1) + len(processes))
         if "ts" in event:
-            changed["ts"] = event["ts"] + later
+            changed["ts"] = event["ts"] + shift
         if "id" in event and event.get("ph") in _FLOWS:
             changed["id"] = f"{trace.rank}.{event['id']}"
         moved.append(changed)
@@ -80,14 +80,14 @@ def _names(trace: RankTrace, processes: Mapping[object, int]) -> list[Trace]:
         for event in trace.document.get("traceEvents", ())
         if event.get("ph") == "M" and event.get("name") == "process_labels"
     }
-    found = []
+    events = []
     for number, (pid, ours) in enumerate(processes.items()):
-        what = names.get(pid, "") or ("" if isinstance(pid, int) else str(pid))
-        name = f"{trace.label} {what}".rstrip()
-        found.append({"ph": "M", "name": "process_name", "pid": ours, "args": {"name": name}})
+        suffix = names.get(pid, "") or ("" if isinstance(pid, int) else str(pid))
+        name = f"{trace.label} {suffix}".rstrip()
+        events.append({"ph": "M", "name": "process_name", "pid": ours, "args": {"name": name}})
         order = {"sort_index": NUMBERS_PER_RANK * trace.rank + number}
-        found.append({"ph": "M", "name": "process_sort_index", "pid": ours, "args": order})
-    return found
+        events.append({"ph": "M", "name": "process_sort_index", "pid": ours, "args": order})
+    return events
 
 
 class Traces:
@@ -104,21 +104,21 @@ class Traces:
         """
         every = not isinstance(self._mesh, ActorMesh)
         begun = self._run(f"begin({self._number}, every_thread={every})")
-        wrong = {rank: why for rank, (_, why) in _results(begun, None).items() if why}
-        if wrong:
-            rank, why = next(iter(wrong.items()))
+        failures = {rank: reason for rank, (_, reason) in _results(begun, None).items() if reason}
+        if failures:
+            rank, reason = next(iter(failures.items()))
             self._run(f"end({self._number})")
-            raise RuntimeError(f"PyTorch's profiler did not begin on {self._named([rank])}: {why}")
+            raise RuntimeError(f"PyTorch's profiler did not begin on {self._named([rank])}: {reason}")
 
     def end(self, folder: str, ahead: Mapping[int, float]) -> None:
         """The traces of all ranks that answer, in one file; the profile's notes say what is missing. `ahead` is by how
         many seconds the clocks of ranks are ahead of this one.
         """
-        got = _results(self._run(f"end({self._number})"), END_S)
+        results = _results(self._run(f"end({self._number})"), END_S)
         traces = []
-        for rank, (packed, why) in got.items():
-            if why:
-                self._profile.notes.append(f"{self._named([rank])} gave no trace: {why}")
+        for rank, (packed, reason) in results.items():
+            if reason:
+                self._profile.notes.append(f"{self._named([rank])} gave no trace: {reason}")
             else:
                 document = json.loads(gzip.decompress(packed))
                 traces.append(RankTrace(rank, self._named([rank]), document, ahead.get(rank, 0.0)))
@@ -132,10 +132,10 @@ class Traces:
         return f"{state_of(self._mesh).name} {self._profile.where(ranks)}"
 
 
-def _results(asked: "dict[int, Future[ValueMesh[bytes]]]", seconds: float | None) -> dict[int, tuple[bytes, str]]:
+def _results(futures: "dict[int, Future[ValueMesh[bytes]]]", seconds: float | None) -> dict[int, tuple[bytes, str]]:
     """The result of each rank, or the reason why there is none."""
     results: dict[int, tuple[bytes, str]] = {}
-    for rank, value in values_or_errors(asked, seconds).items():
+    for rank, value in values_or_errors(futures, seconds).items():
         if isinstance(value, TimeoutError):
             results[rank] = b"", f"it was still busy after {seconds:g} s"
         elif isinstance(value, Exception):
@@ -217,30 +217,30 @@ class _Sampling:
         self._service = runtime.feature(PROFILING)
         self._uid = state.uid if isinstance(mesh, ActorMesh) else ""
         self._addresses = {rank: procs.address(rank) for rank in region_of(mesh).ranks()}
-        self._number, seen = self._service.expect()
-        self.profile = Profile(state.name, state.region, hz, seen)
+        self._number, samples = self._service.expect()
+        self.profile = Profile(state.name, state.region, hz, samples)
         self._begun = time.monotonic()
         self.ahead: dict[int, float] = {}  # seconds by which the clocks of other hosts are ahead of this one
 
     def begin(self) -> None:
         """Asks all ranks to sample; ranks that do not answer in time begin when they can."""
         hz = self.profile.hz
-        asked = {
+        requests = {
             rank: request(self._runtime, address, verbs.BEGIN, Begin(self._number, self._uid, rank, hz))
             for rank, address in self._addresses.items()
         }
-        for rank, future in asked.items():
+        for rank, future in requests.items():
             when_done(future, self._compare(rank, time.time()))
         try:
-            sort_answers(asked)
+            sort_answers(requests)
         except BaseException:
             self.end()
             raise
         self._begun = time.monotonic()
 
-    def _compare(self, rank: int, sent: float) -> "Callable[[Future[Began]], None]":
+    def _compare(self, rank: int, sent_at: float) -> "Callable[[Future[Began]], None]":
         def compare(answered: "Future[Began]") -> None:
-            middle = (sent + time.time()) / 2
+            middle = (sent_at + time.time()) / 2
             if answered.exception(0) is None and abs(ahead := answered.get(0).at - middle) > CLOCKS_S:
                 self.ahead[rank] = ahead
 
@@ -249,12 +249,12 @@ class _Sampling:
     def end(self) -> None:
         """Stops sampling, and adds notes about ranks to the profile."""
         self.profile.seconds = time.monotonic() - self._begun
-        asked = {
+        requests = {
             rank: request(self._runtime, address, verbs.END, StopSampling(self._number, self._uid, rank))
             for rank, address in self._addresses.items()
         }
         try:
-            answers, silent = sort_answers(asked)
+            answers, silent = sort_answers(requests)
             for samples in answers.values():
                 self.profile.add(samples)
             self.profile.notes += self._notes(silent)
@@ -263,24 +263,24 @@ class _Sampling:
 
     def _notes(self, silent: dict[int, str]) -> list[str]:
         """A note for each reason for which ranks did not answer."""
-        ranks_seen = self.profile.ranks
+        profiles = self.profile.ranks
         reasons: dict[str, list[int]] = {}
-        for rank, why in silent.items():
-            reasons.setdefault(why, []).append(rank)
+        for rank, reason in silent.items():
+            reasons.setdefault(reason, []).append(rank)
         notes = []
-        for why, ranks in reasons.items():
-            seconds = max((ranks_seen[rank].seconds for rank in ranks if rank in ranks_seen), default=0.0)
+        for reason, ranks in reasons.items():
+            seconds = max((profiles[rank].seconds for rank in ranks if rank in profiles), default=0.0)
             remark = f"what was seen of it in {seconds:.1f} s is here" if seconds else "nothing was seen of it"
-            notes.append(f"{self.profile.name} {self.profile.where(ranks)}: {why}; {remark}")
+            notes.append(f"{self.profile.name} {self.profile.where(ranks)}: {reason}; {remark}")
         return notes
 
 
-def sort_answers(asked: Mapping[int, Future[T]]) -> tuple[dict[int, T], dict[int, str]]:
+def sort_answers(requests: Mapping[int, Future[T]]) -> tuple[dict[int, T], dict[int, str]]:
     """The answers within the common time limit, and why other ranks did not answer."""
     until = time.monotonic() + ANSWER_S
     answers: dict[int, T] = {}
     silent: dict[int, str] = {}
-    for rank, future in asked.items():
+    for rank, future in requests.items():
         try:
             answers[rank] = future.get(max(0.0, until - time.monotonic()))
         except TimeoutError:

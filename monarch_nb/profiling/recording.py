@@ -134,31 +134,31 @@ class ProcessRecording:
             return
         runs, sent, answered, stretches = recorder.take()
         ahead = self._ahead
-        for each in sent:
-            self._calls[each.call] = RecordedCall(
-                each.call, each.title, each.mesh, each.size, each.began + ahead, 0.0, each.file, each.line
+        for record in sent:
+            self._calls[record.call] = RecordedCall(
+                record.call, record.title, record.mesh, record.size, record.began + ahead, 0.0, record.file, record.line
             )
-        new = {each.call for each in sent}
+        new = {record.call for record in sent}
         ended: list[RecordedCall] = []
-        for call, at in answered:
-            known = self._calls.pop(call, None)
-            if known is not None:
+        for call, end in answered:
+            pending = self._calls.pop(call, None)
+            if pending is not None:
                 new.discard(call)
-                ended.append(replace(known, ended=at + ahead))
+                ended.append(replace(pending, ended=end + ahead))
         ended += [self._calls[call] for call in new]
         collectives = tuple(self._collectives())
         for key, part in self._parts.items():
             mesh, rank = key[2], key[3]
             if rank >= 0:
                 part.spans += (
-                    RecordedSpan("call", name_of(endpoint), began + ahead, at + ahead, call, failed)
-                    for of, base, endpoint, call, began, at, failed in runs
-                    if not mesh or (of, base) == (mesh, rank)
+                    RecordedSpan("call", name_of(endpoint), began + ahead, end + ahead, call, failed)
+                    for uid, base, endpoint, call, began, end, failed in runs
+                    if not mesh or (uid, base) == (mesh, rank)
                 )
                 part.spans += (
-                    RecordedSpan(kind, name, began + ahead, at + ahead)
-                    for kind, name, of, base, began, at in stretches
-                    if not mesh or not of or (of, base) == (mesh, rank)
+                    RecordedSpan(kind, name, began + ahead, end + ahead)
+                    for kind, name, uid, base, began, end in stretches
+                    if not mesh or not uid or (uid, base) == (mesh, rank)
                 )
                 part.spans += collectives
             part.sent += ended
@@ -172,9 +172,9 @@ class ProcessRecording:
         for _, records in PROCESS_GROUPS.history(int(self._since_ns) + 1):
             for record in records:
                 newest = max(newest, record.time_created_ns)
-                at = record.time_created_ns / 1e9
+                start = record.time_created_ns / 1e9
                 yield RecordedSpan(
-                    "collective", record.profiling_name.partition(":")[2] or record.profiling_name, at, at
+                    "collective", record.profiling_name.partition(":")[2] or record.profiling_name, start, start
                 )
         self._since_ns = newest
         self._collectives_due = time.monotonic() + (time.thread_time() - began) / COLLECTIVES_COST
@@ -200,12 +200,12 @@ class ProcessRecording:
         if rank < 0:
             return ()
         now = time.monotonic()
-        found = []
-        for (of, base), cell in tuple(self._runtime.cells.items()):
+        spans = []
+        for (uid, base), cell in tuple(self._runtime.cells.items()):
             running = cell.running
-            if running is not None and now - running[2] > RUNNING_S and (not mesh or (of, base) == (mesh, rank)):
-                found.append(RecordedSpan("call", name_of(running[1]), running[2] + self._ahead, 0.0, running[0]))
-        return tuple(found)
+            if running is not None and now - running[2] > RUNNING_S and (not mesh or (uid, base) == (mesh, rank)):
+                spans.append(RecordedSpan("call", name_of(running[1]), running[2] + self._ahead, 0.0, running[0]))
+        return tuple(spans)
 
 
 def name_of(endpoint: str) -> str:
@@ -216,7 +216,7 @@ def name_of(endpoint: str) -> str:
 def drawn_together(spans: Iterable[RecordedSpan], gap: float) -> Iterator[RecordedSpan]:
     """Spans of one kind and name that follow each other within `gap` seconds become one, which counts them."""
     last: dict[tuple[str, str], RecordedSpan] = {}
-    for span in sorted(spans, key=lambda each: each.began):
+    for span in sorted(spans, key=lambda span: span.began):
         key = (span.kind, span.name)
         before = last.get(key)
         if before is not None and span.began - before.ended <= gap and before.failed == span.failed:

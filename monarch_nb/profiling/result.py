@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.profiling.groups import Difference, differences, grouped
-from monarch_nb.profiling.seen import ProfileSamples, SeenRank, Stack
+from monarch_nb.profiling.samples import ProfileSamples, RankProfile, Stack
 from monarch_nb.profiling.tree import WAITS, CallNode, tree
 from monarch_nb.profiling.verbs import Samples, StackFrame
 from monarch_nb.shape import Region, places_of
@@ -25,23 +25,23 @@ class Profile:
     where those were asked for.
     """
 
-    def __init__(self, name: str, region: Region, hz: float, seen: ProfileSamples) -> None:
+    def __init__(self, name: str, region: Region, hz: float, samples: ProfileSamples) -> None:
         self.name = name
         self.region = region
         self.hz = hz
         self.seconds = 0.0
         self.notes: list[str] = []
         self.trace: Path | None = None
-        self._seen = seen
+        self._samples = samples
 
     @property
-    def ranks(self) -> dict[int, SeenRank]:
+    def ranks(self) -> dict[int, RankProfile]:
         """Samples by rank of the mesh (row-major in the whole mesh, also of a slice)."""
-        return self._seen.ranks()
+        return self._samples.ranks()
 
     def add(self, samples: Samples) -> None:
         """Adds samples."""
-        self._seen.add(samples)
+        self._samples.add(samples)
 
     @property
     def samples(self) -> int:
@@ -148,22 +148,22 @@ def _lines(node: CallNode, ranks: Sequence[int], name: Callable[[str], str], ind
         share = child.share(ranks)
         if share < LEAST_SHARE or not deep:
             continue
-        where = line_text(child.place.file, child.line, name)
-        lines.append(f"{indent}{share:4.0%}  {child.name}  {where}".rstrip())
+        location = line_text(child.place.file, child.line, name)
+        lines.append(f"{indent}{share:4.0%}  {child.name}  {location}".rstrip())
         lines += _lines(child, ranks, name, f"{indent}  ", deep - 1)
     return lines
 
 
-def speedscope(name: str, labels: Mapping[int, str], ranks: Mapping[int, SeenRank]) -> dict[str, object]:
+def speedscope(name: str, labels: Mapping[int, str], ranks: Mapping[int, RankProfile]) -> dict[str, object]:
     """A profile for each rank, in seconds, as speedscope.app reads them (its "sampled" profiles)."""
     frames: dict[StackFrame, int] = {}
 
     def numbers(stack: Stack) -> list[int]:
-        return [frames.setdefault(place, len(frames)) for place in stack or (WAITS,)]
+        return [frames.setdefault(frame, len(frames)) for frame in stack or (WAITS,)]
 
     profiles = []
-    for rank, seen in ranks.items():
-        stacks = sorted(seen.stacks.items(), key=lambda item: [(p.file, p.function, p.line) for p in item[0]])
+    for rank, profile in ranks.items():
+        stacks = sorted(profile.stacks.items(), key=lambda item: [(p.file, p.function, p.line) for p in item[0]])
         weights = [weight[0] for _, weight in stacks]
         profiles.append(
             {
@@ -186,11 +186,11 @@ def speedscope(name: str, labels: Mapping[int, str], ranks: Mapping[int, SeenRan
     }
 
 
-def folded(labels: Mapping[int, str], ranks: Mapping[int, SeenRank]) -> str:
+def folded(labels: Mapping[int, str], ranks: Mapping[int, RankProfile]) -> str:
     """A line for each stack of each rank, as flamegraph.pl reads it: functions, `;` between them, and milliseconds."""
     lines = []
-    for rank, seen in ranks.items():
-        for stack, weight in seen.stacks.items():
-            names = [labels[rank], *(place.function for place in stack or (WAITS,))]
+    for rank, profile in ranks.items():
+        for stack, weight in profile.stacks.items():
+            names = [labels[rank], *(frame.function for frame in stack or (WAITS,))]
             lines.append(f"{';'.join(name.replace(';', ',') for name in names)} {round(1000 * weight[0])}")
     return "\n".join(sorted(lines)) + "\n" if lines else ""

@@ -19,7 +19,7 @@ MOST_GROUPS = 40
 BARS = 1200  # of all groups together, about: a page draws them in one go
 LATE_S = 10.0  # by which the spans of a rank come in out of order at most
 _STRIDE = 16  # ranks far from each other are compared first, so that large groups are found early
-_ODD_KEPT = 50  # failures, losses, pauses of a rank
+_MOST_ODD = 50  # failures, losses, pauses of a rank
 ODD = frozenset({"lost", "healing", "paused"})  # states that are shown, and divide groups, however short they are
 
 
@@ -59,15 +59,15 @@ class TimelineRows:
     """Spans of all ranks by base rank. Times are wall clock of this process."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        self._kept = max(FEWEST, MOST // max(1, len(ranks)))
-        self.spans: dict[int, deque[RecordedSpan]] = {rank: deque(maxlen=self._kept) for rank in ranks}
+        self._capacity = max(FEWEST, MOST // max(1, len(ranks)))
+        self.spans: dict[int, deque[RecordedSpan]] = {rank: deque(maxlen=self._capacity) for rank in ranks}
         self.running: dict[int, tuple[RecordedSpan, ...]] = {}
         self.states: dict[int, RecordedSpan] = {}  # ranks that are lost, healing or paused now
         self.calls: dict[str, RecordedCall] = {}
         self.dropped = 0
         self.cost: dict[int, float] = {}
         self._ends: dict[str, CallEnds] = {}
-        self._odd: dict[int, deque[RecordedSpan]] = {rank: deque(maxlen=_ODD_KEPT) for rank in ranks}
+        self._odd: dict[int, deque[RecordedSpan]] = {rank: deque(maxlen=_MOST_ODD) for rank in ranks}
         self._sums: dict[int, Bins] = {rank: {} for rank in ranks}  # of the newest parts of `BIN_S`
         self._newest = 0  # such part
 
@@ -87,23 +87,23 @@ class TimelineRows:
             while len(self.calls) > CALLS:
                 del self.calls[next(iter(self.calls))]
 
-    def turn(self, rank: int, kind: str, detail: str, at: float) -> None:
+    def turn(self, rank: int, kind: str, detail: str, time: float) -> None:
         """A rank is lost, heals or is paused since now; with the kind "" it is well again."""
         before = self.states.get(rank)
         if rank not in self.spans or (before is not None and before.kind == kind):
             return
         self.states.pop(rank, None)
         if before is not None:
-            self._append(rank, RecordedSpan(before.kind, before.name, before.began, at))
+            self._append(rank, RecordedSpan(before.kind, before.name, before.began, time))
         if kind:
-            self.states[rank] = RecordedSpan(kind, detail or kind, at, 0.0)
+            self.states[rank] = RecordedSpan(kind, detail or kind, time, 0.0)
         if kind == "lost":  # what it did has ended with it
             for span in self.running.pop(rank, ()):
-                self._append(rank, RecordedSpan(span.kind, span.name, span.began, at, span.call, True))
+                self._append(rank, RecordedSpan(span.kind, span.name, span.began, time, span.call, True))
 
     def _append(self, rank: int, span: RecordedSpan) -> None:
         row = self.spans[rank]
-        if len(row) == self._kept:
+        if len(row) == self._capacity:
             self.dropped += 1
         row.append(span)
         if span.call:
@@ -140,50 +140,50 @@ class TimelineRows:
         running, state, row = self.running.get(rank, ()), self.states.get(rank), self.spans[rank]
         if not running and state is None:
             return
-        known = {(row[-back].call, row[-back].name) for back in range(1, min(20, len(row)) + 1)}
+        recent = {(row[-back].call, row[-back].name) for back in range(1, min(20, len(row)) + 1)}
         for span in (*running, *filter(None, [state])):
-            if not span.call or (span.call, span.name) not in known:
+            if not span.call or (span.call, span.name) not in recent:
                 until = max(now, span.began)
                 yield RecordedSpan(span.kind, span.name, span.began, until, span.call, span.failed)
 
     def ends(self, calls: Iterable[str], now: float) -> dict[str, CallEnds]:
         """How ranks have run some calls; those of which nothing is known are left out."""
-        wanted = set(calls)
-        found = {call: replace(self._ends[call]) for call in wanted if call in self._ends}
+        ids = set(calls)
+        ends = {call: replace(self._ends[call]) for call in ids if call in self._ends}
         for rank in self.running:
             for span in self._lasting(rank, now):
-                if span.call in wanted:
-                    _add_end(found, rank, span)
-        return found
+                if span.call in ids:
+                    _add_end(ends, rank, span)
+        return ends
 
     def folded(self, begin: float, end: float, *, groups: int = MOST_GROUPS, most: int = 200) -> list[GroupRow]:
         """The groups of ranks in some time, the largest first: at most so many, with about so many spans each.
 
-        Two ranks are of two groups if they do different things in `APART` of that time, or if only one of them is
+        Two ranks are of two groups if they do different things for `GROUP_DIFFERENCE` of it, or if only one of them is
         lost, paused or has failed. Of more groups than asked for, the smallest are left out. Where hardly two ranks are
         alike, only groups that show among the first ranks are looked for in the others.
         """
         length = max(end - begin, 1e-6)
         first, last = int(begin / BIN_S), int(end / BIN_S)
         summed = length > 0.99 * BINS * BIN_S and first > self._newest - 2 * BINS and last >= self._newest
-        found: list[tuple[Bins, frozenset[str], list[int]]] = []
+        clusters: list[tuple[Bins, frozenset[str], list[int]]] = []
         ranks = tuple(self.spans)
         for rank in (rank for start in range(_STRIDE) for rank in ranks[start::_STRIDE]):
             if summed:
                 bins, odd = self._summed(rank, begin, end), self._odd_of(rank, begin, end)
             else:
                 bins, odd = _bins(self._inside(rank, begin, end, end), begin, length)
-            many = len(found) >= 2 * groups
-            for other, other_odd, members in found:
+            many = len(clusters) >= 2 * groups
+            for cluster_bins, cluster_odd, members in clusters:
                 if many and len(members) == 1:
                     continue
-                if odd == other_odd and _alike(bins, other, GROUP_DIFFERENCE * length):
+                if odd == cluster_odd and _alike(bins, cluster_bins, GROUP_DIFFERENCE * length):
                     members.append(rank)
                     break
             else:
                 if not many:
-                    found.append((bins, odd, [rank]))
-        rows = sorted((sorted(members) for _, _, members in found), key=lambda members: (-len(members), members))
+                    clusters.append((bins, odd, [rank]))
+        rows = sorted((sorted(members) for _, _, members in clusters), key=lambda members: (-len(members), members))
         del rows[groups:]
         gap = length / min(most, BARS // max(1, len(rows))) / 2
         return [
@@ -201,8 +201,8 @@ class TimelineRows:
 
     def _odd_of(self, rank: int, begin: float, end: float) -> frozenset[str]:
         """What is unusual about a rank in some time."""
-        seen = (*self._odd[rank], *(span for span in self._lasting(rank, end) if span.kind in ODD or span.failed))
-        return frozenset(f"{span.kind} {span.name}" for span in seen if span.began <= end and span.ended >= begin)
+        spans = (*self._odd[rank], *(span for span in self._lasting(rank, end) if span.kind in ODD or span.failed))
+        return frozenset(f"{span.kind} {span.name}" for span in spans if span.began <= end and span.ended >= begin)
 
 
 def _add_end(ends: dict[str, CallEnds], rank: int, span: RecordedSpan) -> None:
@@ -239,7 +239,7 @@ def _bins(spans: Iterable[RecordedSpan], begin: float, length: float) -> tuple[B
 
 
 def _sum_up(bins: Bins, span: RecordedSpan, zero: float, width: float, first: int, last: int) -> None:
-    """Adds a span to the parts of the time that it is in, from the first to the last of those that are wanted."""
+    """Adds a span to the parts of the time that it is in, from `first` to `last`."""
     if span.kind not in ("call", "span"):
         return
     began, ended, name = span.began - zero, span.ended - zero, span.name
@@ -253,15 +253,15 @@ def _sum_up(bins: Bins, span: RecordedSpan, zero: float, width: float, first: in
         number += 1
 
 
-def _alike(one: Bins, other: Bins, most: float) -> bool:
+def _alike(first: Bins, second: Bins, most: float) -> bool:
     """Whether two ranks do different things in at most so many seconds."""
     apart = 0.0
-    for key, seconds in one.items():
-        apart += abs(seconds - other.get(key, 0.0))
+    for key, seconds in first.items():
+        apart += abs(seconds - second.get(key, 0.0))
         if apart > most:
             return False
-    for key, seconds in other.items():
-        if key not in one:
+    for key, seconds in second.items():
+        if key not in first:
             apart += seconds
             if apart > most:
                 return False

@@ -23,8 +23,8 @@ class Sampler:
 
     def __init__(
         self,
-        look: StackSource,
-        place: Callable[[Step], StackFrame],
+        source: StackSource,
+        describe: Callable[[Step], StackFrame],
         *,
         number: int,
         rank: int,
@@ -32,16 +32,16 @@ class Sampler:
         named: bool,
         send: Callable[[Samples], bool],
     ) -> None:
-        """`look` yields a name, the thread's number and the stack of each thread; `named` puts the name above the
-        stack. `place` describes a frame. `send` receives the samples once a second, and returns whether to go on.
+        """`source` yields a name, the thread's number and the stack of each thread; `named` puts the name above the
+        stack. `describe` turns a step into a frame. `send` takes the samples once a second, and returns whether to go on.
         """
-        self._look, self._place, self._send = look, place, send
+        self._source, self._describe, self._send = source, describe, send
         self._number, self._rank, self._named = number, rank, named
         self._period = 1.0 / hz
-        self._places: dict[Step | str, int] = {}
+        self._step_numbers: dict[Step | str, int] = {}
         self._stacks: set[tuple[str, Stack]] = set()
         self._lock, self._sending = threading.Lock(), threading.Lock()
-        self._seen: dict[tuple[str, Stack], list[float]] = {}
+        self._weights: dict[tuple[str, Stack], list[float]] = {}
         self._new: list[StackFrame] = []
         self._seconds = self._cost = 0.0
         self._dropped = 0
@@ -60,16 +60,16 @@ class Sampler:
             return self._take()
 
     def _run(self) -> None:
-        tuple(self._look())  # the first sample fills caches: its cost is not typical
-        before = sent = time.monotonic()
+        tuple(self._source())  # the first sample fills caches: its cost is not typical
+        before = sent_at = time.monotonic()
         pause, costs = self._period, 0.0
         while not self._over.wait(pause):
             ran = time.thread_time()
             now = time.monotonic()
             self._note(now - before)
             before = now
-            if now - sent >= SEND_S:
-                sent = now
+            if now - sent_at >= SEND_S:
+                sent_at = now
                 with self._sending:
                     if self._over.is_set() or not self._send(self._take()):
                         return
@@ -81,19 +81,19 @@ class Sampler:
 
     def _note(self, seconds: float) -> None:
         """Takes one sample, which stands for the time since the one before."""
-        seen = [(name, stack, self._on_processor(thread, seconds)) for name, thread, stack in self._look()]
+        samples = [(name, stack, self._on_processor(thread, seconds)) for name, thread, stack in self._source()]
         with self._lock:
-            if self._over.is_set() or not seen:  # without threads, no time is counted
+            if self._over.is_set() or not samples:  # without threads, no time is counted
                 return
             self._seconds += seconds
-            for name, stack, computing in seen:
+            for name, stack, computing in samples:
                 key = (name if self._named else "", stack)
                 if key not in self._stacks:
                     if len(self._stacks) >= MOST_STACKS:
                         self._dropped += 1
                         continue
                     self._stacks.add(key)
-                weight = self._seen.setdefault(key, [0.0, 0.0, 0])
+                weight = self._weights.setdefault(key, [0.0, 0.0, 0])
                 weight[0] += seconds
                 weight[1] += computing
                 weight[2] += 1
@@ -113,12 +113,12 @@ class Sampler:
         with self._lock:
             weights = tuple(
                 Weight(self._numbers(name, stack), seconds, computing, int(samples))
-                for (name, stack), (seconds, computing, samples) in self._seen.items()
+                for (name, stack), (seconds, computing, samples) in self._weights.items()
             )
             new, self._new = tuple(self._new), []
-            first = len(self._places) - len(new)
+            first = len(self._step_numbers) - len(new)
             samples = Samples(self._number, self._rank, new, first, weights, self._seconds, self._cost, self._dropped)
-            self._seen = {}
+            self._weights = {}
             self._seconds = self._cost = 0.0
             self._dropped = 0
         return samples
@@ -128,8 +128,8 @@ class Sampler:
         return tuple(self._number_of(step) for step in steps)
 
     def _number_of(self, step: Step | str) -> int:
-        number = self._places.get(step)
+        number = self._step_numbers.get(step)
         if number is None:
-            number = self._places[step] = len(self._places)
-            self._new.append(StackFrame("", 0, step, 0, True) if isinstance(step, str) else self._place(step))
+            number = self._step_numbers[step] = len(self._step_numbers)
+            self._new.append(StackFrame("", 0, step, 0, True) if isinstance(step, str) else self._describe(step))
         return number

@@ -11,7 +11,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
 from monarch_nb.profiling.recording import ProcessRecording
 from monarch_nb.profiling.sampler import Sampler
-from monarch_nb.profiling.seen import ProfileSamples
+from monarch_nb.profiling.samples import ProfileSamples
 from monarch_nb.profiling.stacks import Stack, Stacks
 from monarch_nb.profiling.verbs import (
     Began,
@@ -37,7 +37,7 @@ class ProfilingService:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._samplers: dict[Key, Sampler] = {}
-        self._seen: dict[int, ProfileSamples] = {}
+        self._profiles: dict[int, ProfileSamples] = {}
         self._count = 0
         self._lock = threading.Lock()
         runtime.verbs.handle(verbs.BEGIN, self._begin)
@@ -57,18 +57,18 @@ class ProfilingService:
 
     # -- sampling for others -------------------------------------------------------------------------------------------
 
-    def _begin(self, wanted: Begin, asker: Asker[Began]) -> Began:
+    def _begin(self, body: Begin, asker: Asker[Began]) -> Began:
         """Starts a sampler. An actor that is not there yet is sampled from its start."""
-        key = (asker.src, wanted.number, wanted.mesh, wanted.rank)
+        key = (asker.src, body.number, body.mesh, body.rank)
         if key not in self._samplers:
             stacks = Stacks()
             sampler = Sampler(
-                lambda: self._stacks(stacks, wanted.mesh, wanted.rank),
-                stacks.place,
-                number=wanted.number,
-                rank=wanted.rank,
-                hz=wanted.hz,
-                named=not wanted.mesh,
+                lambda: self._stacks(stacks, body.mesh, body.rank),
+                stacks.frame,
+                number=body.number,
+                rank=body.rank,
+                hz=body.hz,
+                named=not body.mesh,
                 send=_Sender(self._runtime, asker.src, verbs.SAMPLES, lambda: self._samplers.pop(key, None)),
             )
             self._samplers[key] = sampler
@@ -78,29 +78,29 @@ class ProfilingService:
     def _stacks(self, stacks: Stacks, mesh: str, rank: int) -> Iterable[tuple[str, int, Stack]]:
         cells = self._runtime.cells
         if not mesh:
-            return stacks.samples(tuple(cells.values()), others=True)
+            return stacks.samples(tuple(cells.values()), threads=True)
         cell = cells.get((mesh, rank))
-        return () if cell is None else stacks.samples((cell,), others=False)
+        return () if cell is None else stacks.samples((cell,), threads=False)
 
-    def _end(self, wanted: StopSampling, asker: Asker[Samples]) -> Samples | None:
-        sampler = self._samplers.pop((asker.src, wanted.number, wanted.mesh, wanted.rank), None)
+    def _end(self, body: StopSampling, asker: Asker[Samples]) -> Samples | None:
+        sampler = self._samplers.pop((asker.src, body.number, body.mesh, body.rank), None)
         if sampler is None:
             asker.refuse("it is not sampled")
             return None
         samples = sampler.stop()
-        if not samples.seconds and wanted.mesh and (wanted.mesh, wanted.rank) not in self._runtime.cells:
+        if not samples.seconds and body.mesh and (body.mesh, body.rank) not in self._runtime.cells:
             asker.refuse("there is no such actor here")
             return None
         return samples
 
-    def _record(self, wanted: BeginRecording, asker: Asker[Began]) -> Began:
-        key = (asker.src, wanted.number, wanted.mesh, wanted.rank)
+    def _record(self, body: BeginRecording, asker: Asker[Began]) -> Began:
+        key = (asker.src, body.number, body.mesh, body.rank)
         send = _Sender(self._runtime, asker.src, verbs.RECORDED, lambda: self._recording.forget(key))
-        self._recording.begin(key, send, wanted.pace)
+        self._recording.begin(key, send, body.pace)
         return Began(time.time())
 
-    def _end_record(self, wanted: StopRecording, asker: Asker[Recorded]) -> Recorded | None:
-        rest = self._recording.end((asker.src, wanted.number, wanted.mesh, wanted.rank))
+    def _end_record(self, body: StopRecording, asker: Asker[Recorded]) -> Recorded | None:
+        rest = self._recording.end((asker.src, body.number, body.mesh, body.rank))
         if rest is None:
             asker.refuse("it is not recorded")
         return rest
@@ -111,18 +111,18 @@ class ProfilingService:
         """Starts a profile: its number, and where its samples are collected."""
         with self._lock:
             self._count += 1
-            expected = self._seen[self._count] = ProfileSamples()
+            expected = self._profiles[self._count] = ProfileSamples()
             return self._count, expected
 
     def forget(self, number: int) -> None:
         """Takes no more samples for a profile: samplers that still send some end."""
-        self._seen.pop(number, None)
+        self._profiles.pop(number, None)
 
     def _samples(self, samples: Samples, asker: Asker[SamplesReply]) -> SamplesReply:
-        wanted = self._seen.get(samples.number)
-        if wanted is None:
+        profile = self._profiles.get(samples.number)
+        if profile is None:
             return SamplesReply(False)
-        wanted.add(samples)
+        profile.add(samples)
         return SamplesReply(True)
 
     # -- timelines of this process -------------------------------------------------------------------------------------
@@ -157,29 +157,29 @@ class _Sender(Generic[M]):
     def __init__(self, runtime: Runtime, home: str, verb: Verb[M, SamplesReply], forget: Callable[[], object]) -> None:
         self._runtime, self._home, self._verb = runtime, home, verb
         self._forget = forget
-        self._asked: Future[SamplesReply] | None = None
+        self._reply: Future[SamplesReply] | None = None
         self._since = 0.0
 
-    def __call__(self, seen: M) -> bool:
-        goes_on = self._wanted()
+    def __call__(self, message: M) -> bool:
+        goes_on = self._is_wanted()
         if goes_on:
-            asked = request(self._runtime, self._home, self._verb, seen)
-            if self._asked is None:
-                self._asked, self._since = asked, time.monotonic()
+            reply = request(self._runtime, self._home, self._verb, message)
+            if self._reply is None:
+                self._reply, self._since = reply, time.monotonic()
         else:
             self._forget()
         return goes_on
 
-    def _wanted(self) -> bool:
+    def _is_wanted(self) -> bool:
         if self._runtime.closed:
             return False
-        if self._asked is None:
+        if self._reply is None:
             return True
-        if not self._asked.done():
+        if not self._reply.done():
             return time.monotonic() - self._since < PATIENCE_S
-        if self._asked.exception(0) is not None or not self._asked.get(0).more:
+        if self._reply.exception(0) is not None or not self._reply.get(0).more:
             return False
-        self._asked = None
+        self._reply = None
         return True
 
 

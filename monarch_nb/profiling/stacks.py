@@ -27,28 +27,28 @@ class _Kind(IntEnum):
 
 
 class Stacks:
-    """Reads the stacks of this process. Frames are numbers here, which makes samples cheap; `place` describes them."""
+    """Reads the stacks of this process. Frames are numbers here, which makes samples cheap; `frame` describes them."""
 
     def __init__(self) -> None:
         # By identity: code objects compare by content, so that those of two files may be equal.
         self._codes: dict[int, types.CodeType] = {}
         self._kinds: dict[int, _Kind] = {}
 
-    def samples(self, cells: Iterable[ActorCell], *, others: bool) -> Iterator[tuple[str, int, Stack]]:
-        """Yields the actors, and with `others` other threads of the process: a name, the thread's native number, the
+    def samples(self, cells: Iterable[ActorCell], *, threads: bool) -> Iterator[tuple[str, int, Stack]]:
+        """Yields the actors, and with `threads` other threads of the process: a name, the thread's native number, the
         stack. The stack of an actor that waits for messages is empty. The library's own threads are left out.
         """
         frames = sys._current_frames()
-        threads = set()
+        idents = set()
         for cell in cells:
             thread = cell.executor.thread
-            threads.add(thread.ident)
+            idents.add(thread.ident)
             yield cell.spec.name, thread.native_id or 0, self._of_actor(cell, frames.get(thread.ident or 0))
-        if not others:
+        if not threads:
             return
         for thread in threading.enumerate():
             frame = frames.get(thread.ident or 0)
-            if frame is None or thread.ident in threads or thread.name.startswith(_OURS):
+            if frame is None or thread.ident in idents or thread.name.startswith(_OURS):
                 continue
             stack = self._walked(frame)
             first = next(
@@ -101,7 +101,7 @@ class Stacks:
         last = next((index + 1 for index in range(first, len(kinds)) if kinds[index] is _Kind.ENGINE), len(kinds))
         return stack[first:last]
 
-    def place(self, step: Step) -> StackFrame:
+    def frame(self, step: Step) -> StackFrame:
         """Describes a frame."""
         code, instruction = self._codes[step[0]], step[1]
         file = code.co_filename

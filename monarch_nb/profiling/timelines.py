@@ -50,7 +50,7 @@ class Timeline:
         procs = state_of(mesh) if isinstance(mesh, ProcMesh) else state_of(mesh).procs
         self.name = state.name
         self.region = region_of(mesh)
-        self._whole = state.region
+        self._mesh_region = state.region
         self.key = str(next(_numbers))
         self.notes: list[str] = []
         self.changes = 0  # counts what was added
@@ -64,34 +64,34 @@ class Timeline:
         self._lock = threading.RLock()
         self._service = runtime.feature(PROFILING)
         add = weakref.WeakMethod(self._add)
-        self._number = self._service.expect_timeline(lambda recorded: (found := add()) is not None and found(recorded))
+        self._number = self._service.expect_timeline(lambda recorded: (bound := add()) is not None and bound(recorded))
         follow = weakref.WeakMethod(self._on_event)
-        self._unfollow = store_of(runtime).follow(lambda event: (found := follow()) and found(event), *_FOLLOWED)
+        self._unfollow = store_of(runtime).follow(lambda event: (bound := follow()) and bound(event), *_FOLLOWED)
         weakref.finalize(self, self._unfollow)
         self._begin(self.region.ranks())
 
     def _begin(self, ranks: Sequence[int]) -> None:
         """Asks ranks to record. Those that do not answer in time begin when they can."""
-        asked, pace = {}, max(1.0, len(self.region) / PROMPT)
+        requests, pace = {}, max(1.0, len(self.region) / PROMPT)
         for rank in ranks:
             begin = BeginRecording(self._number, self._uid, rank, pace)
-            asked[rank] = request(self._runtime, self._procs.address(rank), verbs.RECORD, begin)
-            when_done(asked[rank], self._compare(rank, time.time()))
-        self._asked = asked
+            requests[rank] = request(self._runtime, self._procs.address(rank), verbs.RECORD, begin)
+            when_done(requests[rank], self._compare(rank, time.time()))
+        self._requests = requests
 
     def wait(self) -> Self:
         """Waits until all ranks record, for a short time at most."""
-        _, silent = sort_answers(self._asked)
+        _, silent = sort_answers(self._requests)
         self._note(silent, "nothing was recorded of it until it answered")
         return self
 
-    def _compare(self, rank: int, sent: float) -> "Callable[[Future[Began]], None]":
-        known = self._ahead  # nothing that is waited for holds a timeline that nobody else holds
+    def _compare(self, rank: int, sent_at: float) -> "Callable[[Future[Began]], None]":
+        clocks = self._ahead  # nothing that is waited for holds a timeline that nobody else holds
 
         def compare(answered: "Future[Began]") -> None:
-            middle = (sent + time.time()) / 2
+            middle = (sent_at + time.time()) / 2
             if answered.exception(0) is None and abs(ahead := answered.get(0).at - middle) > CLOCKS_S:
-                known[rank] = ahead
+                clocks[rank] = ahead
 
         return compare
 
@@ -102,13 +102,13 @@ class Timeline:
                 return self
             self.ended = time.time()
         self._unfollow()
-        asked = {}
+        requests = {}
         for rank in self.region.ranks():
             stop = StopRecording(self._number, self._uid, rank)
             with suppress(TransportError):
-                asked[rank] = request(self._runtime, self._procs.address(rank), verbs.END_RECORD, stop)
+                requests[rank] = request(self._runtime, self._procs.address(rank), verbs.END_RECORD, stop)
         try:
-            answers, silent = sort_answers(asked)
+            answers, silent = sort_answers(requests)
             for recorded in answers.values():
                 self._add(recorded)
             if not self._procs.stopped:
@@ -119,9 +119,9 @@ class Timeline:
 
     def _note(self, silent: dict[int, str], remark: str) -> None:
         reasons: dict[str, list[int]] = {}
-        for rank, why in silent.items():
-            reasons.setdefault(why.partition("\n")[0], []).append(rank)
-        self.notes += [f"{self.name} {self.where(ranks)}: {why}; {remark}" for why, ranks in reasons.items()]
+        for rank, reason in silent.items():
+            reasons.setdefault(reason.partition("\n")[0], []).append(rank)
+        self.notes += [f"{self.name} {self.where(ranks)}: {reason}; {remark}" for reason, ranks in reasons.items()]
 
     def __enter__(self) -> Self:
         return self.wait()
@@ -158,15 +158,15 @@ class Timeline:
                         )
                     self.changes += 1
             case SessionOpened(session, uid, rank) if self._is_ours(uid):
-                place = line_text(str(event.record.get("file", "")), int(str(event.record.get("line") or 0)))
+                line = line_text(str(event.record.get("file", "")), int(str(event.record.get("line") or 0)))
                 with self._lock:
                     self._sessions[session] = rank
-                    self._rows.turn(rank, "paused", f"breakpoint {place}".rstrip(), event.since)
+                    self._rows.turn(rank, "paused", f"breakpoint {line}".rstrip(), event.since)
                     self.changes += 1
-            case SessionClosed(session, at):
+            case SessionClosed(session, closed_at):
                 with self._lock:
-                    if (of := self._sessions.pop(session, None)) is not None:
-                        self._rows.turn(of, "", "", at)
+                    if (paused_rank := self._sessions.pop(session, None)) is not None:
+                        self._rows.turn(paused_rank, "", "", closed_at)
                         self.changes += 1
             case _:
                 return
@@ -174,7 +174,7 @@ class Timeline:
     def _is_ours(self, uid: str) -> bool:
         return uid == self._procs.uid or (uid == self._uid if self._uid else uid in self._procs.actors)
 
-    # -- what is there -------------------------------------------------------------------------------------------------
+    # -- what it contains ----------------------------------------------------------------------------------------------
 
     @property
     def procs(self) -> str:
@@ -226,7 +226,7 @@ class Timeline:
 
     def where(self, ranks: Sequence[int]) -> str:
         """Ranks by their coordinates in the whole mesh, as in `gpus=0-6`."""
-        return places_of(self._whole, ranks) or "it"
+        return places_of(self._mesh_region, ranks) or "it"
 
     def save(self, path: "str | os.PathLike[str]") -> Path:
         """Writes it to a file: `.json` or `.json.gz`, a Chrome trace that https://ui.perfetto.dev opens.
@@ -260,13 +260,13 @@ class Timeline:
     def marks(self) -> list[tuple[float, int, RecordedSpan]]:
         """Breakpoints, losses and heals, by time: seconds since the beginning, the rank, and the span."""
         with self._lock:
-            found = [
+            marks = [
                 (span.began - self.began, rank, span)
                 for rank in self._rows.spans
                 for span in self._rows.of(rank, self.now)
                 if span.kind in ODD
             ]
-        return sorted(found, key=lambda mark: mark[:2])
+        return sorted(marks, key=lambda mark: mark[:2])
 
     def text(self, name: Callable[[str], str] = os.path.basename) -> str:
         """The timeline as text, with display names of files from `name`."""
@@ -277,15 +277,15 @@ class Timeline:
         for call in calls:
             key = (call.title, line_text(call.file, call.line, name))
             by_title.setdefault(key, []).append((call.ended or self.now) - call.began)
-        for (title, place), seconds in list(by_title.items())[:_CALLS]:
+        for (title, line), seconds in list(by_title.items())[:_CALLS]:
             usual = f"{_duration(median(seconds))}" + (
                 f", at most {_duration(max(seconds))}" if len(seconds) > 1 else ""
             )
-            lines.append(f"  {title}{f' ×{len(seconds)}' if len(seconds) > 1 else ''}  {place}  {usual}")
+            lines.append(f"  {title}{f' ×{len(seconds)}' if len(seconds) > 1 else ''}  {line}  {usual}")
         lines += [f"{self.where(row.ranks)}  {self._shares(row)}".rstrip() for row in rows]
-        for at, rank, span in self.marks()[:_MARKS]:
+        for moment, rank, span in self.marks()[:_MARKS]:
             lasted = "" if not span.ended else f", for {_duration(span.ended - span.began)}"
-            lines.append(f"  {at:.1f} s  {self.where([rank])} {span.kind}: {span.name}{lasted}")
+            lines.append(f"  {moment:.1f} s  {self.where([rank])} {span.kind}: {span.name}{lasted}")
         return "\n".join(lines)
 
     def _shares(self, row: GroupRow) -> str:
@@ -295,7 +295,7 @@ class Timeline:
             if span.kind == "call":
                 spent[span.name] = spent.get(span.name, 0.0) + span.ended - span.began
                 counts[span.name] = counts.get(span.name, 0) + span.count
-        most = sorted(spent.items(), key=lambda each: -each[1])[:4]
+        most = sorted(spent.items(), key=lambda item: -item[1])[:4]
         return "  ".join(
             f"{seconds / max(self.seconds, 1e-6):.0%} {name}{f' ×{counts[name]}' if counts[name] > 1 else ''}"
             for name, seconds in most

@@ -20,7 +20,7 @@ def chrome_trace(rows: TimelineRows, label: Callable[[int], str], now: float) ->
     """
     first = [span.began for rank in rows.spans for span in rows.of(rank, now)[:1]]
     zero = min((*first, *(call.began for call in rows.calls.values())), default=now)
-    numbers = {call.call: n for n, call in enumerate(sorted(rows.calls.values(), key=lambda each: each.began))}
+    numbers = {call.call: n for n, call in enumerate(sorted(rows.calls.values(), key=lambda call: call.began))}
     events = [*_caller(rows, numbers, zero, now)]
     for rank in rows.spans:
         events += _rank(rows, numbers, rank, label(rank), zero, now)
@@ -58,11 +58,11 @@ def _rank(
     for span in rows.of(rank, now):
         lane = _LANES.get(span.kind, 0)
         used.add(lane)
-        place = {"pid": pid, "tid": lane, "ts": _micros(span.began - zero), "cat": span.kind}
-        yield {**place, **_shape(span), "name": span.name, "args": _facts(span)}
+        common = {"pid": pid, "tid": lane, "ts": _micros(span.began - zero), "cat": span.kind}
+        yield {**common, **_shape(span), "name": span.name, "args": _facts(span)}
         if span.call in numbers:
             name = rows.calls[span.call].title
-            yield {**place, "ph": "f", "bp": "e", "name": name, "cat": "call", "id": numbers[span.call]}
+            yield {**common, "ph": "f", "bp": "e", "name": name, "cat": "call", "id": numbers[span.call]}
     for lane in sorted(used):
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane, "args": {"name": _LANE_NAMES[lane]}}
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monarch_nb.profiling.seen import SeenRank, Stack
+from monarch_nb.profiling.samples import RankProfile, Stack
 from monarch_nb.profiling.verbs import StackFrame
 
 WAITS = StackFrame("", 0, "waits for messages", 0, True)
@@ -53,14 +53,14 @@ class CallNode:
         )
 
 
-def tree(ranks: Mapping[int, SeenRank], cut: Callable[[Stack], Stack] = lambda stack: stack) -> CallNode:
+def tree(ranks: Mapping[int, RankProfile], cut: Callable[[Stack], Stack] = lambda stack: stack) -> CallNode:
     """The tree of some ranks' stacks, each as `cut` leaves it. Its root stands for all the time that was watched."""
     root = CallNode(StackFrame("", 0, "all", 0, True))
-    for rank, seen in ranks.items():
-        if not seen.seconds:
+    for rank, profile in ranks.items():
+        if not profile.seconds:
             continue
-        for stack, (seconds, computing, _) in seen.stacks.items():
-            _add(root, rank, cut(stack) or (WAITS,), seconds / seen.seconds, computing / seen.seconds)
+        for stack, (seconds, computing, _) in profile.stacks.items():
+            _add(root, rank, cut(stack) or (WAITS,), seconds / profile.seconds, computing / profile.seconds)
     return root
 
 
@@ -68,11 +68,11 @@ def _add(root: CallNode, rank: int, stack: Stack, share: float, computing: float
     node = root
     root.shares[rank] = root.shares.get(rank, 0.0) + share
     root.computing[rank] = root.computing.get(rank, 0.0) + computing
-    for place, deep in recursion_folded(stack):
-        node = node.below.setdefault(_key(place), CallNode(place))
+    for frame, deep in recursion_folded(stack):
+        node = node.below.setdefault(_key(frame), CallNode(frame))
         node.shares[rank] = node.shares.get(rank, 0.0) + share
         node.computing[rank] = node.computing.get(rank, 0.0) + computing
-        node.lines[place.line] = node.lines.get(place.line, 0.0) + share
+        node.lines[frame.line] = node.lines.get(frame.line, 0.0) + share
         node.deep = max(node.deep, deep)
 
 
@@ -81,35 +81,35 @@ def recursion_folded(stack: Stack) -> Iterator[tuple[StackFrame, int]]:
 
     The innermost call stands for all of them, as that is where the time goes.
     """
-    keys = [_key(place) for place in stack]
+    keys = [_key(frame) for frame in stack]
     index = 0
     while index < len(stack):
         length, times = _circle(keys, index)
         last = index + length * (times - 1)
-        for place in stack[last : last + length]:
-            yield place, times
+        for frame in stack[last : last + length]:
+            yield frame, times
         index = last + length
 
 
-def _circle(keys: Sequence[Key], at: int) -> tuple[int, int]:
-    """The shortest circle of calls that begins here, and how often it is gone round: (1, 1) where there is none."""
-    for length in range(1, min(CIRCLE, (len(keys) - at) // 2) + 1):
-        once = keys[at : at + length]
+def _circle(keys: Sequence[Key], index: int) -> tuple[int, int]:
+    """The shortest circle of calls that begins at an index, and how often it repeats: (1, 1) if there is none."""
+    for length in range(1, min(CIRCLE, (len(keys) - index) // 2) + 1):
+        once = keys[index : index + length]
         times = 1
-        while keys[at + times * length : at + (times + 1) * length] == once:
+        while keys[index + times * length : index + (times + 1) * length] == once:
             times += 1
         if times > 1:
             return length, times
     return 1, 1
 
 
-def _key(place: StackFrame) -> Key:
-    return place.file, place.function, place.first
+def _key(frame: StackFrame) -> Key:
+    return frame.file, frame.function, frame.first
 
 
 def users_part(stack: Stack) -> Stack:
     """The part of a stack that concerns a user: their functions, and the library's that the last of these called."""
-    last = next((at for at in range(len(stack) - 1, -1, -1) if stack[at].users), None)
+    last = next((index for index in range(len(stack) - 1, -1, -1) if stack[index].users), None)
     if last is None:
         return stack
-    return (*(place for place in stack[: last + 1] if place.users), *stack[last + 1 : last + 2])
+    return (*(frame for frame in stack[: last + 1] if frame.users), *stack[last + 1 : last + 2])

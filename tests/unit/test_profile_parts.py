@@ -18,7 +18,7 @@ from monarch_nb.profiling.groups import differences, grouped
 from monarch_nb.profiling.measuring import RankTrace, merged_trace
 from monarch_nb.profiling.result import Profile, folded, speedscope
 from monarch_nb.profiling.sampler import MOST_STACKS, Sampler
-from monarch_nb.profiling.seen import ProfileSamples, SeenRank, Stack
+from monarch_nb.profiling.samples import ProfileSamples, RankProfile, Stack
 from monarch_nb.profiling.stacks import Stacks, Step
 from monarch_nb.profiling.tree import recursion_folded, tree, users_part
 from monarch_nb.profiling.verbs import Samples, StackFrame, Weight
@@ -36,10 +36,10 @@ STEP, LOAD, LEARN = function("Trainer.step", 25), function("load", 41), function
 REDUCE, WAIT = function("all_reduce", 300, users=False), function("wait", 310, users=False)
 
 
-def rank(shares: dict[Stack, float], seconds: float = 10.0, samples: int = 1000) -> SeenRank:
+def rank(shares: dict[Stack, float], seconds: float = 10.0, samples: int = 1000) -> RankProfile:
     """A rank that was watched for some seconds, and spent these shares of them in these stacks; else it waited."""
     weights = {**shares, (): 1 - sum(shares.values())}
-    return SeenRank({stack: [seconds * share, 0.0, samples * share] for stack, share in weights.items()}, seconds)
+    return RankProfile({stack: [seconds * share, 0.0, samples * share] for stack, share in weights.items()}, seconds)
 
 
 FAST: dict[Stack, float] = {(STEP, LOAD): 0.2, (STEP, LEARN): 0.2, (STEP, LEARN, REDUCE, WAIT): 0.6}
@@ -73,7 +73,7 @@ def test_ranks_doing_the_same_form_a_group_beside_the_slow_one() -> None:
 def test_noise_of_few_samples_makes_no_groups(samples: int) -> None:
     chance = random.Random(samples)
 
-    def sampled() -> SeenRank:
+    def sampled() -> RankProfile:
         stacks = chance.choices(list(FAST), list(FAST.values()), k=samples)
         counts = {stack: stacks.count(stack) / samples for stack in FAST}
         return rank(counts, samples=samples)
@@ -299,7 +299,7 @@ def test_frames_are_named_by_function_and_line_and_threads_by_name() -> None:
     begun.wait(20)
     cell: Any = Idle(lambda: over.wait(20))
     try:
-        found = {name: [stacks.place(step) for step in stack] for name, _, stack in stacks.samples([cell], others=True)}
+        found = {name: [*map(stacks.frame, stack)] for name, _, stack in stacks.samples([cell], threads=True)}
     finally:
         over.set()
     assert found["idle"] == []

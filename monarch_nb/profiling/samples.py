@@ -10,7 +10,7 @@ Stack = tuple[StackFrame, ...]  # outermost first
 
 
 @dataclass
-class SeenRank:
+class RankProfile:
     """Samples of one rank. The empty stack is that of an actor that waits for messages."""
 
     stacks: dict[Stack, list[float]] = field(default_factory=dict)  # seconds, seconds on a processor, samples
@@ -30,24 +30,24 @@ class ProfileSamples:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._places: dict[int, dict[int, StackFrame]] = {}
+        self._frames: dict[int, dict[int, StackFrame]] = {}
         self._waiting: dict[int, list[Weight]] = {}
-        self._ranks: dict[int, SeenRank] = {}
+        self._ranks: dict[int, RankProfile] = {}
 
     def add(self, samples: Samples) -> None:
         """Adds a message."""
         with self._lock:
-            places = self._places.setdefault(samples.rank, {})
-            places.update(enumerate(samples.places, samples.first))
-            rank = self._ranks.setdefault(samples.rank, SeenRank())
+            frames = self._frames.setdefault(samples.rank, {})
+            frames.update(enumerate(samples.places, samples.first))
+            rank = self._ranks.setdefault(samples.rank, RankProfile())
             rank.seconds += samples.seconds
             rank.cost += samples.cost
             rank.dropped += samples.dropped
             rank.last_seen = time.monotonic()
             waiting = self._waiting.pop(samples.rank, [])
             for weight in (*waiting, *samples.weights):
-                if all(number in places for number in weight.stack):
-                    stack = tuple(places[number] for number in weight.stack)
+                if all(number in frames for number in weight.stack):
+                    stack = tuple(frames[number] for number in weight.stack)
                     total = rank.stacks.setdefault(stack, [0.0, 0.0, 0.0])
                     total[0] += weight.seconds
                     total[1] += weight.computing
@@ -55,11 +55,11 @@ class ProfileSamples:
                 else:
                     self._waiting.setdefault(samples.rank, []).append(weight)
 
-    def ranks(self) -> dict[int, SeenRank]:
+    def ranks(self) -> dict[int, RankProfile]:
         """A copy of the current samples, by base rank."""
         with self._lock:
             return {
-                number: SeenRank(
+                number: RankProfile(
                     {stack: list(weight) for stack, weight in rank.stacks.items()},
                     rank.seconds,
                     rank.cost,
