@@ -33,7 +33,7 @@ class Sampler:
         send: Callable[[Samples], bool],
     ) -> None:
         """`source` yields a name, the thread's number and the stack of each thread; `named` puts the name above the
-        stack. `describe` turns a step into a frame. `send` takes the samples once a second, and returns whether to go on.
+        stack. `describe` turns a step into a frame. `send` takes the samples each second, and returns whether to go on.
         """
         self._source, self._describe, self._send = source, describe, send
         self._number, self._rank, self._named = number, rank, named
