@@ -94,13 +94,13 @@ class Connections:
 
     def _ownership_test(self) -> Callable[[int, str], bool]:
         """Returns a function that says whether a socket, by descriptor and inode, belongs to the group."""
-        before, ports, known = self._before, self._ports, self._inodes
+        before, ports, inodes = self._before, self._ports, self._inodes
         new = set(_loop_threads()) - before[1] if before is not None else set()
         self._find_epolls(self._loops | new, _CUT_S)
         watched = self._watched_sockets(self._loops | new)
 
         def is_ours(fd: int, inode: str) -> bool:
-            if inode in known or inode in watched:
+            if inode in inodes or inode in watched:
                 return True
             if before is None or inode in before[0]:
                 return False
@@ -146,17 +146,17 @@ def cut_each(connections: Mapping[int, str]) -> int:
 
 def _sockets() -> dict[int, str]:
     """Sockets of this process, by descriptor."""
-    found: dict[int, str] = {}
+    sockets: dict[int, str] = {}
     if not CAN_CUT:
-        return found
+        return sockets
     for name in os.listdir(_FDS):
         try:
             target = os.readlink(f"{_FDS}/{name}")
         except OSError:  # the descriptor that lists them, or one closed meanwhile
             continue
         if target.startswith("socket:"):
-            found[int(name)] = target
-    return found
+            sockets[int(name)] = target
+    return sockets
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class TransportThread:
 
 def _loop_threads() -> list[TransportThread]:
     """Gloo's threads in this process."""
-    found = []
+    threads = []
     for name in os.listdir(_TASKS) if CAN_CUT else ():
         try:
             with open(f"{_TASKS}/{name}/comm") as comm:
@@ -196,8 +196,8 @@ def _loop_threads() -> list[TransportThread]:
         except OSError:  # it has ended
             continue
         if is_loop and (started := _start_time(int(name))):
-            found.append(TransportThread(int(name), started))
-    return found
+            threads.append(TransportThread(int(name), started))
+    return threads
 
 
 def _start_time(tid: int) -> int:
@@ -210,18 +210,18 @@ def _start_time(tid: int) -> int:
 
 def _registered(epoll: int) -> set[str]:
     """Inodes of the sockets registered in an epoll."""
-    found: set[str] = set()
+    inodes: set[str] = set()
     try:
         with open(f"/proc/self/fdinfo/{epoll}") as info:
             fds = [int(line.split()[1]) for line in info if line.startswith("tfd:")]
     except OSError:
-        return found
+        return inodes
     for fd in fds:
         with contextlib.suppress(OSError):
             target = os.readlink(f"{_FDS}/{fd}")
             if target.startswith("socket:"):
-                found.add(target)
-    return found
+                inodes.add(target)
+    return inodes
 
 
 def _peer_port(fd: int) -> int:

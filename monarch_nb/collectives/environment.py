@@ -20,7 +20,7 @@ _FROM = 15_000  # below are ports of well-known services
 _TRIES = 64
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915  # netdevice(7)
-_ELSEWHERE = "192.0.2.1"  # an address that no machine has (RFC 5737); nothing is sent there
+_NO_HOST = "192.0.2.1"  # an address that no machine has (RFC 5737); nothing is sent there
 _lock, _last = threading.Lock(), 0
 
 
@@ -56,8 +56,8 @@ class RendezvousEnvironment(msgspec.Struct, array_like=True, frozen=True):
         """The variables of the process of a base rank."""
         region = self.region.region
         index = region.point_of_base_rank(rank).rank
-        found = of_rank(index, len(region), rank % self.per_host, self.per_host, self.master)
-        return {name: value for name, value in found.items() if self.master[0] or not name.startswith("MASTER_")}
+        variables = of_rank(index, len(region), rank % self.per_host, self.per_host, self.master)
+        return {name: value for name, value in variables.items() if self.master[0] or not name.startswith("MASTER_")}
 
 
 def fresh_number() -> int:
@@ -84,8 +84,8 @@ def free_port(besides: Collection[int] = ()) -> int:
 
 
 def _first_of_kernel() -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/sys/net/ipv4/ip_local_port_range") as given:
-        return int(given.read().split()[0])
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        return int(file.read().split()[0])
     return 32768
 
 
@@ -114,7 +114,7 @@ def gloo_interface(store: str) -> Iterator[None]:
     if not spans_hosts or _INTERFACE in os.environ or sys.platform != "linux" or not _is_loopback(socket.gethostname()):
         yield
         return
-    name = _interface_to(store if store and not _is_loopback(store) else _ELSEWHERE)
+    name = _interface_to(store if store and not _is_loopback(store) else _NO_HOST)
     if name:
         os.environ[_INTERFACE] = name
     try:
@@ -126,10 +126,10 @@ def gloo_interface(store: str) -> Iterator[None]:
 def _is_loopback(host: str) -> bool:
     """Whether a name has no address but loopback ones."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return True
-    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in addresses)
 
 
 def _interface_to(host: str) -> str:
@@ -141,7 +141,7 @@ def _interface_to(host: str) -> str:
         own = socket.inet_aton(probe.getsockname()[0])
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
-                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if found[20:24] == own:
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if reply[20:24] == own:
                     return name
     return ""

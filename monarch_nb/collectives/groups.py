@@ -38,9 +38,9 @@ from monarch_nb.collectives.threads import (
     frames_of,
     is_in_torch,
     is_torchs,
-    looked_for,
     python_threads,
     records,
+    sought_store,
     stores,
 )
 from monarch_nb.collectives.verbs import GroupKey
@@ -79,7 +79,7 @@ class ProcessGroups:
     """The process groups of one process. Thread-safe."""
 
     def __init__(self) -> None:
-        self._made: dict[str, _CreatedGroup] = {}  # by name
+        self._entries: dict[str, _CreatedGroup] = {}  # by name
         self._making: dict[int, Connections] = {}  # by thread
         self._apart: set[str] = set()  # names of groups that somebody else looks after
         self._orphans: set[tuple[str, int]] = set()
@@ -92,7 +92,7 @@ class ProcessGroups:
         self._lock = threading.RLock()
         self._maker: Callable[[], tuple[str, int] | None] = lambda: None
 
-    # -- as groups are made -----------------------------------------------------------------------------------------
+    # -- creation of groups -----------------------------------------------------------------------------------------
 
     def watch(self, maker: Callable[[], tuple[str, int] | None]) -> None:
         """Starts to record groups. `maker` returns the actor that is being constructed on the calling thread."""
@@ -109,7 +109,7 @@ class ProcessGroups:
             return
 
         def helper(*args: object, **kwargs: object) -> "tuple[ProcessGroup, object]":
-            hosts = [host for each in (*args, *kwargs.values()) if (host := address(each)[0])]
+            hosts = [host for value in (*args, *kwargs.values()) if (host := address(value)[0])]
             with gloo_interface(hosts[0] if hosts else ""):
                 return self._make(module, make, args, kwargs)
 
@@ -147,7 +147,7 @@ class ProcessGroups:
         thread, connections = threading.get_ident(), Connections()
         apart = getattr(self._local, "apart", False)
         since = time.time_ns()
-        ports = {port for each in (*args, *kwargs.values()) if (port := address(each)[1])}
+        ports = {port for value in (*args, *kwargs.values()) if (port := address(value)[1])}
         if apart:
             result = make(*args, **kwargs)
         else:
@@ -164,12 +164,12 @@ class ProcessGroups:
                 (self._apart.add if apart else self._apart.discard)(name)
                 if not apart:
                     maker = self._maker()
-                    self._made[name] = _CreatedGroup(connections, since, maker)
+                    self._entries[name] = _CreatedGroup(connections, since, maker)
                     if maker is not None:
                         self._orphans.discard(maker)
         return result
 
-    # -- what there is ----------------------------------------------------------------------------------------------
+    # -- live groups ------------------------------------------------------------------------------------------------
 
     def _live(self, *, apart: bool = False) -> "dict[str, ProcessGroup]":
         """The program's groups, or those that were made `apart` too, by name."""
@@ -181,13 +181,13 @@ class ProcessGroups:
 
     def keys(self, *, apart: bool = False) -> dict[str, GroupKey]:
         """The program's groups, or those that were made `apart` too, by name."""
-        found = {}
+        keys = {}
         for name, group in self._live(apart=apart).items():
             world = sys.modules[_C10D]._world
             members = world.pg_group_ranks.get(group, {})
             host, port = address(world.pg_map.get(group, (None, None))[1])
-            found[name] = GroupKey.of(name, sorted(map(int, members)), f"{host}:{port}" if port else "")
-        return found
+            keys[name] = GroupKey.of(name, sorted(map(int, members)), f"{host}:{port}" if port else "")
+        return keys
 
     def remembered(self) -> tuple[list[tuple[GroupKey, list[FlightRecord]]], bool]:
         """Returns the last collectives of each of the program's groups, in order, and whether any are recorded."""
@@ -202,15 +202,15 @@ class ProcessGroups:
     def _of_groups(
         self, recorded: list[FlightRecord], keys: dict[str, GroupKey]
     ) -> list[tuple[GroupKey, list[FlightRecord]]]:
-        found = dict[str, list[FlightRecord]]()
+        by_group = dict[str, list[FlightRecord]]()
         for record in recorded:
             name = record.process_group[0]
-            made = self._made.get(name)
-            if name in keys and not record.is_p2p and (made is None or record.time_created_ns >= made.since_ns):
-                found.setdefault(name, []).append(record)
-        for each in found.values():
-            each.sort(key=lambda record: record.collective_seq_id)
-        return [(keys[name], each) for name, each in found.items()]
+            entry = self._entries.get(name)
+            if name in keys and not record.is_p2p and (entry is None or record.time_created_ns >= entry.since_ns):
+                by_group.setdefault(name, []).append(record)
+        for history in by_group.values():
+            history.sort(key=lambda record: record.collective_seq_id)
+        return [(keys[name], history) for name, history in by_group.items()]
 
     @property
     def orphans(self) -> set[tuple[str, int]]:
@@ -229,7 +229,7 @@ class ProcessGroups:
         """True if a group was cut during its construction."""
         return self._cut_joins
 
-    # -- who waits --------------------------------------------------------------------------------------------------
+    # -- waits ------------------------------------------------------------------------------------------------------
 
     def waits(self, thread: int, since_ns: int, *, alone: bool = True, helpers: bool = False) -> Waiting:
         """Returns the wait of a thread in a call that began at `since_ns` (wall clock).
@@ -241,17 +241,17 @@ class ProcessGroups:
         frames = frames_of(thread)
         if thread in self._making or any(frame.f_code.co_name == MAKES_STORE for frame in frames):
             return Waiting(joins=True)
-        others: frozenset[int] = frozenset() if helpers else python_threads()
+        excluded: frozenset[int] = frozenset() if helpers else python_threads()
         groups, used = set(), set()
         remembered = records()
-        for one in remembered:
-            name, by, began = one.process_group[0], one.thread, one.time_created_ns
-            made = self._made.get(name)
-            if name not in live or name in self._cut or (made is not None and began < made.since_ns):
+        for record in remembered:
+            name, by, began = record.process_group[0], record.thread, record.time_created_ns
+            entry = self._entries.get(name)
+            if name not in live or name in self._cut or (entry is not None and began < entry.since_ns):
                 continue
             if by == thread and began >= since_ns:
                 used.add(name)
-            if not one.has_ended and (by == thread or (alone and began >= since_ns and by not in others)):
+            if not record.has_ended and (by == thread or (alone and began >= since_ns and by not in excluded)):
                 groups.add(name)
         if not groups:
             groups = self._in_frames(frames, live)
@@ -265,8 +265,8 @@ class ProcessGroups:
         live, remembered = self._live(), records()
         if not remembered:
             return set(live)
-        mine = (one for one in remembered if one.thread == thread and one.time_created_ns >= since_ns)
-        return {one.process_group[0] for one in mine} & set(live)
+        mine = (record for record in remembered if record.thread == thread and record.time_created_ns >= since_ns)
+        return {record.process_group[0] for record in mine} & set(live)
 
     def _in_frames(self, frames: list[FrameType], live: "Mapping[str, ProcessGroup]") -> set[str]:
         """The group of the innermost function of torch.distributed that a thread is in."""
@@ -277,7 +277,7 @@ class ProcessGroups:
                     if name in frame.f_code.co_varnames:
                         group = frame.f_locals.get(name)
                         group = module._world.default_pg if group is None else group
-                        return {name for name, each in live.items() if each is group and name not in self._cut}
+                        return {name for name, pg in live.items() if pg is group and name not in self._cut}
         return set()
 
     # -- the end ----------------------------------------------------------------------------------------------------
@@ -298,10 +298,10 @@ class ProcessGroups:
                 making.cut()
             frames = frames_of(thread)
             ports = {port for frame in frames for value in stores(frame) if (port := address(value)[1])}
-            places = {place for frame in frames if (place := looked_for(frame))}
-            if not cut_to(ports | {port for _, port in places}) and places:
+            targets = {target for frame in frames if (target := sought_store(frame))}
+            if not cut_to(ports | {port for _, port in targets}) and targets:
                 threading.Thread(
-                    target=self._stand_in, args=(thread, places), name="monarch-store", daemon=True
+                    target=self._stand_in, args=(thread, targets), name="monarch-store", daemon=True
                 ).start()
         return bool(waiting.groups) or waiting.joins
 
@@ -313,18 +313,18 @@ class ProcessGroups:
     def _cut_group(self, name: str, since_ns: int = 0) -> None:
         group = self._live().get(name)
         with self._lock:
-            made = self._made.get(name)
+            entry = self._entries.get(name)
             if group is None or name in self._cut:
                 return
             self._cut.add(name)
-            if made is None or made.since_ns >= since_ns:
+            if entry is None or entry.since_ns >= since_ns:
                 self._young.add(name)
-        if made is not None:
-            made.connections.cut()
+        if entry is not None:
+            entry.connections.cut()
         _abort(group)
 
     @staticmethod
-    def _stand_in(thread: int, places: set[tuple[str, int]]) -> None:
+    def _stand_in(thread: int, targets: set[tuple[str, int]]) -> None:
         """A thread looks for a store that is not there, and would for minutes: it finds that of a stand-in.
 
         Its connection is cut once it has found it, or has waited there for a while: cut while it connects, PyTorch
@@ -332,16 +332,16 @@ class ProcessGroups:
         processes may look for it, too.
         """
         distributed = sys.modules["torch.distributed"]
-        for host, port in places:
+        for host, port in targets:
             try:
                 store = distributed.TCPStore(host, port, None, True, wait_for_workers=False)
             except Exception:  # it is to be on another host, or is there by now
                 logger.debug("no stand-in for the store at %s:%s", host, port, exc_info=True)
                 store = None
             until, since = time.monotonic() + _STORE_OPENS_S, dict[tuple[int, str], float]()
-            while (now := time.monotonic()) < until and any(map(looked_for, frames_of(thread))):
-                since = {each: since.get(each, now) for each in connections_to({port}).items()}
-                cut_each(dict(each for each, began in since.items() if now - began > _CONNECTS_S))
+            while (now := time.monotonic()) < until and any(map(sought_store, frames_of(thread))):
+                since = {connection: since.get(connection, now) for connection in connections_to({port}).items()}
+                cut_each(dict(connection for connection, began in since.items() if now - began > _CONNECTS_S))
                 time.sleep(0.02)
             cut_to({port})
             if store is not None:
@@ -371,23 +371,23 @@ class ProcessGroups:
         if module is None:
             return
         with self._lock:
-            made = [self._made[name].maker for name in names if name in self._made]
-            self._orphans |= {maker for maker in made if maker is not None}
+            makers = [self._entries[name].maker for name in names if name in self._entries]
+            self._orphans |= {maker for maker in makers if maker is not None}
         for name in names:
             self._cut_group(name)
         groups = self._live()
         outlived([groups[name] for name in names if name in groups])
         retire_meshes(set(self._live(apart=True)) - names)  # the program may have destroyed others by itself
         default = module._world.default_pg
-        left = set(module._world.pg_names.values()) - names
+        remaining = set(module._world.pg_names.values()) - names
         try:
             if default is not None and module._world.pg_names.get(default) in names:
-                if not left:
+                if not remaining:
                     module.destroy_process_group()
                 else:
                     _forget_default(module, default)
                 names.discard(next((name for name, group in groups.items() if group is default), ""))
-            if left:
+            if remaining:
                 for name in names:
                     module.destroy_process_group(groups[name])
         except Exception:
@@ -400,7 +400,7 @@ class ProcessGroups:
         """Groups that cannot go on once they are cut: those that a call still uses, those that were made in the call
         that was cut, where the next one makes them anew, and those that PyTorch cannot connect anew."""
         module = sys.modules.get(_C10D)
-        times = {name: made.times for name, made in tuple(self._made.items())}
+        times = {name: entry.times for name, entry in tuple(self._entries.items())}
         return {
             name
             for name, group in self._live().items()
@@ -417,28 +417,28 @@ class ProcessGroups:
             list[tuple[GroupKey, "ProcessGroup", _CreatedGroup]](),
         )
         for key in keys:
-            made = self._made.get(key.name)
-            if mine.get(key.name) != key or made is None:
+            entry = self._entries.get(key.name)
+            if mine.get(key.name) != key or entry is None:
                 continue
             self._cut_group(key.name)
             since = time.time_ns()
             try:
-                connections = renew(sys.modules[_C10D], live[key.name], number, made.times)
+                connections = renew(sys.modules[_C10D], live[key.name], number, entry.times)
             except Exception:
                 logger.debug("the process group %s was not connected anew", key.name, exc_info=True)
                 failed.append(key)
                 continue
-            groups.append((key, live[key.name], _CreatedGroup(connections, since, made.maker, made.times + 1)))
+            groups.append((key, live[key.name], _CreatedGroup(connections, since, entry.maker, entry.times + 1)))
         try:
             reset_modules([group for _, group, _ in groups])
         except Exception:
             logger.debug("modules were not reset", exc_info=True)
-            for _, _, made in groups:
-                made.connections.cut()
+            for _, _, entry in groups:
+                entry.connections.cut()
             return keys
         with self._lock:
-            for key, _, made in groups:
-                self._made[key.name] = made
+            for key, _, entry in groups:
+                self._entries[key.name] = entry
                 self._cut.discard(key.name)
                 self._young.discard(key.name)
         return tuple(failed)
@@ -467,8 +467,8 @@ def _forget_default(module: ModuleType, group: "ProcessGroup") -> None:
     for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config, world.pg_coalesce_state):
         table.pop(group, None)
     tag = world.pg_to_tag.pop(group, None)
-    for known in world.tags_to_pg.values():
-        known[:] = [each for each in known if each is not group]
+    for groups in world.tags_to_pg.values():
+        groups[:] = [pg for pg in groups if pg is not group]
     logger.debug("the default group %s (%s) was given up, others are left", name, tag)
     module._update_default_pg(None)
     if name is not None:

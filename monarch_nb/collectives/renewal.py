@@ -40,7 +40,7 @@ def can_renew(module: ModuleType | None, group: "ProcessGroup", times: int) -> b
         return (
             times < MOST
             and bool(backends)
-            and all(type(each) is gloo for each in backends)
+            and all(type(backend) is gloo for backend in backends)
             and hasattr(group, "_register_backend")
             and all(hasattr(root, "reset_iter_state") for root in _sharded(()))
         )
@@ -84,8 +84,8 @@ def reset_modules(groups: "Collection[ProcessGroup]") -> None:
         _reset_replicated(replicated)
     for root in _sharded(groups):
         state = root._get_fsdp_state()
-        for each in state._state_ctx.all_states:
-            for params in each._fsdp_param_groups:
+        for part in state._state_ctx.all_states:
+            for params in part._fsdp_param_groups:
                 params._all_gather_result = None  # nobody will answer it
                 for param in params.fsdp_params:
                     param.unsharded_accumulated_grad = None
@@ -95,7 +95,7 @@ def reset_modules(groups: "Collection[ProcessGroup]") -> None:
 
 
 # DDP modules, with their built-in communication hooks, which DDP hands to its reducer and does not remember
-_made: "weakref.WeakKeyDictionary[DistributedDataParallel, object]" = weakref.WeakKeyDictionary()
+_ddp_modules: "weakref.WeakKeyDictionary[DistributedDataParallel, object]" = weakref.WeakKeyDictionary()
 _meshes: "dict[int, weakref.ref[Any]]" = {}  # device meshes by identity: equal ones are different meshes here
 
 
@@ -105,12 +105,12 @@ def watch_replicated(module: ModuleType) -> None:
     begin, register = kind._ddp_init_helper, kind._register_builtin_comm_hook
 
     def helper(ddp: "DistributedDataParallel", *args: object, **kwargs: object) -> object:
-        _made.setdefault(ddp, None)
+        _ddp_modules.setdefault(ddp, None)
         return begin(ddp, *args, **kwargs)
 
     def register_builtin(ddp: "DistributedDataParallel", comm_hook_type: object) -> None:
         register(ddp, comm_hook_type)
-        _made[ddp] = comm_hook_type
+        _ddp_modules[ddp] = comm_hook_type
 
     kind._ddp_init_helper, kind._register_builtin_comm_hook = helper, register_builtin
 
@@ -135,8 +135,8 @@ def retire_meshes(living: Collection[str]) -> None:
     DTensor's caches, which each thread has for itself, compare meshes by shape and ranks: they would find what they
     know of such a mesh, and the mesh with it, for the one that takes its place.
     """
-    for known in tuple(_meshes.values()):
-        mesh = known()
+    for reference in tuple(_meshes.values()):
+        mesh = reference()
         if mesh is not None and not set(living).issuperset(_names_of_groups(mesh)):
             mesh._thread_id = f"given up {id(mesh)}"  # a part of what meshes are compared by, unused here
 
@@ -145,7 +145,7 @@ def _names_of_groups(mesh: "DeviceMesh") -> list[str]:
     """Names of the groups of a mesh, one for each dimension."""
     names = getattr(mesh, "_dim_group_names", None)
     if names is None:  # before PyTorch 2.8
-        names = [each[-1] for each in getattr(mesh, "_dim_group_infos", ())]
+        names = [info[-1] for info in getattr(mesh, "_dim_group_infos", ())]
     return [name for name in names if isinstance(name, str)]
 
 
@@ -159,16 +159,16 @@ def outlived(groups: "Collection[ProcessGroup]") -> None:
 
 def _say_outlived(module: "Module", *_: object) -> None:
     inner = getattr(module, "module", None)
-    name, of = type(module).__name__, "" if inner is None else f"({type(inner).__name__})"
+    name, suffix = type(module).__name__, "" if inner is None else f"({type(inner).__name__})"
     raise RuntimeError(
-        f"{name}{of} was made on a process group that was given up, as a rank of it was lost or left it: make the "
+        f"{name}{suffix} was made on a process group that was given up, as a rank of it was lost or left it: make the "
         "module again, once init_process_group has made a new group"
     )
 
 
 def _replicated(groups: "Collection[ProcessGroup]") -> "list[DistributedDataParallel]":
     """The DDP modules on these groups."""
-    return [ddp for ddp in tuple(_made) if any(ddp.process_group is group for group in groups)]
+    return [ddp for ddp in tuple(_ddp_modules) if any(ddp.process_group is group for group in groups)]
 
 
 def _reset_replicated(ddp: Any) -> None:
@@ -185,7 +185,7 @@ def _reset_replicated(ddp: Any) -> None:
     hooks, ddp._comm_hooks = ddp._comm_hooks, []
     for hook, state in hooks:
         ddp.register_comm_hook(state, hook)
-    if (builtin := _made.get(ddp)) is not None:
+    if (builtin := _ddp_modules.get(ddp)) is not None:
         ddp._register_builtin_comm_hook(builtin)
 
 
@@ -198,7 +198,7 @@ def _sharded(groups: "Collection[ProcessGroup]") -> Iterator[Any]:
         state = entry() if callable(entry) else entry
         if not isinstance(state, module.FSDPState) or not state._is_root:
             continue
-        meshes = [params.mesh_info for each in state._state_ctx.all_states for params in each._fsdp_param_groups]
+        meshes = [params.mesh_info for part in state._state_ctx.all_states for params in part._fsdp_param_groups]
         used = [getattr(mesh, name, None) for mesh in meshes for name in _GROUPS]
-        if not groups or any(each is group for each in used for group in groups):
+        if not groups or any(pg is group for pg in used for group in groups):
             yield holder

@@ -81,102 +81,102 @@ class Collectives:
 
     def interrupted(self, cell: ActorCell) -> bool:
         """An interrupt has not ended what runs: what it waits in is cut. False where that is no process group."""
-        waiting = self._of(cell)
+        waiting = self._wait_of(cell)
         return PROCESS_GROUPS.end_waits(cell.executor.thread.ident or 0, waiting, _began(cell))
 
-    def _of(self, cell: ActorCell) -> Waiting:
+    def _wait_of(self, cell: ActorCell) -> Waiting:
         running = cell.running
         if running is None or cell.on_interrupt is not None:
             return Waiting()
         cells = tuple(self._runtime.cells.values())
-        alone = not any(other.running_now() for other in cells if other is not cell)
+        alone = not any(peer.running_now() for peer in cells if peer is not cell)
         helpers = cell.spec.kind == "async"
         return PROCESS_GROUPS.waits(cell.executor.thread.ident or 0, _wall(running[2]), alone=alone, helpers=helpers)
 
     def _running(self, mesh: str, call: str) -> tuple[int, ActorCell] | None:
         """The rank here that runs a call, and its cell."""
-        cells = ((rank, cell) for (of, rank), cell in tuple(self._runtime.cells.items()) if of == mesh)
+        cells = ((rank, cell) for (uid, rank), cell in tuple(self._runtime.cells.items()) if uid == mesh)
         return next(((rank, cell) for rank, cell in cells if call in cell.running_now()), None)
 
-    def _waits(self, asked: AskWaits, asker: Asker[ThreadWaits]) -> None:
-        def look() -> ThreadWaits:
+    def _waits(self, body: AskWaits, asker: Asker[ThreadWaits]) -> None:
+        def answer() -> ThreadWaits:
             keys = PROCESS_GROUPS.keys()
-            running = self._running(asked.mesh, asked.call)
+            running = self._running(body.mesh, body.call)
             if running is None:
                 return ThreadWaits(member_of=tuple(keys.values()))
-            waiting = self._of(running[1])
+            waiting = self._wait_of(running[1])
             groups, used = (
                 tuple(keys[name] for name in sorted(names) if name in keys) for names in (waiting.groups, waiting.used)
             )
             return ThreadWaits(True, groups, waiting.joins, used, tuple(keys.values()))
 
-        answer_aside(look, asker, "groups")
+        answer_aside(answer, asker, "groups")
 
-    def _end_waits(self, asked: EndWaits, asker: Asker[Done]) -> Done:
-        running = self._running(asked.mesh, asked.call)
-        for end in asked.ends:
+    def _end_waits(self, body: EndWaits, asker: Asker[Done]) -> Done:
+        running = self._running(body.mesh, body.call)
+        for end in body.ends:
             if running is not None and running[0] in end.ranks:
                 names = frozenset(key.name for key in end.groups)
                 cell = running[1]
                 PROCESS_GROUPS.end_waits(cell.executor.thread.ident or 0, Waiting(names, end.joins), _began(cell))
         return Done()
 
-    def _broken(self, asked: AskBroken, asker: Asker[Broken]) -> None:
-        def look() -> Broken:
-            cells = [cell for rank in asked.ranks if (cell := self._runtime.cells.get((asked.mesh, rank))) is not None]
+    def _broken(self, body: AskBroken, asker: Asker[Broken]) -> None:
+        def answer() -> Broken:
+            cells = [cell for rank in body.ranks if (cell := self._runtime.cells.get((body.mesh, rank))) is not None]
             for cell in cells:
-                if cell.began is None or cell.began[0] != asked.call:
+                if cell.began is None or cell.began[0] != body.call:
                     continue
                 used = PROCESS_GROUPS.used(cell.executor.thread.ident or 0, _wall(cell.began[1]))
                 PROCESS_GROUPS.mark_broken(used, _wall(cell.began[1]))
-            busy = self._busy(asked.mesh)
+            busy = self._busy(body.mesh)
             keys = PROCESS_GROUPS.keys()
             groups = tuple(keys[name] for name in sorted(PROCESS_GROUPS.broken) if name in keys)
-            wanted = groups or PROCESS_GROUPS.broken_joins
+            needs_port = groups or PROCESS_GROUPS.broken_joins
             ended = tuple(keys[name] for name in sorted(PROCESS_GROUPS.ended(busy)) if name in keys)
-            return Broken(groups, PROCESS_GROUPS.broken_joins, free_port() if wanted else 0, ended)
+            return Broken(groups, PROCESS_GROUPS.broken_joins, free_port() if needs_port else 0, ended)
 
-        answer_aside(look, asker, "groups")
+        answer_aside(answer, asker, "groups")
 
     def _busy(self, mesh: str) -> set[str]:
         """Groups that calls may use that still run: all, where one runs on the mesh whose calls should have ended."""
         until = time.monotonic() + _UNWINDS_S
-        while any(cell.running_now() for (of, _), cell in tuple(self._runtime.cells.items()) if of == mesh):
+        while any(cell.running_now() for (uid, _), cell in tuple(self._runtime.cells.items()) if uid == mesh):
             if time.monotonic() > until:
                 return set(PROCESS_GROUPS.keys())
             time.sleep(_LOOK_S)
-        others = [cell for (of, _), cell in tuple(self._runtime.cells.items()) if of != mesh and cell.running_now()]
-        return set().union(*(PROCESS_GROUPS.used(cell.executor.thread.ident or 0, _began(cell)) for cell in others))
+        busy = [cell for (uid, _), cell in tuple(self._runtime.cells.items()) if uid != mesh and cell.running_now()]
+        return set().union(*(PROCESS_GROUPS.used(cell.executor.thread.ident or 0, _began(cell)) for cell in busy))
 
-    def _renew(self, asked: Renew, asker: Asker[Renewed]) -> None:
+    def _renew(self, body: Renew, asker: Asker[Renewed]) -> None:
         def renew() -> Renewed:
             with self._renewing:
-                if asked.number != self._number:  # else it has come twice
-                    self._number = asked.number
-                    PROCESS_GROUPS.give_up(asked.number, asked.groups, asked.lost, again=asked.again)
-                    PROCESS_GROUPS.set_environment(self._environment(asked))
-                    self._failed = PROCESS_GROUPS.renew(asked.again, asked.number)
+                if body.number != self._number:  # else it has come twice
+                    self._number = body.number
+                    PROCESS_GROUPS.give_up(body.number, body.groups, body.lost, again=body.again)
+                    PROCESS_GROUPS.set_environment(self._environment(body))
+                    self._failed = PROCESS_GROUPS.renew(body.again, body.number)
                 return Renewed(tuple(sorted(PROCESS_GROUPS.orphans)), self._failed)
 
         answer_aside(renew, asker, "groups")
 
-    def _environment(self, asked: Renew) -> dict[str, str]:
-        if asked.world is None:
-            return {"MASTER_PORT": str(asked.port)} if asked.port else {}
-        console = (rank for mesh, rank in tuple(self._runtime.cells) if mesh == asked.world.mesh)
-        return {name: value for rank in console for name, value in asked.world.environment(rank).items()}
+    def _environment(self, body: Renew) -> dict[str, str]:
+        if body.world is None:
+            return {"MASTER_PORT": str(body.port)} if body.port else {}
+        console = (rank for mesh, rank in tuple(self._runtime.cells) if mesh == body.world.mesh)
+        return {name: value for rank in console for name, value in body.world.environment(rank).items()}
 
     # -- the caller's side ------------------------------------------------------------------------------------------
 
-    def release(self, call: PendingCall[object], then: Callable[[], None]) -> None:
+    def release(self, call: PendingCall[object], callback: Callable[[], None]) -> None:
         """Some ranks have raised in a call: those that wait for them in process groups are freed, and the groups are
-        given up on all ranks. `then` is called once that is done, or cannot be. Does not block."""
+        given up on all ranks. `callback` is called once that is done, or cannot be. Does not block."""
         state = self._runtime.meshes.get(call.mesh)
         procs = state.procs if isinstance(state, ActorState) else state
         if not isinstance(procs, ProcState):
-            then()
+            callback()
             return
-        _Release(self, self._runtime, call, procs, then).begin()
+        _Release(self, self._runtime, call, procs, callback).begin()
 
     def renew(self, procs: ProcState, mesh: str, call: str = "", broken_off: Sequence[int] = ()) -> Future[None]:
         """Reconnects broken groups on all ranks after calls have ended, or gives them up on all ranks.
@@ -184,8 +184,8 @@ class Collectives:
         New groups use another store. `broken_off` are ranks whose collectives broke off in a call. Does not block.
         """
         done: Future[None] = pending_future(describe=lambda: f"process groups of {procs.name} are being given up")
-        body, then = AskBroken(mesh, call, tuple(broken_off)), partial(self._give_up, procs, done)
-        self._in_turn(procs, done, lambda: self.ask(procs, procs.ranks, BROKEN, body, then, _AGREE_S), None)
+        body, callback = AskBroken(mesh, call, tuple(broken_off)), partial(self._give_up, procs, done)
+        self._in_turn(procs, done, lambda: self.ask(procs, procs.ranks, BROKEN, body, callback, _AGREE_S), None)
         return done
 
     def renew_after_loss(
@@ -201,8 +201,8 @@ class Collectives:
         def begin() -> None:
             self.ask(procs, ranks, RENEW, Renew(fresh_number(), world=world, lost=lost), over, _AGREE_S)
 
-        def over(found: dict[int, Renewed]) -> None:
-            resolve_future(done, {mesh for each in found.values() for mesh, _ in each.makers})
+        def over(replies: dict[int, Renewed]) -> None:
+            resolve_future(done, {mesh for reply in replies.values() for mesh, _ in reply.makers})
 
         self._in_turn(procs, done, begin, set())
         return done
@@ -218,22 +218,22 @@ class Collectives:
         else:
             when_done(before, lambda _: begin())
 
-    def _give_up(self, procs: ProcState, done: Future[None], found: dict[int, Broken]) -> None:
-        keys = tuple({key: None for each in found.values() for key in each.groups})
-        if not keys and not any(each.joins for each in found.values()):
+    def _give_up(self, procs: ProcState, done: Future[None], replies: dict[int, Broken]) -> None:
+        keys = tuple({key: None for reply in replies.values() for key in reply.groups})
+        if not keys and not any(reply.joins for reply in replies.values()):
             resolve_future(done, None)
             return
         first = next(iter(procs.ranks))
-        port = found[first].port if first in found and found[first].port else free_port()
-        ended = {key for each in found.values() for key in each.ended}
-        again = tuple(key for key in keys if key not in ended) if len(found) == len(procs.ranks) else ()
+        port = replies[first].port if first in replies and replies[first].port else free_port()
+        ended = {key for reply in replies.values() for key in reply.ended}
+        again = tuple(key for key in keys if key not in ended) if len(replies) == len(procs.ranks) else ()
 
         def give_up(groups: tuple[GroupKey, ...]) -> None:
             body = Renew(fresh_number(), port, groups=groups)
             self.ask(procs, procs.ranks, RENEW, body, lambda _: resolve_future(done, None), _AGREE_S)
 
         def over(renewed: dict[int, Renewed]) -> None:
-            failed = {key for each in renewed.values() for key in each.failed}
+            failed = {key for reply in renewed.values() for key in reply.failed}
             if failed or len(renewed) < len(procs.ranks):
                 give_up(again)
             else:
@@ -241,7 +241,7 @@ class Collectives:
 
         if again:
             body = Renew(fresh_number(), port, groups=tuple(key for key in keys if key in ended), again=again)
-            ask_ranks(self._runtime, procs, procs.ranks, RENEW, body, lambda found, _: over(found), within=_CONNECTS_S)
+            self.ask(procs, procs.ranks, RENEW, body, over, _CONNECTS_S)
         else:
             give_up(keys)
 
@@ -251,11 +251,11 @@ class Collectives:
         ranks: Sequence[int],
         verb: Verb[Q, R],
         body: Q,
-        then: Callable[[dict[int, R]], object],
+        callback: Callable[[dict[int, R]], object],
         within: float,
     ) -> None:
-        """Asks ranks of a mesh, and goes on with what was answered `within` seconds. Does not block."""
-        ask_ranks(self._runtime, procs, ranks, verb, body, lambda found, _: then(found), within=within)
+        """Asks ranks of a mesh, and calls `callback` with the replies `within` seconds. Does not block."""
+        ask_ranks(self._runtime, procs, ranks, verb, body, lambda replies, _: callback(replies), within=within)
 
 
 class _Release:
@@ -267,9 +267,9 @@ class _Release:
         runtime: Runtime,
         call: PendingCall[object],
         procs: ProcState,
-        then: Callable[[], None],
+        callback: Callable[[], None],
     ) -> None:
-        self._service, self._runtime, self._call, self._procs, self._then = service, runtime, call, procs, then
+        self._service, self._runtime, self._call, self._procs, self._callback = service, runtime, call, procs, callback
         self._rounds = 0
         self._patience = int(settings.call_error_window / _PATIENT_S)
         self._cut = False
@@ -278,7 +278,7 @@ class _Release:
         runtime.later(_RELEASE_S, self._hand_on)  # where something here fails
 
     def begin(self) -> None:
-        """Asks those who have not answered what they wait in."""
+        """Asks the ranks that have not answered what they wait in."""
         missing = self._call.missing_ranks()
         self._rounds += 1
         if not missing or self._rounds > _ROUNDS:
@@ -286,24 +286,24 @@ class _Release:
             return
         self._ask(missing, partial(self._waited, frozenset(missing)))
 
-    def _ask(self, ranks: Sequence[int], then: Callable[[dict[int, ThreadWaits]], None]) -> None:
-        self._service.ask(self._procs, ranks, WAITS, AskWaits(self._call.mesh, self._call.call), then, _ANSWER_S)
+    def _ask(self, ranks: Sequence[int], callback: Callable[[dict[int, ThreadWaits]], None]) -> None:
+        self._service.ask(self._procs, ranks, WAITS, AskWaits(self._call.mesh, self._call.call), callback, _ANSWER_S)
 
-    def _waited(self, missing: frozenset[int], found: dict[int, ThreadWaits]) -> None:
-        running = [each for each in found.values() if each.runs]
-        computes = [each for each in running if each.member_of and not (each.groups or each.joins or each.used)]
+    def _waited(self, missing: frozenset[int], waits: dict[int, ThreadWaits]) -> None:
+        running = [wait for wait in waits.values() if wait.runs]
+        computes = [wait for wait in running if wait.member_of and not (wait.groups or wait.joins or wait.used)]
         if computes and self._patience > 0:  # it may well come to a collective, where the next call should not meet it
             self._patience -= 1
             self._runtime.later(_PATIENT_S, self.begin)
             return
-        if not any(each.groups or each.joins or each.used for each in running):
-            self._finish(running=bool(running) or len(found) < len(missing))
+        if not any(wait.groups or wait.joins or wait.used for wait in running):
+            self._finish(running=bool(running) or len(waits) < len(missing))
             return
-        others = [rank for rank in self._call.base_ranks() if rank not in missing]
-        self._ask(others, lambda more: self._decide(missing, {**found, **more}))
+        answered = [rank for rank in self._call.base_ranks() if rank not in missing]
+        self._ask(answered, lambda more: self._decide(missing, {**waits, **more}))
 
-    def _decide(self, missing: frozenset[int], found: dict[int, ThreadWaits]) -> None:
-        ends = deserted(found, missing)
+    def _decide(self, missing: frozenset[int], waits: dict[int, ThreadWaits]) -> None:
+        ends = deserted(waits, missing)
         if not ends:
             self._finish(running=True)
             return
@@ -314,15 +314,15 @@ class _Release:
         endings = (Ending(tuple(ranks), groups, joins) for (groups, joins), ranks in alike.items())
         body = EndWaits(self._call.mesh, self._call.call, tuple(endings))
         until = time.monotonic() + _ENDS_S
-        waited = {rank for rank in ends if found[rank].groups or found[rank].joins}
-        self._service.ask(self._procs, list(ends), END_WAITS, body, lambda _: self._look(waited, until), _ANSWER_S)
+        waited = {rank for rank in ends if waits[rank].groups or waits[rank].joins}
+        self._service.ask(self._procs, list(ends), END_WAITS, body, lambda _: self._check(waited, until), _ANSWER_S)
 
-    def _look(self, ended: set[int], until: float) -> None:
-        """Goes on when those that were freed have answered."""
-        left = ended & set(self._call.missing_ranks())
-        if left and time.monotonic() < until:
-            self._runtime.later(_LOOK_S, lambda: self._look(ended, until))
-        elif not ended or len(left) == len(ended):  # their programs go on in spite of that
+    def _check(self, ended: set[int], until: float) -> None:
+        """Goes on when the freed ranks have answered."""
+        waiting = ended & set(self._call.missing_ranks())
+        if waiting and time.monotonic() < until:
+            self._runtime.later(_LOOK_S, lambda: self._check(ended, until))
+        elif not ended or len(waiting) == len(ended):  # their programs go on in spite of that
             self._finish(running=True)
         else:
             self.begin()
@@ -346,47 +346,47 @@ class _Release:
     def _hand_on(self) -> None:
         if not self._handed_on:
             self._handed_on = True
-            self._then()
+            self._callback()
 
 
 def deserted(
-    found: Mapping[int, ThreadWaits], missing: Collection[int]
+    waits: Mapping[int, ThreadWaits], missing: Collection[int]
 ) -> dict[int, tuple[tuple[GroupKey, ...], bool]]:
     """Returns the broken groups of the ranks of a call: those of which some rank has answered.
 
     Waits in them do not end by themselves; and where a rank that computes would come to one later, it would meet
-    another call there. `found` is what all ranks say, `missing` who have not answered. Gives the groups by rank, and
-    whether it waits for others to join.
+    another call there. `waits` is what all ranks report, `missing` those that have not answered. Gives the groups by
+    rank, and whether it waits for others to join.
     """
     members: dict[GroupKey, set[int]] = {}
-    for rank, each in found.items():
-        for key in each.member_of:
+    for rank, thread in waits.items():
+        for key in thread.member_of:
             members.setdefault(key, set()).add(rank)
-    left = set(found) - set(missing)
+    answered = set(waits) - set(missing)
     ends: dict[int, tuple[tuple[GroupKey, ...], bool]] = {}
     for rank in missing:
-        waits = found.get(rank)
-        if waits is None or not waits.runs:
+        wait = waits.get(rank)
+        if wait is None or not wait.runs:
             continue
-        mine = dict.fromkeys((*waits.groups, *waits.used))
-        groups = tuple(key for key in mine if members.get(key, set()) & left)
-        joins = waits.joins and bool(left)
+        mine = dict.fromkeys((*wait.groups, *wait.used))
+        groups = tuple(key for key in mine if members.get(key, set()) & answered)
+        joins = wait.joins and bool(answered)
         if groups or joins:
             ends[rank] = (groups, joins)
     return ends
 
 
-def answer_aside(look: Callable[[], Q], asker: Asker[Q], name: str) -> None:
+def answer_aside(compute: Callable[[], Q], asker: Asker[Q], name: str) -> None:
     """Answers on a thread of that name: what takes some time is not the reading thread's."""
 
     def run() -> None:
         try:
-            found = look()
+            result = compute()
         except Exception as error:
             logger.exception("an answer of the thread %s", name)
             answer = partial(asker.refuse, error_line(error))
         else:
-            answer = partial(asker.reply, found)
+            answer = partial(asker.reply, result)
         with contextlib.suppress(UnreachableError):  # this process, or who asked, has left meanwhile
             answer()
 

@@ -52,15 +52,15 @@ def records() -> list[FlightRecord]:
     Empty if PyTorch is configured to record none; older versions do not record those of gloo.
     """
     library = sys.modules.get("torch._C._distributed_c10d")
-    found: list[FlightRecord] = []
+    entries: list[FlightRecord] = []
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         dump = getattr(library, name, None)
         if dump is not None:
             try:
-                found += _decoder.decode(dump(True, False)).entries
+                entries += _decoder.decode(dump(True, False)).entries
             except Exception:  # of a version that says it otherwise
                 logger.debug("%s", name, exc_info=True)
-    return found
+    return entries
 
 
 def address(store: object) -> tuple[str, int]:
@@ -77,11 +77,11 @@ def address(store: object) -> tuple[str, int]:
 
 def frames_of(thread: int) -> list[FrameType]:
     """Frames of a thread, the innermost first."""
-    frame, found = sys._current_frames().get(thread), []
+    frame, frames = sys._current_frames().get(thread), []
     while frame is not None:
-        found.append(frame)
+        frames.append(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
 def is_torchs(frame: FrameType) -> bool:
@@ -99,12 +99,12 @@ def stores(frame: FrameType) -> list[object]:
     return [value for value in tuple(frame.f_locals.values()) if address(value)[1]]
 
 
-def looked_for(frame: FrameType) -> tuple[str, int] | None:
+def sought_store(frame: FrameType) -> tuple[str, int] | None:
     """The store that a function of torch's is to find or to make."""
     if frame.f_code.co_name != MAKES_STORE:
         return None
-    found = frame.f_locals
-    host, port = found.get("hostname"), found.get("port")
+    values = frame.f_locals
+    host, port = values.get("hostname"), values.get("port")
     return (str(host), port) if host and isinstance(port, int) else None
 
 

@@ -83,8 +83,8 @@ class MLflow:
         mlflow = importlib.import_module("mlflow")
         self._metric = importlib.import_module("mlflow.entities").Metric
         self._client = mlflow.MlflowClient()
-        known = None if experiment is None else mlflow.set_experiment(experiment)
-        options = {"run_name": name, **({} if known is None else {"experiment_id": known.experiment_id}), **options}
+        entity = None if experiment is None else mlflow.set_experiment(experiment)
+        options = {"run_name": name, **({} if entity is None else {"experiment_id": entity.experiment_id}), **options}
         self._run: str = mlflow.start_run(**options).info.run_id
         mlflow.end_run("RUNNING")  # it is not the program's active run
 

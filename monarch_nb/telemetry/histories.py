@@ -83,14 +83,14 @@ class History:
     @property
     def samples(self) -> dict[int, list[UsageSample]]:
         """By rank (row-major in the whole mesh, also of a slice), the oldest first."""
-        known = store_of(current_runtime()).history.of(self._procs.uid)
-        return {rank: known[rank] for rank in region_of(self.mesh).ranks() if rank in known}
+        samples = store_of(current_runtime()).history.of(self._procs.uid)
+        return {rank: samples[rank] for rank in region_of(self.mesh).ranks() if rank in samples}
 
     @property
     def ranks(self) -> list[int]:
         """The ranks of which there are samples."""
-        wanted = set(region_of(self.mesh).ranks())
-        return [rank for rank in store_of(current_runtime()).history.ranks(self._procs.uid) if rank in wanted]
+        ranks = set(region_of(self.mesh).ranks())
+        return [rank for rank in store_of(current_runtime()).history.ranks(self._procs.uid) if rank in ranks]
 
     @property
     def parts(self) -> list[UsagePart]:
@@ -109,11 +109,11 @@ class History:
 
     def peak(self, field: str, parts: Sequence[UsagePart] | None = None) -> Peak:
         """The most of `cpu`, `memory`, `gpu`, `gpu_memory`, `received` or `sent`. Raises ValueError without samples."""
-        at = _field(field)
-        part = max(self.parts if parts is None else parts, key=lambda part: part.high[at], default=None)
+        index = _field(field)
+        part = max(self.parts if parts is None else parts, key=lambda part: part.high[index], default=None)
         if part is None:
             raise ValueError(NOTHING)
-        return Peak(part.rank[at], part.high[at], part.when[at])
+        return Peak(part.rank[index], part.high[index], part.when[index])
 
     def where(self, rank: int) -> str:
         """A rank by its coordinates."""
@@ -154,11 +154,11 @@ def _field(name: str) -> int:
 
 def _spark(samples: dict[int, list[UsageSample]], field: str) -> str:
     """The most of all ranks over time, a character for each part of it."""
-    points = [(each.at, getattr(each, field)) for ranks in samples.values() for each in ranks]
-    begin, end = min(at for at, _ in points), max(at for at, _ in points)
+    points = [(sample.at, getattr(sample, field)) for ranks in samples.values() for sample in ranks]
+    begin, end = min(moment for moment, _ in points), max(moment for moment, _ in points)
     most = [0.0] * min(_SPARKS, max(map(len, samples.values())))
-    for at, value in points:
-        part = min(len(most) - 1, int((at - begin) / max(end - begin, 1e-6) * len(most)))
+    for moment, value in points:
+        part = min(len(most) - 1, int((moment - begin) / max(end - begin, 1e-6) * len(most)))
         most[part] = max(most[part], value)
     top = max(most) or 1.0
     return "".join(_SPARK[min(7, int(7.99 * max(0.0, value) / top))] for value in most)

@@ -19,7 +19,7 @@ class Instrument(Protocol):
         """Notes one value; of histograms."""
 
     def set(self, amount: float, attributes: object = None, context: object = None) -> None:
-        """Notes the value that is now; of gauges."""
+        """Notes the current value; of gauges."""
 
 
 class Meter(Protocol):

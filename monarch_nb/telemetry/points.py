@@ -23,7 +23,7 @@ from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker, Done, number_of
 
 SENT_S = 0.2  # how long points are gathered
-TAKE_S = 1.0  # how long whoever looks at them waits for those that are gathered still,
+TAKE_S = 1.0  # how long a reader waits for points that are still gathered,
 MOST_RANKS = 256  # of at most so many ranks
 MOST = 5000  # points that are sent at once; of more the oldest are left out
 
@@ -44,8 +44,8 @@ def log(*, step: float | None = None, **values: Any) -> None:
     instance = context.actor_instance
     now = round(time.time(), 3)
     count = None if step is None else _number("step", step)
-    reported = runtime.feature(METRICS)
-    reported.note(
+    collector = runtime.feature(METRICS)
+    collector.note(
         [MetricPoint(instance.mesh, instance.base_rank, name, count, now, value) for name, value in numbers.items()]
     )
 
@@ -69,9 +69,9 @@ class Points:
         self._steps: dict[tuple[str, int, str], Iterator[int]] = {}
         self._listeners: list[Listener] = []
         self._exports: list[tuple[Handle[MeshState], MetricsExport]] = []
-        runtime.verbs.handle(TAKE, self._taken)
-        runtime.verbs.handle(REPORT, self._arrived)
-        runtime.part(MeshEvents).listeners.append(self._happened)
+        runtime.verbs.handle(TAKE, self._on_take)
+        runtime.verbs.handle(REPORT, self._on_report)
+        runtime.part(MeshEvents).listeners.append(self._on_event)
 
     # -- where actors are -------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Points:
     def note(self, points: list[MetricPoint]) -> None:
         """Adds reports of an actor of this process."""
         with self._lock:
-            points = [point if point.step is not None else self._counted(point) for point in points]
+            points = [point if point.step is not None else self._with_step(point) for point in points]
             if self._home():
                 self._waiting += points
                 if self._planned:
@@ -91,9 +91,9 @@ class Points:
                 self._planned = True
                 self._runtime.later(SENT_S, self._send)
                 return
-        self._keep(points)
+        self._store(points)
 
-    def _counted(self, point: MetricPoint) -> MetricPoint:
+    def _with_step(self, point: MetricPoint) -> MetricPoint:
         key = (point.mesh, point.rank, point.name)
         counter = self._steps.get(key)
         if counter is None:
@@ -112,7 +112,7 @@ class Points:
         except TransportError:
             return  # the owner has ended
 
-    def _happened(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, OwnerChanged) and event.owner and self._waiting:
             self._runtime.later(0.0, self._send)
         elif isinstance(event, MeshStopped) and event.mesh.stopped is not None:
@@ -123,14 +123,14 @@ class Points:
 
     # -- where they were spawned from -------------------------------------------------------------------------------
 
-    def _arrived(self, message: MetricPoints, asker: Asker[None]) -> None:
+    def _on_report(self, message: MetricPoints, asker: Asker[None]) -> None:
         home = self._home()
         if home:
             self._runtime.post(home, REPORT, message)
         else:
-            self._keep(message.points)
+            self._store(message.points)
 
-    def _taken(self, _: Done, asker: Asker[MetricPoints]) -> MetricPoints:
+    def _on_take(self, _: Done, asker: Asker[MetricPoints]) -> MetricPoints:
         with self._lock:
             points, self._waiting = self._waiting[-MOST:], []
         return MetricPoints(points)
@@ -138,7 +138,7 @@ class Points:
     def _fetch(self, mesh: Handle[MeshState]) -> None:
         """Fetches points that the processes of a mesh have not sent yet: all that was reported before a call answered.
 
-        Blocks for their answers, at most `TAKE_S`; nothing is asked of large meshes.
+        Blocks for their answers, at most `TAKE_S`; large meshes are not asked.
         """
         state = state_of(mesh)
         procs = proc_state_of(state)
@@ -147,15 +147,15 @@ class Points:
             return
         failed = {rank.rank for rank in describe(procs).having("failed")}
         addresses = dict.fromkeys(procs.address(rank) for rank in ranks if rank not in failed)
-        asked = [request(self._runtime, address, TAKE, Done()) for address in addresses]
+        requests = [request(self._runtime, address, TAKE, Done()) for address in addresses]
         until = time.monotonic() + TAKE_S
-        for future in asked:
+        for future in requests:
             try:
-                self._keep(future.get(max(0.0, until - time.monotonic())).points)
+                self._store(future.get(max(0.0, until - time.monotonic())).points)
             except (TimeoutError, RequestError):
-                continue  # they come when they come
+                continue  # they arrive by themselves later
 
-    def _keep(self, points: list[MetricPoint]) -> None:
+    def _store(self, points: list[MetricPoint]) -> None:
         with self._lock:
             self._series.add(points)
             for listener in tuple(self._listeners):
@@ -203,7 +203,7 @@ class Points:
             self._fetch(mesh)
         with self._lock:
             self._listeners.remove(export.put)
-            self._exports = [each for each in self._exports if each[1] is not export]
+            self._exports = [entry for entry in self._exports if entry[1] is not export]
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener(points)` with what comes; the result ends that. It must not block."""

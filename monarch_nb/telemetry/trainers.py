@@ -34,10 +34,10 @@ def _report_from_transformers(module: Any) -> None:
         module.DEFAULT_PROGRESS_CALLBACK = type("MeshProgressCallback", (), {"__new__": lambda _: _progress(plain)()})
 
 
-def show_tables(wanted: bool) -> None:
+def show_tables(enabled: bool) -> None:
     """Whether the next program of this process is shown by a cell that has tables."""
     global _shows_tables
-    _shows_tables = wanted
+    _shows_tables = enabled
 
 
 def _progress(plain: type) -> Any:
