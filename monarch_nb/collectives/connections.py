@@ -48,7 +48,7 @@ class Connections:
 
     @contextmanager
     def noted(self, *ports: int) -> Iterator[None]:
-        """Gloo's connections, and those to a store at one of `ports`, that are opened inside of it are a group's.
+        """Gloo's connections, and those to a store at one of `ports`, that are opened within the context are a group's.
 
         Raises ConnectionAbortedError where they are cut already.
         """
@@ -111,10 +111,10 @@ class Connections:
 
     def _find_epolls(self, loops: "set[TransportThread]", patience: float) -> None:
         """Looks up the epolls of threads that are not known yet; blocks up to `patience` seconds."""
-        until = time.monotonic() + patience
+        deadline = time.monotonic() + patience
         for loop in loops - self._epolls.keys():
             with contextlib.suppress(OSError):  # it has ended, or the kernel does not say
-                while (epoll := loop.epoll()) is None and time.monotonic() < until:
+                while (epoll := loop.epoll()) is None and time.monotonic() < deadline:
                     time.sleep(0.001)
                 if epoll is not None:
                     self._epolls[loop] = epoll
@@ -135,12 +135,12 @@ def connections_to(ports: set[int]) -> dict[int, str]:
 
 
 def cut_to(ports: set[int]) -> int:
-    """Shuts down this process's connections to servers at these ports; gives how many there were."""
+    """Shuts down this process's connections to servers at these ports; returns how many there were."""
     return cut_each(connections_to(ports))
 
 
 def cut_each(connections: Mapping[int, str]) -> int:
-    """Shuts these down, unless their descriptors have others by now; gives how many there were."""
+    """Shuts connections down whose descriptors have not been reused; returns how many there were."""
     return sum(_shut_down(fd, inode) for fd, inode in connections.items())
 
 

@@ -69,7 +69,7 @@ def fresh_number() -> int:
 
 
 def free_port(besides: Collection[int] = ()) -> int:
-    """A TCP port on which nobody listens on this host, and that the kernel gives to nobody who does not ask for it.
+    """A TCP port that is free on this host, and that the kernel does not assign by itself.
 
     Ports of its own range, which `bind` to port 0 gives, may be taken by any connection until they are used.
     """
@@ -78,9 +78,9 @@ def free_port(besides: Collection[int] = ()) -> int:
         port = random.SystemRandom().randrange(_FROM, first)
         if port not in besides and _is_free(port):
             return port
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as door:
-        door.bind(("", 0))
-        return int(door.getsockname()[1])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def _first_of_kernel() -> int:
@@ -91,12 +91,12 @@ def _first_of_kernel() -> int:
 
 def _is_free(port: int) -> bool:
     try:
-        door = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     except OSError:  # no descriptor is left to try it with
         return True
-    with door:
+    with probe:
         try:
-            door.bind(("", port))
+            probe.bind(("", port))
         except OSError:
             return False
     return True
@@ -104,7 +104,7 @@ def _is_free(port: int) -> bool:
 
 @contextlib.contextmanager
 def gloo_interface(store: str) -> Iterator[None]:
-    """Groups of gloo that are made inside of it listen where the ranks on other machines reach them.
+    """Groups of gloo that are made within the context listen where the ranks on other machines reach them.
 
     gloo listens at the address of the machine's own name, which many machines resolve to a loopback address. For a mesh
     on several hosts, it is given the interface to `store`, the host of the group's store, unless the user has named

@@ -81,14 +81,14 @@ class ProcessGroups:
     def __init__(self) -> None:
         self._entries: dict[str, _CreatedGroup] = {}  # by name
         self._making: dict[int, Connections] = {}  # by thread
-        self._apart: set[str] = set()  # names of groups that somebody else looks after
+        self._apart: set[str] = set()  # names of groups that their makers manage
         self._orphans: set[tuple[str, int]] = set()
         self._local = threading.local()
         self._cut: set[str] = set()  # names of groups that were cut, and not given up yet
-        self._young: set[str] = set()  # of these, those that were made in the call that was cut
+        self._recent: set[str] = set()  # of these, those that were made in the call that was cut
         self._cut_joins = False
         self._number = 0  # at which names of groups begin that are made next
-        self._ours: dict[str, str] = {}  # what was set in the environment, as long as nobody else has changed it
+        self._own_variables: dict[str, str] = {}  # of the environment, set here and not changed by others since
         self._lock = threading.RLock()
         self._maker: Callable[[], tuple[str, int] | None] = lambda: None
 
@@ -98,7 +98,7 @@ class ProcessGroups:
         """Starts to record groups. `maker` returns the actor that is being constructed on the calling thread."""
         self._maker = maker
         names = os.environ.pop(OURS, "").split(",")
-        self._ours = {name: os.environ[name] for name in names if name in os.environ}
+        self._own_variables = {name: os.environ[name] for name in names if name in os.environ}
         when_imported(_C10D, self._change)
         when_imported(DDP, watch_replicated)
         when_imported(DEVICE_MESH, watch_meshes)
@@ -130,7 +130,7 @@ class ProcessGroups:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Groups that this thread makes inside of it are looked after by who makes them."""
+        """Groups that this thread makes within the context are managed by their makers."""
         self._local.apart = True
         try:
             yield
@@ -306,7 +306,7 @@ class ProcessGroups:
         return bool(waiting.groups) or waiting.joins
 
     def mark_broken(self, names: set[str], since_ns: int) -> None:
-        """Collectives of these groups broke off, in a call that began then: they are of no use any more."""
+        """Collectives of these groups broke off, in a call that began then: they are unusable."""
         for name in names & set(self._live()):
             self._cut_group(name, since_ns)
 
@@ -318,7 +318,7 @@ class ProcessGroups:
                 return
             self._cut.add(name)
             if entry is None or entry.since_ns >= since_ns:
-                self._young.add(name)
+                self._recent.add(name)
         if entry is not None:
             entry.connections.cut()
         _abort(group)
@@ -338,14 +338,14 @@ class ProcessGroups:
             except Exception:  # it is to be on another host, or is there by now
                 logger.debug("no stand-in for the store at %s:%s", host, port, exc_info=True)
                 store = None
-            until, since = time.monotonic() + _STORE_OPENS_S, dict[tuple[int, str], float]()
-            while (now := time.monotonic()) < until and any(map(sought_store, frames_of(thread))):
+            deadline, since = time.monotonic() + _STORE_OPENS_S, dict[tuple[int, str], float]()
+            while (now := time.monotonic()) < deadline and any(map(sought_store, frames_of(thread))):
                 since = {connection: since.get(connection, now) for connection in connections_to({port}).items()}
                 cut_each(dict(connection for connection, began in since.items() if now - began > _CONNECTS_S))
                 time.sleep(0.02)
             cut_to({port})
             if store is not None:
-                time.sleep(max(0.0, until - time.monotonic()))
+                time.sleep(max(0.0, deadline - time.monotonic()))
             del store
 
     def give_up(
@@ -394,7 +394,7 @@ class ProcessGroups:
             logger.exception("process groups could not be given up: %s", ", ".join(sorted(names)))
         with self._lock:
             self._cut &= set(self._live())
-            self._young &= self._cut
+            self._recent &= self._cut
 
     def ended(self, busy: set[str]) -> set[str]:
         """Groups that cannot go on once they are cut: those that a call still uses, those that were made in the call
@@ -404,7 +404,7 @@ class ProcessGroups:
         return {
             name
             for name, group in self._live().items()
-            if name in busy or name in self._young or not can_renew(module, group, times.get(name, 0))
+            if name in busy or name in self._recent or not can_renew(module, group, times.get(name, 0))
         }
 
     def renew(self, keys: tuple[GroupKey, ...], number: int) -> tuple[GroupKey, ...]:
@@ -440,14 +440,14 @@ class ProcessGroups:
             for key, _, entry in groups:
                 self._entries[key.name] = entry
                 self._cut.discard(key.name)
-                self._young.discard(key.name)
+                self._recent.discard(key.name)
         return tuple(failed)
 
     def set_environment(self, environment: Mapping[str, str], *, forced: bool = False) -> None:
         """Sets variables for the next groups; those that the user has changed stay, unless it is forced."""
         for name, value in environment.items():
-            if forced or name not in os.environ or os.environ[name] == self._ours.get(name):
-                os.environ[name] = self._ours[name] = value
+            if forced or name not in os.environ or os.environ[name] == self._own_variables.get(name):
+                os.environ[name] = self._own_variables[name] = value
 
 
 PROCESS_GROUPS = ProcessGroups()

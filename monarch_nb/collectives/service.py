@@ -140,9 +140,9 @@ class Collectives:
 
     def _busy(self, mesh: str) -> set[str]:
         """Groups that calls may use that still run: all, where one runs on the mesh whose calls should have ended."""
-        until = time.monotonic() + _UNWINDS_S
+        deadline = time.monotonic() + _UNWINDS_S
         while any(cell.running_now() for (uid, _), cell in tuple(self._runtime.cells.items()) if uid == mesh):
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return set(PROCESS_GROUPS.keys())
             time.sleep(_LOOK_S)
         busy = [cell for (uid, _), cell in tuple(self._runtime.cells.items()) if uid != mesh and cell.running_now()]
@@ -274,8 +274,8 @@ class _Release:
         self._patience = int(settings.call_error_window / _PATIENT_S)
         self._cut = False
         self._again_s = _AGAIN_S
-        self._handed_on = False
-        runtime.later(_RELEASE_S, self._hand_on)  # where something here fails
+        self._completed = False
+        runtime.later(_RELEASE_S, self._complete)  # where something here fails
 
     def begin(self) -> None:
         """Asks the ranks that have not answered what they wait in."""
@@ -313,15 +313,15 @@ class _Release:
             alike.setdefault(end, []).append(rank)
         endings = (Ending(tuple(ranks), groups, joins) for (groups, joins), ranks in alike.items())
         body = EndWaits(self._call.mesh, self._call.call, tuple(endings))
-        until = time.monotonic() + _ENDS_S
+        deadline = time.monotonic() + _ENDS_S
         waited = {rank for rank in ends if waits[rank].groups or waits[rank].joins}
-        self._service.ask(self._procs, list(ends), END_WAITS, body, lambda _: self._check(waited, until), _ANSWER_S)
+        self._service.ask(self._procs, list(ends), END_WAITS, body, lambda _: self._check(waited, deadline), _ANSWER_S)
 
-    def _check(self, ended: set[int], until: float) -> None:
+    def _check(self, ended: set[int], deadline: float) -> None:
         """Goes on when the freed ranks have answered."""
         waiting = ended & set(self._call.missing_ranks())
-        if waiting and time.monotonic() < until:
-            self._runtime.later(_LOOK_S, lambda: self._check(ended, until))
+        if waiting and time.monotonic() < deadline:
+            self._runtime.later(_LOOK_S, lambda: self._check(ended, deadline))
         elif not ended or len(waiting) == len(ended):  # their programs go on in spite of that
             self._finish(running=True)
         else:
@@ -330,7 +330,7 @@ class _Release:
     def _finish(self, *, running: bool = False) -> None:
 
         def over(_: object = None) -> None:
-            self._hand_on()
+            self._complete()
             if running and not self._runtime.closed and self._call.missing_ranks():  # it may come to a collective yet
                 self._rounds, self._cut = 0, False
                 self._again_s *= 1.5
@@ -343,9 +343,9 @@ class _Release:
             call = self._call
             when_done(self._service.renew(self._procs, call.mesh, call.call, call.broken_off()), over)
 
-    def _hand_on(self) -> None:
-        if not self._handed_on:
-            self._handed_on = True
+    def _complete(self) -> None:
+        if not self._completed:
+            self._completed = True
             self._callback()
 
 

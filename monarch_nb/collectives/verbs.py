@@ -76,7 +76,7 @@ class EndWaits(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AskBroken(msgspec.Struct, array_like=True, frozen=True):
-    """Asks processes which of their groups are of no use any more, now that what ran on a mesh has ended.
+    """Asks processes which of their groups are unusable, now that what ran on a mesh has ended.
 
     In `call` the collectives of `ranks` broke off.
     """
@@ -99,7 +99,7 @@ class Renew(msgspec.Struct, array_like=True, frozen=True):
     """Gives groups up, and sets what torchrun would: new groups are made through another store.
 
     Names of groups that are made next begin at `number`, which is larger than all before: a store may still have what
-    those of before have written there. `lost` are ranks of torch.distributed that are gone, and with them all groups
+    those of before have written there. `lost` are ranks of torch.distributed that were lost, and with them all groups
     they were in. Variables that the user has set stay.
     """
 

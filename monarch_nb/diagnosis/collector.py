@@ -40,7 +40,7 @@ from monarch_nb.wire import Verb, agent_of, counted, kind_of
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
-SECOND_LOOK_S = 1.5  # who has answered the first look answers within that, or is too busy to be blamed
+SECOND_LOOK_S = 1.5  # a process that has answered the first look answers within that, or is too busy
 LOOKS_APART_S = 0.4  # a rank that works has moved by then
 DEFAULT_TIMEOUT_S = 5.0
 ASLEEP_S = 1.0  # that a process is observed which does not answer, before it is said to sleep
@@ -125,11 +125,11 @@ def diagnosing(
     diagnosis: Future[Diagnosis] = pending_future(describe=lambda: "looking for ranks that hold others up")
 
     missing = {call.call: frozenset(call.missing_ranks()) for call in _calls_of(runtime, procs)}
-    first, again = _Samples(runtime, procs), _Samples(runtime, procs)
+    first, second = _Samples(runtime, procs), _Samples(runtime, procs)
 
     def judge_both(before: dict[int, Evidence], after: dict[int, Evidence]) -> None:
         try:
-            evidence = _evidence(runtime, procs, before, after, first, again)
+            evidence = _evidence(runtime, procs, before, after, first, second)
             calls = [call for call in evidence.calls if call.missing == missing.get(call.call)]  # others answer yet
             findings = judge(replace(evidence, calls=calls, patience=patience))
             for call in _calls_of(runtime, procs):
@@ -143,7 +143,7 @@ def diagnosing(
         first.take(before, within, lambda: None)
 
         def sample(after: dict[int, Evidence]) -> None:
-            again.take(after, within, lambda: judge_both(before, after))
+            second.take(after, within, lambda: judge_both(before, after))
 
         runtime.later(min(LOOKS_APART_S, timeout / 8), partial(_ask, runtime, procs, within, sample))
 
@@ -260,7 +260,7 @@ def _evidence(
     before: dict[int, Evidence],
     after: dict[int, Evidence],
     first: "_Samples",
-    again: "_Samples",
+    second: "_Samples",
 ) -> Procs:
     actors = _actors_on(runtime, procs)
     states, details = _states(procs)
@@ -275,10 +275,10 @@ def _evidence(
             states[rank] = "out of memory"
         if states[rank] in ("failed", "out of memory", "paused"):
             continue
-        letter = again.of(rank).letter
+        letter = second.of(rank).letter
         if letter in STOPPED:
             states[rank] = STOPPED[letter]
-        elif letter == "S" and _sleeps(runtime, procs.address(rank), rank, first, again):
+        elif letter == "S" and _sleeps(runtime, procs.address(rank), rank, first, second):
             states[rank] = "asleep"
         elif outage := operations().outage(procs.layout.host_of(rank)):
             states[rank], details[rank] = "unreachable", outage
@@ -289,11 +289,11 @@ def _evidence(
     return Procs(procs.name, states, details, before, after, calls, where=label)
 
 
-def _sleeps(runtime: Runtime, address: str, rank: int, first: _Samples, again: _Samples) -> bool:
+def _sleeps(runtime: Runtime, address: str, rank: int, first: _Samples, second: _Samples) -> bool:
     """Whether a process has not answered for long, and uses next to no processor time; threads that wait for the GIL
     use some."""
     since = runtime.part(ProcessWatcher).unresponsive.get(address, math.inf)
-    used, passed = again.of(rank).processor - first.of(rank).processor, again.requested_at - first.requested_at
+    used, passed = second.of(rank).processor - first.of(rank).processor, second.requested_at - first.requested_at
     return time.time() - since >= LONG_S and passed >= ASLEEP_S and used < AWAKE * passed
 
 

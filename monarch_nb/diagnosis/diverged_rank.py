@@ -68,16 +68,16 @@ def tensor_sums(holder: object) -> list[TensorSum]:
                 names[id(buffer)] = f"{path}.{name}", False
                 sums += _sums(f"{path}.{name}", buffer, False)
     if modules:
-        sums += _of_generators()
+        sums += _generator_sums()
     summed: set[int] = set()
     for path, item in items:
         if isinstance(item, Optimizer) and id(item) not in summed:
             summed.add(id(item))
-            sums += _of_optimizer(path, item, names)
+            sums += _optimizer_sums(path, item, names)
     return sums
 
 
-def _of_generators() -> Iterator[TensorSum]:
+def _generator_sums() -> Iterator[TensorSum]:
     """The states of PyTorch's generators of random numbers, on the CPU and on this rank's GPU."""
     yield from _sums("PyTorch's random numbers", torch.get_rng_state(), False)
     cuda: Any = torch.cuda
@@ -85,7 +85,7 @@ def _of_generators() -> Iterator[TensorSum]:
         yield from _sums("PyTorch's random numbers on the GPU", cuda.get_rng_state(), False)
 
 
-def _of_optimizer(path: str, optimizer: Optimizer, names: Mapping[int, tuple[str, bool]]) -> Iterator[TensorSum]:
+def _optimizer_sums(path: str, optimizer: Optimizer, names: Mapping[int, tuple[str, bool]]) -> Iterator[TensorSum]:
     for parameter, state in optimizer.state.items():
         name, replicated = names.get(id(parameter), ("", False))
         if name and isinstance(state, Mapping):

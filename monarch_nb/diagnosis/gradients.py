@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 MOST = 4096  # numbers of a gradient that are read
 FIRST = 100  # steps of an optimizer, which are all checked
-EACH_S = 0.05  # afterwards, a check at most: shorter steps would feel its cost
+INTERVAL_S = 0.05  # between later checks at least: shorter steps would feel their cost
 CHOSEN_AGAIN = 100  # checks after which it chooses gradients again: parameters come and go
-NEAR = 8  # parameters at either end, of which that with the smallest gradient is read
+ENDS = 8  # parameters at either end, of which that with the smallest gradient is read
 FRAMES = 40  # of those that call a step, in which its loss is looked for
 
 
@@ -79,7 +79,7 @@ class _GradientCheck:
                 now = monotonic()
                 if now < steps.next_check:
                     return
-                steps.next_check = now + EACH_S
+                steps.next_check = now + INTERVAL_S
             if getattr(optimizer, "found_inf", None) is None:  # a scaler of gradients has not looked itself
                 self._check(optimizer, steps)
         except Exception:
@@ -155,7 +155,7 @@ class _BadStep:
 def _smallest_at_both_ends(groups: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
     """Chooses parameters whose gradients are read: near the first and near the last one, the smallest."""
     parameters = [param for group in groups for param in group["params"] if param.grad is not None]
-    ends = ([param for param in end if _is_readable(param.grad)] for end in (parameters[:NEAR], parameters[-NEAR:]))
+    ends = ([param for param in end if _is_readable(param.grad)] for end in (parameters[:ENDS], parameters[-ENDS:]))
     return tuple(min(end, key=lambda param: int(_local(param.grad).numel())) for end in ends if end)
 
 

@@ -58,13 +58,13 @@ class HangReport(WaitObserver):
         state = self._runtime.meshes.get(call.mesh) if call is not None else None
         if call is None or state is None:
             return
-        mine = self._thread.__dict__
-        if mine.get("call") != call.call:
-            mine.update(call=call.call, notes=HangNotes(self._runtime), written=set())
-        for finding in mine["notes"].findings(state, call.missing_ranks()):
+        local = self._thread.__dict__
+        if local.get("call") != call.call:
+            local.update(call=call.call, notes=HangNotes(self._runtime), written=set())
+        for finding in local["notes"].findings(state, call.missing_ranks()):
             written = finding.kind, finding.ranks, finding.source
-            if finding.sure and written not in mine["written"]:
-                mine["written"].add(written)
+            if finding.sure and written not in local["written"]:
+                local["written"].add(written)
                 sys.stderr.write(
                     harmless(f"monarch: {call.title}() makes no progress: {finding.line}\n")
                     + "monarch: monarch_nb.diagnosis.abort() ends it with that; the processes live on\n"

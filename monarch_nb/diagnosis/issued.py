@@ -70,7 +70,7 @@ class IssuedOperations:
             self._observe(None, self._note_sent, lambda: None)
 
     def located(self, event: NonFinite | None) -> NonFinite | None:
-        """What a rank has found, with the line and the module that issued the operation, where they are known."""
+        """The event with the line and the module that issued its operation, if they are known."""
         if event is None or event.issued is None:
             return event
         origin = self.origin(event.issued)

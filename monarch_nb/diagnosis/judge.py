@@ -82,7 +82,7 @@ _STATES: dict[str, tuple[Kind, str]] = {
 }
 
 STOPPED = {"T": "halted", "t": "traced"}  # by the letter of a process's state in /proc
-_SEEN_FROM_OUTSIDE = frozenset(
+_EXTERNAL_STATES = frozenset(
     {"starting", "failed", "out of memory", "paused", "halted", "traced", "asleep", "unreachable"}
 )
 
@@ -90,7 +90,7 @@ _SEEN_FROM_OUTSIDE = frozenset(
 def _ended(procs: Procs) -> Iterator[Finding]:
     groups: dict[tuple[str, str], list[int]] = {}
     for rank, state in procs.states.items():
-        if rank not in procs.before and rank not in procs.after and state not in _SEEN_FROM_OUTSIDE:
+        if rank not in procs.before and rank not in procs.after and state not in _EXTERNAL_STATES:
             state = "unresponsive"
         if state in _STATES:
             detail = procs.details.get(rank, "") if "{detail}" in _STATES[state][1] else ""
@@ -346,7 +346,7 @@ def _mismatch(procs: Procs, group: _Group) -> tuple[Finding, Sequence[int]] | No
         kinds: dict[str, list[int]] = {}
         for rank, history in histories.items():
             if number in history:
-                kinds.setdefault(_compared(history[number]), []).append(rank)
+                kinds.setdefault(_comparable(history[number]), []).append(rank)
         if len(kinds) > 1:
             break
     else:
@@ -364,7 +364,7 @@ def _mismatch(procs: Procs, group: _Group) -> tuple[Finding, Sequence[int]] | No
     return finding, [*group.begun]
 
 
-def _compared(collective: str) -> str:
+def _comparable(collective: str) -> str:
     """What has to be alike on all ranks."""
     name = collective.partition(" of ")[0]
     return collective if name in _ALIKE else name
@@ -387,7 +387,7 @@ def _unrecorded(procs: Procs, explained: Set[int]) -> Iterator[Finding]:
     waiting = {rank for rank in procs.after if is_in_unrecorded(procs.after[rank]) and _action(procs, rank)[2]}
     for call in procs.calls:
         callers = sorted(waiting & call.missing)
-        seconds = max((run.seconds for rank in callers for run in _of_call(procs, rank, call.call)), default=0.0)
+        seconds = max((run.seconds for rank in callers for run in _runs_of(procs, rank, call.call)), default=0.0)
         if seconds < procs.patience:
             continue
         alike: dict[tuple[str, str], list[int]] = {}
@@ -424,7 +424,7 @@ def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
         alike: dict[tuple[str, str, bool], list[int]] = {}
         for rank in rest:
             alike.setdefault(_action(procs, rank), []).append(rank)
-        seconds = max((running.seconds for rank in rest for running in _of_call(procs, rank, call.call)), default=0.0)
+        seconds = max((running.seconds for rank in rest for running in _runs_of(procs, rank, call.call)), default=0.0)
         if seconds < procs.patience:
             continue
         for (action, source, sure), ranks in alike.items():
@@ -511,7 +511,7 @@ def _running(evidence: Evidence) -> EndpointRun | None:
     return max(evidence.running, key=lambda running: running.seconds, default=None)
 
 
-def _of_call(procs: Procs, rank: int, call: str) -> Iterator[EndpointRun]:
+def _runs_of(procs: Procs, rank: int, call: str) -> Iterator[EndpointRun]:
     if rank in procs.after:
         yield from (running for running in procs.after[rank].running if running.call == call)
 

@@ -41,7 +41,7 @@ class LockWaits:
 
     def __init__(self, frames: Mapping[int, FrameType]) -> None:
         self._frames = frames
-        self._waits = {thread: wait for thread, frame in frames.items() if (wait := _waited_for(frame))}
+        self._waits = {thread: wait for thread, frame in frames.items() if (wait := _awaited_lock(frame))}
         self._owners = {thread: self._owner(thread, wait.lock) for thread, wait in self._waits.items()}
         self._threads = {thread.ident: thread for thread in threading.enumerate()}
 
@@ -81,7 +81,7 @@ def _line_of(frame: FrameType) -> StackLine:
     return StackLine(code.co_filename, frame.f_lineno or 0, code.co_qualname, is_users_file(code.co_filename))
 
 
-def _waited_for(frame: FrameType) -> _Wait | None:
+def _awaited_lock(frame: FrameType) -> _Wait | None:
     """The lock at whose acquisition a thread is."""
     while frame.f_code.co_filename == threading.__file__ and frame.f_back is not None:
         frame = frame.f_back  # the methods of threading.Condition
@@ -94,7 +94,7 @@ def _waited_for(frame: FrameType) -> _Wait | None:
     for node in reversed(_path(frame, span)):
         expression: ast.expr | None = None
         if isinstance(node, ast.With):
-            index = _entered(frame, node, span)
+            index = _entered_count(frame, node, span)
             expression = node.items[index].context_expr if index < len(node.items) else None
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "acquire":
             expression = node.func.value
@@ -114,24 +114,24 @@ def _held(innermost: FrameType) -> Iterator[object]:
         span = _span(frame)
         for node in _path(frame, span) if span else ():
             if isinstance(node, ast.With) and span:
-                for item in node.items[: _entered(frame, node, span)]:
+                for item in node.items[: _entered_count(frame, node, span)]:
                     value = _evaluated(item.context_expr, frame)
                     if isinstance(value, _LOCK):  # a Condition releases its lock while its owner waits
                         yield value
         frame = frame.f_back
 
 
-def _entered(frame: FrameType, node: ast.With, span: _Span) -> int:
+def _entered_count(frame: FrameType, node: ast.With, span: _Span) -> int:
     """How many items of a `with` statement a frame has entered that executes this part of it."""
     if span == _span_of(node):  # it enters one of them, or leaves them
         code = frame.f_code
-        offsets = (offset for offset in _enters(code) if offset < frame.f_lasti)
+        offsets = (offset for offset in _enter_offsets(code) if offset < frame.f_lasti)
         return sum(_position(code, offset) == span for offset in offsets)
     items = (_contains(_span_of(item.context_expr), span) for item in node.items)
     return next((index for index, is_inside in enumerate(items) if is_inside), len(node.items))
 
 
-def _enters(code: CodeType) -> Iterator[int]:
+def _enter_offsets(code: CodeType) -> Iterator[int]:
     """Where items of `with` statements are entered."""
     before = None
     for instruction in dis.get_instructions(code):

@@ -95,8 +95,8 @@ def _full_gpus(
         if use.gpu is not None and use.gpu.total - use.gpu.used < SCARCE * use.gpu.total:
             by_gpu.setdefault((hosts[rank], use.gpu.used, use.gpu.total), {})[rank] = use.gpu
     for (host, used, total), gpus in by_gpu.items():
-        whose = f"{names(gpus)}: {'its' if len(gpus) == 1 else 'their'} GPU on host {host}"
-        text = f"{whose} has {size_text(total - used)} of {size_text(total)} left"
+        subject = f"{names(gpus)}: {'its' if len(gpus) == 1 else 'their'} GPU on host {host}"
+        text = f"{subject} has {size_text(total - used)} of {size_text(total)} left"
         if all(gpu.own >= 0 for gpu in gpus.values()):
             own = sum(gpu.own for gpu in gpus.values())
             text += f"; {size_text(own)} are in use by {'it' if len(gpus) == 1 else 'them'}"
@@ -235,7 +235,7 @@ class MemoryWatch:
 
 
 def _namer(operations: "IssuedOperations | None") -> Callable[[PeakMemory], PeakMemory]:
-    """Gives the parts of a peak their names: of sharded tensors the program has them, which runs here."""
+    """Gives the parts of a peak their names; those of sharded tensors are known to the program, which runs here."""
     names: dict[tuple[int, int], tuple[str, str]] = {}
     for kind, name, tensor in LivingTensors().named if operations is not None else ():
         reference = getattr(tensor, "reference", None)

@@ -153,7 +153,7 @@ class _Objects:
         self.moment = moment
         self.sizes, self.counts = Counter[str](), Counter[str]()
         sizes, counts = defaultdict[int, int](int), defaultdict[int, int](int)
-        frames = {}  # by id: traces of the same place share one object, and while all is traced, new ones cost much
+        frames = {}  # by id: traces of the same line share one object, and while all is traced, new ones cost much
         for _, size, trace, _ in vars(traces.traces)["_traces"]:
             frames[id(trace)] = trace
             sizes[id(trace)] += size
@@ -196,7 +196,7 @@ class GrowthReadings:
             if len(self._readings) > MOST_READINGS:
                 del self._readings[1::2]
                 pause *= 2
-        if not self._over.is_set():  # whoever has begun it may be gone
+        if not self._over.is_set():  # the process that has begun it may have ended
             self._stop_tracing()
 
     def end(self) -> MemoryGrowth:

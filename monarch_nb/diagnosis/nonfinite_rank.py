@@ -25,7 +25,7 @@ from monarch_nb.wire import users_frame
 
 T = TypeVar("T")
 _COMPILER = "torch._dynamo"
-STEP_S = 60.0  # that a step is watched which nobody has asked for
+STEP_S = 60.0  # limit for a watched step that nobody has asked to watch
 _FORWARD = 1 << 16  # operations of forward passes whose module and line are known for their backward
 # Their results are whatever was in the memory before.
 _UNINITIALISED = frozenset(
@@ -134,8 +134,8 @@ class WatchMode(TorchDispatchMode):
 
     @classmethod
     def _leave_uncompiled(cls) -> None:
-        see: Any = cls.__dict__["__torch_dispatch__"]
-        type.__setattr__(cls, "__torch_dispatch__", _disable_dynamo(see, recursive=True))
+        dispatch: Any = cls.__dict__["__torch_dispatch__"]
+        type.__setattr__(cls, "__torch_dispatch__", _disable_dynamo(dispatch, recursive=True))
 
 
 def _leave_uncompiled(_: object) -> None:
@@ -155,12 +155,12 @@ class ModulePaths:
         self._names: dict[int, str] = {}  # of the modules below the outermost one, by id
         self._outermost: weakref.ref[nn.Module] | None = None
         self._hooks = [
-            nn.modules.module.register_module_forward_pre_hook(self._entered),
-            nn.modules.module.register_module_forward_hook(self._left, always_call=True),
+            nn.modules.module.register_module_forward_pre_hook(self._before_forward),
+            nn.modules.module.register_module_forward_hook(self._after_forward, always_call=True),
         ]
 
     def end(self) -> None:
-        """Does not follow any more."""
+        """Stops following."""
         for hook in self._hooks:
             hook.remove()
 
@@ -170,11 +170,11 @@ class ModulePaths:
         return self._running[-1] if self._running else ""
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those of the last outermost module, with their paths."""
+        """The parameters of the last outermost module, with their paths."""
         module = self._outermost() if self._outermost is not None else None
         return iter(()) if module is None else module.named_parameters(prefix=type(module).__name__)
 
-    def _entered(self, module: nn.Module, args: object) -> None:
+    def _before_forward(self, module: nn.Module, args: object) -> None:
         if not self._is_watched():
             return
         if not self._running:
@@ -182,7 +182,7 @@ class ModulePaths:
             self._names = {id(child): name for name, child in module.named_modules(prefix=type(module).__name__)}
         self._running.append(self._names.get(id(module)) or type(module).__name__)
 
-    def _left(self, module: nn.Module, args: object, output: object) -> None:
+    def _after_forward(self, module: nn.Module, args: object, output: object) -> None:
         if self._is_watched() and self._running:
             self._running.pop()
 
@@ -283,7 +283,7 @@ class FirstNan(WatchMode):
         for number, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
                 local = getattr(parameter, "_local_tensor", parameter)
-                for tensor in _with_values((local,) if parameter.grad is not None else ()):
+                for tensor in _float_tensors((local,) if parameter.grad is not None else ()):
                     if _is_suspicious(tensor):
                         grad = getattr(parameter.grad, "_local_tensor", parameter.grad)
                         names = (name for name, param in self._modules.parameters() if param is parameter)
@@ -310,7 +310,7 @@ class FirstNan(WatchMode):
             plan = self._plans[func] = _plan(func)
         if plan.is_checked:
             is_only_result = plan.returns_what_it_writes and type(results) is torch.Tensor
-            for tensor in _with_values((results,) if is_only_result else _changed(plan, args, kwargs or {}, results)):
+            for tensor in _float_tensors((results,) if is_only_result else _outputs(plan, args, kwargs or {}, results)):
                 if _is_suspicious(tensor):
                     self._check(func, plan.name, tensor, args, kwargs or {}, backward)
         return results
@@ -357,7 +357,7 @@ def _endpoint(call: str) -> str:
     return next((cell.running[1] for cell in cells if cell.running is not None and cell.running[0] == call), "")
 
 
-def _changed(plan: _Plan, args: Sequence[object], kwargs: Mapping[str, object], results: object) -> list[object]:
+def _outputs(plan: _Plan, args: Sequence[object], kwargs: Mapping[str, object], results: object) -> list[object]:
     """Returns what an operation has made or written to, each object once."""
     leaves: list[object] = tree_leaves(results)
     for index, name in plan.written:
@@ -365,7 +365,7 @@ def _changed(plan: _Plan, args: Sequence[object], kwargs: Mapping[str, object], 
     return list({id(value): value for value in leaves}.values())
 
 
-def _with_values(values: Iterable[object]) -> Iterator[torch.Tensor]:
+def _float_tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
     for value in values:
         if (
             isinstance(value, torch.Tensor)
@@ -393,7 +393,7 @@ def _worst(values: Iterable[object]) -> str:
     for value in values:
         if isinstance(value, float):
             value = torch.tensor(value)
-        for tensor in _with_values((value,)):
+        for tensor in _float_tensors((value,)):
             if bool(tensor.isnan().any()):
                 return "nan"
             if bool(tensor.isinf().any()):
@@ -412,7 +412,7 @@ class StepWatch:
 
     def __init__(self) -> None:
         self._mode = FirstNan(stop=False, optimizers=False)  # it is made while hooks of optimizers run
-        self._timer = threading.Timer(STEP_S, self._see_no_more)
+        self._timer = threading.Timer(STEP_S, self._expire)
         self._timer.daemon = True
         self._timer.start()
         self.text = ""
@@ -432,5 +432,5 @@ class StepWatch:
         self.text = event.text(inf) if event is not None else ""
         return True
 
-    def _see_no_more(self) -> None:
+    def _expire(self) -> None:
         self._mode.is_over = True  # the training has ended, or the step is too long to be watched all of it

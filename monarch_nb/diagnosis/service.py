@@ -46,7 +46,7 @@ MOST_LINES = 12  # of a stack
 MOST_COLLECTIVES = 16  # of a group
 # What the kernel waits for on behalf of threads that only other threads, or the time, can wake.
 _NO_FILES = ("futex", "hrtimer", "do_nanosleep")
-_TO_CHILDREN = tuple(
+_CHILD_MODULES = tuple(
     os.sep + os.path.join(*parts)
     for parts in (("subprocess.py",), ("multiprocessing", ""), ("torch", "utils", "data", ""))
 )
@@ -121,7 +121,7 @@ class Inspection:
             lines = _lines(frame)
             children = child_processes() if _is_for_children(lines) else []
             helpers = _helpers(thread)
-            still = self._still(native)
+            idle = self._idle_seconds(native)
             yield EndpointRun(
                 cell.mesh,
                 cell.rank,
@@ -137,16 +137,16 @@ class Inspection:
                 tuple(self._waits(cell)),
                 "" if frame is None else slow_rank.callee_of(frame.f_code, frame.f_lasti),
                 tuple(_peers(frame)),
-                _woken(native),
+                _wake_count(native),
                 sum(map(_processor_seconds, helpers)) + sum(processor_time(child) or 0.0 for child in children),
                 bool(children),
-                still,
+                idle,
                 locks.of(thread.ident or 0),
-                sum(max(0, _woken(helper)) for helper in helpers),
+                sum(max(0, _wake_count(helper)) for helper in helpers),
                 sum(max(0, times_paused(helper)) for helper in helpers),
             )
 
-    def _still(self, thread: int) -> float:
+    def _idle_seconds(self, thread: int) -> float:
         """Seconds for which a thread has not run, as far as earlier inspections saw it."""
         now, paused = time.monotonic(), times_paused(thread)
         before, since = self._paused.get(thread, (-1, now))
@@ -215,7 +215,7 @@ def _is_for_children(lines: Iterable[StackLine]) -> bool:
     for line in lines:
         if line.users:
             return False
-        if any(part in line.file for part in _TO_CHILDREN):
+        if any(part in line.file for part in _CHILD_MODULES):
             return True
     return False
 
@@ -226,7 +226,7 @@ def _helpers(own: threading.Thread) -> list[int]:
     return [thread.native_id or 0 for thread in threads if thread is not own]
 
 
-def _woken(thread: int) -> int:
+def _wake_count(thread: int) -> int:
     """How often a thread was woken that waits for a file or a connection; -1 for one that waits for anything else."""
     folder = f"/proc/self/task/{thread}"
     try:

@@ -189,9 +189,9 @@ def _gpu_text(ranks: Mapping[int, RankTimes], group: Sequence[int], peers: Seque
     mine, theirs = [ranks[rank].gpu_share for rank in group], [ranks[rank].gpu_share for rank in peers]
     if not theirs or min(*mine, *theirs) < 0:
         return []
-    whose = "its GPU is" if len(group) == 1 else "their GPUs are"
+    subject = "its GPU is" if len(group) == 1 else "their GPUs are"
     return [
-        f"{whose} busy for {_percent(median(mine))} of the time, those of the others for {_percent(median(theirs))}"
+        f"{subject} busy for {_percent(median(mine))} of the time, those of the others for {_percent(median(theirs))}"
     ]
 
 
@@ -243,16 +243,16 @@ def _compared(
     ranks: Mapping[int, RankTimes],
     rank: int,
     peers: Sequence[int],
-    key: Callable[[TimeSpent], tuple[str, str]],
+    key_of: Callable[[TimeSpent], tuple[str, str]],
 ) -> dict[tuple[str, str], tuple[float, float]]:
     """What takes a rank longer than the median of the others: its share of the time, and theirs."""
     shares = {member: dict[tuple[str, str], float]() for member in (rank, *peers)}
     for member, by_key in shares.items():
         for spent in ranks[member].spent:
             if spent.phase not in WAITING:
-                by_key[key(spent)] = by_key.get(key(spent), 0.0) + spent.seconds / ranks[member].seconds
-    pairs = {of: (mine, median(shares[peer].get(of, 0.0) for peer in peers)) for of, mine in shares[rank].items()}
-    return {of: (mine, theirs) for of, (mine, theirs) in pairs.items() if mine > theirs}
+                by_key[key_of(spent)] = by_key.get(key_of(spent), 0.0) + spent.seconds / ranks[member].seconds
+    pairs = {key: (mine, median(shares[peer].get(key, 0.0) for peer in peers)) for key, mine in shares[rank].items()}
+    return {key: (mine, theirs) for key, (mine, theirs) in pairs.items() if mine > theirs}
 
 
 def _share(times: RankTimes, phases: Iterable[str]) -> float:

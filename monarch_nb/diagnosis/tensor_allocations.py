@@ -124,7 +124,7 @@ class TensorAllocations(WatchMode):
             for local in _strided(getattr(tensor, "_local_tensor", tensor)):
                 memory = local.untyped_storage()
                 if memory._cdata not in self._storages and memory.device.type != "meta":
-                    self._begins(memory, _Allocation(_key(local), memory.nbytes(), self._next()))
+                    self._begins(memory, _Allocation(_key(local), memory.nbytes(), self._next_number()))
         self._before = self._count
         self._label(before.named)
         self._maxima = _allocator_maxima()
@@ -174,12 +174,12 @@ class TensorAllocations(WatchMode):
         module = (self._forward.of_backward() or "") if is_backward else self._modules.current
         kind = BACKWARD if is_backward else ACTIVATIONS if module else OTHER
         allocation = _Allocation(_key(tensor, users.f_code if users else None, users.f_lineno if users else 0),
-                                 memory.nbytes(), self._next(), kind, module)  # fmt: skip
+                                 memory.nbytes(), self._next_number(), kind, module)  # fmt: skip
         if self._operation_in is not None:
             allocation.issued = self._operation_in(frame)
         self._begins(memory, allocation)
 
-    def _next(self) -> int:
+    def _next_number(self) -> int:
         self._count += 1
         return self._count
 

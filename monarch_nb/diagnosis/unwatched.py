@@ -1,7 +1,7 @@
 """Diagnoses a mesh that has no controller, in the agent of each of its hosts: looks at the ranks there again and again.
 
-An agent loads this for the first mesh that is left to it. That of the first host looks at the ranks of all hosts, for
-those that hold up the ranks of one host may be on another; the others see the ranks of their own host only.
+An agent loads this for the first mesh that is left to it. The agent of the first host looks at the ranks of all hosts,
+since ranks that hold up one host may be on another; the other agents see the ranks of their own host only.
 """
 
 import logging
@@ -25,11 +25,11 @@ from monarch_nb.wire import agent_of, counted, host_of, parse_address
 
 WITHOUT_PROGRESS_S = 10.0  # between two rounds, and until ranks that do the same are judged
 LOOKS_APART_S = 0.5  # a rank that works has moved by then
-ASK_AGAIN_S = 60.0  # who has not answered before
+ASK_AGAIN_S = 60.0  # for processes that have not answered before
 ANSWER_S = 1.5  # for the second look
 _PREFIX = "the process this actor was running on failed: "
 log = logging.getLogger(__name__)
-Doing = frozenset[tuple[object, ...]]
+Activity = frozenset[tuple[object, ...]]
 
 
 class UnwatchedMesh:
@@ -43,23 +43,23 @@ class UnwatchedMesh:
         self,
         uid: str,
         name: str,
-        how: Unwatched,
+        spec: Unwatched,
         procs: Callable[[], Sequence[Child]],
         sender: AgentSender,
         schedule: Callable[[float, Callable[[], None]], object],
     ) -> None:
         self._procs, self._sender, self._schedule = procs, sender, schedule
-        self._remote = {parse_address(address).rank: address for address in how.elsewhere}
+        self._remote = {parse_address(address).rank: address for address in spec.elsewhere}
         self._samples: dict[str, ProcSamples] = {}  # of silent processes elsewhere, by host
-        self._region = Extent([*how.extent], [*how.extent.values()]).region
+        self._region = Extent([*spec.extent], [*spec.extent.values()]).region
         host = host_of(sender.address)
-        self._run = RunFindings(uid=uid, name=name, host=host, actors=how.actors, since=time.time())
+        self._run = RunFindings(uid=uid, name=name, host=host, actors=spec.actors, since=time.time())
         self._ended = False
         self._unanswered: dict[str, float] = {}  # processes that have not answered yet, and since when
-        self._doing: Doing = frozenset()
+        self._activity: Activity = frozenset()
         self._runners: dict[str, set[int]] = {}  # ranks that have run a call, by call
         self._exits: dict[int, Exited] = {}
-        self._unwritten = ""  # why, if the file is not up to date
+        self._write_error = ""  # of the last write, "" if it succeeded
 
     def end(self) -> tuple[RunFinding, ...]:
         """Looks no more; returns what was found."""
@@ -104,9 +104,9 @@ class UnwatchedMesh:
         first = dict(before)
         for rank, run in _runs(first):
             self._runners.setdefault(run.call, set()).add(rank)
-        doing = _doing(first)
-        has_stopped = bool(doing or len(first) < self._size) and doing == self._doing
-        self._doing = doing
+        activity = _activity(first)
+        has_stopped = bool(activity or len(first) < self._size) and activity == self._activity
+        self._activity = activity
         if has_stopped:
             after: dict[int, Evidence] = {}
             self._inspect(after)
@@ -207,23 +207,23 @@ class UnwatchedMesh:
         self._run = msgspec.structs.replace(
             before, inspected=f"{count} of {before.name}", findings=run_findings.added(before.findings, findings)
         )
-        if self._run == before and not self._unwritten:
+        if self._run == before and not self._write_error:
             return
-        wrong = ""
+        failure = ""
         try:
             run_findings.write(self._run)
         except OSError as error:
-            wrong = str(error)
-            if wrong != self._unwritten:
-                log.warning("the findings about %s were not written: %s", before.name, wrong)
-        self._unwritten = wrong
+            failure = str(error)
+            if failure != self._write_error:
+                log.warning("the findings about %s were not written: %s", before.name, failure)
+        self._write_error = failure
 
 
 def _runs(by_rank: Mapping[int, Evidence]) -> Iterator[tuple[int, EndpointRun]]:
     return ((rank, run) for rank, evidence in by_rank.items() for run in evidence.running)
 
 
-def _doing(by_rank: Mapping[int, Evidence]) -> Doing:
+def _activity(by_rank: Mapping[int, Evidence]) -> Activity:
     """What ranks do, without what changes while they do it."""
     runs = ((rank, run.call) for rank, run in _runs(by_rank))
     newest = ((rank, last.group, last.number) for rank, evidence in by_rank.items() for last in evidence.collectives)
@@ -233,12 +233,12 @@ def _doing(by_rank: Mapping[int, Evidence]) -> Doing:
 def begin(
     uid: str,
     name: str,
-    how: Unwatched,
+    spec: Unwatched,
     procs: Callable[[], Sequence[Child]],
     sender: AgentSender,
     schedule: Callable[[float, Callable[[], None]], object],
 ) -> tuple[Callable[[Exited], None], Callable[[], tuple[RunFinding, ...]]]:
     """Begins to diagnose a mesh; returns what takes the ends of its processes, and what ends the diagnosis."""
-    mesh = UnwatchedMesh(uid, name, how, procs, sender, schedule)
+    mesh = UnwatchedMesh(uid, name, spec, procs, sender, schedule)
     mesh.round()
     return mesh.exited, mesh.end

@@ -43,11 +43,11 @@ def merged_trace(traces: Iterable[RankTrace]) -> Trace:
 
     PyTorch writes microseconds since `baseTimeNanoseconds` of the host's clock.
     """
-    every = sorted(traces, key=lambda trace: trace.rank)
-    bases = [_base(trace.document) - 1e6 * trace.ahead for trace in every]
+    ordered = sorted(traces, key=lambda trace: trace.rank)
+    bases = [_base(trace.document) - 1e6 * trace.ahead for trace in ordered]
     zero = min(bases, default=0.0)
     events: list[Trace] = []
-    for trace, base in zip(every, bases, strict=True):
+    for trace, base in zip(ordered, bases, strict=True):
         events += _moved(trace, base - zero)
     return {"displayTimeUnit": "ms", "baseTimeNanoseconds": round(1000 * zero), "traceEvents": events}
 
@@ -102,8 +102,8 @@ class Traces:
 
         Raises RuntimeError where PyTorch is not installed, or its profiler runs there already.
         """
-        every = not isinstance(self._mesh, ActorMesh)
-        begun = self._run(f"begin({self._number}, every_thread={every})")
+        all_threads = not isinstance(self._mesh, ActorMesh)
+        begun = self._run(f"begin({self._number}, every_thread={all_threads})")
         failures = {rank: reason for rank, (_, reason) in _results(begun, None).items() if reason}
         if failures:
             rank, reason = next(iter(failures.items()))
@@ -146,13 +146,13 @@ def _results(futures: "dict[int, Future[ValueMesh[bytes]]]", seconds: float | No
 
 
 def _written(folder: Path, name: str, document: Trace) -> Path:
-    """The file, beside the notebook; written beside its name first, so that no half of one is left."""
+    """The file, beside the notebook; written under another name first, so that no partial file is left."""
     plain = "".join(char if char.isalnum() or char in "-_." else "-" for char in name)
     target = folder / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}.trace.json.gz"
-    half = target.with_name(f".{target.name}.part")
-    with gzip.open(half, "wt", encoding="utf-8", compresslevel=5) as file:
+    partial = target.with_name(f".{target.name}.part")
+    with gzip.open(partial, "wt", encoding="utf-8", compresslevel=5) as file:
         json.dump(document, file, separators=(",", ":"))
-    half.replace(target)
+    partial.replace(target)
     return target
 
 
@@ -277,12 +277,12 @@ class _Sampling:
 
 def sort_answers(requests: Mapping[int, Future[T]]) -> tuple[dict[int, T], dict[int, str]]:
     """The answers within the common time limit, and why other ranks did not answer."""
-    until = time.monotonic() + ANSWER_S
+    deadline = time.monotonic() + ANSWER_S
     answers: dict[int, T] = {}
     silent: dict[int, str] = {}
     for rank, future in requests.items():
         try:
-            answers[rank] = future.get(max(0.0, until - time.monotonic()))
+            answers[rank] = future.get(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             silent[rank] = f"it did not answer within {ANSWER_S:g} s"
         except Exception as error:

@@ -36,7 +36,7 @@ class _Unsent:
 
 
 class ProcessRecording:
-    """Records while somebody asks. Without that the process has no recorder, and no thread of this runs."""
+    """Records while there are requesters. Without them the process has no recorder, and no thread of this runs."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -65,13 +65,13 @@ class ProcessRecording:
             threading.Thread(target=self._run, args=(self._wake,), name="monarch-timeline", daemon=True).start()
 
     def end(self, key: Key) -> Recorded | None:
-        """Ends that; returns what was not sent yet, None if nothing was recorded for it."""
+        """Ends the recording for a requester; returns what was not sent yet, None if nothing was recorded for it."""
         with self._lock:
             if key not in self._parts:
                 return None
             self._take()
             message = self._message(key, self._parts.pop(key), self._running(key))
-            self._rest()
+            self._stop_if_unused()
             return message
 
     def send_now(self, key: Key) -> None:
@@ -85,19 +85,19 @@ class ProcessRecording:
         part.send(message)
 
     def forget(self, key: Key) -> None:
-        """Ends that for a requester that has gone."""
+        """Ends the recording for a requester that has ended."""
         with self._lock:
             self._parts.pop(key, None)
-            self._rest()
+            self._stop_if_unused()
 
     def close(self) -> None:
-        """Ends all."""
+        """Ends all recordings."""
         with self._lock:
             self._parts.clear()
-            self._rest()
+            self._stop_if_unused()
 
-    def _rest(self) -> None:
-        """Records no more if nobody is left who asks."""
+    def _stop_if_unused(self) -> None:
+        """Stops recording if no requester is left."""
         if self._parts or self._recorder is None:
             return
         self._runtime.recorder = self._recorder = None
@@ -116,7 +116,7 @@ class ProcessRecording:
                 self._take()
                 due = [(key, part) for key, part in self._parts.items() if turn % part.every == 0]
                 asks = turn % ASKS == 0
-                messages = [(key, part, message) for key, part in due if (message := self._news(key, part, asks))]
+                messages = [(key, part, message) for key, part in due if (message := self._update(key, part, asks))]
             for key, part, message in messages:
                 try:
                     if not part.send(message):
@@ -179,7 +179,7 @@ class ProcessRecording:
         self._since_ns = newest
         self._collectives_due = time.monotonic() + (time.thread_time() - began) / COLLECTIVES_COST
 
-    def _news(self, key: Key, part: _Unsent, asks: bool) -> Recorded | None:
+    def _update(self, key: Key, part: _Unsent, asks: bool) -> Recorded | None:
         """What a requester does not know yet; None where that is nothing, unless this asks whether it wants more."""
         running = self._running(key)
         has_news = asks or part.spans or part.sent or running != part.running

@@ -65,8 +65,8 @@ class Profile:
 
     def tree(self, ranks: Sequence[int] | None = None) -> CallNode:
         """The functions and what they call, of all ranks or of some. The root is all the time that was watched."""
-        every = self.ranks
-        return tree(every if ranks is None else {rank: every[rank] for rank in ranks if rank in every})
+        profiles = self.ranks
+        return tree(profiles if ranks is None else {rank: profiles[rank] for rank in ranks if rank in profiles})
 
     def where(self, ranks: Sequence[int]) -> str:
         """Ranks by their coordinates, as in `gpus=0-6`."""

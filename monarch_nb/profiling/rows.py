@@ -88,7 +88,7 @@ class TimelineRows:
                 del self.calls[next(iter(self.calls))]
 
     def turn(self, rank: int, kind: str, detail: str, time: float) -> None:
-        """A rank is lost, heals or is paused since now; with the kind "" it is well again."""
+        """Notes that a rank is lost, heals or is paused; with the kind "", that it has recovered."""
         before = self.states.get(rank)
         if rank not in self.spans or (before is not None and before.kind == kind):
             return
@@ -121,11 +121,11 @@ class TimelineRows:
             del sums[oldest]
 
     def of(self, rank: int, now: float) -> list[RecordedSpan]:
-        """All spans of a rank by their beginning; what lasts ends now."""
+        """All spans of a rank by their beginning; unfinished ones end at `now`."""
         return self._inside(rank, 0.0, float("inf"), now)
 
     def _inside(self, rank: int, begin: float, end: float, now: float) -> list[RecordedSpan]:
-        """Those of some time."""
+        """The spans of a rank within some time."""
         inside = []
         for span in reversed(self.spans[rank]):
             if span.ended >= begin and span.began <= end:
@@ -136,7 +136,7 @@ class TimelineRows:
         return sorted(inside, key=lambda span: (span.began, -span.ended))
 
     def _lasting(self, rank: int, now: float) -> Iterator[RecordedSpan]:
-        """What a rank does, or is, now."""
+        """The current spans of a rank: calls that run, and its state."""
         running, state, row = self.running.get(rank, ()), self.states.get(rank), self.spans[rank]
         if not running and state is None:
             return

@@ -15,7 +15,7 @@ Step = tuple[int, int]  # number of a frame's code, and its current instruction
 Stack = tuple[Step, ...]  # outermost first
 
 _RUNS_ACTORS = os.path.join(ENGINE, "runtime", "actors", "cell.py")
-_OURS = "monarch-"  # prefix of the names of the library's threads
+_OWN_PREFIX = "monarch-"  # of the names of the library's threads
 _STARTS = frozenset({"_bootstrap", "_bootstrap_inner", "run"})  # functions of threading.py in which threads begin
 
 
@@ -48,9 +48,9 @@ class Stacks:
             return
         for thread in threading.enumerate():
             frame = frames.get(thread.ident or 0)
-            if frame is None or thread.ident in idents or thread.name.startswith(_OURS):
+            if frame is None or thread.ident in idents or thread.name.startswith(_OWN_PREFIX):
                 continue
-            stack = self._walked(frame)
+            stack = self._walk(frame)
             first = next(
                 (index for index, (code, _) in enumerate(stack) if self._kinds[code] is not _Kind.STARTS), len(stack)
             )
@@ -58,12 +58,12 @@ class Stacks:
                 yield thread.name, thread.native_id or 0, tuple(stack[first:])
 
     def _of_actor(self, cell: ActorCell, frame: types.FrameType | None) -> Stack:
-        stack = self._own(self._walked(frame))
+        stack = self._user_part(self._walk(frame))
         if not stack and cell.running is not None:
-            stack = self._own(self._suspended(cell))
+            stack = self._user_part(self._suspended(cell))
         return tuple(stack)
 
-    def _walked(self, frame: types.FrameType | None) -> list[Step]:
+    def _walk(self, frame: types.FrameType | None) -> list[Step]:
         stack = []
         while frame is not None:
             stack.append(self._step(frame))
@@ -91,7 +91,7 @@ class Stacks:
             waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
         return stack
 
-    def _own(self, stack: list[Step]) -> list[Step]:
+    def _user_part(self, stack: list[Step]) -> list[Step]:
         """The user's part of a stack: below the library's frames, down to the first call back into the library."""
         kinds = [self._kinds[code] for code, _ in stack]
         runs = [index for index, kind in enumerate(kinds) if kind is _Kind.RUNS_ACTORS]

@@ -86,7 +86,7 @@ class Timeline:
         return self
 
     def _compare(self, rank: int, sent_at: float) -> "Callable[[Future[Began]], None]":
-        clocks = self._ahead  # nothing that is waited for holds a timeline that nobody else holds
+        clocks = self._ahead  # so that the callback does not keep the timeline alive
 
         def compare(answered: "Future[Began]") -> None:
             middle = (sent_at + time.time()) / 2
@@ -96,7 +96,7 @@ class Timeline:
         return compare
 
     def stop(self) -> Self:
-        """Ends the recording, and takes what ranks have not sent yet. Blocks a moment. Again, it does nothing."""
+        """Ends the recording, and takes what ranks have not sent yet. Blocks a moment. A second call does nothing."""
         with self._lock:
             if self.ended:
                 return self
@@ -137,8 +137,8 @@ class Timeline:
         with self._lock:
             self._rows.add(recorded, self._ahead.get(recorded.rank, 0.0))
             if recorded.rank < 0:  # of this process
-                ours = {self._procs.uid, *self._procs.actors} if not self._uid else {self._uid}
-                self._rows.add_calls(call for call in recorded.sent if call.mesh in ours)
+                uids = {self._procs.uid, *self._procs.actors} if not self._uid else {self._uid}
+                self._rows.add_calls(call for call in recorded.sent if call.mesh in uids)
             self.changes += 1
         return True
 
@@ -183,12 +183,12 @@ class Timeline:
 
     @property
     def now(self) -> float:
-        """The time until which it is known: when it was ended, or now."""
+        """The end of what is recorded: when it was stopped, or now."""
         return self.ended or time.time()
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Its length."""
         return self.now - self.began
 
     @property

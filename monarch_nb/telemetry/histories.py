@@ -40,7 +40,7 @@ class Measure(NamedTuple):
 
     @property
     def place(self) -> int:
-        """Where it is among the values of a part."""
+        """Its index in the values of a part."""
         return _field(self.field)
 
 
@@ -65,7 +65,7 @@ class Peak(NamedTuple):
 class History:
     """CPU, memory, GPU, and bytes in and out, of the processes of a mesh: at most an hour, older samples less densely.
 
-    It is a view: each look reads what is known by then. Messages between actors and transfers of memory are counted
+    It is a view: each access reads the current samples. Messages between actors and transfers of memory are counted
     as bytes; what a program sends by itself, as NCCL does, is not.
     """
 
@@ -148,7 +148,7 @@ class History:
 
 
 def _field(name: str) -> int:
-    """The place of a field in the values of a part."""
+    """The index of a field in the values of a part."""
     return UsageSample._fields.index(name) - 1
 
 

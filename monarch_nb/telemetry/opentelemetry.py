@@ -37,17 +37,17 @@ class Meter(Protocol):
     def create_observable_counter(
         self, name: str, callbacks: Sequence[Any] | None = None, unit: str = "", description: str = ""
     ) -> Any:
-        """A counter that is asked."""
+        """A counter that is read through callbacks."""
 
     def create_observable_up_down_counter(
         self, name: str, callbacks: Sequence[Any] | None = None, unit: str = "", description: str = ""
     ) -> Any:
-        """An up-down counter that is asked."""
+        """An up-down counter that is read through callbacks."""
 
     def create_observable_gauge(
         self, name: str, callbacks: Sequence[Any] | None = None, unit: str = "", description: str = ""
     ) -> Any:
-        """A gauge that is asked."""
+        """A gauge that is read through callbacks."""
 
 
 class _Nothing:

@@ -148,10 +148,10 @@ class Points:
         failed = {rank.rank for rank in describe(procs).having("failed")}
         addresses = dict.fromkeys(procs.address(rank) for rank in ranks if rank not in failed)
         requests = [request(self._runtime, address, TAKE, Done()) for address in addresses]
-        until = time.monotonic() + TAKE_S
+        deadline = time.monotonic() + TAKE_S
         for future in requests:
             try:
-                self._store(future.get(max(0.0, until - time.monotonic())).points)
+                self._store(future.get(max(0.0, deadline - time.monotonic())).points)
             except (TimeoutError, RequestError):
                 continue  # they arrive by themselves later
 

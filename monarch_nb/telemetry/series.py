@@ -38,7 +38,7 @@ class Series:
         self._meshes: dict[str, ByName] = {}
 
     def add(self, points: Iterable[MetricPoint]) -> None:
-        """More values."""
+        """Adds values."""
         for point in points:
             ranks = self._meshes.setdefault(point.mesh, {}).setdefault(point.name, {})
             samples = ranks.setdefault(point.rank, [])
@@ -49,6 +49,6 @@ class Series:
             self._meshes.pop(next(iter(self._meshes)))
 
     def of(self, mesh: str) -> ByName:
-        """A copy of what is kept of a mesh."""
+        """A copy of the values of a mesh."""
         by_name = self._meshes.get(mesh, {})
         return {name: {rank: list(samples) for rank, samples in ranks.items()} for name, ranks in by_name.items()}
