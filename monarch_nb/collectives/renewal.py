@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FIRST_TYPE = 100  # of backends; PyTorch's own are below
 MOST = 64  # times that one group is renewed: PyTorch keeps the threads of each backend until the group goes
-_JOINS_S = 4.0  # for all members to come
+_JOINS_S = 4.0  # for all members to join
 DDP = "torch.nn.parallel.distributed"
 DEVICE_MESH = "torch.distributed.device_mesh"
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_state"
@@ -172,7 +172,7 @@ def _replicated(groups: "Collection[ProcessGroup]") -> "list[DistributedDataPara
 
 
 def _reset_replicated(ddp: Any) -> None:
-    """Buckets are made again: an error may have come when some ranks had ordered theirs anew, and others had not."""
+    """Makes buckets again: at the error, some ranks may have reordered theirs, and others not."""
     if ddp.mixed_precision is not None or ddp._use_python_reducer:
         raise NotImplementedError("a DDP module with mixed_precision, or a reducer in Python")
     ddp._remove_autograd_hooks()

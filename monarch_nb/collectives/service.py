@@ -52,7 +52,7 @@ _AGAIN_S = 0.5  # until ranks that compute, and have not answered a call that fa
 _NEVER_AGAIN_S = 600.0
 _MOST_S = 15.0  # for groups to be given up
 _UNWINDS_S = 0.4  # for a call that was cut to end
-_CONNECTS_S = 6.0  # for groups to be connected anew, and half of it until who has not answered is asked again
+_CONNECTS_S = 6.0  # for groups to be connected anew, and half of it until silent ranks are asked again
 _RELEASE_S = 30.0  # for ranks to be freed
 _ROUNDS = 64  # of ranks that wait for ranks that wait for others
 
@@ -151,7 +151,7 @@ class Collectives:
     def _renew(self, body: Renew, asker: Asker[Renewed]) -> None:
         def renew() -> Renewed:
             with self._renewing:
-                if body.number != self._number:  # else it has come twice
+                if body.number != self._number:  # else the message has arrived twice
                     self._number = body.number
                     PROCESS_GROUPS.give_up(body.number, body.groups, body.lost, again=body.again)
                     PROCESS_GROUPS.set_environment(self._environment(body))
@@ -387,7 +387,7 @@ def answer_aside(compute: Callable[[], Q], asker: Asker[Q], name: str) -> None:
             answer = partial(asker.refuse, error_line(error))
         else:
             answer = partial(asker.reply, result)
-        with contextlib.suppress(UnreachableError):  # this process, or who asked, has left meanwhile
+        with contextlib.suppress(UnreachableError):  # this process, or the requester, has left meanwhile
             answer()
 
     threading.Thread(target=run, name=f"monarch-{name}", daemon=True).start()

@@ -67,7 +67,7 @@ def address(store: object) -> tuple[str, int]:
     """Host and port of the server behind a store of torch.distributed; ("", 0) where it has none."""
     for _ in range(8):
         kind = type(store)
-        if not kind.__module__.startswith("torch."):  # nothing is asked of objects of the program's
+        if not kind.__module__.startswith("torch."):  # objects of the program's are not touched
             break
         if kind.__name__ == "TCPStore":
             return str(getattr(store, "host", "")), int(getattr(store, "port", 0))

@@ -152,7 +152,7 @@ def diagnosing(
 
 
 class _Samples:
-    """What the system of each host says of the processes that have not answered; its agent is asked for that."""
+    """Samples of processes that have not answered, taken by the agent of each host from its system."""
 
     def __init__(self, runtime: Runtime, procs: ProcState) -> None:
         self._runtime, self._procs = runtime, procs
@@ -303,7 +303,7 @@ def _states(state: MeshState) -> tuple[dict[int, str], dict[int, str]]:
 
 
 def _inspected(procs: ProcState, by_rank: dict[int, Evidence]) -> str:
-    """What was inspected, and what cannot be seen."""
+    """A text that says what was inspected, and what is not recorded."""
     running = sum(bool(evidence.running) for evidence in by_rank.values())
     text = f"{counted(len(by_rank), 'process')} of {procs.name}, {running} of them running something"
     unrecorded = [rank for rank, evidence in by_rank.items() if is_in_unrecorded(evidence)]

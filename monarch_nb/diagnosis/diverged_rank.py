@@ -51,7 +51,7 @@ def tensor_sums(holder: object) -> list[TensorSum]:
     attributes = holder if isinstance(holder, dict) else vars(holder)
     items = [pair for name, value in tuple(attributes.items()) for pair in _search(str(name), value, 0)]
     modules = [(path, item) for path, item in items if isinstance(item, nn.Module)]
-    # Modules that are wrapped come first, for they say which parameters are replicas.
+    # Wrapped modules first: they say which parameters are replicas.
     modules.sort(key=lambda pair: not isinstance(pair[1], DistributedDataParallel))
     sums: list[TensorSum] = []
     names: dict[int, tuple[str, bool]] = {}  # of parameters, and whether they are replicas, by identity

@@ -1,4 +1,4 @@
-"""Gradients that are not finite, noticed at an optimizer's step without being asked: a rank says so once.
+"""Gradients that are not finite, noticed at an optimizer's step without a request: a rank reports them once.
 
 PyTorch runs a hook before each step of every optimizer. It reads a few numbers of a gradient, near the first and near
 the last parameter in turns: a NaN of the loss, or of any layer, is in the gradients of the layers before it. On GPUs,
@@ -30,7 +30,7 @@ FIRST = 100  # steps of an optimizer, which are all checked
 INTERVAL_S = 0.05  # between later checks at least: shorter steps would feel their cost
 CHOSEN_AGAIN = 100  # checks after which it chooses gradients again: parameters come and go
 ENDS = 8  # parameters at either end, of which that with the smallest gradient is read
-FRAMES = 40  # of those that call a step, in which its loss is looked for
+FRAMES = 40  # of the callers of a step, which are searched for its loss
 
 
 def install() -> None:
@@ -80,7 +80,7 @@ class _GradientCheck:
                 if now < steps.next_check:
                     return
                 steps.next_check = now + INTERVAL_S
-            if getattr(optimizer, "found_inf", None) is None:  # a scaler of gradients has not looked itself
+            if getattr(optimizer, "found_inf", None) is None:  # no scaler of gradients has checked them
                 self._check(optimizer, steps)
         except Exception:
             self._has_reported = True  # tensors of a kind that cannot be read so

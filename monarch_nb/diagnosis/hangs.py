@@ -1,4 +1,4 @@
-"""The reason why a call makes no progress, looked for while somebody waits for it: nobody has to ask."""
+"""Looks for the reason why a call makes no progress while a thread waits for it, without being asked."""
 
 import sys
 import threading

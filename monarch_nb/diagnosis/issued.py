@@ -48,7 +48,7 @@ def _line(site: CallSite) -> str:
 
 
 class IssuedOperations:
-    """Notes where operations are issued, from `begin` to `end`: `observe` has them seen by its functions."""
+    """Notes where operations are issued, from `begin` to `end`; `observe` takes the functions that note them."""
 
     def __init__(self, observe: Callable[[Issued | None, Sent, Joined], None]) -> None:
         self._observe = observe

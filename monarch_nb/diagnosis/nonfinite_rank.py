@@ -34,7 +34,7 @@ _UNINITIALISED = frozenset(
         "all_gather_copy_in",
     }
 )  # fmt: skip
-# Their results come from other ranks, and may come later.
+# Their results are from other ranks, and may arrive later.
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
 # Infinities that these write are meant.
 _DELIBERATE = frozenset({"fill", "fill_", "full", "full_like", "new_full", "masked_fill", "masked_fill_", "where"})
@@ -272,7 +272,7 @@ class FirstNan(WatchMode):
         return threading.get_ident() == self._thread
 
     def _resume(self) -> None:
-        """Enters this mode again, unless other modes have come or gone since: a step that raised has no end."""
+        """Enters this mode again, unless other modes were entered or left since: a step that raised has no end."""
         if self._stack is not None and self._stack == _get_current_dispatch_mode_stack():
             self.enter()
             self._stack = None
@@ -408,7 +408,7 @@ def users_line(frame: FrameType | None) -> str:
 
 
 class StepWatch:
-    """Watches one step that nobody has asked to watch; `text` says afterwards what has been found, if anything."""
+    """Watches one step that nobody has asked to watch; `text` then describes the first NaN or infinity, if any."""
 
     def __init__(self) -> None:
         self._mode = FirstNan(stop=False, optimizers=False)  # it is made while hooks of optimizers run

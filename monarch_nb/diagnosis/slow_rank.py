@@ -100,7 +100,7 @@ class TimeSampler:
         self._thread.start()
 
     def stop(self) -> RankTimes:
-        """Ends sampling, and returns where the time has gone. Blocks for a moment."""
+        """Ends sampling, and returns how the time was spent. Blocks for a moment."""
         self._over.set()
         self._thread.join()
         gpu = load()

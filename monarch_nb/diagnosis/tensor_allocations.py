@@ -76,7 +76,7 @@ class _Storage(weakref.ref[torch.UntypedStorage]):
 
 
 class _Peak:
-    """What the allocations on one device come to, and which of those that lived at the peak have ended since."""
+    """The sum of the allocations on one device, and those of its peak that have ended since."""
 
     __slots__ = ("allocation", "ended", "most", "now")
 

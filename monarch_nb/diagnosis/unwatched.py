@@ -1,4 +1,4 @@
-"""Diagnoses a mesh that has no controller, in the agent of each of its hosts: looks at the ranks there again and again.
+"""Diagnoses a mesh that has no controller, in the agents of its hosts, by repeated inspection of the ranks.
 
 An agent loads this for the first mesh that is left to it. The agent of the first host looks at the ranks of all hosts,
 since ranks that hold up one host may be on another; the other agents see the ranks of their own host only.
@@ -183,7 +183,7 @@ class UnwatchedMesh:
         return states, details
 
     def _calls(self, after: Mapping[int, Evidence]) -> Iterator[UnansweredCall]:
-        """Calls that some ranks have not answered; how many were called is known of those that others were seen in."""
+        """Calls that some ranks have not answered; the size is known of calls that other ranks have run."""
         missing: dict[tuple[str, str, str], set[int]] = {}
         for rank, run in _runs(after):
             missing.setdefault((run.call, run.actor, run.endpoint.lstrip("@!")), set()).add(rank)

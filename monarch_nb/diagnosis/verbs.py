@@ -133,7 +133,7 @@ class BegunCollectives(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RankTimes(msgspec.Struct, array_like=True, frozen=True):
-    """Where the time of a process has gone."""
+    """How a process has spent its time."""
 
     seconds: float  # that were sampled
     samples: int

@@ -1,4 +1,4 @@
-"""What a process records for timelines: taken once in a while from its recorder, and sent to those who asked."""
+"""What a process records for timelines: taken from its recorder at intervals, and sent to the requesters."""
 
 import gc
 import itertools
@@ -195,7 +195,7 @@ class ProcessRecording:
         return Recorded(key[1], key[3], tuple(spans), running, tuple(sent), cost)
 
     def _running(self, key: Key) -> tuple[RecordedSpan, ...]:
-        """The calls that run now, of those that a requester has asked for."""
+        """The running calls, of those that a requester has asked for."""
         mesh, rank = key[2], key[3]
         if rank < 0:
             return ()

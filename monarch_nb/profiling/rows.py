@@ -11,13 +11,13 @@ MOST = 200_000  # spans of all ranks together: of more, each rank keeps its newe
 FEWEST = 200  # that each rank keeps
 CALLS = 5_000  # calls that are kept, with both ends
 BINS = 24  # parts of the shown time in which ranks are compared
-BIN_S = 1.25  # such a part while the newest is followed: what a rank did in it is summed up as spans come in
+BIN_S = 1.25  # such a part while the newest is followed: what a rank did in it is summed up as spans arrive
 GROUP_DIFFERENCE = (
     0.05  # of the shown time in which two ranks do different things, from which on they are of two groups
 )
 MOST_GROUPS = 40
 BARS = 1200  # of all groups together, about: a page draws them in one go
-LATE_S = 10.0  # by which the spans of a rank come in out of order at most
+LATE_S = 10.0  # by which the spans of a rank arrive out of order at most
 _STRIDE = 16  # ranks far from each other are compared first, so that large groups are found early
 _MOST_ODD = 50  # failures, losses, pauses of a rank
 ODD = frozenset({"lost", "healing", "paused"})  # states that are shown, and divide groups, however short they are

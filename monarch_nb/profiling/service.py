@@ -152,7 +152,7 @@ class ProfilingService:
 
 
 class _Sender(Generic[M]):
-    """Sends what was seen to the requester; stops when it no longer takes it, so that nothing runs for nobody."""
+    """Sends messages to the requester; stops when it no longer takes them, so that nothing runs without a reader."""
 
     def __init__(self, runtime: Runtime, home: str, verb: Verb[M, SamplesReply], forget: Callable[[], object]) -> None:
         self._runtime, self._home, self._verb = runtime, home, verb

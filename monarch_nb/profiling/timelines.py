@@ -131,7 +131,7 @@ class Timeline:
     ) -> None:
         self.stop()
 
-    # -- what comes in: any thread -------------------------------------------------------------------------------------
+    # -- incoming messages: any thread ---------------------------------------------------------------------------------
 
     def _add(self, recorded: Recorded) -> bool:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Engine messages between whoever profiles a mesh and the processes of that mesh: what to record, and what was seen."""
+"""Engine messages between the profiler of a mesh and the processes of that mesh: what to record, and the samples."""
 
 import msgspec
 
@@ -107,7 +107,7 @@ class Recorded(msgspec.Struct, array_like=True, frozen=True):
     rank: int
     spans: tuple[RecordedSpan, ...]
     running: tuple[RecordedSpan, ...] = ()
-    sent: tuple[RecordedCall, ...] = ()  # those that end later come again
+    sent: tuple[RecordedCall, ...] = ()  # those that end later are repeated
     cost: float = 0.0  # processor seconds
 
 

@@ -206,7 +206,7 @@ class Points:
             self._exports = [entry for entry in self._exports if entry[1] is not export]
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Calls `listener(points)` with what comes; the result ends that. It must not block."""
+        """Calls `listener(points)`, which must not block, with new points; the result ends that."""
         with self._lock:
             self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
