@@ -59,8 +59,9 @@ def downtime_report(
     """Builds the report from the answers of a mesh's hosts and processes."""
     states: dict[str, MeshState] = {state.uid: state for state in (procs, *actors)}
     events = [
-        *_ends(procs, exits), *_failed(states, ended), *_missed(states, welcomes), *_running(states, welcomes),
-        *_unreached(procs, unreached), *_noticed(procs, notices), *_found(procs, findings),
+        *_end_events(procs, exits), *_failures(states, ended), *_missed_calls(states, welcomes),
+        *_running_calls(states, welcomes), *_unreached_hosts(procs, unreached), *_notices(procs, notices),
+        *_findings(procs, findings),
     ]  # fmt: skip
     with_them = f" with {', '.join(state.name for state in actors)}" if actors else ""
     living = len(welcomes)
@@ -83,90 +84,90 @@ def _since(answer: p.AttachReply) -> str:
     return f"left {away} ago, at {clock(answer.left_at)}: {answer.why}"
 
 
-def _ends(procs: ProcState, exits: Sequence[p.Exited]) -> list[tuple[float, str]]:
+def _end_events(procs: ProcState, exits: Sequence[p.Exited]) -> list[tuple[float, str]]:
     events = []
-    for gone in exits:
-        if not gone.expected:
-            rank = parse_address(gone.address).rank
-            where = places_of(procs.region, [rank]) or f"rank {rank}"
-            how = gone.reason.removeprefix("the process this actor was running on failed: ")
-            ended = f"{procs.name} {where} ended: {how}"
-            events.append((gone.at, f"{clock(gone.at)} {ended}; heal_mesh brings it back"))
+    for end in exits:
+        if not end.expected:
+            rank = parse_address(end.address).rank
+            ranks = places_of(procs.region, [rank]) or f"rank {rank}"
+            how = end.reason.removeprefix("the process this actor was running on failed: ")
+            ended = f"{procs.name} {ranks} ended: {how}"
+            events.append((end.at, f"{clock(end.at)} {ended}; heal_mesh brings it back"))
     return events
 
 
-def _found(procs: ProcState, findings: Sequence[p.RunFinding]) -> list[tuple[float, str]]:
+def _findings(procs: ProcState, findings: Sequence[p.RunFinding]) -> list[tuple[float, str]]:
     """Returns what host agents have found out; ends are events of their own."""
     return [
-        (found.first, f"{finding_line(found)} ({procs.name})")
-        for found in findings
-        if found.kind not in ("dead", "memory")
+        (finding.first, f"{finding_line(finding)} ({procs.name})")
+        for finding in findings
+        if finding.kind not in ("dead", "memory")
     ]
 
 
-def _unreached(procs: ProcState, hosts: Mapping[str, str]) -> list[tuple[float, str]]:
+def _unreached_hosts(procs: ProcState, hosts: Mapping[str, str]) -> list[tuple[float, str]]:
     events, now = [], time.time()
-    for host, why in hosts.items():
-        where = places_of(procs.region, [rank for rank in procs.layout.ranks_on(host) if rank in procs.ranks])
-        if not where:  # released before
+    for host, reason in hosts.items():
+        ranks = places_of(procs.region, [rank for rank in procs.layout.ranks_on(host) if rank in procs.ranks])
+        if not ranks:  # released before
             continue
-        text = f"{procs.name} {where} counts as lost: its host {host_name(host)} cannot be reached ({why})"
+        text = f"{procs.name} {ranks} counts as lost: its host {host_name(host)} cannot be reached ({reason})"
         events.append((now, f"{text}; heal_mesh starts it anew there once it can, with replace=True elsewhere"))
     return events
 
 
-def _noticed(procs: ProcState, notices: Mapping[str, Sequence[p.PreemptionNotice]]) -> list[tuple[float, str]]:
+def _notices(procs: ProcState, notices: Mapping[str, Sequence[p.PreemptionNotice]]) -> list[tuple[float, str]]:
     """Returns events for hosts with a preemption notice, which had nobody to notify at the time."""
     events = []
-    for host, each in notices.items():
-        places = places_of(procs.region, [rank for rank in procs.layout.ranks_on(host) if rank in procs.ranks])
-        where = f"{hosts_text([host])}{f' ({places})' if places else ''}"
-        for notice in each:
+    for host, host_notices in notices.items():
+        ranks = places_of(procs.region, [rank for rank in procs.layout.ranks_on(host) if rank in procs.ranks])
+        location = f"{hosts_text([host])}{f' ({ranks})' if ranks else ''}"
+        for notice in host_notices:
             if notice.over:
-                text = f"{where} was to be taken away ({notice.by}), and is still there"
+                text = f"{location} was to be taken away ({notice.by}), and is still there"
             else:
-                text = f"notice came: {notice_text([host], notice.by, notice.seconds)}{f', {places}' if places else ''}"
+                text = f"notice came: {notice_text([host], notice.by, notice.seconds)}{f', {ranks}' if ranks else ''}"
             events.append((notice.at, f"{clock(notice.at)} {text}"))
     return events
 
 
-def _failed(states: Mapping[str, MeshState], ended: Sequence[RankEnd]) -> list[tuple[float, str]]:
+def _failures(states: Mapping[str, MeshState], ended: Sequence[RankEnd]) -> list[tuple[float, str]]:
     groups: dict[tuple[str, str], list[RankEnd]] = {}
-    for each in ended:
-        groups.setdefault((each.mesh, each.cause.likeness), []).append(each)
+    for end in ended:
+        groups.setdefault((end.mesh, end.cause.likeness), []).append(end)
     events = []
     for (mesh, _), group in groups.items():
         state, cause = states[mesh], group[0].cause
-        where = places_of(state.region, sorted(each.rank for each in group))
-        failed = f"{state.name} {where}".rstrip()
+        ranks = places_of(state.region, sorted(end.rank for end in group))
+        failed = f"{state.name} {ranks}".rstrip()
         events.append(
             (cause.at, f"{clock(cause.at)} {failed} failed: {cause.text or cause.kind}; heal_mesh brings it back")
         )
     return events
 
 
-def _missed(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) -> list[tuple[float, str]]:
+def _missed_calls(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) -> list[tuple[float, str]]:
     groups: dict[tuple[str, str, bool, str], list[p.UndeliveredReply]] = {}
     for welcome in welcomes.values():
         for missed in welcome.missed:
             key = missed.mesh, missed.endpoint.lstrip("@!"), missed.stored, missed.error
             groups.setdefault(key, []).append(missed)
     events = []
-    for (mesh, endpoint, kept, error), group in groups.items():
+    for (mesh, endpoint, stored, error), group in groups.items():
         state = states.get(mesh)
         if state is None:
             continue
         last = max(missed.at for missed in group)
-        where = places_of(state.region, sorted({missed.rank for missed in group}))
-        there = f'monarch.results("{state.name}") has it' if kept else "it was more than kept_results_size"
-        how = f"ended on {where or 'its rank'}" if not error else f"raised {error} on {where or 'its rank'}"
+        ranks = places_of(state.region, sorted({missed.rank for missed in group}))
+        note = f'monarch.results("{state.name}") has it' if stored else "it was more than kept_results_size"
+        how = f"ended on {ranks or 'its rank'}" if not error else f"raised {error} on {ranks or 'its rank'}"
         events.append(
-            (last, f"{clock(last)} {state.name}.{endpoint}() {how}, with no controller to receive it; {there}")
+            (last, f"{clock(last)} {state.name}.{endpoint}() {how}, with no controller to receive it; {note}")
         )
     return events
 
 
-def _running(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) -> list[tuple[float, str]]:
+def _running_calls(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) -> list[tuple[float, str]]:
     groups: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for welcome in welcomes.values():
         for mesh, rank, endpoint, since in welcome.running:
@@ -175,10 +176,10 @@ def _running(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome])
     for (mesh, endpoint), group in groups.items():
         state = states.get(mesh)
         if state is not None:
-            where = places_of(state.region, sorted({rank for rank, _ in group}))
-            since = min(at for _, at in group)
+            ranks = places_of(state.region, sorted({rank for rank, _ in group}))
+            since = min(start for _, start in group)
             events.append(
-                (time.time(), f"{state.name}.{endpoint}() runs on {where or 'its rank'} since {clock(since)}")
+                (time.time(), f"{state.name}.{endpoint}() runs on {ranks or 'its rank'} since {clock(since)}")
             )
     return events
 
@@ -186,16 +187,16 @@ def _running(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome])
 def _lines(runtime: Runtime, procs: ProcState, answer: p.AttachReply, addresses: Mapping[str, p.Welcome]) -> list[str]:
     receiver = runtime.part(MeshLogs).receiver
     receiver.await_past(addresses, _PAST_S)
-    found = []
+    lines = []
     for address in addresses:
-        where = places_of(procs.region, [parse_address(address).rank])
+        label = places_of(procs.region, [parse_address(address).rank])
         for written in receiver.written(address):
             if written.at >= answer.left_at > 0:
-                found += [(written.at, f"[{where}] {line}" if where else line) for line in written.lines]
-    found.sort(key=lambda line: line[0])
-    left_out = len(found) - _LINES
+                lines += [(written.at, f"[{label}] {line}" if label else line) for line in written.lines]
+    lines.sort(key=lambda line: line[0])
+    left_out = len(lines) - _LINES
     more = [f"… {left_out} lines before these: {procs.name}.logs()"] if left_out > 0 else []
-    return more + [line for _, line in found[-_LINES:]]
+    return more + [line for _, line in lines[-_LINES:]]
 
 
 def listing(meshes: Sequence[MeshFile]) -> str:
@@ -207,13 +208,13 @@ def listing(meshes: Sequence[MeshFile]) -> str:
 
 def _line(mesh: MeshFile) -> str:
     actors = f" with {', '.join(mesh.actors)}" if mesh.actors else ""
-    where = ", ".join(dict.fromkeys(way.host for way in mesh.ways))
-    what = f"{mesh.name} {{{mesh.shape}}}{actors} on {mesh.machine} ({where})"
+    hosts = ", ".join(dict.fromkeys(way.host for way in mesh.ways))
+    summary = f"{mesh.name} {{{mesh.shape}}}{actors} on {mesh.machine} ({hosts})"
     if mesh.holder is not None:
         by = mesh.holder
-        return f"{what}: held by {by.what}, process {by.pid} on {by.machine}, since {clock(by.since)}"
-    left = format_duration(max(0, round(mesh_files.lease_left(mesh))) * 10**9)
-    return f"{what}: left at {clock(mesh.left_at)}: {mesh.why}; {left} of its lease left"
+        return f"{summary}: held by {by.what}, process {by.pid} on {by.machine}, since {clock(by.since)}"
+    remaining = format_duration(max(0, round(mesh_files.lease_left(mesh))) * 10**9)
+    return f"{summary}: left at {clock(mesh.left_at)}: {mesh.why}; {remaining} of its lease left"
 
 
 def findings_report(name: str) -> str:
@@ -229,24 +230,24 @@ def findings_report(name: str) -> str:
             if path.name.startswith(f"{name}.") or f".{name}." in path.name:
                 wrong.append(str(error))
     meshes = [mesh for _, mesh in mesh_files.tidied()]
-    every: dict[str, run_findings.RunFindings | MeshFile] = {run.uid: run for run in runs}
-    every.update((mesh.uid, mesh) for mesh in meshes)
-    called = [uid for uid, each in every.items() if name in (each.name, uid)]
-    called = called or [uid for uid, each in every.items() if name in each.actors]
-    if not called and not wrong:
-        known = ", ".join(sorted({each.name for each in every.values()})) or "none"
-        raise LookupError(f"nothing is known on this machine about a mesh {name!r}; known are: {known}")
+    records: dict[str, run_findings.RunFindings | MeshFile] = {run.uid: run for run in runs}
+    records.update((mesh.uid, mesh) for mesh in meshes)
+    uids = [uid for uid, record in records.items() if name in (record.name, uid)]
+    uids = uids or [uid for uid, record in records.items() if name in record.actors]
+    if not uids and not wrong:
+        names = ", ".join(sorted({record.name for record in records.values()})) or "none"
+        raise LookupError(f"nothing is known on this machine about a mesh {name!r}; known are: {names}")
     lines = []
-    for uid in called:
+    for uid in uids:
         mesh = next((mesh for mesh in meshes if mesh.uid == uid), None)
-        lines += _described(every[uid].name, mesh, [run for run in runs if run.uid == uid])
+        lines += _description(records[uid].name, mesh, [run for run in runs if run.uid == uid])
     return "\n".join([*lines, *wrong])
 
 
-def _described(name: str, mesh: MeshFile | None, runs: Sequence[run_findings.RunFindings]) -> list[str]:
+def _description(name: str, mesh: MeshFile | None, runs: Sequence[run_findings.RunFindings]) -> list[str]:
     lines = [f"{name}: {_state_of(mesh)}"]
-    found = run_findings.of_all_hosts(each for run in runs for each in run.findings)
-    lines += [f"  {finding_line(each)}" for each in found]
+    findings = run_findings.of_all_hosts(finding for run in runs for finding in run.findings)
+    lines += [f"  {finding_line(finding)}" for finding in findings]
     if not any(run.findings for run in runs):
         lines.append("  nothing found")
     lines += [f"inspected: {run.inspected} on host {host_name(run.host)} since {clock(run.since)}" for run in runs]
@@ -256,11 +257,11 @@ def _described(name: str, mesh: MeshFile | None, runs: Sequence[run_findings.Run
     return lines
 
 
-def finding_line(found: p.RunFinding) -> str:
+def finding_line(finding: p.RunFinding) -> str:
     """A finding with its times."""
-    until = f"–{clock(found.last)}" if found.times > 1 else ""
-    is_fact = found.sure or found.kind == "waiting_on"  # as Finding.is_suspicion
-    return f"{clock(found.first)}{until} {'' if is_fact else 'perhaps: '}{found.text}"
+    until = f"–{clock(finding.last)}" if finding.times > 1 else ""
+    is_fact = finding.sure or finding.kind == "waiting_on"  # as Finding.is_suspicion
+    return f"{clock(finding.first)}{until} {'' if is_fact else 'perhaps: '}{finding.text}"
 
 
 def _state_of(mesh: MeshFile | None) -> str:

@@ -71,11 +71,11 @@ def reach_hosts(
     given_up: Callable[[], bool] = lambda: False,
 ) -> list[str]:  # fmt: skip
     """Attaches the hosts at these endpoints, all or none; blocks until it is `given_up`. Raises AttachError."""
-    found, errors = inspect_endpoints(endpoints, keys, insecure_loopback, timeout, given_up)
+    states, errors = inspect_endpoints(endpoints, keys, insecure_loopback, timeout, given_up)
     if errors:
         raise AttachError(errors, len(endpoints))
-    attach_found(current_runtime(), found, keys, insecure_loopback, lease, timeout)
-    return [found[endpoint].host for endpoint in endpoints]
+    attach_states(current_runtime(), states, keys, insecure_loopback, lease, timeout)
+    return [states[endpoint].host for endpoint in endpoints]
 
 
 def inspect_endpoints(
@@ -84,7 +84,7 @@ def inspect_endpoints(
 ) -> tuple[dict[str, p.HostState], dict[str, Exception]]:  # fmt: skip
     """Returns the hosts and the errors at these endpoints, by endpoint. Blocks. Raises TrustError."""
     answers = _introduce(endpoints, keys, insecure_loopback, timeout, given_up)
-    found: dict[str, p.HostState] = {}
+    states: dict[str, p.HostState] = {}
     errors: dict[str, Exception] = {}
     for endpoint, state in zip(endpoints, answers, strict=True):
         tunnel = current_runtime().part(HostRoutes).tunnels.get(endpoint)
@@ -94,22 +94,22 @@ def inspect_endpoints(
         wrong = (
             state
             if isinstance(state, TransportError)
-            else objection(endpoint, state, tuple(found.values())) or _conflict(endpoint, state)
+            else objection(endpoint, state, tuple(states.values())) or _conflict(endpoint, state)
         )
         if wrong is not None:
             errors[endpoint] = wrong
         elif isinstance(state, p.HostState):
-            found[endpoint] = state
-    return found, errors
+            states[endpoint] = state
+    return states, errors
 
 
-def attach_found(
-    runtime: Runtime, found: Mapping[str, p.HostState], keys: Keys | None, insecure_loopback: bool,
+def attach_states(
+    runtime: Runtime, states: Mapping[str, p.HostState], keys: Keys | None, insecure_loopback: bool,
     lease: float | None, timeout: float,
 ) -> None:  # fmt: skip
     """Attaches hosts that were found at endpoints. Blocks until they have agreed."""
     joined = []
-    for endpoint, state in found.items():
+    for endpoint, state in states.items():
         old = runtime.part(HostRoutes).attached.get(state.host)
         if isinstance(old, RemoteHost) and old.is_still(endpoint, state.incarnation, keys):
             continue
@@ -130,7 +130,7 @@ def attach_found(
         joined.append(remote.join())
     for answer in joined:
         answer.get(timeout)
-    runtime.part(HostRoutes).settle([state.host for state in found.values()], timeout)
+    runtime.part(HostRoutes).settle([state.host for state in states.values()], timeout)
 
 
 def refusals(states: Sequence[p.HostState], take: Callable[[Sequence[p.HostState]], object]
@@ -141,19 +141,19 @@ def refusals(states: Sequence[p.HostState], take: Callable[[Sequence[p.HostState
     except (RuntimeError, TimeoutError) as error:
         if len(states) == 1:
             return [(states[0], error)]
-        return [each for state in states for each in refusals((state,), take)]
+        return [refusal for state in states for refusal in refusals((state,), take)]
     return []
 
 
 def _conflict(endpoint: str, state: p.HostState) -> Exception | None:
     """Returns an error if an agent has the name of an attached host that is alive."""
-    known = current_runtime().part(HostRoutes).attached.get(state.host)
-    if known is None or known.lost or known.incarnation == state.incarnation or known.endpoint == endpoint:
+    attached = current_runtime().part(HostRoutes).attached.get(state.host)
+    if attached is None or attached.lost or attached.incarnation == state.incarnation or attached.endpoint == endpoint:
         return None
     if not current_runtime().node.connected(agent_of(state.host)):
         return None
     return ValueError(
-        f"{endpoint} calls itself host {state.host}, as {known.endpoint or 'one that has dialled'} does, which is "
+        f"{endpoint} calls itself host {state.host}, as {attached.endpoint or 'one that has dialled'} does, which is "
         "attached and lives: start one of the two agents with --host and another id"
     )
 
@@ -193,14 +193,14 @@ def _introduce(
     return [by_endpoint[endpoint] for endpoint in endpoints]
 
 
-def objection(endpoint: str, state: p.HostState, others: Sequence[p.HostState]) -> Exception | None:
+def objection(endpoint: str, state: p.HostState, peers: Sequence[p.HostState]) -> Exception | None:
     """Returns why the host that answers there cannot be attached."""
     reason, stops = differences(endpoint, state)
     if stops:
         return RuntimeError(reason)
     if reason:
         log.warning("%s", reason)
-    if state.host in current_runtime().part(HostRoutes).local or any(state.host == other.host for other in others):
+    if state.host in current_runtime().part(HostRoutes).local or any(state.host == peer.host for peer in peers):
         return ValueError(
             f"{endpoint} is host {state.host}, which is attached already: list it once, or start its "
             "agent with --host and another id"

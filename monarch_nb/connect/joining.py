@@ -79,18 +79,18 @@ class JoinedHost(RemoteHost):
 class Reception:
     """The endpoint at which hosts join."""
 
-    def __init__(self, runtime: Runtime, at: str, keys: Keys | None, insecure_loopback: bool) -> None:
-        self.at = at
+    def __init__(self, runtime: Runtime, address: str, keys: Keys | None, insecure_loopback: bool) -> None:
+        self.address = address
         self.keys = keys
         self.refused: dict[str, Exception] = {}
         self._runtime = runtime
         self._new: dict[str, p.HostState] = {}
-        self._asked: dict[str, tuple[p.HostState, float]] = {}  # the last agent by name that was accepted, and when
+        self._accepted: dict[str, tuple[p.HostState, float]] = {}  # the last agent by name that was accepted, and when
         self._changed = threading.Condition()
         runtime.verbs.handle(verbs.IDENTIFY, self._on_identify)
         runtime.verbs.handle(verbs.HOST_JOINS, self._on_joined)
         try:
-            self.endpoint = runtime.node.listen(at, keys, insecure_loopback)
+            self.endpoint = runtime.node.listen(address, keys, insecure_loopback)
         except BaseException:
             runtime.verbs.release(verbs.IDENTIFY)
             runtime.verbs.release(verbs.HOST_JOINS)
@@ -109,7 +109,7 @@ class Reception:
             wrong = objection(f"host {state.host}", state, ())
         with self._changed:
             if wrong is None:
-                self._asked[state.host] = (state, time.monotonic())
+                self._accepted[state.host] = (state, time.monotonic())
                 self.refused.pop(state.host, None)
             else:
                 if str(self.refused.get(state.host)) != str(wrong):
@@ -121,10 +121,10 @@ class Reception:
         """Returns an error if an agent has the name of a host that has joined and is alive."""
         if attached is not None and not isinstance(attached, JoinedHost):
             return None  # `objection` covers it
-        first, asked_at = self._asked.get(state.host, (state, 0.0))
+        first, accepted_at = self._accepted.get(state.host, (state, 0.0))
         if first.incarnation == state.incarnation:
             return None
-        calls = time.monotonic() - asked_at < _CALL_S  # accepted a moment ago, and about to connect
+        calls = time.monotonic() - accepted_at < _CALL_S  # accepted a moment ago, and about to connect
         if not calls and not self._runtime.node.connected(agent_of(state.host)):
             return None
         return ValueError(
@@ -142,16 +142,16 @@ class Reception:
         """Takes the first `count` hosts that have joined; blocks. Raises AttachError, which covers the others."""
         deadline = time.monotonic() + timeout
         with self._changed:
-            while len(self._new) < count and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while len(self._new) < count and (remaining := deadline - time.monotonic()) > 0:
+                self._changed.wait(remaining)
             if len(self._new) < count:
-                late = TimeoutError(
+                error = TimeoutError(
                     f"{len(self._new)} of {counted(count, 'host')} joined at {self.endpoint} "
                     f"within {timeout:g} s. On the others run: "
                     f"monarch-nb agent --dial tcp://HERE:{self.endpoint.rpartition(':')[2]} "
                     "--key FILE --keep"
                 )
-                raise AttachError({**self.refused, "": late}, 1)
+                raise AttachError({**self.refused, "": error}, 1)
             return [self._new.pop(host) for host in tuple(self._new)[:count]]
 
     def await_host(self, host: str, timeout: float) -> p.HostState | None:
@@ -203,15 +203,15 @@ def accept_hosts(
     return HostMesh(name, hosts, host_labels(hosts), owned=True)
 
 
-def _reception_at(runtime: Runtime, at: str, keys: Keys | None, insecure_loopback: bool) -> Reception:
+def _reception_at(runtime: Runtime, endpoint: str, keys: Keys | None, insecure_loopback: bool) -> Reception:
     """Returns this process's reception. Raises ValueError if it is at another endpoint."""
     global _reception
     reception = _reception
     if reception is None or not reception.belongs_to(runtime):
-        reception = _reception = Reception(runtime, at, keys, insecure_loopback)
-    elif at not in (reception.at, reception.endpoint) or reception.keys != keys:
+        reception = _reception = Reception(runtime, endpoint, keys, insecure_loopback)
+    elif endpoint not in (reception.address, reception.endpoint) or reception.keys != keys:
         raise ValueError(
-            f"this process accepts hosts at {reception.at} already, and cannot accept them at {at} as well"
+            f"this process accepts hosts at {reception.address} already, and cannot accept them at {endpoint} as well"
         )
     return reception
 
@@ -222,18 +222,20 @@ def use_keys(runtime: Runtime, old: Keys, new: Keys) -> None:
         _reception.keys = new
 
 
-def readmit(runtime: Runtime, hosts: Sequence[str], at: str, keys: Keys | None, timeout: float) -> dict[str, Exception]:
+def readmit(
+    runtime: Runtime, hosts: Sequence[str], endpoint: str, keys: Keys | None, timeout: float
+) -> dict[str, Exception]:
     """Attaches hosts that dialled a process which is gone, at the same endpoint. Blocks until all have dialled.
 
     Returns the errors of those that have not within `timeout` seconds, or do not agree.
     """
     try:
-        reception = _reception_at(runtime, at, keys, keys is None)
+        reception = _reception_at(runtime, endpoint, keys, keys is None)
     except (ValueError, TransportError) as error:
         return dict.fromkeys(hosts, error)
     deadline = time.monotonic() + timeout
-    found = {host: reception.await_host(host, max(0.0, deadline - time.monotonic())) for host in hosts}
-    late = f"it has not dialled {at} within {timeout:g} s: its agent has ended, or dials elsewhere"
-    errors: dict[str, Exception] = {host: UnreachableError(late) for host in hosts if found[host] is None}
-    states = [state for state in found.values() if state is not None]
+    joined = {host: reception.await_host(host, max(0.0, deadline - time.monotonic())) for host in hosts}
+    late = f"it has not dialled {endpoint} within {timeout:g} s: its agent has ended, or dials elsewhere"
+    errors: dict[str, Exception] = {host: UnreachableError(late) for host in hosts if joined[host] is None}
+    states = [state for state in joined.values() if state is not None]
     return errors | {state.host: error for state, error in refusals(states, lambda part: reception.admit(part, None))}

@@ -57,10 +57,10 @@ class _KeyRotation:
                 self._runtime.post(agent_of(remote.host), verbs.KEY, self._message("cancel"))
             node.change_keys("cancel", old, new)
             raise
-        asked = self._ask("use")
+        requests = self._ask("use")
         for remote in self._remotes:
             remote.keys = new
-        self._collect(asked)
+        self._collect(requests)
         node.change_keys("use", old, new)
         joining.use_keys(self._runtime, old, new)
         self._runtime.part(Detacher).keys_changed()
@@ -69,20 +69,20 @@ class _KeyRotation:
     def _expect(self, force: bool) -> None:
         replies, silent = self._collect(self._ask("expect"))
         if silent:
-            raise self._unchanged("; ".join(f"{host_name(host)}: {why}" for host, why in silent.items()))
+            raise self._unchanged("; ".join(f"{host_name(host)}: {reason}" for host, reason in silent.items()))
         users = {host: reply.users for host, reply in replies.items() if reply.users}
         if users and not force:
-            who = "; ".join(f"{host_name(host)}: {', '.join(names)}" for host, names in users.items())
+            programs = "; ".join(f"{host_name(host)}: {', '.join(names)}" for host, names in users.items())
             raise self._unchanged(
-                f"other programs use the hosts, and would be cut off ({who}). Detach or end them first, or pass "
+                f"other programs use the hosts, and would be cut off ({programs}). Detach or end them first, or pass "
                 "force=True"
             )
 
     def _finish(self) -> None:
         """Has all forget the former key, and waits for those that are out of touch on a thread."""
-        asked = self._ask("done")
-        _, silent = self._collect(asked)
-        late = {host: asked[host] for host in silent}
+        requests = self._ask("done")
+        _, silent = self._collect(requests)
+        late = {host: requests[host] for host in silent}
         if not late:
             self._runtime.node.change_keys("done", self._old, self._new)
             return
@@ -105,10 +105,10 @@ class _KeyRotation:
             remote.host: request(self._runtime, agent_of(remote.host), verbs.KEY, message) for remote in self._remotes
         }
 
-    def _collect(self, asked: Mapping[str, Future[p.KeyChanged]]) -> tuple[dict[str, p.KeyChanged], dict[str, str]]:
+    def _collect(self, requests: Mapping[str, Future[p.KeyChanged]]) -> tuple[dict[str, p.KeyChanged], dict[str, str]]:
         """Waits for the replies; returns them, and why others have not come."""
         replies, silent = dict[str, p.KeyChanged](), dict[str, str]()
-        for host, answer in asked.items():
+        for host, answer in requests.items():
             try:
                 reply = replies[host] = answer.get(max(0.0, self._deadline - time.monotonic()))
             except TimeoutError:
@@ -121,8 +121,8 @@ class _KeyRotation:
                                    host_name(host), reply.error)  # fmt: skip
         return replies, silent
 
-    def _unchanged(self, why: str) -> TrustError:
-        return TrustError(f"{self._name}: the key was not changed: {why}")
+    def _unchanged(self, reason: str) -> TrustError:
+        return TrustError(f"{self._name}: the key was not changed: {reason}")
 
 
 def _key_of(runtime: Runtime, name: str, hosts: Sequence[str]) -> Keys:

@@ -22,7 +22,7 @@ from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError, TrustError, UnreachableError
 from monarch_nb.wire import Done, agent_of, host_name, parse_address
 
-_LOOK_S = 0.02  # between checks for a socket
+_POLL_S = 0.02  # between checks for a socket
 _ANSWER_S = 3.0  # after which the path is checked again
 _PULSE_S = 0.5  # between checks of a process, where the system has no pidfd
 
@@ -108,14 +108,14 @@ class LocalHost:
             return
         try:
             while not self._ended.is_set() and not self.runtime.closed:
-                if self._gone(fd):
+                if self._has_ended(fd):
                     self._lose()
                     return
         finally:
             if fd >= 0:
                 os.close(fd)
 
-    def _gone(self, fd: int) -> bool:
+    def _has_ended(self, fd: int) -> bool:
         if fd >= 0:
             poller = select.poll()
             poller.register(fd, select.POLLIN)
@@ -160,7 +160,7 @@ def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Pat
                 f"attach failed: config push failed during attach: no worker answers at ipc://{path}: "
                 "start it there with run_worker_loop_forever(address=...)"
             )
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     socket = Path(os.path.realpath(link))
     if os.lstat(link).st_uid != os.geteuid():
         raise TrustError(f"ipc://{path} belongs to another user")
@@ -181,16 +181,16 @@ def connect_local_host(runtime: Runtime, path: str, deadline: float, given_up: C
         if host == runtime.host or host in runtime.part(HostRoutes).local:
             raise ValueError(f"ipc://{path} is host {host}, which this process has started itself")
         runtime.node.learn(host, run_folder=folder)
-        asked = request(runtime, agent_of(host), verbs.STATUS, Done())
-        left = deadline - time.monotonic()
+        reply = request(runtime, agent_of(host), verbs.STATUS, Done())
+        remaining = deadline - time.monotonic()
         try:
-            state = asked.get(max(0.5, min(left, _ANSWER_S)))
+            state = reply.get(max(0.5, min(remaining, _ANSWER_S)))
         except (TimeoutError, RequestError):  # one that is about to end; another may replace it
-            if left < 0 or given_up():
+            if remaining < 0 or given_up():
                 raise UnreachableError(f"the worker at ipc://{path} has not answered in time") from None
             continue
-        known = runtime.part(HostRoutes).attached.get(host)
-        return known if isinstance(known, LocalHost) and not known.lost else LocalHost(runtime, folder, state)
+        attached = runtime.part(HostRoutes).attached.get(host)
+        return attached if isinstance(attached, LocalHost) and not attached.lost else LocalHost(runtime, folder, state)
 
 
 _lock = threading.Lock()
@@ -208,9 +208,9 @@ def connect_named_hosts(runtime: Runtime, hosts: Iterable[str], name: str) -> No
         return
     with _lock:
         unknown = [host for host in dict.fromkeys(hosts) if not _is_reachable(runtime, host)]
-        met = [host for host in unknown if _connect_if_agent(runtime, host, name)]
-    if met:
-        runtime.part(HostRoutes).settle(met, settings.message_delivery_timeout)
+        connected = [host for host in unknown if _connect_if_agent(runtime, host, name)]
+    if connected:
+        runtime.part(HostRoutes).settle(connected, settings.message_delivery_timeout)
 
 
 def _is_reachable(runtime: Runtime, host: str) -> bool:

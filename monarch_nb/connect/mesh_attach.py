@@ -14,7 +14,7 @@ from msgspec import Struct
 from monarch_nb._package import __version__, more
 from monarch_nb.connect.downtime import DowntimeReport, RankEnd, downtime_report, listing
 from monarch_nb.connect.gateway import Gateway, GatewayHost
-from monarch_nb.connect.hosts import AttachError, attach_found, inspect_endpoints, refusals
+from monarch_nb.connect.hosts import AttachError, attach_states, inspect_endpoints, refusals
 from monarch_nb.connect.joining import JoinedHost, readmit
 from monarch_nb.connect.local_host import connect_local_host
 from monarch_nb.connect.mesh_detach import Detacher
@@ -69,17 +69,17 @@ def connect_hosts(runtime: Runtime, mesh: MeshFile) -> Failures:
             failures[way.host] = f"the gateway to it, {host_name(way.gateway.host)}: {shut[way.gateway.host]}"
         elif not _is_known(routes, way.host):
             ways.append(way)
-    here = [way for way in ways if way.endpoint.startswith("ipc://")]
-    calling = [way for way in ways if way.calls]
-    dialled = [way for way in ways if way not in here and way not in calling]
-    if here and mesh.machine == platform.node():
+    local = [way for way in ways if way.endpoint.startswith("ipc://")]
+    inbound = [way for way in ways if way.calls]
+    dialled = [way for way in ways if way not in local and way not in inbound]
+    if local and mesh.machine == platform.node():
         runtime.part(LocalAgents).ensure()  # routes are announced to agents, and an agent knows this process
-    jobs = [partial(_try_each, [way], partial(_connect_local, runtime, mesh)) for way in here]
-    jobs += [partial(_await_inbound, runtime, mesh, part) for part in _grouped(calling)]
+    jobs = [partial(_try_each, [way], partial(_connect_local, runtime, mesh)) for way in local]
+    jobs += [partial(_await_inbound, runtime, mesh, part) for part in _grouped(inbound)]
     jobs += [partial(_connect_dialled, runtime, mesh, part) for part in _grouped(dialled)]
-    begins: list[Future[Failures]] = [run_in_thread(job) for job in jobs]
-    for answer in begins:
-        failures |= answer.get()
+    attempts: list[Future[Failures]] = [run_in_thread(job) for job in jobs]
+    for attempt in attempts:
+        failures |= attempt.get()
     return failures
 
 
@@ -144,16 +144,16 @@ def _connect_dialled(runtime: Runtime, mesh: MeshFile, ways: Sequence[HostRoute]
     failures = _try_each(ways, lambda way: endpoints.update({way.host: endpoint_of(routes, way)}))
     key = key_of(mesh, ways[0])
     try:
-        found, errors = inspect_endpoints(list(dict.fromkeys(endpoints.values())), key, key is None, _ANSWER_S)
+        by_endpoint, errors = inspect_endpoints(list(dict.fromkeys(endpoints.values())), key, key is None, _ANSWER_S)
     except TransportError as error:  # the key does not allow any of them
         return failures | dict.fromkeys(endpoints, text_of(error))
-    right = []
+    matches = []
     for host, endpoint in endpoints.items():
-        state = found.get(endpoint)
+        state = by_endpoint.get(endpoint)
         if state is None:
             failures[host] = text_of(errors[endpoint])
         elif state.host == host:
-            right.append(state)
+            matches.append(state)
         else:
             failures[host] = (
                 f"host {host_name(state.host)} answers at {endpoint}, not {host_name(host)}: that one's agent has "
@@ -161,9 +161,9 @@ def _connect_dialled(runtime: Runtime, mesh: MeshFile, ways: Sequence[HostRoute]
             )
 
     def take(states: Sequence[p.HostState]) -> None:
-        attach_found(runtime, {endpoints[state.host]: state for state in states}, key, key is None, None, _ANSWER_S)
+        attach_states(runtime, {endpoints[state.host]: state for state in states}, key, key is None, None, _ANSWER_S)
 
-    return failures | {state.host: text_of(error) for state, error in refusals(right, take)}
+    return failures | {state.host: text_of(error) for state, error in refusals(matches, take)}
 
 
 _causes = msgpack_decoder(Cause)
@@ -195,30 +195,30 @@ class RankReconciler:
         if address != self._procs.address(rank) or self._procs.stopped is not None:
             return  # it has been replaced meanwhile
         if welcome.bare:
-            why = "the controller that started it ended before it was set up"
-            self._runtime.part(MeshHealer).kill(self._procs, (rank,), why)
+            reason = "the controller that started it ended before it was set up"
+            self._runtime.part(MeshHealer).kill(self._procs, (rank,), reason)
             return
-        there = {actor.mesh: actor for actor in welcome.actors if actor.rank == rank}
+        reports = {actor.mesh: actor for actor in welcome.actors if actor.rank == rank}
         for state in self._actors:
             if rank in state.ranks and state.stopped is None:
-                self._reconcile_rank(state, rank, there.get(state.uid))
+                self._reconcile_rank(state, rank, reports.get(state.uid))
 
-    def _reconcile_rank(self, state: ActorState, rank: int, there: p.ActorThere | None) -> None:
-        known = state.incarnation(rank)
-        if there is None or there.incarnation < known:
+    def _reconcile_rank(self, state: ActorState, rank: int, report: p.ActorThere | None) -> None:
+        current = state.incarnation(rank)
+        if report is None or report.incarnation < current:
             text = "the controller that was to create it ended before it did"
-            self._rank_failed(state, rank, known, Cause(kind="spawn", text=text, at=time.time()))
+            self._rank_failed(state, rank, current, Cause(kind="spawn", text=text, at=time.time()))
             return
-        if there.incarnation > known:
-            _set_incarnation(state, rank, there.incarnation)
-            uid, incarnation = state.uid, there.incarnation
+        if report.incarnation > current:
+            _set_incarnation(state, rank, report.incarnation)
+            uid, incarnation = state.uid, report.incarnation
             self._runtime.part(Driver).feed(lambda machine: machine.found(uid, rank, incarnation))
-        if there.end:
-            cause = _causes.decode(there.end)
+        if report.end:
+            cause = _causes.decode(report.end)
             if cause.kind == "stopped":
                 self._runtime.part(Driver).mark_stopped(state, (rank,), cause.text, over=False)
             else:
-                self._rank_failed(state, rank, there.incarnation, cause)
+                self._rank_failed(state, rank, report.incarnation, cause)
 
     def _rank_failed(self, state: ActorState, rank: int, incarnation: int, cause: Cause) -> None:
         """Records a failure from the time without a controller; it does not end a script, which reports it itself."""
@@ -268,11 +268,11 @@ def attach_mesh(name: str, *, steal: bool = False) -> AttachedMesh:
     """
     runtime = current_runtime()
     path, mesh = _find(name)
-    here, there = (__version__, python_version()), (mesh.version, mesh.python)
-    if here != there:
+    own, recorded = (__version__, python_version()), (mesh.version, mesh.python)
+    if own != recorded:
         raise AttachError.of(
-            f"{mesh.name} runs monarch-nb {there[0]} on Python {there[1]}, this process {here[0]} on {here[1]}: attach "
-            f"it with those, or end it with `monarch-nb mesh stop {mesh.name}`"
+            f"{mesh.name} runs monarch-nb {recorded[0]} on Python {recorded[1]}, this process {own[0]} on {own[1]}: "
+            f"attach it with those, or end it with `monarch-nb mesh stop {mesh.name}`"
         )
     failures = _reach(runtime, path, mesh)
     answers = _claim(runtime, mesh, failures, steal=steal)
@@ -289,41 +289,41 @@ def end_mesh(name: str, *, steal: bool = False) -> str:
     path, mesh = _find(name)
     failures = _reach(runtime, path, mesh)
     answers = _claim(runtime, mesh, failures, steal=steal)
-    asked = []
+    requests = []
     by_host: dict[str, list[str]] = {}
     for proc in (proc for answer in answers for proc in answer.procs):
         by_host.setdefault(host_of(proc.address), []).append(proc.address)
     for host, addresses in by_host.items():
         stop = p.Stop(tuple(addresses), reason="stopped by monarch-nb mesh stop")
-        asked.append(request(runtime, agent_of(host), verbs.STOP, stop))
-    ends = [answer.get(settings.mesh_terminate_timeout + _ANSWER_S) for answer in asked]
+        requests.append(request(runtime, agent_of(host), verbs.STOP, stop))
+    ends = [answer.get(settings.mesh_terminate_timeout + _ANSWER_S) for answer in requests]
     mesh_files.remove(path)
     count = sum(len(end.exits) for end in ends)
     stopped = f"stopped {mesh.name}: {counted(count, 'proc')}"
-    for host, why in failures.items():
-        stopped += f"\nhost {host_name(host)} cannot be reached: what runs there ends with its lease ({why})"
+    for host, reason in failures.items():
+        stopped += f"\nhost {host_name(host)} cannot be reached: what runs there ends with its lease ({reason})"
     return stopped
 
 
 def _find(name: str) -> tuple[Path, MeshFile]:
     """Returns the file of the mesh with that name. Raises AttachError."""
-    every = mesh_files.tidied()
-    called = [found for found in every if name in (found[1].name, found[1].uid)]
-    called = called or [found for found in every if name in found[1].actors]
-    living = [(path, mesh) for path, mesh in called if not mesh.ended]
+    entries = mesh_files.tidied()
+    matches = [entry for entry in entries if name in (entry[1].name, entry[1].uid)]
+    matches = matches or [entry for entry in entries if name in entry[1].actors]
+    living = [(path, mesh) for path, mesh in matches if not mesh.ended]
     if len(living) > 1:
         uids = ", ".join(f"{mesh.uid} ({mesh.shape}, {_state(mesh)})" for _, mesh in living)
         raise AttachError.of(f"there are several meshes called {name}: attach one of them by its id: {uids}")
     if living:
         return living[0]
-    ended = [(path, mesh) for path, mesh in called if mesh.ended]
+    ended = [(path, mesh) for path, mesh in matches if mesh.ended]
     if ended:
         path, mesh = ended[-1]
         mesh_files.remove(path)
         raise AttachError.of(f"{name} is gone: {mesh.ended}; spawn it anew")
-    others = ", ".join(sorted({mesh.name for _, mesh in every if not mesh.ended})) or "none"
+    names = ", ".join(sorted({mesh.name for _, mesh in entries if not mesh.ended})) or "none"
     raise AttachError.of(
-        f"there is no mesh {name!r} to attach; there are: {others}. A mesh ends with its kernel or program, unless "
+        f"there is no mesh {name!r} to attach; there are: {names}. A mesh ends with its kernel or program, unless "
         "that has left it before (%detach NAME, mesh.detach()) or keeps it (%detach --keep 1h, "
         f'configure(mesh_keep="1h")){more("manual/detach.md#attaching")}'
     )
@@ -355,18 +355,18 @@ def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.AttachReply], fa
     actors = actors_from(runtime, procs, first.parts)
     reconciler = RankReconciler(runtime, procs, actors)
     reconciler.supersede(first.turn)
-    for each in actors:
-        registry.own(runtime.root, each)
+    for actor_mesh in actors:
+        registry.own(runtime.root, actor_mesh)
     watcher, events = runtime.part(ProcessWatcher), runtime.part(MeshEvents)
     logs = {address: file for answer in answers for address, file in answer.logs.items()}
     runtime.part(MeshLogs).receiver.catch_up(living)
     for address, proc in living.items():
         watcher.found(p.StartedProc(address=address, pid=proc.pid, how=proc.how, log=logs.get(address, "")))
     ranks = set(procs.ranks)  # without those released when the mesh shrank
-    exits = tuple(gone for answer in answers for gone in answer.exits if parse_address(gone.address).rank in ranks)
+    exits = tuple(end for answer in answers for end in answer.exits if parse_address(end.address).rank in ranks)
     exits = (*exits, *_missing(procs, answers, failures))
-    for gone in exits:
-        watcher.ended_while_detached(gone)
+    for end in exits:
+        watcher.ended_while_detached(end)
     _lose(runtime, mesh, failures)
     welcomes = _greet(runtime, procs, actors, first.turn, list(living), reconciler)
     reconciler.announce()
@@ -377,9 +377,9 @@ def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.AttachReply], fa
     runtime.part(Detacher).adopt(mesh, notes, (first.grant, first.turn))
     notices = {answer.host: answer.notices for answer in answers if answer.notices}
     report = downtime_report(runtime, procs, actors, first, exits, welcomes, tuple(reconciler.ended), failures, notices,
-                             of_all_hosts(found for answer in answers for found in answer.findings))  # fmt: skip
-    whole: tuple[ActorMesh[object], ...] = tuple(ActorMesh(state, state.region) for state in actors)
-    return AttachedMesh(ProcMesh(procs, procs.region), whole, report, notes)
+                             of_all_hosts(finding for answer in answers for finding in answer.findings))  # fmt: skip
+    meshes: tuple[ActorMesh[object], ...] = tuple(ActorMesh(state, state.region) for state in actors)
+    return AttachedMesh(ProcMesh(procs, procs.region), meshes, report, notes)
 
 
 def _missing(procs: ProcState, answers: Sequence[p.AttachReply], unreached: Container[str]) -> list[p.Exited]:
@@ -387,12 +387,12 @@ def _missing(procs: ProcState, answers: Sequence[p.AttachReply], unreached: Cont
 
     They ended before the mesh was detached, in the middle of a heal, or with an agent that was restarted.
     """
-    known = {proc.address: proc for answer in answers for proc in answer.procs}
-    reported = {gone.address for answer in answers for gone in answer.exits}
+    processes = {proc.address: proc for answer in answers for proc in answer.procs}
+    reported = {end.address for answer in answers for end in answer.exits}
     missing = []
     for rank in procs.ranks:
         address = procs.address(rank)
-        proc = known.get(address)
+        proc = processes.get(address)
         if address in reported or (proc is not None and proc.exit is None) or host_of(address) in unreached:
             continue
         if proc is not None and proc.exit is not None:
@@ -416,14 +416,14 @@ def _adopt_incarnations(procs: ProcState, addresses: Sequence[str]) -> None:
 def _greet(runtime: Runtime, procs: ProcState, actors: Sequence[ActorState], turn: int, living: Sequence[str],
            reconciler: RankReconciler) -> dict[str, p.Welcome]:  # fmt: skip
     """Announces the new owner to the processes and applies their replies, without waiting for silent processes."""
-    meshes = (procs.uid, *(each.uid for each in actors))
+    meshes = (procs.uid, *(state.uid for state in actors))
     news = p.NewOwner(meshes=meshes, owner=runtime.address, turn=turn)
-    asked = {address: request(runtime, address, verbs.NEW_OWNER, news) for address in living}
-    until = time.monotonic() + _ANSWER_S
+    requests = {address: request(runtime, address, verbs.NEW_OWNER, news) for address in living}
+    deadline = time.monotonic() + _ANSWER_S
     answers = {}
-    for address, answer in asked.items():
+    for address, answer in requests.items():
         try:
-            answers[address] = answer.get(max(0.0, until - time.monotonic()))
+            answers[address] = answer.get(max(0.0, deadline - time.monotonic()))
         except TimeoutError:  # a stopped process: it replies when it goes on
             when_done(answer, _reconcile_late(reconciler, address))
         except RuntimeError:  # ended
@@ -454,13 +454,13 @@ def attach(name: str | None = None, *, steal: bool = False) -> ProcMesh | ActorM
     """
     if name is None:
         return listing(detached_meshes())
-    known = _owned_here(current_runtime(), name)
-    if known is not None:
-        return known
-    back = attach_mesh(name, steal=steal)
-    sys.stdout.write(f"{back.report.text()}\n")
-    found = _owned_here(current_runtime(), name)
-    return found if found is not None else back.procs
+    owned = _owned_here(current_runtime(), name)
+    if owned is not None:
+        return owned
+    attached = attach_mesh(name, steal=steal)
+    sys.stdout.write(f"{attached.report.text()}\n")
+    mesh = _owned_here(current_runtime(), name)
+    return mesh if mesh is not None else attached.procs
 
 
 def _owned_here(runtime: Runtime, name: str) -> ProcMesh | ActorMesh[object] | None:
@@ -493,8 +493,8 @@ def _reach_hosts(runtime: Runtime, mesh: MeshFile) -> Failures:
     return failures
 
 
-def _unreachable(mesh: MeshFile, host: str, why: str) -> str:
-    return f"{mesh.name} cannot be attached, its host {host_name(host)} cannot be reached: {why}"
+def _unreachable(mesh: MeshFile, host: str, reason: str) -> str:
+    return f"{mesh.name} cannot be attached, its host {host_name(host)} cannot be reached: {reason}"
 
 
 def _claim(runtime: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool) -> list[p.AttachReply]:
@@ -504,37 +504,37 @@ def _claim(runtime: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool)
     added to `failures`.
     """
     holder = runtime.part(Detacher).holder
-    wanted = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal, ended=mesh.former)
+    claim = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal, ended=mesh.former)
     keepers = [way.host for way in mesh.ways[:KEEPERS]]
     answers: dict[str, p.AttachReply] = {}
     first = p.AttachReply(known=False)
     for host in keepers:
         if host not in failures and not first.known:
-            first = answers[host] = _attached(runtime, mesh, host, wanted, failures)
+            first = answers[host] = _request_claim(runtime, mesh, host, claim, failures)
     if not first.known:
         silent = [_unreachable(mesh, host, failures[host]) for host in keepers if host in failures]
         raise AttachError.of(
             silent[0] if silent else f"{mesh.name} is not there any more: it was stopped, or its lease has ended"
         )
-    wanted = msgspec.structs.replace(wanted, grant=first.grant, turn=first.turn)
-    others = [way.host for way in mesh.ways if way.host not in failures and way.host not in answers]
-    asked = {host: request(runtime, agent_of(host), verbs.ATTACH, wanted) for host in others}
+    claim = msgspec.structs.replace(claim, grant=first.grant, turn=first.turn)
+    hosts = [way.host for way in mesh.ways if way.host not in failures and way.host not in answers]
+    requests = {host: request(runtime, agent_of(host), verbs.ATTACH, claim) for host in hosts}
     try:
-        answers |= {host: _answer(mesh, host, answer, failures) for host, answer in asked.items()}
+        answers |= {host: _await_answer(mesh, host, answer, failures) for host, answer in requests.items()}
     except AttachError as error:
         _give_back(runtime, mesh, failures, str(error))
         raise
     return [first, *(answer for answer in answers.values() if answer is not first)]
 
 
-def _attached(runtime: Runtime, mesh: MeshFile, host: str, wanted: p.Attach, failures: Failures) -> p.AttachReply:
-    return _answer(mesh, host, request(runtime, agent_of(host), verbs.ATTACH, wanted), failures)
+def _request_claim(runtime: Runtime, mesh: MeshFile, host: str, claim: p.Attach, failures: Failures) -> p.AttachReply:
+    return _await_answer(mesh, host, request(runtime, agent_of(host), verbs.ATTACH, claim), failures)
 
 
-def _answer(mesh: MeshFile, host: str, asked: Future[p.AttachReply], failures: Failures) -> p.AttachReply:
+def _await_answer(mesh: MeshFile, host: str, future: Future[p.AttachReply], failures: Failures) -> p.AttachReply:
     """Awaits a host's answer and records the failure of a silent host. Raises AttachError if it refuses."""
     try:
-        return msgspec.structs.replace(asked.get(_ANSWER_S), host=host)
+        return msgspec.structs.replace(future.get(_ANSWER_S), host=host)
     except (TimeoutError, UnansweredError) as error:
         failures[host] = text_of(error)
         return p.AttachReply(known=False)
@@ -542,11 +542,13 @@ def _answer(mesh: MeshFile, host: str, asked: Future[p.AttachReply], failures: F
         raise AttachError.of(f"{mesh.name} cannot be attached: {error}") from error
 
 
-def _give_back(runtime: Runtime, mesh: MeshFile, failures: Container[str], why: str) -> None:
+def _give_back(runtime: Runtime, mesh: MeshFile, failures: Container[str], reason: str) -> None:
     """Releases a mesh that cannot be used here, for other controllers to attach."""
-    left = p.Detach(mesh.uid, f"{runtime.part(Detacher).holder.what} could not use it: {why}")
-    asked = [request(runtime, agent_of(way.host), verbs.DETACH, left) for way in mesh.ways if way.host not in failures]
-    for answer in asked:
+    detach = p.Detach(mesh.uid, f"{runtime.part(Detacher).holder.what} could not use it: {reason}")
+    requests = [
+        request(runtime, agent_of(way.host), verbs.DETACH, detach) for way in mesh.ways if way.host not in failures
+    ]
+    for answer in requests:
         with contextlib.suppress(TimeoutError, RuntimeError):
             answer.get(_ANSWER_S)
 
@@ -557,8 +559,8 @@ def _lose(runtime: Runtime, mesh: MeshFile, failures: Mapping[str, str]) -> None
     Once such a host can be reached, its ranks can be healed; what still runs there is stopped then.
     """
     routes, ways = runtime.part(HostRoutes), {way.host: way for way in mesh.ways}
-    for host, why in failures.items():
-        reason = f"it could not be reached when {mesh.name} was attached: {why}"
+    for host, error in failures.items():
+        reason = f"it could not be reached when {mesh.name} was attached: {error}"
         loss = runtime.part(ProcessWatcher).hosts_lost({host: 0}, reason, reported=True)
         routes.announce_lost(host, reason, 0, loss)
         remote = None if host not in ways else _remote(runtime, mesh, ways[host])

@@ -88,9 +88,9 @@ class Detacher:
             since=time.time(), system=mesh_files.own_system(), started=mesh_files.start_of(os.getpid()),
         )  # fmt: skip
 
-    def set_description(self, what: str) -> None:
+    def set_description(self, description: str) -> None:
         """Sets how other controllers see this process as the holder of a mesh."""
-        self._description = what
+        self._description = description
 
     def flush_holds(self) -> None:
         """Sends host agents all changes up to now, so that a controller that attaches after a crash finds them.
@@ -106,15 +106,15 @@ class Detacher:
 
     def _notes_of(self, state: ProcState) -> bytes | None:
         """Returns the notes to be stored with a mesh."""
-        known = self._notes.get(state.uid)
+        notes = self._notes.get(state.uid)
         for notes_for in self.note_sources:
-            known = notes_for((state.uid, *state.actors))
-        return known
+            notes = notes_for((state.uid, *state.actors))
+        return notes
 
-    def adopt(self, mesh: MeshFile, notes: bytes, got: tuple[int, int]) -> None:
+    def adopt(self, mesh: MeshFile, notes: bytes, grant: tuple[int, int]) -> None:
         """Registers an attached mesh with its notes, grant and turn."""
         uid = mesh.uid
-        self._secrets[uid], self._grants[uid] = mesh.secret, got
+        self._secrets[uid], self._grants[uid] = mesh.secret, grant
         self._ways.update({way.host: way for way in mesh.ways})
         if notes:
             self._notes[uid] = notes
@@ -129,9 +129,9 @@ class Detacher:
         """
         attached = {state.uid: state for state in self._own_meshes() if state.uid in self._grants}
         newest = attached.pop(uid)
-        for other in attached.values():
-            inform_ranks(self._runtime, other, verbs.NEW_OWNER, self._news_of(newest))
-            inform_ranks(self._runtime, newest, verbs.NEW_OWNER, self._news_of(other))
+        for peer in attached.values():
+            inform_ranks(self._runtime, peer, verbs.NEW_OWNER, self._news_of(newest))
+            inform_ranks(self._runtime, newest, verbs.NEW_OWNER, self._news_of(peer))
 
     def _news_of(self, state: ProcState) -> p.NewOwner:
         meshes = (state.uid, *state.actors)
@@ -139,7 +139,7 @@ class Detacher:
 
     # -- detaching --------------------------------------------------------------------------------------------------
 
-    def detach(self, state: ProcState, seconds: float, why: str = "it was detached") -> None:
+    def detach(self, state: ProcState, seconds: float, reason: str = "it was detached") -> None:
         """Detaches a mesh of processes with all actors on it; blocks until its hosts hold it. Raises DetachError."""
         runtime = self._runtime
         if state.stopped is not None:
@@ -152,9 +152,9 @@ class Detacher:
         if not hosts:
             raise DetachError(f"{state.name} cannot be detached: none of its hosts can be reached")
         with self._recording:  # a record under way would replace the lease
-            self._leave(state, hosts, seconds, why)
+            self._leave(state, hosts, seconds, reason)
 
-    def _leave(self, state: ProcState, hosts: Sequence[str], seconds: float, why: str) -> None:
+    def _leave(self, state: ProcState, hosts: Sequence[str], seconds: float, reason: str) -> None:
         runtime = self._runtime
         if state.uid in self._held:
             self._held[state.uid] = {}  # if one host refuses, the others have been sent what does not become true
@@ -164,11 +164,11 @@ class Detacher:
             raise DetachError(f"{state.name} is not detached: {error}") from error
         self._ask(state, hosts, holds, verbs.HOLD)
         waiting = () if state.unread is None else state.unread.state(waiting_only=True)
-        self._ask(state, hosts, {host: p.Detach(state.uid, why, waiting) for host in hosts}, verbs.DETACH)
+        self._ask(state, hosts, {host: p.Detach(state.uid, reason, waiting) for host in hosts}, verbs.DETACH)
         file = mesh_files.path_of(state.uid, state.name)  # agents elsewhere cannot write this file
         written = mesh_files.read(file)
         if written is not None and written.holder is not None and written.holder.address == runtime.address:
-            mesh_files.leave(file, seconds, why)
+            mesh_files.leave(file, seconds, reason)
         self._mark_left(state, Cause(kind="left", text=f"detached for {format_duration(round(seconds * 1e9))}"))
 
     def detach_on(self, hosts: Sequence[str], host_mesh: str, seconds: float) -> None:
@@ -177,16 +177,16 @@ class Detacher:
             if state.spawn_spec is not None and host_mesh_of(state) == host_mesh and set(state.hosts) <= set(hosts):
                 self.detach(state, seconds)
 
-    def detach_all(self, why: str) -> list[str]:
+    def detach_all(self, reason: str) -> list[str]:
         """Detaches the meshes that are to outlive this process; returns their names."""
-        left = []
+        names = []
         for state in self._own_meshes():
             try:
-                self.detach(state, settings.mesh_keep, why)
-                left.append(state.name)
+                self.detach(state, settings.mesh_keep, reason)
+                names.append(state.name)
             except (DetachError, RuntimeError, TimeoutError) as error:
                 logger.warning("%s ends with this process: %s", state.name, error)
-        return left
+        return names
 
     def _own_meshes(self) -> list[ProcState]:
         address = self._runtime.address
@@ -200,10 +200,10 @@ class Detacher:
         ]
 
     def _ask(self, state: ProcState, hosts: Iterable[str], bodies: dict[str, Any], verb: Any) -> None:
-        asked: dict[str, Future[Any]] = {
+        requests: dict[str, Future[Any]] = {
             host: request(self._runtime, agent_of(host), verb, bodies[host]) for host in hosts
         }
-        for host, answer in asked.items():
+        for host, answer in requests.items():
             try:
                 answer.get(_AGREE_S)
             except (TimeoutError, RuntimeError) as error:
@@ -214,8 +214,8 @@ class Detacher:
     def _mark_left(self, state: ProcState, cause: Cause) -> None:
         """Marks a mesh as no longer owned by this process."""
         runtime = self._runtime
-        for one in (state, *state.actors.values()):
-            one.detached, one.stopped = one.stopped is None, one.stopped or cause.text
+        for mesh in (state, *state.actors.values()):
+            mesh.detached, mesh.stopped = mesh.stopped is None, mesh.stopped or cause.text
         self._forget_calls(state)
         runtime.part(Driver).feed(lambda machine: machine.detached(state.uid, cause))
         self._held.pop(state.uid, None)
@@ -243,7 +243,7 @@ class Detacher:
         written = MeshFile(
             uid=state.uid, name=state.name, secret=secret, ways=tuple(self._way(host) for host in hosts),
             version=__version__, python=python_version(), machine=platform.node(), ranks=len(state.region),
-            shape=shape, actors=tuple(one.name for one in actors), holder=self.holder, keep=seconds if keep else 0.0,
+            shape=shape, actors=tuple(mesh.name for mesh in actors), holder=self.holder, keep=seconds if keep else 0.0,
         )  # fmt: skip
         try:
             mesh_files.write(file, written)
@@ -254,17 +254,17 @@ class Detacher:
             ) from error
         first = p.Hold(
             uid=state.uid, name=state.name, secret=secret, seconds=seconds, keep=keep, holder=self.holder,
-            meshes=(state.uid, *(one.uid for one in actors)), parts=parts, file=str(file),
+            meshes=(state.uid, *(mesh.uid for mesh in actors)), parts=parts, file=str(file),
             grant=grant, turn=turn,
             unwatched=p.Unwatched(diagnoser=self._diagnoser, extent=dict(state.region.extent), actors=written.actors),
         )  # fmt: skip
-        second, other = msgspec.structs.replace(first, file=""), msgspec.structs.replace(first, parts={}, file="")
+        second, bare = msgspec.structs.replace(first, file=""), msgspec.structs.replace(first, parts={}, file="")
         assert first.unwatched is not None
         elsewhere = [state.address(rank) for rank in state.ranks if state.layout.host_of(rank) != hosts[0]]
         first = msgspec.structs.replace(
             first, unwatched=msgspec.structs.replace(first.unwatched, elsewhere=tuple(elsewhere))
         )
-        return {host: second if place < KEEPERS else other for place, host in enumerate(hosts)} | {hosts[0]: first}
+        return {host: second if index < KEEPERS else bare for index, host in enumerate(hosts)} | {hosts[0]: first}
 
     def _is_attached(self, host: str) -> bool:
         routes = self._runtime.part(HostRoutes)
@@ -322,26 +322,26 @@ class Detacher:
                 self._send_holds(uid, self._holds(state, keep, keep=keep > 0), anew)
             except Exception as error:
                 failed[state.name] = str(error)
-        for name, why in failed.items():
-            if self._unwritten.get(name) != why:
-                logger.warning("%s would end with this process: %s", name, why)
+        for name, reason in failed.items():
+            if self._unwritten.get(name) != reason:
+                logger.warning("%s would end with this process: %s", name, reason)
         self._unwritten = failed
         return failed
 
     def _send_holds(self, uid: str, holds: Mapping[str, p.Hold], anew: set[str]) -> None:
         """Sends holds to the hosts that store the full record, and to others only if theirs have changed."""
         before = dict(self._held.get(uid, {}))  # a host may be lost meanwhile
-        sent = self._held[uid] = {host: hold for host, hold in before.items() if host in holds and host not in anew}
+        held = self._held[uid] = {host: hold for host, hold in before.items() if host in holds and host not in anew}
         for host, hold in holds.items():
             if not self._is_attached(host):
-                sent.pop(host, None)
+                held.pop(host, None)
                 continue
             plain = msgspec.structs.replace(hold, holder=msgspec.structs.replace(hold.holder, since=0.0))
-            if sent.get(host) == plain:
+            if held.get(host) == plain:
                 continue
-            sent.pop(host, None)
+            held.pop(host, None)
             self._runtime.post(agent_of(host), verbs.HOLD, hold)
-            sent[host] = None if hold.parts else plain
+            held[host] = None if hold.parts else plain
 
     def _store_answers(self, state: ProcState) -> None:
         """Has the ranks of a mesh store answers until they are read, if it is to outlive this process."""
@@ -357,14 +357,12 @@ class Detacher:
 
     def _forget_calls(self, state: ProcState) -> None:
         state.unread = None
-        if known := self._unread.pop(state.uid, None):
-            known.close()
+        if calls := self._unread.pop(state.uid, None):
+            calls.close()
 
     def _on_mesh_event(self, event: Event) -> None:
         match event:
-            case RanksStarting(
-                state, hosts
-            ):  # the agent of a new host, or a new agent, is to hold the mesh before that
+            case RanksStarting(state, hosts):  # the agent of a new host, or a new agent, holds the mesh before that
                 unheld = hosts - self._held.get(state.uid, {}).keys()
                 if unheld and self._is_kept(state):
                     with self._lock:
@@ -377,8 +375,8 @@ class Detacher:
             case MeshStopped(ActorState() as state):
                 self._on_change(state)
             case HostLost(host):
-                for held in tuple(self._held.values()):
-                    held.pop(host, None)
+                for holds in tuple(self._held.values()):
+                    holds.pop(host, None)
                 for state in self._own_meshes():
                     if ranks := state.layout.ranks_on(host):
                         self._lost[host, state.uid] = {rank: state.incarnation(rank) for rank in ranks}
@@ -397,8 +395,8 @@ class Detacher:
 
     def _is_kept(self, procs: MeshState) -> bool:
         """Whether a mesh is to outlive this process, or was attached."""
-        here = procs.spawn_spec is not None and procs.stopped is None
-        return here and (settings.mesh_keep > 0 or procs.uid in self._held)
+        owned = procs.spawn_spec is not None and procs.stopped is None
+        return owned and (settings.mesh_keep > 0 or procs.uid in self._held)
 
     # -- hosts that were lost -----------------------------------------------------------------------------------------
 
@@ -456,8 +454,8 @@ def _way_to(runtime: Runtime, host: str) -> HostRoute:
     if isinstance(remote, JoinedHost):
         return HostRoute(host, "", way.key, calls=remote.calls)
     if remote.via_gateway and routes.gateway is not None:
-        leads = routes.gateway
-        return HostRoute(host, remote.endpoint, way.key, gateway=_way(routes, leads.remote, leads.address))
+        gateway = routes.gateway
+        return HostRoute(host, remote.endpoint, way.key, gateway=_way(routes, gateway.remote, gateway.address))
     return way
 
 

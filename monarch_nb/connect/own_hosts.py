@@ -52,9 +52,9 @@ class LocalAgents:
         self.running: dict[str, AgentHandle] = {}  # by host
         self.lock = threading.RLock()
         self._runtime = runtime
-        self._coming = ahead  # may not listen yet
+        self._ahead = ahead  # may not listen yet
         self._unused: dict[str, BegunWith] = {}  # by host that has not been used: what its agent was started with
-        self._died: set[str] = set()  # hosts of this process whose agent has ended
+        self._dead: set[str] = set()  # hosts of this process whose agent has ended
 
     def ensure(self) -> None:
         """Starts the agent of this host, if this is a controller and it does not run yet; blocks about 0.2 s.
@@ -108,12 +108,12 @@ class LocalAgents:
 
     def revive(self, hosts: Iterable[str]) -> None:
         """Restarts agents of local hosts that have died; the hosts keep their names."""
-        dead = [host for host in hosts if host in self._died]
+        dead = [host for host in hosts if host in self._dead]
 
         def start() -> None:
             for host in dead:
                 with self.lock:
-                    if host in self._died:
+                    if host in self._dead:
                         self._start(host, Path(run_folder_for(host)))
 
         if dead:
@@ -124,12 +124,12 @@ class LocalAgents:
         handles = list(self.running.values())
         self.running.clear()
         self._unused.clear()
-        self._died.clear()
+        self._dead.clear()
         return handles
 
     def _start(self, host: str, folder: Path) -> None:
         runtime = self._runtime
-        ahead, self._coming = (self._coming, None) if host == runtime.host else (None, self._coming)
+        ahead, self._ahead = (self._ahead, None) if host == runtime.host else (None, self._ahead)
         if ahead is not None and ahead.begun_with != begun_with():  # the environment has changed meanwhile
             ahead.agent.kill()
             ahead = None
@@ -141,7 +141,7 @@ class LocalAgents:
             lease_s = settings.mesh_orphan_timeout
             handle = begin_agent(host, folder, env=agent_environment(), lease_s=lease_s).wait(timeout_s)
         self.running[host] = handle
-        self._died.discard(host)
+        self._dead.discard(host)
         runtime.node.learn(host, run_folder=folder, incarnation=handle.incarnation)
         runtime.local_hosts.add(host)
         runtime.part(HostRoutes).local[host] = handle.incarnation
@@ -156,7 +156,7 @@ class LocalAgents:
             if runtime.closed or self.running.get(handle.host) is not handle:
                 return
             del self.running[handle.host]
-            self._died.add(handle.host)
+            self._dead.add(handle.host)
             runtime.part(HostRoutes).local.pop(handle.host, None)
             how = f"status {status}" if status >= 0 else f"signal {-status}"
             reason = f"its host agent (process {handle.pid}) ended with {how}"
@@ -210,8 +210,8 @@ def local_hosts(count: int, name: str = "hosts") -> HostMesh:
 def hosts_answer(hosts: Sequence[str]) -> "Future[Any]":
     """Resolves to True when the agents of all hosts have answered."""
     runtime = current_runtime()
-    asked: list[Future[Any]] = [request(runtime, agent_of(host), verbs.STATUS, Done()) for host in hosts]
-    return gather(asked, lambda: f"{counted(len(hosts), 'host')} have not all answered yet", True)
+    replies: list[Future[Any]] = [request(runtime, agent_of(host), verbs.STATUS, Done()) for host in hosts]
+    return gather(replies, lambda: f"{counted(len(hosts), 'host')} have not all answered yet", True)
 
 
 def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
@@ -239,10 +239,10 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
             if remotes:
                 stopped.exception(settings.mesh_terminate_timeout)
             via_gateway = [remote for remote in remotes if remote.via_gateway]
-            others = [remote for remote in remotes if not remote.via_gateway]
-            for part in (via_gateway, others):  # hosts behind a gateway before the gateway
-                asked = [remote.shutdown() for remote in part]
-                for answer in asked:
+            direct = [remote for remote in remotes if not remote.via_gateway]
+            for part in (via_gateway, direct):  # hosts behind a gateway before the gateway
+                shutdowns = [remote.shutdown() for remote in part]
+                for answer in shutdowns:
                     answer.exception(settings.mesh_terminate_timeout)
             for remote in remotes:
                 runtime.node.forget(agent_of(remote.host), "its host was shut down")
@@ -307,11 +307,11 @@ def shutdown(patience: float | None = None) -> None:
     with agents.lock:
         handles = agents.give_up()
         remotes = runtime.part(HostRoutes).clear()
-    kept, unretrieved.leaving = unretrieved.leaving, True
+    previous, unretrieved.leaving = unretrieved.leaving, True
     try:
         _leave(runtime, handles, remotes, _exit_patience() if patience is None else patience)
     finally:
-        unretrieved.leaving = kept
+        unretrieved.leaving = previous
     unhandled.exit_if_fatal()
 
 

@@ -23,27 +23,20 @@ class RecordError(RuntimeError):
 
 def parts_of(runtime: Runtime, procs: ProcState) -> dict[str, bytes]:
     """Serializes a mesh of processes and all actors on it. Raises what cannot be pickled."""
-    spawn_spec = procs.spawn_spec
-    assert isinstance(spawn_spec, ProcSpawnSpec)  # it was spawned here
-    how = (
-        spawn_spec.setup,
-        spawn_spec.env,
-        spawn_spec.proc_bind,
-        spawn_spec.launch,
-        spawn_spec.python,
-        spawn_spec.host_mesh,
-    )
-    parts = {PROCS: _packed(runtime, (proc_form(procs), how, _giver(procs)))}
+    spec = procs.spawn_spec
+    assert isinstance(spec, ProcSpawnSpec)  # it was spawned here
+    how = (spec.setup, spec.env, spec.proc_bind, spec.launch, spec.python, spec.host_mesh)
+    parts = {PROCS: _pack(runtime, (proc_form(procs), how, _origin_of(procs)))}
     for actors in tuple(procs.actors.values()):
         if actors.stopped is None and isinstance(actors.spawn_spec, ActorSpawnSpec):
             spawned = (actors.spawn_spec.cls, actors.spawn_spec.arguments, actors.spawn_spec.spec)
-            parts[actors.uid] = _packed(runtime, (actor_form(actors), spawned))
+            parts[actors.uid] = _pack(runtime, (actor_form(actors), spawned))
         else:
             parts[actors.uid] = b""
     return parts
 
 
-def _giver(procs: ProcState) -> tuple[str, tuple[str, ...], str, str] | None:
+def _origin_of(procs: ProcState) -> tuple[str, tuple[str, ...], str, str] | None:
     """Returns the origin of its hosts: name and hosts of the host mesh, the job's description, and how to load it."""
     record = record_with(host_mesh_of(procs), procs.hosts)
     if record is None or record.source is None or not (written := record.source.written()):
@@ -51,11 +44,11 @@ def _giver(procs: ProcState) -> tuple[str, tuple[str, ...], str, str] | None:
     return record.name, record.hosts, str(record.source), written
 
 
-def _packed(runtime: Runtime, value: Any) -> bytes:
+def _pack(runtime: Runtime, value: Any) -> bytes:
     return msgspec.msgpack.encode([bytes(frame) for frame in encode(value, runtime)])
 
 
-def _unpacked(runtime: Runtime, name: str, part: bytes) -> Any:
+def _unpack(runtime: Runtime, name: str, part: bytes) -> Any:
     frames = msgpack_decoder(list[bytes]).decode(part)
     try:
         return decode([frames[0], *map(bytearray, frames[1:])], runtime)
@@ -68,16 +61,16 @@ def _unpacked(runtime: Runtime, name: str, part: bytes) -> Any:
 
 def procs_from(runtime: Runtime, name: str, parts: dict[str, bytes]) -> ProcState:
     """Restores the mesh of processes, which this process owns from then on. Raises RecordError."""
-    form, how, giver = _unpacked(runtime, name, parts[PROCS])
-    held: ProcForm = form
-    common, layout = held
+    form, how, origin = _unpack(runtime, name, parts[PROCS])
+    fields: ProcForm = form
+    common, layout = fields
     spawn_spec = ProcSpawnSpec(runtime.root, *how)
-    if giver is not None:
-        called, hosts, job, written = giver
+    if origin is not None:
+        mesh_name, hosts, job, written = origin
         source = RecordedSource(job, written, operations().source_of)
-        spawn_spec.host_record = HostRecord(called, hosts, host_labels(hosts), None, spawn_spec.host_mesh, source)
-    known = runtime.meshes.get(common[0])
-    state = known if isinstance(known, ProcState) else _made(runtime, ProcState, common, layout=layout)
+        spawn_spec.host_record = HostRecord(mesh_name, hosts, host_labels(hosts), None, spawn_spec.host_mesh, source)
+    existing = runtime.meshes.get(common[0])
+    state = existing if isinstance(existing, ProcState) else _new_state(runtime, ProcState, common, layout=layout)
     _take(runtime, state, common, spawn_spec)
     state.layout = layout
     return state
@@ -85,28 +78,28 @@ def procs_from(runtime: Runtime, name: str, parts: dict[str, bytes]) -> ProcStat
 
 def actors_from(runtime: Runtime, procs: ProcState, parts: dict[str, bytes]) -> list[ActorState]:
     """Restores the meshes of actors on it, in the order they were spawned. Raises RecordError."""
-    found = []
+    states = []
     for uid, part in parts.items():
         if uid in (PROCS, NOTES) or not part:
             continue
-        form, (cls, arguments, spec) = _unpacked(runtime, f"an actor mesh on {procs.name}", part)
-        held: ActorForm = form
-        common, _, newest, kind = held
+        form, (cls, arguments, spec) = _unpack(runtime, f"an actor mesh on {procs.name}", part)
+        fields: ActorForm = form
+        common, _, newest, kind = fields
         arguments = arguments if isinstance(arguments, EncodedObject) else EncodedObject(())
         spec = msgspec.structs.replace(spec, owner=runtime.root.stream, owner_process=runtime.address)
         spawn_spec = ActorSpawnSpec(cls, arguments, spec, runtime.root)
-        known = runtime.meshes.get(uid)
+        existing = runtime.meshes.get(uid)
         state = (
-            known
-            if isinstance(known, ActorState)
-            else _made(runtime, ActorState, common, procs=procs, cls=newest, kind=kind)
+            existing
+            if isinstance(existing, ActorState)
+            else _new_state(runtime, ActorState, common, procs=procs, cls=newest, kind=kind)
         )
         _take(runtime, state, common, spawn_spec)
-        found.append(state)
-    return found
+        states.append(state)
+    return states
 
 
-def _made(runtime: Runtime, record: Any, common: Any, **own: Any) -> Any:
+def _new_state(runtime: Runtime, record: Any, common: Any, **own: Any) -> Any:
     uid, name, region, _, incarnations, version, _ = common
     return record(uid, name, region, runtime.address, incarnations, version, None, **own)
 

@@ -20,7 +20,7 @@ from monarch_nb.wire import Done, Header, agent_of, host_of
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _AWAY_S = 1.0  # between checks of a lost host; grows to
 _AWAY_MAX_S = 5.0
 _HELLO_S = 3.0
@@ -28,7 +28,7 @@ _ENDING_S = 1.0  # the same for a host whose scheduler says that it ends; asked 
 _KNOCK_S = 1.0
 _LEAVE_S = 0.1  # for a last message to go out
 REFUSED_S = 5.0  # a machine that answers, but where nobody listens at the port for that long, has lost its agent
-_making = threading.Lock()
+_event_lock = threading.Lock()
 
 
 class OutageTimer:
@@ -69,7 +69,7 @@ class LazyEvent:
 
     def set(self) -> None:
         """Sets it and wakes all waiting threads."""
-        with _making:
+        with _event_lock:
             self._is_set = True
             event = self._event
         if event is not None:
@@ -77,7 +77,7 @@ class LazyEvent:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks until it is set, or until the time-out; returns whether it is set."""
-        with _making:
+        with _event_lock:
             if self._is_set:
                 return True
             event = self._event = self._event or threading.Event()
@@ -118,10 +118,9 @@ class RemoteHost:
         self._end_reason = ""  # of its agent's end, from whoever started it
         # A tunnel that the user has opened, such as by `ssh -L`, of which nothing more is known.
         self._foreign_tunnel = Tunnel(f"the other end of {endpoint}") if _is_forwarded(endpoint, state) else None
-        self._held: list[tuple[Header, str]] = []  # rarely any: an empty deque takes ten times the memory
-        self._returning: threading.Event | None = (
-            None  # set once a new incarnation of the agent, which is there, can be used
-        )
+        self._undelivered: list[tuple[Header, str]] = []  # rarely any: an empty deque takes ten times the memory
+        # Set once the new incarnation of its restarted agent can be used.
+        self._returning: threading.Event | None = None
 
     def __repr__(self) -> str:
         return f"<host {self.host} at {self.endpoint or 'its own call'}{', lost: ' + self.lost if self.lost else ''}>"
@@ -160,7 +159,7 @@ class RemoteHost:
     def retire(self, incarnation: int) -> None:
         """Hands it over to another watcher; `incarnation` is that of its current agent."""
         if incarnation != self.incarnation and not self.lost:
-            self._lose(f"its agent{self._at} was restarted, and everything that ran there is gone")
+            self._lose(f"its agent{self._location} was restarted, and everything that ran there is gone")
         self.end()
 
     def end(self) -> None:
@@ -213,17 +212,17 @@ class RemoteHost:
         if self.lost or not cut_at:
             return self.lost
         seconds = time.monotonic() - cut_at
-        left = max(0.0, self.lease - seconds)
-        return f"{self._silence_reason(round(seconds))}; the host counts as lost in {left:.0f} s"
+        remaining = max(0.0, self.lease - seconds)
+        return f"{self._silence_reason(round(seconds))}; the host counts as lost in {remaining:.0f} s"
 
     def undelivered(self, header: Header, reason: str) -> None:
         """Holds a lost message until it is known what became of the host; reading thread."""
-        self._held.append((header, reason))
+        self._undelivered.append((header, reason))
         self.cut()
 
     @property
-    def _at(self) -> str:
-        return f" at {self._where}" if self.endpoint else ""
+    def _location(self) -> str:
+        return f" at {self._target}" if self.endpoint else ""
 
     @property
     def _tunnel(self) -> Tunnel | None:
@@ -231,7 +230,7 @@ class RemoteHost:
         return self.runtime.part(HostRoutes).tunnels.get(self.endpoint) or self._foreign_tunnel
 
     @property
-    def _where(self) -> str:
+    def _target(self) -> str:
         tunnel = self._tunnel
         return self.endpoint if tunnel is None else tunnel.to
 
@@ -240,21 +239,21 @@ class RemoteHost:
     def _watch(self) -> None:
         while not self._is_watch_over():
             try:
-                self._until_up()
+                self._await_answer()
                 self._report_undelivered()
                 if self.lost:
-                    self._until_back()
+                    self._await_return()
             except Exception:
                 log.exception("watching host %s", self.host)
                 self._ended.wait(_AWAY_S)
 
     def _report_undelivered(self) -> None:
-        while self._held:
-            self.runtime.undelivered(*self._held.pop(0))
+        while self._undelivered:
+            self.runtime.undelivered(*self._undelivered.pop(0))
 
     def _is_watch_over(self) -> bool:
         with self._lock:
-            calm = not self.lost and self._cut_at == 0.0 and not self._held
+            calm = not self.lost and self._cut_at == 0.0 and not self._undelivered
             if calm or self._ended.is_set() or self.runtime.closed:
                 self._patrol = None
                 return True
@@ -264,10 +263,10 @@ class RemoteHost:
     def _agent(self) -> str:
         return agent_of(self.host)
 
-    def _until_up(self) -> None:
+    def _await_answer(self) -> None:
         """Returns when the same agent answers again, or the host is lost."""
         cut = OutageTimer(self._cut_at or time.monotonic(), self.lease)
-        while not (self.lost or self._ended.wait(_LOOK_S)) and not self.runtime.closed:
+        while not (self.lost or self._ended.wait(_POLL_S)) and not self.runtime.closed:
             now = time.monotonic()
             state = self._ask() if self._connected() else None
             if state is not None:
@@ -275,14 +274,14 @@ class RemoteHost:
                     self._recovered(now)
                     return
                 self._returning = threading.Event()
-                self._lose(f"its agent{self._at} was restarted, and everything that ran there is gone")
+                self._lose(f"its agent{self._location} was restarted, and everything that ran there is gone")
                 return
             if not self._connected():  # a machine under load may need long for an answer
                 if self._end_reason:
                     self._lose(self._end_reason)
                     return
                 if words := self.runtime.part(ProcessWatcher).end_of(self.host):
-                    self._lose(f"its agent{self._at} has ended: {words}")
+                    self._lose(f"its agent{self._location} has ended: {words}")
                     return
             if route_lost := self._route_lost():
                 self._lose(route_lost)
@@ -291,7 +290,7 @@ class RemoteHost:
                 self._lose(self._silence_reason(self.lease))
                 return
             if cut.refused(now, self._knock()):
-                self._lose(f"its agent has ended: nobody listens at {self._where} any more")
+                self._lose(f"its agent has ended: nobody listens at {self._target} any more")
                 return
 
     def _recovered(self, since: float) -> None:
@@ -308,7 +307,7 @@ class RemoteHost:
         explained = bool(self._end_reason) or not self.has_engine
         self.runtime.part(HostLosses).lost(self.host, reason, self.incarnation, explained=explained)
 
-    def _until_back(self) -> None:
+    def _await_return(self) -> None:
         """Returns when the host can be used again, for processes that are spawned or healed from now on."""
         pause = 0.0
         while not self._ended.wait(pause) and not self.runtime.closed:
@@ -348,7 +347,7 @@ class RemoteHost:
 
     def _silence_reason(self, seconds: float) -> str:
         trouble = self._tunnel.trouble() if self._tunnel is not None else ""
-        silence = f"no connection to its agent at {self._where} for {seconds:g} s"
+        silence = f"no connection to its agent at {self._target} for {seconds:g} s"
         return f"{silence}: {trouble}" if trouble else silence
 
     def _route_lost(self) -> str:
@@ -366,8 +365,8 @@ class RemoteHost:
     def _ask(self) -> p.HostState | None:
         # If its end is known, the losses of other hosts wait for it: see HostLosses.
         timeout = _ENDING_S if self._end_reason else _HELLO_S
-        [found] = introduce([self.endpoint], self.keys, insecure_loopback=self.insecure, timeout=timeout)
-        return found if isinstance(found, p.HostState) else None
+        [answer] = introduce([self.endpoint], self.keys, insecure_loopback=self.insecure, timeout=timeout)
+        return answer if isinstance(answer, p.HostState) else None
 
 
 def _is_forwarded(endpoint: str, state: p.HostState) -> bool:

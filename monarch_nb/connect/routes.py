@@ -38,10 +38,10 @@ class Tunnel:
     trouble: Callable[[], str] = lambda: ""  # why nothing passes at present
     written: str = ""  # how another process opens such a tunnel
 
-    def wrong(self, seen: object, seconds: float) -> str:
+    def wrong(self, error: object, seconds: float) -> str:
         """Returns why nobody answers through it; `seen` is the error at this end. Blocks up to `seconds`."""
         listens = True if self.knock is None else self.knock(seconds)
-        return f"{self.to}: {self.trouble() or (seen if listens is not False else 'nobody listens there')}"
+        return f"{self.to}: {self.trouble() or (error if listens is not False else 'nobody listens there')}"
 
 
 class ExternalHost(Protocol):
@@ -139,16 +139,16 @@ class HostRoutes:
         runtime, gateway = self._runtime, self.gateway
         living = [remote for remote in tuple(self.attached.values()) if not remote.lost or remote is coming]
         incarnations = {**self.local, **{remote.host: remote.incarnation for remote in living}}
-        here = {host: f"ipc://{run_folder_for(host)}" for host in self.local}
-        here.update({remote.host: remote.endpoint for remote in living if remote.is_local})
+        local = {host: f"ipc://{run_folder_for(host)}" for host in self.local}
+        local.update({remote.host: remote.endpoint for remote in living if remote.is_local})
         through = {remote.host: runtime.address for remote in living if not remote.is_local}
-        asked = {}
-        if len(here) > 1 or through:
+        requests = {}
+        if len(local) > 1 or through:
             own = {remote.host for remote in living if remote.via_gateway}  # the gateway has connected these itself
-            for host in here:
-                leads = gateway is not None and gateway.remote.host == host
-                vias = {other: via for other, via in through.items() if not (leads and other in own)}
-                asked[host] = self._send_hosts(host, p.Hosts(here, vias, incarnations))
+            for host in local:
+                is_gateway = gateway is not None and gateway.remote.host == host
+                vias = {peer: via for peer, via in through.items() if not (is_gateway and peer in own)}
+                requests[host] = self._send_hosts(host, p.Hosts(local, vias, incarnations))
         for remote in living:
             if remote.is_local:
                 continue
@@ -157,20 +157,21 @@ class HostRoutes:
                 if host not in self._announced or self._announced[host] != remote.incarnation or coming is not None:
                     self._announced[host] = remote.incarnation
                     back = {} if coming is None or coming is remote else {coming.host: coming.incarnation}
-                    asked[host] = self._send_hosts(host, p.Hosts({}, dict.fromkeys(("", *back), runtime.address), back))
+                    hosts = p.Hosts({}, dict.fromkeys(("", *back), runtime.address), back)
+                    requests[host] = self._send_hosts(host, hosts)
                 continue
-            leads = gateway is not None and gateway.remote is remote
+            is_gateway = gateway is not None and gateway.remote is remote
             endpoints = {
-                other.host: other.endpoint
-                for other in living
-                if not other.is_local and (remote.dials(other) or (leads and other.via_gateway))
+                peer.host: peer.endpoint
+                for peer in living
+                if not peer.is_local and (remote.dials(peer) or (is_gateway and peer.via_gateway))
             }
-            vias = {other: runtime.address for other in (*here, *through) if other not in endpoints and other != host}
+            vias = {peer: runtime.address for peer in (*local, *through) if peer not in endpoints and peer != host}
             endpoints.pop(host, None)
             if gateway is not None and remote.via_gateway:
                 vias[gateway.remote.host] = gateway.agent  # which has dialled it
-            asked[host] = self._send_hosts(host, p.Hosts(endpoints, vias, incarnations))
-        return asked
+            requests[host] = self._send_hosts(host, p.Hosts(endpoints, vias, incarnations))
+        return requests
 
     def settle(self, hosts: Iterable[str], timeout: float) -> None:
         """Announces routes and waits until these hosts have confirmed, so that messages sent from now on reach them.
@@ -217,18 +218,18 @@ class HostRoutes:
 
     def _send_losses(self) -> None:
         with self._losses_lock:
-            gone, self._lost_hosts = self._lost_hosts, {}
-        if not gone or self._runtime.closed:
+            losses, self._lost_hosts = self._lost_hosts, {}
+        if not losses or self._runtime.closed:
             return
         lost = p.HostsLost(
-            {host: reason for host, (reason, _, _) in gone.items()},
-            {host: incarnation for host, (_, incarnation, _) in gone.items()},
-            {host: loss for host, (_, _, loss) in gone.items()},
+            {host: reason for host, (reason, _, _) in losses.items()},
+            {host: incarnation for host, (_, incarnation, _) in losses.items()},
+            {host: loss for host, (_, _, loss) in losses.items()},
         )
         attached = tuple(self.attached.values())
-        for other in (*self.local, *(remote.host for remote in attached if not remote.lost)):
-            if other not in gone:
-                self._runtime.post(agent_of(other), verbs.LOST, lost)
+        for host in (*self.local, *(remote.host for remote in attached if not remote.lost)):
+            if host not in losses:
+                self._runtime.post(agent_of(host), verbs.LOST, lost)
 
     def _send_hosts(self, host: str, hosts: p.Hosts) -> Future[Done]:
         return request(self._runtime, agent_of(host), verbs.HOSTS, hosts)

@@ -24,143 +24,145 @@ class ResultLostError(RuntimeError):
 class Result:
     """The result of one call on some or all ranks of the mesh."""
 
-    def __init__(self, runtime: Runtime, state: MeshState, kept: "Sequence[tuple[str, StoredResult]]") -> None:
+    def __init__(self, runtime: Runtime, state: MeshState, answers: "Sequence[tuple[str, StoredResult]]") -> None:
         self._runtime, self._state = runtime, state
-        self._stored = {one.index: (address, one) for address, one in sorted(kept, key=lambda each: each[1].index)}
-        first = kept[0][1]
+        self._stored = {pair[1].index: pair for pair in sorted(answers, key=lambda pair: pair[1].index)}
+        first = answers[0][1]
         self.call = first.call
         self.endpoint = first.endpoint.lstrip("@!")
-        self.ranks = tuple(one.rank for _, one in self._stored.values())
-        self.at = max(one.at for _, one in kept)  # wall clock, when the last of these ranks finished
-        self.size = sum(one.size for _, one in kept)  # bytes
+        self.ranks = tuple(answer.rank for _, answer in self._stored.values())
+        self.at = max(answer.at for _, answer in answers)  # wall clock, when the last of these ranks finished
+        self.size = sum(answer.size for _, answer in answers)  # bytes
         self._extent = None if first.extent is None else Extent(*first.extent)
-        self._asked = len(self._stored) if self._extent is None else self._extent.nelements  # number of ranks called
+        self._count = len(self._stored) if self._extent is None else self._extent.nelements  # number of ranks called
         self._bodies: dict[int, list[bytes]] = {}
 
     @property
     def ok(self) -> bool:
         """Whether all called ranks have returned without an error, and their results are available."""
-        return not (self._errors or self._lacks())
+        return not (self._errors or self._gaps())
 
     @property
     def _errors(self) -> dict[int, StoredResult]:
-        return {place: one for place, (_, one) in self._stored.items() if one.error}
+        return {index: answer for index, (_, answer) in self._stored.items() if answer.error}
 
     @property
     def _dropped(self) -> dict[int, StoredResult]:
-        return {place: one for place, (_, one) in self._stored.items() if not (one.stored or one.error)}
+        return {index: answer for index, (_, answer) in self._stored.items() if not (answer.stored or answer.error)}
 
     @property
     def _missing(self) -> list[int]:
-        return [place for place in range(self._asked) if place not in self._stored]
+        return [index for index in range(self._count) if index not in self._stored]
 
     def get(self) -> Any:
         """Returns what the future of the call would have given: a ValueMesh of `call`, one value of `call_one`. Blocks.
 
         Raises ActorError for what was raised, as the future would have, and ResultLostError if results are missing.
         """
-        raised = {place: RankError(self._frames(place), None) for place, one in self._errors.items() if one.stored}
+        raised = {
+            index: RankError(self._frames(index), None) for index, answer in self._errors.items() if answer.stored
+        }
         if raised:
-            ranks = [self._stored[place][1].rank if place in self._stored else -1 for place in range(self._asked)]
+            ranks = [self._stored[index][1].rank if index in self._stored else -1 for index in range(self._count)]
             title = f"{self._state.name}.{self.endpoint}"
-            raise actor_error(self._runtime, title, in_order(raised), self._asked, (), RankNames(self._state, ranks))
-        if self._lacks():
-            raise ResultLostError(f"{self._title} is not complete: {self._lacks()}; .values() has what there is")
+            raise actor_error(self._runtime, title, in_order(raised), self._count, (), RankNames(self._state, ranks))
+        if self._gaps():
+            raise ResultLostError(f"{self._title} is not complete: {self._gaps()}; .values() has what there is")
         if self._extent is None or not self._extent.labels:
             return self._value(next(iter(self._stored)))
-        return ValueMesh(self._extent, [self._value(place) for place in range(self._asked)])
+        return ValueMesh(self._extent, [self._value(index) for index in range(self._count)])
 
     def values(self) -> dict[int, Any]:
         """Returns the available results by rank, an exception for a rank that has raised. Blocks."""
-        found = {}
-        for place, (_, one) in self._stored.items():
-            if one.stored:
-                error = RankError(self._frames(place), None) if one.error else None
-                found[one.rank] = self._value(place) if error is None else error.exception(self._runtime)
-        return found
+        values = {}
+        for index, (_, answer) in self._stored.items():
+            if answer.stored:
+                error = RankError(self._frames(index), None) if answer.error else None
+                values[answer.rank] = self._value(index) if error is None else error.exception(self._runtime)
+        return values
 
-    def _frames(self, place: int) -> list[bytes]:
-        if place not in self._bodies:
-            address, one = self._stored[place]
-            body = request(self._runtime, address, RESULT, WantedResult(one.number)).get(_BODY_S)
+    def _frames(self, index: int) -> list[bytes]:
+        if index not in self._bodies:
+            address, answer = self._stored[index]
+            body = request(self._runtime, address, RESULT, WantedResult(answer.number)).get(_BODY_S)
             if body.frames is None:
                 raise ResultLostError(
-                    f"{self._title}: the answer of {self._where([place])} has made event for later ones; "
+                    f"{self._title}: the answer of {self._label([index])} has made room for later ones; "
                     "kept_results_size says how much is kept"
                 )
-            self._bodies[place] = list(body.frames)
-        return self._bodies[place]
+            self._bodies[index] = list(body.frames)
+        return self._bodies[index]
 
-    def _value(self, place: int) -> Any:
-        first, *others = self._frames(place)
-        return decode([first, *map(bytearray, others)], self._runtime)
+    def _value(self, index: int) -> Any:
+        first, *buffers = self._frames(index)
+        return decode([first, *map(bytearray, buffers)], self._runtime)
 
     @property
     def _title(self) -> str:
         return f"{self._state.name}.{self.endpoint}()"
 
-    def _where(self, places: Sequence[int]) -> str:
-        ranks = [self._stored[place][1].rank for place in places]
+    def _label(self, indices: Sequence[int]) -> str:
+        ranks = [self._stored[index][1].rank for index in indices]
         return places_of(self._state.region, ranks) or "its rank"
 
-    def _lacks(self) -> str:
-        lacks = []
+    def _gaps(self) -> str:
+        gaps = []
         if self._missing:
-            here = self._where(list(self._stored))
-            lacks.append(f"{len(self._stored)} of {counted(self._asked, 'rank')} ({here}) ended while nobody was there")
-        for place, one in self._errors.items():
-            if not one.stored:
-                lacks.append(f"{self._where([place])}: {one.error}, of which no more is kept")
+            ranks = self._label(list(self._stored))
+            gaps.append(f"{len(self._stored)} of {counted(self._count, 'rank')} ({ranks}) ended while nobody was there")
+        for index, answer in self._errors.items():
+            if not answer.stored:
+                gaps.append(f"{self._label([index])}: {answer.error}, of which no more is kept")
         if self._dropped:
-            size = size_text(sum(one.size for one in self._dropped.values()))
-            lacks.append(f"what {self._where(list(self._dropped))} answered ({size}) was more than kept_results_size")
-        return "; ".join(lacks)
+            size = size_text(sum(answer.size for answer in self._dropped.values()))
+            gaps.append(f"what {self._label(list(self._dropped))} answered ({size}) was more than kept_results_size")
+        return "; ".join(gaps)
 
     def __repr__(self) -> str:
-        text = f"{clock(self.at)} {self._title} on {self._where(list(self._stored))}"
+        text = f"{clock(self.at)} {self._title} on {self._label(list(self._stored))}"
         if raised := self._errors:
-            some = f" on {self._where(list(raised))}" if len(raised) < len(self._stored) else ""
-            text += f": raised {', '.join(dict.fromkeys(one.error for one in raised.values()))}{some}"
+            some = f" on {self._label(list(raised))}" if len(raised) < len(self._stored) else ""
+            text += f": raised {', '.join(dict.fromkeys(answer.error for answer in raised.values()))}{some}"
         elif not self._dropped:
             text += f": {size_text(self.size)}"
-        lacks = self._lacks()
-        return f"{text}; {lacks}" if lacks else text
+        gaps = self._gaps()
+        return f"{text}; {gaps}" if gaps else text
 
 
 class Results(Sequence[Result]):
     """Stored results of one mesh of processes, and of the actors on it, the oldest first."""
 
-    def __init__(self, runtime: Runtime, name: str, found: Sequence[Result]) -> None:
-        self._runtime, self._name, self._found = runtime, name, list(found)
+    def __init__(self, runtime: Runtime, name: str, results: Sequence[Result]) -> None:
+        self._runtime, self._name, self._results = runtime, name, list(results)
 
     @overload
-    def __getitem__(self, place: int) -> Result: ...
+    def __getitem__(self, index: int) -> Result: ...
     @overload
-    def __getitem__(self, place: slice) -> "Results": ...
-    def __getitem__(self, place: int | slice) -> "Result | Results":
-        if isinstance(place, slice):
-            return Results(self._runtime, self._name, self._found[place])
-        return self._found[place]
+    def __getitem__(self, index: slice) -> "Results": ...
+    def __getitem__(self, index: int | slice) -> "Result | Results":
+        if isinstance(index, slice):
+            return Results(self._runtime, self._name, self._results[index])
+        return self._results[index]
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._results)
 
     def forget(self) -> None:
         """Deletes these results in the processes that store them. Blocks until they have agreed."""
         numbers: dict[str, list[int]] = {}
-        for result in self._found:
-            for address, one in result._stored.values():
-                numbers.setdefault(address, []).append(one.number)
-        asked = [request(self._runtime, address, RESULTS, WantedResults((), tuple(mine)))
+        for result in self._results:
+            for address, answer in result._stored.values():
+                numbers.setdefault(address, []).append(answer.number)
+        requests = [request(self._runtime, address, RESULTS, WantedResults((), tuple(mine)))
                  for address, mine in numbers.items()]  # fmt: skip
-        for answer in asked:
-            answer.get(_ANSWER_S)
-        self._found.clear()
+        for reply in requests:
+            reply.get(_ANSWER_S)
+        self._results.clear()
 
     def __repr__(self) -> str:
-        if not self._found:
+        if not self._results:
             return f"no call of {self._name} has ended while nobody was there"
-        lines = [f"[{place}] {result!r}" for place, result in enumerate(self._found)]
+        lines = [f"[{index}] {result!r}" for index, result in enumerate(self._results)]
         return "\n".join([f"calls of {self._name} that ended while nobody was there, for .get():", *lines])
 
 
@@ -175,20 +177,20 @@ def results(mesh: "Handle[Any] | str") -> Results:
     runtime = current_runtime()
     state = _named(runtime, mesh) if isinstance(mesh, str) else state_of(mesh)
     procs = proc_state_of(state)
-    wanted = {state.uid: state} if isinstance(state, ActorState) else {procs.uid: procs, **procs.actors}
+    meshes = {state.uid: state} if isinstance(state, ActorState) else {procs.uid: procs, **procs.actors}
     addresses = [procs.address(rank) for rank in state.ranks]
-    body = WantedResults(tuple(wanted))
-    asked = {address: request(runtime, address, RESULTS, body) for address in addresses}
+    body = WantedResults(tuple(meshes))
+    requests = {address: request(runtime, address, RESULTS, body) for address in addresses}
     calls: dict[tuple[str, str, int], list[tuple[str, StoredResult]]] = {}
-    for address, answer in asked.items():
+    for address, reply in requests.items():
         try:
-            found = answer.get(_ANSWER_S).results
+            answers = reply.get(_ANSWER_S).results
         except (RuntimeError, TimeoutError):  # ended or stopped
             continue
-        for one in found:
-            alone = one.index if one.extent is None else -1  # sent to each rank by itself
-            calls.setdefault((one.mesh, one.call, alone), []).append((address, one))
-    every = [Result(runtime, wanted[uid], kept) for (uid, _, _), kept in calls.items()]
+        for answer in answers:
+            alone = answer.index if answer.extent is None else -1  # sent to each rank by itself
+            calls.setdefault((answer.mesh, answer.call, alone), []).append((address, answer))
+    every = [Result(runtime, meshes[uid], group) for (uid, _, _), group in calls.items()]
     return Results(runtime, state.name, sorted(every, key=lambda result: result.at))
 
 

@@ -20,27 +20,27 @@ _enabled: ChannelTransport | str | None = None
 
 
 def enable_transport(transport: ChannelTransport | str) -> None:
-    """Says how hosts are to be reached: one of ChannelTransport, its short word ("tcp", "ipc"…) or an address.
+    """Selects how hosts are reached: one of ChannelTransport, its short word ("tcp", "ipc"…) or an address.
 
     Nothing has to be enabled here: processes of a host use local sockets, hosts with a `tcp://` address TCP, encrypted
-    with the key of the job. What programs say is kept in `default_transport`; the transports of other clusters are
-    accepted, and TCP is used instead, which is said. The same again does nothing; another one raises RuntimeError, also
-    after the first other call; ValueError for what is no transport.
+    with the key of the job. The choice is stored in `default_transport`; the transports of other clusters are accepted,
+    but TCP is used instead, with a warning. Repeating a call does nothing; another transport raises RuntimeError, as
+    does any after the first other call. Raises ValueError for an unknown transport.
     """
     global _enabled
-    wanted = named(transport)
+    requested = named(transport)
     with _lock:
-        if wanted == (_enabled or settings.default_transport):
-            _enabled = wanted
+        if requested == (_enabled or settings.default_transport):
+            _enabled = requested
             return
         if started() is not None:
             raise RuntimeError("enable_transport() must come before any other call: this program has a context already")
         if _enabled is not None:
-            raise RuntimeError(f"only one transport can be enabled: it is {_enabled}, and cannot become {wanted}")
-        settings.configure({"default_transport": wanted})
-        _enabled = wanted
-    scheme = wanted.partition(":")[0] if isinstance(wanted, str) else ""
-    if wanted not in _SERVED and scheme not in ("tcp", "ipc"):
+            raise RuntimeError(f"only one transport can be enabled: it is {_enabled}, and cannot become {requested}")
+        settings.configure({"default_transport": requested})
+        _enabled = requested
+    scheme = requested.partition(":")[0] if isinstance(requested, str) else ""
+    if requested not in _SERVED and scheme not in ("tcp", "ipc"):
         logger.warning(
-            "the transport %s is not available: hosts are connected by TCP, encrypted with the job's key", wanted
+            "the transport %s is not available: hosts are connected by TCP, encrypted with the job's key", requested
         )

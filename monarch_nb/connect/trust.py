@@ -35,18 +35,18 @@ def read_keys(private_key: PrivateKey, ca: CA) -> Keys | None:
     return own or trusted
 
 
-def _read(given: "bytes | Path | str | None", what: str) -> Keys | None:
-    if given is None:
+def _read(key: "bytes | Path | str | None", parameter: str) -> Keys | None:
+    if key is None:
         return None
-    if isinstance(given, bytes):
-        return Keys.from_text(given, what)
-    if isinstance(given, Path):
+    if isinstance(key, bytes):
+        return Keys.from_text(key, parameter)
+    if isinstance(key, Path):
         try:
-            return Keys.load(given)
+            return Keys.load(key)
         except FileNotFoundError:
-            raise TrustError(f"{what}: there is no key file {given}. {_HOW}") from None
-    forms = "the path of a key file, its content as bytes" + (f", or {TRUST_ALL!r}" if what == "ca" else "")
-    raise TrustError(f"{what}={given!r} is not one of: {forms}")
+            raise TrustError(f"{parameter}: there is no key file {key}. {_HOW}") from None
+    forms = "the path of a key file, its content as bytes" + (f", or {TRUST_ALL!r}" if parameter == "ca" else "")
+    raise TrustError(f"{parameter}={key!r} is not one of: {forms}")
 
 
 def check_trust(endpoint: ChannelEndpoint | str, keys: Keys | None) -> None:

@@ -41,8 +41,8 @@ def attach_to_workers(
     if service_proc_ids is not None and len(service_proc_ids) != len(workers):
         raise ValueError(f"attach_to_workers: {len(service_proc_ids)} ids for {len(workers)} workers")
     keys = read_keys(private_key, ca)
-    wanted = [_endpoint(worker, keys) if isinstance(worker, str) else worker for worker in workers]
-    urls = [each.url for each in wanted if isinstance(each, ChannelEndpoint)]
+    endpoints = [_endpoint(worker, keys) if isinstance(worker, str) else worker for worker in workers]
+    urls = [endpoint.url for endpoint in endpoints if isinstance(endpoint, ChannelEndpoint)]
     twice = sorted({url for url in urls if urls.count(url) > 1})
     if twice:
         raise ValueError(f"{', '.join(twice)} is named more than once: list each worker once")
@@ -51,12 +51,11 @@ def attach_to_workers(
     hosts: Future[tuple[str, ...]] = pending_future(
         describe=lambda: f"the hosts of {mesh} have not all been reached yet"
     )
-
     ended: list[str] = []
 
     def attach() -> None:
         try:
-            resolve_future(hosts, _attach(runtime, wanted, keys, lambda: bool(ended) or runtime.closed))
+            resolve_future(hosts, _attach(runtime, endpoints, keys, lambda: bool(ended) or runtime.closed))
         except BaseException as error:
             fail_future(hosts, error)
             return
@@ -64,7 +63,7 @@ def attach_to_workers(
             give_up_hosts(hosts.get(0), ended[0])
 
     run_in_thread(attach)
-    return HostMesh(mesh, hosts, host_labels([str(each) for each in wanted]), owned=True, ended=ended)
+    return HostMesh(mesh, hosts, host_labels([str(endpoint) for endpoint in endpoints]), owned=True, ended=ended)
 
 
 def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> None:
@@ -98,46 +97,49 @@ def _endpoint(text: str, keys: Keys | None) -> ChannelEndpoint:
 
 
 def _attach(
-    runtime: Runtime, wanted: "Sequence[ChannelEndpoint | Future[str]]", keys: Keys | None, given_up: Callable[[], bool]
-) -> tuple[str, ...]:
+    runtime: Runtime, workers: "Sequence[ChannelEndpoint | Future[str]]", keys: Keys | None,
+    given_up: Callable[[], bool],
+) -> tuple[str, ...]:  # fmt: skip
     deadline = time.monotonic() + settings.mesh_attach_config_timeout
     errors: dict[str, Exception] = {}
 
-    def resolved(place: int, each: "ChannelEndpoint | Future[str]") -> ChannelEndpoint | None:
-        if isinstance(each, ChannelEndpoint):
-            return each
+    def resolve(index: int, worker: "ChannelEndpoint | Future[str]") -> ChannelEndpoint | None:
+        if isinstance(worker, ChannelEndpoint):
+            return worker
         try:
-            return _endpoint(each.get(max(0.0, deadline - time.monotonic())), keys)
+            return _endpoint(worker.get(max(0.0, deadline - time.monotonic())), keys)
         except Exception as error:
-            error.add_note(f"it is the address of worker {place}")
-            errors[f"worker {place}"] = error
+            error.add_note(f"it is the address of worker {index}")
+            errors[f"worker {index}"] = error
             return None
 
-    endpoints = [resolved(place, each) for place, each in enumerate(wanted)]
+    endpoints = [resolve(index, worker) for index, worker in enumerate(workers)]
     hosts: dict[str, str] = {}
-    far = [each.url for each in endpoints if each is not None and each.scheme == "tcp"]
+    urls = [endpoint.url for endpoint in endpoints if endpoint is not None and endpoint.scheme == "tcp"]
     jobs: list[Callable[[], dict[str, str]]] = [
-        partial(_near, runtime, each, deadline, given_up)
-        for each in endpoints
-        if each is not None and each.scheme == "ipc"
+        partial(_connect_path, runtime, endpoint, deadline, given_up)
+        for endpoint in endpoints
+        if endpoint is not None and endpoint.scheme == "ipc"
     ]
-    if far:
-        jobs.append(partial(_far, far, keys, deadline, given_up))
+    if urls:
+        jobs.append(partial(_dial, urls, keys, deadline, given_up))
     for answer in [run_in_thread(job) for job in jobs]:
         try:
             hosts.update(answer.get())
         except AttachError as error:
             errors.update(error.errors)
     if errors:
-        raise AttachError(errors, len(wanted))
+        raise AttachError(errors, len(workers))
     runtime.part(HostRoutes).settle(hosts.values(), max(1.0, deadline - time.monotonic()))
-    return tuple(hosts[each.url] for each in endpoints if each is not None)
+    return tuple(hosts[endpoint.url] for endpoint in endpoints if endpoint is not None)
 
 
-def _near(runtime: Runtime, endpoint: ChannelEndpoint, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
-    through = runtime.part(HostRoutes).gateway
-    if through is not None and through.address == endpoint.url and not through.remote.lost:
-        return {endpoint.url: through.remote.host}  # connected already, whatever has become of that path
+def _connect_path(
+    runtime: Runtime, endpoint: ChannelEndpoint, deadline: float, given_up: Callable[[], bool]
+) -> dict[str, str]:
+    gateway = runtime.part(HostRoutes).gateway
+    if gateway is not None and gateway.address == endpoint.url and not gateway.remote.lost:
+        return {endpoint.url: gateway.remote.host}  # connected already, whatever has become of that path
     try:
         local = connect_local_host(runtime, endpoint.path, deadline, given_up)
         if runtime.part(HostRoutes).attached.get(local.host) is not local:
@@ -151,7 +153,7 @@ def _near(runtime: Runtime, endpoint: ChannelEndpoint, deadline: float, given_up
     return {endpoint.url: local.host}
 
 
-def _far(endpoints: list[str], keys: Keys | None, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
+def _dial(endpoints: list[str], keys: Keys | None, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
     wait = max(1.0, deadline - time.monotonic())
     hosts = reach_hosts(endpoints, keys, keys is None, None, wait, given_up)
     return dict(zip(endpoints, hosts, strict=True))
