@@ -89,9 +89,9 @@ def send_spawn(state: ActorState, region: Region, frames: Sequence[OutFrame]) ->
 def spawn_frames(cls: type, arguments: EncodedObject, spec: SpawnActor) -> list[OutFrame]:
     """Builds the body of a spawn message."""
     runtime = current_runtime()
-    wanted = runtime.wanted_breakpoints()
-    if wanted:
-        spec = msgspec.structs.replace(spec, debug=wanted)
+    breakpoints = runtime.wanted_breakpoints()
+    if breakpoints:
+        spec = msgspec.structs.replace(spec, debug=breakpoints)
     try:
         return [msgspec.msgpack.encode(spec), *encode((cls, arguments), runtime)]
     except Exception as error:

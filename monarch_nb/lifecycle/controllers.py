@@ -36,52 +36,52 @@ class Registry(Actor):
     ) -> ActorMesh[Actor]:
         """Returns the controller of that name, spawning it if there is none."""
         async with self._busy.setdefault(name, asyncio.Lock()):
-            known = self._actors.get(name)
-            if known is None or _has_ended(known):
+            controller = self._actors.get(name)
+            if controller is None or _has_ended(controller):
                 return await self._spawn(name, cls, args, kwargs)
-            if state_of(known).cls is not cls:
-                await self._renew(name, known, cls)
-            return known
+            if state_of(controller).cls is not cls:
+                await self._renew(name, controller, cls)
+            return controller
 
     async def _spawn(
         self, name: str, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> ActorMesh[Actor]:
-        made: ActorMesh[Actor] = current_runtime().this_proc().spawn(name, cls, *args, **kwargs)
+        controller: ActorMesh[Actor] = current_runtime().this_proc().spawn(name, cls, *args, **kwargs)
         try:
-            await made.initialized
+            await controller.initialized
         except BaseException:
-            made.stop("its __init__ failed")
+            controller.stop("its __init__ failed")
             raise
-        self._actors[name] = made
-        return made
+        self._actors[name] = controller
+        return controller
 
-    async def _renew(self, name: str, known: ActorMesh[Actor], cls: type) -> None:
-        old = state_of(known).cls
+    async def _renew(self, name: str, controller: ActorMesh[Actor], cls: type) -> None:
+        old = state_of(controller).cls
         if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
             logger.warning("the controller %r is a %s, and is not replaced by the %s that was asked for",
                            name, old.__qualname__, cls.__qualname__)  # fmt: skip
             return
         logger.info("the controller %r takes over the newest definition of %s", name, cls.__qualname__)
-        await reload_mesh(known, cls)
+        await reload_mesh(controller, cls)
 
     def __supervise__(self, failure: "MeshFailure") -> bool:
-        for name, known in tuple(self._actors.items()):
-            if state_of(known).uid == failure.mesh_uid:
+        for name, controller in tuple(self._actors.items()):
+            if state_of(controller).uid == failure.mesh_uid:
                 del self._actors[name]
                 logger.warning("the controller %r has failed; the next who asks gets a new one:\n%s",
                                name, failure.report())  # fmt: skip
         return True
 
 
-def _has_ended(known: ActorMesh[Actor]) -> bool:
+def _has_ended(controller: ActorMesh[Actor]) -> bool:
     """Whether it has been stopped, or has failed a moment ago."""
-    state, runtime = state_of(known), current_runtime()
-    cell = runtime.cells.get((state.uid, region_of(known).ranks()[0]))
+    state, runtime = state_of(controller), current_runtime()
+    cell = runtime.cells.get((state.uid, region_of(controller).ranks()[0]))
     return state.stopped is not None or cell is None or cell.cause is not None
 
 
-def _is_stopped(known: Registry) -> bool:
-    return state_of(cast("ActorMesh[Registry]", known)).stopped is not None
+def _is_stopped(registry: Registry) -> bool:
+    return state_of(cast("ActorMesh[Registry]", registry)).stopped is not None
 
 
 class Controllers:
@@ -90,8 +90,8 @@ class Controllers:
     def __init__(self, runtime: Runtime, registry: MeshRegistry) -> None:
         self._runtime, self._registry = runtime, registry
         self._lock = threading.Lock()
-        self._known: Registry | None = None
-        runtime.verbs.handle(verbs.FIND_CONTROLLERS, self._asked)
+        self._actor: Registry | None = None
+        runtime.verbs.handle(verbs.FIND_CONTROLLERS, self._on_find)
 
     def registry(self) -> Registry:
         """Returns a reference to the registry; a new one after it was stopped, as by `%stop --all`.
@@ -99,9 +99,9 @@ class Controllers:
         Blocks for an answer of the client's process when it is first needed in another one.
         """
         with self._lock:
-            if self._known is None or _is_stopped(self._known):
-                self._known = self._find() if self._owner else self._spawn()
-            return self._known
+            if self._actor is None or _is_stopped(self._actor):
+                self._actor = self._find() if self._owner else self._spawn()
+            return self._actor
 
     @property
     def _owner(self) -> str:
@@ -117,16 +117,16 @@ class Controllers:
             current.reset(token)
 
     def _find(self) -> Registry:
-        at = self._owner
+        process = self._owner
         while True:
-            asked = request(self._runtime, at, verbs.FIND_CONTROLLERS, Done())
-            found = asked.get(settings.message_delivery_timeout)
-            if found.frames:
-                mesh: Registry = decode([bytearray(frame) for frame in found.frames], self._runtime)
+            reply = request(self._runtime, process, verbs.FIND_CONTROLLERS, Done())
+            answer = reply.get(settings.message_delivery_timeout)
+            if answer.frames:
+                mesh: Registry = decode([bytearray(frame) for frame in answer.frames], self._runtime)
                 return mesh
-            at = found.ask
+            process = answer.ask
 
-    def _asked(self, _: Done, asker: Asker[verbs.ControllersReply]) -> verbs.ControllersReply | None:
+    def _on_find(self, _: Done, asker: Asker[verbs.ControllersReply]) -> verbs.ControllersReply | None:
         if self._owner:
             return verbs.ControllersReply(ask=self._owner)
 

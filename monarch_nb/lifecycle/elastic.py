@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 def grow_procs(procs: Handle[ProcState], more: Mapping[str, object], timeout: float) -> Resized:
     """Grows a mesh of processes onto hosts: those that its host mesh has free, then new ones of the job."""
-    state, until = state_of(procs), time.monotonic() + timeout
+    state, deadline = state_of(procs), time.monotonic() + timeout
     _check_whole(procs, state, "grow")
-    wanted = more_of(more, extents.dimension_of_hosts(state), state.name)
-    hosts, back = _found(state, wanted, timeout)
+    target = more_of(more, extents.dimension_of_hosts(state), state.name)
+    hosts, give_back = _hosts_for_growth(state, target, timeout)
     try:
-        actors = resizer().grow(state, hosts, max(1.0, until - time.monotonic()))
+        actors = resizer().grow(state, hosts, max(1.0, deadline - time.monotonic()))
     except BaseException:
-        back()
+        give_back()
         raise
     return Resized(state.name, dict(state.region.extent), tuple(hosts), actors)
 
@@ -48,58 +48,58 @@ def shrink_procs(procs: Handle[ProcState], fewer: Mapping[str, object]) -> Resiz
     """Removes hosts from a mesh; those that no other mesh of this process uses go back to the job. Blocks."""
     state = state_of(procs)
     _check_whole(procs, state, "shrink")
-    places = leaving_positions(fewer, extents.dimension_of_hosts(state), state.name, state.hosts)
-    going, resized = {state.hosts[place] for place in places}, list[Resized]()
+    positions = leaving_positions(fewer, extents.dimension_of_hosts(state), state.name, state.hosts)
+    leaving, resized = {state.hosts[position] for position in positions}, list[Resized]()
 
     def shrink() -> None:
-        there = [place for place, host in enumerate(state.hosts) if host in going]
-        if not there:
+        indices = [index for index, host in enumerate(state.hosts) if host in leaving]
+        if not indices:
             raise ValueError(f"{state.name} has removed these hosts already")
-        left = resizer().shrink(state, there)
+        part = resizer().shrink(state, indices)
         record = _record_of(state)
-        freed = _freed(record, left.hosts)
-        _end(record, [left], freed)
-        resized.append(Resized(state.name, dict(state.region.extent), left.hosts, left.actors, left.places, freed))
+        freed = _freed_hosts(record, part.hosts)
+        _release(record, [part], freed)
+        resized.append(Resized(state.name, dict(state.region.extent), part.hosts, part.actors, part.places, freed))
 
-    _whole(shrink, state.name)
+    _complete(shrink, state.name)
     return resized[0]
 
 
 def grow_hosts(record: HostRecord, more: Mapping[str, object], timeout: float) -> Resized:
     """Adds hosts to a host mesh."""
-    wanted = more_of(more, _dimension(record), record.name)
-    if not isinstance(wanted, (int, tuple)):
-        raise TypeError(f"{record.name}.grow takes a number of hosts, or names, not {type(wanted).__name__}")
-    hosts = _more(record, wanted, timeout)
+    target = more_of(more, _dimension(record), record.name)
+    if not isinstance(target, (int, tuple)):
+        raise TypeError(f"{record.name}.grow takes a number of hosts, or names, not {type(target).__name__}")
+    hosts = _add_hosts(record, target, timeout)
     return Resized(record.name, dict(record.region.extent), hosts)
 
 
 def shrink_hosts(record: HostRecord, fewer: Mapping[str, object]) -> Resized:
     """Returns hosts of a host mesh to the job, after stopping what this process has there."""
-    known = record.hosts
-    places = leaving_positions(fewer, _dimension(record), record.name, known)
-    going = tuple(known[place] for place in places)
-    if len(going) == len(known):
+    hosts = record.hosts
+    positions = leaving_positions(fewer, _dimension(record), record.name, hosts)
+    leaving = tuple(hosts[position] for position in positions)
+    if len(leaving) == len(hosts):
         raise ValueError(
-            f"{record.name} has {counted(len(known), 'host')}: at least one must stay; shutdown() ends them all"
+            f"{record.name} has {counted(len(hosts), 'host')}: at least one must stay; shutdown() ends them all"
         )
     record.giver("shrink")
-    shown, names = record.places(going), list[str]()
+    label, names = record.places(leaving), list[str]()
 
     def shrink() -> None:
-        lefts, ends = list[RemovedPart](), list[Future[None]]()
-        for state in _living_on(going):
-            there = [place for place, host in enumerate(state.hosts) if host in going]
-            if len(there) == len(state.hosts):
+        parts, ends = list[RemovedPart](), list[Future[None]]()
+        for state in _living_on(leaving):
+            indices = [index for index, host in enumerate(state.hosts) if host in leaving]
+            if len(indices) == len(state.hosts):
                 names.append(state.name)
-                ends.append(current_runtime().part(MeshStopper).stop(state, f"{record.name} has removed {shown}"))
+                ends.append(current_runtime().part(MeshStopper).stop(state, f"{record.name} has removed {label}"))
             else:
-                lefts.append(resizer().shrink(state, there))
-                names.extend(lefts[-1].actors)
-        _end(record, lefts, going, ends)
+                parts.append(resizer().shrink(state, indices))
+                names.extend(parts[-1].actors)
+        _release(record, parts, leaving, ends)
 
-    _whole(shrink, record.name)
-    return Resized(record.name, dict(record.region.extent), going, tuple(names), shown, going)
+    _complete(shrink, record.name)
+    return Resized(record.name, dict(record.region.extent), leaving, tuple(names), label, leaving)
 
 
 def spares_for(state: ProcState) -> tuple[str, ...]:
@@ -147,46 +147,46 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
             "first, with job_load(…).state()"
         )
     giver = record.giver("have another host in the place of one that is lost")
-    gone: list[str] = []
+    replaced: list[str] = []
     try:
         with record.replacing:  # never for long: spares are there at once, whoever waits for other hosts
-            known, lacking = _replaced(record, dead)
+            existing, lacking = _replacements_of(record, dead)
             spares = giver.take_spares(lacking) if lacking else {}
-            gone += spares
+            replaced += spares
             for host, new in spares.items():
                 record.swap(host, new)
-        instead = {**known, **spares}
-        if instead:
-            resizer().replace(state, instead)
-        missing, why, waits = _to_ask(state, giver, [host for host in dead if host not in instead], ask)
+        replacements = {**existing, **spares}
+        if replacements:
+            resizer().replace(state, replacements)
+        missing, reasons, advice = _missing(state, giver, [host for host in dead if host not in replacements], ask)
         if missing:
             with record.changing:
-                instead, lacking = _replaced(record, missing)  # another mesh may have asked meanwhile
+                replacements, lacking = _replacements_of(record, missing)  # another mesh may have asked meanwhile
                 if lacking:
-                    _say_asked(state, giver, lacking, why)
-                    asked = dict(zip(lacking, giver.more(len(lacking), timeout, instead=lacking), strict=True))
-                    gone += asked
-                    for host, new in asked.items():
+                    _announce_request(state, giver, lacking, reasons)
+                    new_hosts = dict(zip(lacking, giver.more(len(lacking), timeout, instead=lacking), strict=True))
+                    replaced += new_hosts
+                    for host, new in new_hosts.items():
                         record.swap(host, new)
-                    instead.update(asked)
-            resizer().replace(state, instead)
-        return waits
+                    replacements.update(new_hosts)
+            resizer().replace(state, replacements)
+        return advice
     finally:
-        if gone:
-            run_in_background(lambda: _tidy(giver, gone), "lost hosts are being returned")
+        if replaced:
+            run_in_background(lambda: _give_back(giver, replaced), "lost hosts are being returned")
 
 
-def _to_ask(
+def _missing(
     state: ProcState, giver: HostSource, lost: Sequence[str], ask: bool | None
 ) -> tuple[list[str], dict[str, str], str]:
     """Returns the hosts for which the job is asked, why these have ended, and advice about the others."""
     if ask is not None or not lost:
         return list(lost) if ask else [], {}, ""
     fates = giver.fate(lost)
-    stay = [host for host in lost if not fates[host].ended]
+    remaining = [host for host in lost if not fates[host].ended]
     lines = [
         f"host {host_name(host)} is lost, and may come back, as {giver} says: {fates[host].description}"
-        for host in stay
+        for host in remaining
     ]
     if lines:
         name = state.name
@@ -198,46 +198,46 @@ def _to_ask(
     return list(ended), ended, "\n".join(lines)
 
 
-def _say_asked(state: ProcState, giver: HostSource, lost: Sequence[str], why: Mapping[str, str]) -> None:
+def _announce_request(state: ProcState, giver: HostSource, lost: Sequence[str], reasons: Mapping[str, str]) -> None:
     """Informs the user first: replacing a host may take long, and cost."""
-    names = ", ".join(f"{host_name(host)} ({why[host]})" if host in why else host_name(host) for host in lost)
-    others = "another host" if len(lost) == 1 else f"{len(lost)} other hosts"
-    show_host_message(f"{state.name} has lost {names}: {giver} is asked for {others}")
+    names = ", ".join(f"{host_name(host)} ({reasons[host]})" if host in reasons else host_name(host) for host in lost)
+    phrase = "another host" if len(lost) == 1 else f"{len(lost)} other hosts"
+    show_host_message(f"{state.name} has lost {names}: {giver} is asked for {phrase}")
 
 
-def _replaced(record: HostRecord, dead: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _replacements_of(record: HostRecord, dead: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Returns usable replacements that these lost hosts have by now, and the hosts without one."""
-    instead = {host: record.instead[host] for host in dead if host in record.instead}
-    lost = operations().lost_hosts(instead.values())
-    instead = {host: new for host, new in instead.items() if new not in lost}
-    return instead, [host for host in dead if host not in instead]
+    replacements = {host: record.instead[host] for host in dead if host in record.instead}
+    lost = operations().lost_hosts(replacements.values())
+    replacements = {host: new for host, new in replacements.items() if new not in lost}
+    return replacements, [host for host in dead if host not in replacements]
 
 
-def _tidy(giver: HostSource, gone: Sequence[str]) -> None:
-    giver.give_back(gone)
+def _give_back(giver: HostSource, hosts: Sequence[str]) -> None:
+    giver.give_back(hosts)
     giver.refill()
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------
 
 
-def _check_whole(procs: Handle[ProcState], state: ProcState, what: str) -> None:
+def _check_whole(procs: Handle[ProcState], state: ProcState, operation: str) -> None:
     if region_of(procs) != state.region:
-        raise ValueError(f"only a whole mesh can {what}, not a slice of {state.name}")
+        raise ValueError(f"only a whole mesh can {operation}, not a slice of {state.name}")
 
 
 def _record_of(state: ProcState, timeout: float = 0.0) -> HostRecord | None:
     return record_with(host_mesh_of(state), state.hosts, timeout)
 
 
-def _found(state: ProcState, wanted: object, timeout: float) -> tuple[list[str], Callable[[], None]]:
+def _hosts_for_growth(state: ProcState, target: object, timeout: float) -> tuple[list[str], Callable[[], None]]:
     """Returns hosts that a mesh can grow onto, and a function that gives back those that came for it."""
-    if isinstance(wanted, HostMesh):
-        ids = wanted.host_ids
-        return [ids[rank] for rank in wanted.region.ranks()], lambda: None
-    if not isinstance(wanted, (int, tuple)):
+    if isinstance(target, HostMesh):
+        ids = target.host_ids
+        return [ids[rank] for rank in target.region.ranks()], lambda: None
+    if not isinstance(target, (int, tuple)):
         raise TypeError(
-            f"{state.name}.grow takes a number of hosts, names of machines, or a HostMesh, not {type(wanted).__name__}"
+            f"{state.name}.grow takes a number of hosts, names of machines, or a HostMesh, not {type(target).__name__}"
         )
     record = _record_of(state, timeout)
     if record is None:
@@ -250,25 +250,25 @@ def _found(state: ProcState, wanted: object, timeout: float) -> tuple[list[str],
     lost = operations().lost_hosts(record.hosts)
     free = [host for host in record.hosts if host not in state.hosts and host not in lost]
     lacking: int | tuple[str, ...]
-    if isinstance(wanted, int):
-        free = free[:wanted]
-        lacking = wanted - len(free)
+    if isinstance(target, int):
+        free = free[:target]
+        lacking = target - len(free)
     else:
-        free = [each for each in wanted if each in (*free, *state.hosts)]  # hosts of the mesh are rejected below
-        lacking = tuple(each for each in wanted if each not in free)
-    new = _more(record, lacking, timeout) if lacking else ()
+        free = [host for host in target if host in (*free, *state.hosts)]  # hosts of the mesh are rejected below
+        lacking = tuple(host for host in target if host not in free)
+    new = _add_hosts(record, lacking, timeout) if lacking else ()
 
-    def back() -> None:
+    def give_back() -> None:
         if new:
-            run_in_background(lambda: _end(record, [], new), "hosts are being given back")
+            run_in_background(lambda: _release(record, [], new), "hosts are being given back")
 
-    return [*free, *new], back
+    return [*free, *new], give_back
 
 
-def _more(record: HostRecord, wanted: "int | Sequence[str]", timeout: float) -> tuple[str, ...]:
+def _add_hosts(record: HostRecord, target: "int | Sequence[str]", timeout: float) -> tuple[str, ...]:
     giver = record.giver("grow")
     with record.changing:
-        new = giver.more(wanted, timeout)
+        new = giver.more(target, timeout)
         record.take(new)
     return new
 
@@ -281,16 +281,16 @@ def _dimension(record: HostRecord) -> str:
 
 def _living_on(hosts: Collection[str]) -> list[ProcState]:
     runtime = current_runtime()
-    states = [each for each in tuple(runtime.meshes.values()) if isinstance(each, ProcState)]
-    mine = [
-        each
-        for each in states
-        if each.spawn_spec is not None and each.stopped is None and each.owner_process == runtime.address
+    states = [state for state in tuple(runtime.meshes.values()) if isinstance(state, ProcState)]
+    owned = [
+        state
+        for state in states
+        if state.spawn_spec is not None and state.stopped is None and state.owner_process == runtime.address
     ]
-    return [each for each in mine if not set(hosts).isdisjoint(each.hosts)]
+    return [state for state in owned if not set(hosts).isdisjoint(state.hosts)]
 
 
-def _freed(record: HostRecord | None, hosts: Collection[str]) -> tuple[str, ...]:
+def _freed_hosts(record: HostRecord | None, hosts: Collection[str]) -> tuple[str, ...]:
     """Returns those of them that no other mesh of this process uses, and that a job takes back."""
     if record is None or record.source is None:
         return ()
@@ -298,14 +298,14 @@ def _freed(record: HostRecord | None, hosts: Collection[str]) -> tuple[str, ...]
     return tuple(host for host in hosts if host in record.hosts and host not in busy)
 
 
-def _end(
+def _release(
     record: HostRecord | None,
-    lefts: Collection[RemovedPart],
+    parts: Collection[RemovedPart],
     freed: Collection[str],
     ends: "Collection[Future[None]]" = (),
 ) -> None:
     """Waits for the end of what was stopped, then gives hosts back to the job."""
-    for stopped in (*(left.stopped for left in lefts), *ends):
+    for stopped in (*(part.stopped for part in parts), *ends):
         stopped.exception()
     if record is not None and record.source is not None and freed:
         with record.changing:
@@ -313,7 +313,7 @@ def _end(
             record.source.give_back(tuple(freed))
 
 
-def _whole(shrink: Callable[[], object], name: str) -> None:
+def _complete(shrink: Callable[[], object], name: str) -> None:
     """Runs a release of hosts to its end; blocks. An interrupt ends only the wait."""
     try:
         run_in_background(shrink, f"{name} lets hosts go").get()

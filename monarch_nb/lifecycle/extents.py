@@ -28,14 +28,15 @@ def dimension_of_hosts(state: ProcState) -> str:
     labels, sizes = state.region.labels, state.region.ndslice.sizes
     if labels and sizes[0] * state.layout.per_host == len(state.region):
         return labels[0]
-    where = f"{len(used(state))} hosts in {len(labels)} dimensions" if len(used(state)) > 1 else "a host without one"
+    count = len(host_numbers(state))
+    location = f"{count} hosts in {len(labels)} dimensions" if count > 1 else "a host without one"
     raise ValueError(
-        f"{state.name} cannot grow or shrink: it lies on {where}, and only the one dimension of its hosts can change. "
-        "Spawn it on a host mesh with such a dimension, as that of a job"
+        f"{state.name} cannot grow or shrink: it lies on {location}, and only the one dimension of its hosts can "
+        "change. Spawn it on a host mesh with such a dimension, as that of a job"
     )
 
 
-def used(state: ProcState) -> list[int]:
+def host_numbers(state: ProcState) -> list[int]:
     """Returns the numbers, in its layout, of the hosts that a mesh has, in its order."""
     return list(dict.fromkeys(rank // state.layout.per_host for rank in state.ranks))
 
@@ -43,45 +44,45 @@ def used(state: ProcState) -> list[int]:
 def growth(state: ProcState, hosts: Sequence[str]) -> GrownLayout:
     """Appends hosts. Raises ValueError for hosts that the mesh has already."""
     dimension_of_hosts(state)
-    twice = [host for at, host in enumerate(hosts) if host in state.hosts or host in hosts[:at]]
-    if twice:
-        raise ValueError(f"{state.name} lies on {', '.join(dict.fromkeys(twice))} already")
-    per, names, taken = state.layout.per_host, list(state.layout.hosts), used(state)
+    repeated = [host for index, host in enumerate(hosts) if host in state.hosts or host in hosts[:index]]
+    if repeated:
+        raise ValueError(f"{state.name} lies on {', '.join(dict.fromkeys(repeated))} already")
+    per, names, in_use = state.layout.per_host, list(state.layout.hosts), host_numbers(state)
     numbers = []
     for host in hosts:
-        free = [number for number in range(len(names)) if number not in taken]
-        number = next((at for at in free if names[at] == host), free[0] if free else len(names))
+        free = [number for number in range(len(names)) if number not in in_use]
+        number = next((index for index in free if names[index] == host), free[0] if free else len(names))
         names[number : number + 1] = [host]
-        taken.append(number)
+        in_use.append(number)
         numbers.append(number)
-    fresh = tuple(number * per + place for number in numbers for place in range(per))
-    return GrownLayout(replace(state.layout, hosts=tuple(names)), _over(state, (*state.ranks, *fresh)), fresh)
+    fresh = tuple(number * per + local_rank for number in numbers for local_rank in range(per))
+    return GrownLayout(replace(state.layout, hosts=tuple(names)), _region_over(state, (*state.ranks, *fresh)), fresh)
 
 
-def without(state: ProcState, places: Collection[int]) -> tuple[Region, Region]:
+def shrinkage(state: ProcState, positions: Collection[int]) -> tuple[Region, Region]:
     """Removes hosts by their indices along the dimension of hosts; returns the remaining and the removed region.
 
     Raises ValueError if nothing would remain.
     """
     label, per, ranks = dimension_of_hosts(state), state.layout.per_host, list(state.ranks)
-    gone = [rank for at, rank in enumerate(ranks) if at // per in places]
-    if len(gone) == len(ranks):
+    removed = [rank for index, rank in enumerate(ranks) if index // per in positions]
+    if len(removed) == len(ranks):
         present = counted(len(ranks) // per, label.removesuffix("s"))
         raise ValueError(f"{state.name} has {present}: at least one must stay; stop() ends them all")
-    return _over(state, [rank for rank in ranks if rank not in set(gone)]), _over(state, gone)
+    return _region_over(state, [rank for rank in ranks if rank not in set(removed)]), _region_over(state, removed)
 
 
-def launches(state_name: str, launch: Sequence[Launch], per_host: int, wanted: int) -> tuple[Launch, ...]:
+def launches(state_name: str, launch: Sequence[Launch], per_host: int, size: int) -> tuple[Launch, ...]:
     """Returns the launch commands of a larger mesh, which repeat those of its first host. Raises ValueError."""
     first = tuple(launch[:per_host])
-    if any(each != first[rank % per_host] for rank, each in enumerate(launch)):
+    if any(command != first[rank % per_host] for rank, command in enumerate(launch)):
         raise ValueError(
             f"{state_name} cannot grow: its bootstrap_command was worked out for each place, and differs by host. "
             "Spawn a new mesh with the hosts that are wanted"
         )
-    return first * (wanted // per_host)
+    return first * (size // per_host)
 
 
-def _over(state: ProcState, ranks: Sequence[int]) -> Region:
+def _region_over(state: ProcState, ranks: Sequence[int]) -> Region:
     _, *inner = state.region.ndslice.sizes
     return region_of_ranks(state.region.labels, (len(ranks) // state.layout.per_host, *inner), ranks)

@@ -112,9 +112,9 @@ class Handover:
     def _welcome(self, meshes: set[str]) -> p.Welcome:
         local = self._runtime.local
         missed = tuple(
-            p.UndeliveredReply(mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, at=one.at,
-                     well=one.status == Status.VALUE, stored=one.frames is not None, error=one.error)
-            for one in local.stored_answers.take_new(meshes)
+            p.UndeliveredReply(mesh=answer.mesh, rank=answer.rank, endpoint=answer.endpoint, at=answer.at,
+                     well=answer.status == Status.VALUE, stored=answer.frames is not None, error=answer.error)
+            for answer in local.stored_answers.take_new(meshes)
         )  # fmt: skip
         now, wall = time.monotonic(), time.time()
         running = tuple(
@@ -128,20 +128,20 @@ class Handover:
         )
         return p.Welcome(missed, running, actors, self._never_set_up())
 
-    def _results(self, wanted: WantedResults, asker: Asker[StoredResults]) -> StoredResults:
+    def _results(self, query: WantedResults, asker: Asker[StoredResults]) -> StoredResults:
         stored = self._runtime.local.stored_answers
-        stored.forget(wanted.forget)
+        stored.forget(query.forget)
         return StoredResults(
             tuple(
-                StoredResult(number=one.number, mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, call=one.call,
-                     index=one.index, extent=one.extent, at=one.at, size=one.size, stored=one.frames is not None,
-                     error=one.error)
-                for one in stored.of(wanted.meshes)
+                StoredResult(number=answer.number, mesh=answer.mesh, rank=answer.rank, endpoint=answer.endpoint,
+                     call=answer.call, index=answer.index, extent=answer.extent, at=answer.at, size=answer.size,
+                     stored=answer.frames is not None, error=answer.error)
+                for answer in stored.of(query.meshes)
             )
         )  # fmt: skip
 
-    def _result(self, wanted: WantedResult, asker: Asker[ResultBody]) -> ResultBody:
-        frames = self._runtime.local.stored_answers.body(wanted.number)
+    def _result(self, query: WantedResult, asker: Asker[ResultBody]) -> ResultBody:
+        frames = self._runtime.local.stored_answers.body(query.number)
         return ResultBody(None if frames is None else tuple(frames))
 
     def _never_set_up(self) -> bool:

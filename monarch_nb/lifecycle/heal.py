@@ -54,23 +54,23 @@ def heal_mesh(
     state, region = state_of(procs), region_of(procs)
     if state.stopped is not None:
         raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
-    until = None if timeout is None else time.monotonic() + timeout
+    deadline = None if timeout is None else time.monotonic() + timeout
     if not kill:
         _notice_deaths(state, set(region.ranks()))
-    lost = _lost(state, region.ranks())
-    for tried in range(ROUNDS):
-        left = None if until is None else max(0.0, until - time.monotonic())
-        before, waits = lost, _replace(state, lost, left, ask=replace)
+    lost = _lost_hosts(state, region.ranks())
+    for attempt in range(ROUNDS):
+        rest = None if deadline is None else max(0.0, deadline - time.monotonic())
+        before, hint = lost, _replace(state, lost, rest, ask=replace)
         try:
-            current_runtime().part(MeshHealer).heal(state, region, kill=kill).get(left)
+            current_runtime().part(MeshHealer).heal(state, region, kill=kill).get(rest)
         except HealError as error:
             # The processes of a host may end before it is known that the host is lost.
-            if waits and tried < ROUNDS - 1 and _are_back(lost, _BACK_S if left is None else min(left, _BACK_S)):
-                lost = _lost(state, region.ranks())
+            if hint and attempt < ROUNDS - 1 and _are_back(lost, _BACK_S if rest is None else min(rest, _BACK_S)):
+                lost = _lost_hosts(state, region.ranks())
                 continue
-            lost = _lost(state, region.ranks()) or _ended(state, region.ranks(), ask=replace)
-            if tried == ROUNDS - 1 or not (_spares(state) if set(lost) <= set(before) else _has_job(state)):
-                raise (HealError(f"{waits}\n{error}", error.failures) if waits else error) from None
+            lost = _lost_hosts(state, region.ranks()) or _ended_hosts(state, region.ranks(), ask=replace)
+            if attempt == ROUNDS - 1 or not (_has_spares(state) if set(lost) <= set(before) else _has_job(state)):
+                raise (HealError(f"{hint}\n{error}", error.failures) if hint else error) from None
             continue
         kill = False
         # Ranks often die together, and the second death may be reported after the heal of the first has begun.
@@ -109,13 +109,13 @@ def _notice_deaths(state: MeshState, ranks: Set[int]) -> None:
 
 def _wait_for_events(is_over: Callable[[], bool], seconds: float) -> bool:
     """Blocks until a condition holds that events of meshes and hosts change, or for so long; whether it does."""
-    changed, until = threading.Event(), time.monotonic() + seconds
+    changed, deadline = threading.Event(), time.monotonic() + seconds
     listeners = current_runtime().part(MeshEvents).listeners
     listeners.append(lambda event: changed.set())
     listen = listeners[-1]
     try:
-        while not (over := is_over()) and (left := until - time.monotonic()) > 0:
-            changed.wait(left)
+        while not (over := is_over()) and (remaining := deadline - time.monotonic()) > 0:
+            changed.wait(remaining)
             changed.clear()
     finally:
         listeners.remove(listen)
@@ -133,12 +133,12 @@ def _hosts_of_failed(state: MeshState, ranks: Collection[int]) -> list[str]:
     return list(dict.fromkeys(procs.layout.host_of(rank) for rank in sorted(failed.intersection(ranks))))
 
 
-def _lost(state: MeshState, ranks: Collection[int]) -> list[str]:
+def _lost_hosts(state: MeshState, ranks: Collection[int]) -> list[str]:
     """Returns the hosts of failed ranks that cannot be reached."""
     return list(operations().lost_hosts(_hosts_of_failed(state, ranks)))
 
 
-def _ended(state: MeshState, ranks: Collection[int], *, ask: bool | None) -> list[str]:
+def _ended_hosts(state: MeshState, ranks: Collection[int], *, ask: bool | None) -> list[str]:
     """Returns the hosts of failed ranks that have ended, as their job reports, before that is observed here."""
     if ask is False:
         return []
@@ -155,5 +155,5 @@ def _has_job(state: MeshState) -> bool:
     return source_of(proc_state_of(state)) is not None
 
 
-def _spares(state: MeshState) -> bool:
+def _has_spares(state: MeshState) -> bool:
     return bool(spares_for(proc_state_of(state)))

@@ -34,8 +34,8 @@ def interrupt(mesh: Handle[MeshState]) -> None:
     """
     runtime, state = current_runtime(), state_of(mesh)
 
-    def renew(found: dict[int, RunningEndpoint], _: set[int]) -> None:
-        if any(doing.freed for doing in found.values()):
+    def renew(answers: dict[int, RunningEndpoint], _: set[int]) -> None:
+        if any(doing.freed for doing in answers.values()):
             runtime.feature(COLLECTIVES).renew(proc_state_of(state), state.uid)
 
     _send(state, list(region_of(mesh).ranks()), (), renew, _ANSWERS_WITHIN)
@@ -51,23 +51,23 @@ def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()
     done: Future[tuple[dict[int, RunningEndpoint], set[int]]] = pending_future(
         describe=lambda: f"interrupting {state.name}"
     )
-    _send(state, ranks, drop, lambda found, lost: resolve_future(done, (found, lost)), SILENT_AFTER)
-    found, lost = done.get()
-    if any(doing.freed for doing in found.values()):
+    _send(state, ranks, drop, lambda answers, lost: resolve_future(done, (answers, lost)), SILENT_AFTER)
+    answers, lost = done.get()
+    if any(doing.freed for doing in answers.values()):
         # Before the next cell makes groups.
         runtime.feature(COLLECTIVES).renew(proc_state_of(state), state.uid).wait(SILENT_AFTER)
-    return {rank: found.get(rank) for rank in ranks if rank not in lost}
+    return {rank: answers.get(rank) for rank in ranks if rank not in lost}
 
 
 def _send(
     state: MeshState,
     ranks: Sequence[int],
     drop: Sequence[str],
-    then: Callable[[dict[int, RunningEndpoint], set[int]], object],
+    on_done: Callable[[dict[int, RunningEndpoint], set[int]], object],
     within: float,
 ) -> None:
     body = Interrupt(state.uid, secrets.token_hex(8), tuple(drop))
-    ask_ranks(current_runtime(), proc_state_of(state), ranks, INTERRUPT, body, then, within=within)
+    ask_ranks(current_runtime(), proc_state_of(state), ranks, INTERRUPT, body, on_done, within=within)
 
 
 def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, RunningEndpoint]]:
@@ -79,7 +79,7 @@ def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, RunningEnd
         ranks,
         DOING,
         WhatRuns(state.uid),
-        lambda found, _: resolve_future(answers, found),
+        lambda running, _: resolve_future(answers, running),
         within=SILENT_AFTER,
     )
     return answers

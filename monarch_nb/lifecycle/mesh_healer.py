@@ -66,7 +66,7 @@ class MeshHealer:
         self._updates, self._versions, self._stopper = updates, versions, stopper
         self._publish, self._await_host = publish, await_host
         self._reinitialized: set[str] = set()  # actor meshes whose `__init__` has to run on all ranks
-        self._runtime.verbs.handle(HEAL_MESH, self._asked)
+        self._runtime.verbs.handle(HEAL_MESH, self._on_heal)
 
     def heal(self, state: MeshState, region: Region, *, kill: bool = False) -> Future[None]:
         """Brings failed ranks of a slice back, whoever owns the mesh; fails with HealError.
@@ -81,8 +81,8 @@ class MeshHealer:
             return self._driver.heal(state.uid, runs(region))
         future: Future[None] = pending_future(describe=lambda: f"{state.name} is being healed")
 
-        def done(asked: Future[Done]) -> None:
-            error = asked.exception(0)
+        def done(reply: Future[Done]) -> None:
+            error = reply.exception(0)
             if error is None:
                 resolve_future(future, None)
             else:
@@ -92,7 +92,7 @@ class MeshHealer:
         when_done(request(self._runtime, state.owner_process, HEAL_MESH, body), done)
         return future
 
-    def _asked(self, body: HealMesh, asker: Asker[Done]) -> None:
+    def _on_heal(self, body: HealMesh, asker: Asker[Done]) -> None:
         state = self._runtime.meshes.get(body.uid)
 
         def answer(future: Future[None]) -> None:
@@ -108,47 +108,47 @@ class MeshHealer:
             return
         when_done(self._driver.heal(body.uid, frozenset(body.ranks), await_hooks=False), answer)
 
-    def kill(self, state: ProcState, ranks: Sequence[int], why: str, *, shown: bool = True) -> Future[None]:
+    def kill(self, state: ProcState, ranks: Sequence[int], reason: str, *, shown: bool = True) -> Future[None]:
         """Kills processes, to their owner a failure like any other; resolves when they are gone.
 
         Without `shown` calls that wait for them fail, and nothing else is shown: somebody asked for it.
         """
         fail = self._driver.proc_exited if shown else self._driver.killed
-        return self._kill(state, ranks, Cause(kind="killed", text=why), fail)
+        return self._kill(state, ranks, Cause(kind="killed", text=reason), fail)
 
     def _kill(
-        self, state: ProcState, ranks: Sequence[int], why: Cause, fail: Callable[[str, int, int, Cause], None]
+        self, state: ProcState, ranks: Sequence[int], cause: Cause, fail: Callable[[str, int, int, Cause], None]
     ) -> Future[None]:
-        gone = self._driver.lost_ranks(state.uid)
+        lost = self._driver.lost_ranks(state.uid)
         by_host: dict[str, list[str]] = {}
         for rank in ranks:
-            if rank not in gone:
+            if rank not in lost:
                 host = state.layout.host_of(rank)
                 by_host.setdefault(host, []).append(state.address(rank))
-                cause = msgspec.structs.replace(why, host=host, at=time.time())
-                fail(state.uid, rank, state.incarnation(rank), cause)
-        asked: list[Future[object]] = []
+                rank_cause = msgspec.structs.replace(cause, host=host, at=time.time())
+                fail(state.uid, rank, state.incarnation(rank), rank_cause)
+        requests: list[Future[object]] = []
         for host, addresses in by_host.items():
-            body = p.Stop(tuple(addresses), timeout_s=0.0, reason=why.text, grace_s=0.0)
-            asked.append(request(self._runtime, agent_of(host), host_verbs.STOP, body))
-        return settle(asked, lambda: f"processes of {state.name} have not ended yet")
+            body = p.Stop(tuple(addresses), timeout_s=0.0, reason=cause.text, grace_s=0.0)
+            requests.append(request(self._runtime, agent_of(host), host_verbs.STOP, body))
+        return settle(requests, lambda: f"processes of {state.name} have not ended yet")
 
     def _kill_and_heal(self, state: MeshState, ranks: Sequence[int], *, await_hooks: bool) -> Future[None]:
         assert isinstance(state, ProcState)
         driver = self._driver
-        why = Cause(kind="signal", text="killed so that it is started again", signal=9)
-        killed = self._kill(state, ranks, why, driver.killed)
-        whole: Future[None] = pending_future(describe=lambda: f"{state.name} is being healed")
+        cause = Cause(kind="signal", text="killed so that it is started again", signal=9)
+        killed = self._kill(state, ranks, cause, driver.killed)
+        result: Future[None] = pending_future(describe=lambda: f"{state.name} is being healed")
 
         def done(future: Future[None]) -> None:
             error = future.exception(0)
-            resolve_future(whole, None) if error is None else fail_future(whole, error)
+            resolve_future(result, None) if error is None else fail_future(result, error)
 
         def ended(_: Future[None]) -> None:  # devices and ports are free again
             when_done(driver.heal(state.uid, frozenset(ranks), await_hooks=await_hooks), done)
 
         when_done(killed, ended)
-        return whole
+        return result
 
     # -- on threads of their own ------------------------------------------------------------------------------------
 
@@ -167,8 +167,8 @@ class MeshHealer:
             ready = start(self._runtime, state, incarnations)
         finally:  # a stop in between makes it fail when some agents have been asked already
             if state.stopped is not None:  # what was just requested may come after the stop
-                self._stopper.again(state)
-            elif not _wanted(state, incarnations):
+                self._stopper.stop_again(state)
+            elif not _are_needed(state, incarnations):
                 ranks = region_of_ranks(["rank"], [len(incarnations)], _ranks(incarnations))
                 self._stopper.stop(state, _GIVEN_UP, ranks)
         ready.get()
@@ -178,10 +178,10 @@ class MeshHealer:
 
     def _check_hosts(self, state: ProcState, hosts: Collection[str]) -> None:
         """Raises SupervisionError if nothing can be started again because a host is lost."""
-        for host, why in operations().lost_hosts(hosts).items():
-            cause = Cause(kind="host", text=why, host=host, at=time.time(), giver=giver_of(host))
+        for host, reason in operations().lost_hosts(hosts).items():
+            cause = Cause(kind="host", text=reason, host=host, at=time.time(), giver=giver_of(host))
             failure = self._driver.machine.describe(state.uid, list(state.layout.ranks_on(host)), cause)
-            raise SupervisionError(f"its host {host_name(host)} is lost: {why}", failure=failure)
+            raise SupervisionError(f"its host {host_name(host)} is lost: {reason}", failure=failure)
 
     def _renew_groups(self, state: ProcState, ranks: Sequence[int]) -> None:
         """Gives up process groups of torch.distributed with lost ranks; new ones have another address."""
@@ -196,8 +196,8 @@ class MeshHealer:
         if state.uid not in self._reinitialized:
             return None
         self._reinitialized.discard(state.uid)
-        gone = self._driver.lost_ranks(state.uid)
-        survivors = [rank for rank in state.ranks if rank not in fresh and rank not in gone]
+        lost = self._driver.lost_ranks(state.uid)
+        survivors = [rank for rank in state.ranks if rank not in fresh and rank not in lost]
         if not survivors:
             return None
         title = f"{state.name}.__init__"
@@ -230,7 +230,7 @@ class MeshHealer:
         send_each(self._runtime, self._runtime.root_context, state, ranks, SPAWN, frames, call, ordered=False)
         survivors = self._reinitialize_survivors(state, spawn_spec, ranks)
         if state.stopped is not None:
-            self._stopper.again(state)
+            self._stopper.stop_again(state)
         call.future.get()
         if survivors is not None:
             survivors.future.get()
@@ -251,25 +251,25 @@ class MeshHealer:
 
     def _apply_pending_extents(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
         """Gives growing meshes their new extent once all new processes and actors are there."""
-        back = {uid: set(_ranks(there)) for uid, there in incarnations}
-        for procs in [each for uid in back if isinstance(each := self._runtime.meshes.get(uid), ProcState)]:
-            grows = [each for each in (procs, *procs.actors.values()) if each.pending_region is not None]
+        back = {uid: set(_ranks(entries)) for uid, entries in incarnations}
+        for procs in [mesh for uid in back if isinstance(mesh := self._runtime.meshes.get(uid), ProcState)]:
+            growing = [mesh for mesh in (procs, *procs.actors.values()) if mesh.pending_region is not None]
             if all(
-                set(ranks_of(each.pending_region or each.region)) <= {*each.ranks, *back.get(each.uid, ())}
-                for each in grows
+                set(ranks_of(mesh.pending_region or mesh.region)) <= {*mesh.ranks, *back.get(mesh.uid, ())}
+                for mesh in growing
             ):
-                for each in grows:
-                    with each.lock:
-                        each.region, each.pending_region, each.resized = each.pending_region or each.region, None, True
-                        each.version += 1
-                    self._publish(MeshResized(each))
+                for mesh in growing:
+                    with mesh.lock:
+                        mesh.region, mesh.pending_region, mesh.resized = mesh.pending_region or mesh.region, None, True
+                        mesh.version += 1
+                    self._publish(MeshResized(mesh))
 
     def _notify_survivors(self, state: ActorState, back: Sequence[RankIncarnation]) -> PendingCall[object] | None:
         if getattr(getattr(state.cls, HOOK), "_monarch_default", False):
             return None
         fresh = {rank for rank, _ in back if rank in state.region}
-        gone = self._driver.lost_ranks(state.uid)
-        survivors = [rank for rank in state.ranks if rank not in fresh and rank not in gone]
+        lost = self._driver.lost_ranks(state.uid)
+        survivors = [rank for rank in state.ranks if rank not in fresh and rank not in lost]
         if not survivors or not fresh:
             return None
         points = [state.region.point_of_base_rank(rank) for rank in sorted(fresh)]
@@ -290,7 +290,7 @@ def _ranks(incarnations: Sequence[RankIncarnation]) -> list[int]:
     return [rank for rank, _ in incarnations]
 
 
-def _wanted(state: MeshState, incarnations: Sequence[RankIncarnation]) -> bool:
+def _are_needed(state: MeshState, incarnations: Sequence[RankIncarnation]) -> bool:
     """Whether these ranks are, or are to become, part of the mesh: its growth may have been cancelled."""
     return all(rank in (state.pending_region or state.region) for rank in _ranks(incarnations))
 
@@ -299,7 +299,7 @@ def _renew(state: MeshState, incarnations: Sequence[RankIncarnation]) -> None:
     with state.lock:
         if state.stopped is not None:
             raise RuntimeError(f"{state.name} was stopped while it was being healed")
-        if not _wanted(state, incarnations):
+        if not _are_needed(state, incarnations):
             raise RuntimeError(_GIVEN_UP)
         state.incarnations = {**state.incarnations, **{rank: life for rank, life in incarnations if life}}
         state.version += 1

@@ -29,16 +29,14 @@ class HostNotices:
     def __init__(self, runtime: Runtime, driver: Driver, publish: Callable[[Event], None], show: Show) -> None:
         """`publish` takes events for displays; `show` shows them to the user at once."""
         self._runtime, self._driver, self._publish, self._show = runtime, driver, publish, show
-        self._known: dict[
-            str, tuple[p.PreemptionNotice, float]
-        ] = {}  # by host, with the time of arrival by the monotonic clock
+        # By host, with the time of arrival by the monotonic clock.
+        self._received: dict[str, tuple[p.PreemptionNotice, float]] = {}
         self._published: dict[str, HostNoticed] = {}
-        self._due: dict[
-            tuple[str, bool], dict[str, p.PreemptionNotice]
-        ] = {}  # by source and whether it is withdrawn; by host
+        # By source and whether it is withdrawn, then by host.
+        self._due: dict[tuple[str, bool], dict[str, p.PreemptionNotice]] = {}
         self._given_up: set[str] = set()  # hosts
         self._lock = threading.Lock()
-        runtime.verbs.handle(verbs.HOST_NOTICE, self._noticed)
+        runtime.verbs.handle(verbs.HOST_NOTICE, self._receive)
 
     def present(self, show: Show | None) -> None:
         """Replaces the function that shows notices to the user; None restores the log."""
@@ -52,9 +50,9 @@ class HostNotices:
         """Ends the notices of hosts that are gone; returns the reason with the first notice that came before."""
         first: tuple[p.PreemptionNotice, float] | None = None
         for host in hosts:
-            known = self._known.pop(host, None)
+            entry = self._received.pop(host, None)
             self._published.pop(host, None)
-            first = first or known
+            first = first or entry
         if first is None:
             return reason
         notice, since = first
@@ -78,7 +76,7 @@ class HostNotices:
         if not self._runtime.is_worker:  # whose output the user may not see
             self._show(event)
 
-    def _noticed(self, notice: p.PreemptionNotice, asker: Asker[None]) -> None:
+    def _receive(self, notice: p.PreemptionNotice, asker: Asker[None]) -> None:
         host = host_of(asker.src)
         if asker.src != agent_of(host) or host in self._given_up:
             return
@@ -86,8 +84,8 @@ class HostNotices:
             first = not self._due
             self._due.setdefault((notice.by, notice.over), {})[host] = notice
         if first:
-            left = math.inf if notice.seconds is None else max(0.0, notice.seconds)
-            self._runtime.later(min(GATHER_S, GATHERED * left), self._flush)
+            remaining = math.inf if notice.seconds is None else max(0.0, notice.seconds)
+            self._runtime.later(min(GATHER_S, GATHERED * remaining), self._flush)
 
     def _flush(self) -> None:
         with self._lock:
@@ -95,7 +93,7 @@ class HostNotices:
         for (by, over), group in due.items():
             notices = dict(sorted(group.items()))
             if over:
-                self._on_withdrawn(by, [host for host in notices if self._known.pop(host, None) is not None])
+                self._on_withdrawn(by, [host for host in notices if self._received.pop(host, None) is not None])
             else:
                 self._on_notices(by, notices)
 
@@ -111,14 +109,14 @@ class HostNotices:
 
     def _on_notices(self, by: str, notices: Mapping[str, p.PreemptionNotice]) -> None:
         now, wall = time.monotonic(), time.time()
-        known = {host: self._known.get(host) for host in notices}
-        fresh = [host for host, before in known.items() if before is None or before[0].at != notices[host].at]
+        earlier = {host: self._received.get(host) for host in notices}
+        fresh = [host for host, before in earlier.items() if before is None or before[0].at != notices[host].at]
         hosts = [host for host, notice in notices.items() if host in fresh or notice.seconds is not None]
         for host, notice in notices.items():
-            before = known[host]
-            self._known[host] = notice, now if before is None or host in fresh else before[1]
-        left = [notices[host].seconds for host in hosts]
-        seconds = None if None in left else min((each for each in left if each is not None), default=None)
+            before = earlier[host]
+            self._received[host] = notice, now if before is None or host in fresh else before[1]
+        remaining = [notices[host].seconds for host in hosts]
+        seconds = None if None in remaining else min((value for value in remaining if value is not None), default=None)
         if fresh:
             cause = Cause(kind="preemption", text=by, host=", ".join(fresh), at=wall, seconds=seconds)
             self._driver.feed(lambda machine: machine.preemption_announced(fresh, cause))
@@ -127,37 +125,37 @@ class HostNotices:
         until = None if seconds is None else wall + seconds
         text = self._text(by, hosts, seconds)
         for host in hosts:
-            mine = notices[host].seconds
-            self._published[host] = HostNoticed(host, by, None if mine is None else wall + mine, text)
+            host_seconds = notices[host].seconds
+            self._published[host] = HostNoticed(host, by, None if host_seconds is None else wall + host_seconds, text)
             self._publish(self._published[host])
         self._show_user(HostNoticed(", ".join(hosts), by, until, text))
 
     def _text(self, by: str, hosts: Sequence[str], seconds: float | None) -> str:
         notice = notice_text(hosts, by, seconds)
-        mine = [
+        states = [
             state for state in tuple(self._runtime.meshes.values())
             if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None
             and state.owner_process == self._runtime.address and not set(hosts).isdisjoint(state.hosts)
         ]  # fmt: skip
-        if not mine:
+        if not states:
             return f"{notice}. No mesh of this program is there"
-        return "\n".join([f"{notice}:", *(f"  {line}" for state in mine for line in _advice(state, hosts))])
+        return "\n".join([f"{notice}:", *(f"  {line}" for state in states for line in _advice(state, hosts))])
 
 
 def _advice(state: ProcState, hosts: Collection[str]) -> list[str]:
     """Returns what a mesh has on these hosts, and what can be done."""
     ranks = [rank for rank in state.ranks if state.layout.host_of(rank) in hosts]
-    actors = [each.name for each in tuple(state.actors.values()) if each.stopped is None and not each.inner]
-    where = first_places_of(state.region, ranks) if state.region.labels else ""
-    on_it = f" with {', '.join(actors)}" if actors else ""
-    places = [place for place, host in enumerate(state.hosts) if host in hosts]
+    actors = [actor.name for actor in tuple(state.actors.values()) if actor.stopped is None and not actor.inner]
+    location = first_places_of(state.region, ranks) if state.region.labels else ""
+    with_actors = f" with {', '.join(actors)}" if actors else ""
+    indices = [index for index, host in enumerate(state.hosts) if host in hosts]
     steps = ["save what is there"]
-    if len(places) < len(state.hosts):
+    if len(indices) < len(state.hosts):
         with contextlib.suppress(ValueError):  # a mesh with other dimensions cannot shrink
-            steps.append(f"{state.name}.shrink({extents.dimension_of_hosts(state)}={places}) goes on without it")
-    others = "another host" if len(places) == 1 else "other hosts"
-    steps.append(f"once it is lost, heal_mesh({state.name}, replace=True) takes {others}")
-    return [f"{state.name}{f', {where}' if where else ''}{on_it}", f"next: {'; '.join(steps)}"]
+            steps.append(f"{state.name}.shrink({extents.dimension_of_hosts(state)}={indices}) goes on without it")
+    replacement = "another host" if len(indices) == 1 else "other hosts"
+    steps.append(f"once it is lost, heal_mesh({state.name}, replace=True) takes {replacement}")
+    return [f"{state.name}{f', {location}' if location else ''}{with_actors}", f"next: {'; '.join(steps)}"]
 
 
 def log_notice(event: HostNoticed | HostNoticeWithdrawn | HostMessage) -> None:

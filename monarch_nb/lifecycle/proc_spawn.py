@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 DIMENSION = "gpus"
 Environment = dict[str, str | None]
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
 def environments(per_host: Mapping[str, int], common: Mapping[str, str | None]) -> tuple[Environment, ...]:
@@ -58,14 +58,14 @@ def environments(per_host: Mapping[str, int], common: Mapping[str, str | None]) 
     Its host gives the slot a GPU, if it has any (`host.gpus.with_gpu`); where `common` chooses devices, there is none.
     """
     extent = Extent(tuple(per_host), tuple(per_host.values()))
-    wanted = DIMENSION in per_host and VISIBLE not in common
-    if wanted and not devices() and "none" not in _said:
-        _said.add("none")
+    needs_gpus = DIMENSION in per_host and VISIBLE not in common
+    if needs_gpus and not devices() and "none" not in _logged:
+        _logged.add("none")
         logger.info("this host has no GPUs: %s is a dimension like any other", DIMENSION)
     by_process = []
     for local in range(extent.nelements):
         own: Environment = {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(extent.nelements)}
-        if wanted:
+        if needs_gpus:
             own[SLOT] = slot_of(extent.point(local)[DIMENSION], per_host[DIMENSION], settings.share_gpus)
         by_process.append({**own, **common})
     return tuple(by_process)
@@ -73,11 +73,11 @@ def environments(per_host: Mapping[str, int], common: Mapping[str, str | None]) 
 
 def check_own_host(host: str, per_host: Mapping[str, int], common: Mapping[str, str | None]) -> None:
     """Raises ValueError where this machine, whose name is `host`, has GPUs, but fewer than are asked for, or no MPS."""
-    wanted, has = per_host.get(DIMENSION, 0), len(devices())
-    if not has or not wanted or VISIBLE in common:
+    requested, available = per_host.get(DIMENSION, 0), len(devices())
+    if not available or not requested or VISIBLE in common:
         return
-    if has < wanted and not settings.share_gpus:
-        raise ValueError(too_few(host, has, wanted))
+    if available < requested and not settings.share_gpus:
+        raise ValueError(too_few(host, available, requested))
     if settings.share_gpus in (MPS, MPS_EQUAL) and shutil.which(CONTROL) is None:
         raise ValueError(without_mps(host))
 
@@ -88,20 +88,20 @@ def _gpu_of(env: Mapping[str, str | None]) -> str | None:
     return slot.partition("/")[0] if slot is not None else env.get(VISIBLE)
 
 
-def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment], others: Sequence[ProcState]) -> None:
+def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment], meshes: Sequence[ProcState]) -> None:
     """Warns, with names, if processes of living meshes have the same GPUs as those of the mesh `name`.
 
-    `others` are records of proc meshes. Nothing is said where GPUs are to be shared, or here are none.
+    `meshes` are records of proc meshes. Does nothing where GPUs are shared, or this host has none.
     """
     if settings.share_gpus or not devices():
         return
-    wanted = {gpu for env in envs if (gpu := _gpu_of(env)) is not None}
-    for other in others:
-        spawned = other.spawn_spec.env if isinstance(other.spawn_spec, ProcSpawnSpec) else ()
-        shared = sorted(wanted & {gpu for env in spawned if (gpu := _gpu_of(env)) is not None})
-        if shared and set(hosts) & set(other.hosts):
+    gpus = {gpu for env in envs if (gpu := _gpu_of(env)) is not None}
+    for mesh in meshes:
+        spawned = mesh.spawn_spec.env if isinstance(mesh.spawn_spec, ProcSpawnSpec) else ()
+        shared = sorted(gpus & {gpu for env in spawned if (gpu := _gpu_of(env)) is not None})
+        if shared and set(hosts) & set(mesh.hosts):
             warnings.warn(
-                f"{name} and {other.name} both use GPU {', '.join(shared)}: stop one of them, choose devices with "
+                f"{name} and {mesh.name} both use GPU {', '.join(shared)}: stop one of them, choose devices with "
                 "CUDA_VISIBLE_DEVICES, or say that they share them with monarch.config.configure(share_gpus=True)",
                 stacklevel=5,
             )
@@ -209,25 +209,25 @@ def start(runtime: Runtime, state: ProcState, incarnations: Sequence[RankIncarna
         lambda replies: True,
     )
     try:
-        for host, there in by_host.items():
+        for host, entries in by_host.items():
             handed_on = {PYTHON: python_version(), TRAVELS_IN: settings.to_send() or None}
             shared = {**_environment(runtime, host), **handed_on}
             request_body = SpawnProcs(
                 mesh=state.uid,
-                ranks=tuple(rank for rank, _ in there),
-                incarnations=tuple(incarnation for _, incarnation in there),
+                ranks=tuple(rank for rank, _ in entries),
+                incarnations=tuple(incarnation for _, incarnation in entries),
                 env=tuple(
                     {
                         **(shared if spawn_spec.inherits(rank) else handed_on),
                         **_own_environment(state, spawn_spec, rank),
                     }
-                    for rank, _ in there
+                    for rank, _ in entries
                 ),
-                proc_bind=tuple(spawn_spec.proc_bind[rank % layout.per_host] for rank, _ in there)
+                proc_bind=tuple(spawn_spec.proc_bind[rank % layout.per_host] for rank, _ in entries)
                 if spawn_spec.proc_bind
                 else (),
                 python=spawn_spec.python,
-                launch=tuple(spawn_spec.launch[rank] for rank, _ in there) if spawn_spec.launch else (),
+                launch=tuple(spawn_spec.launch[rank] for rank, _ in entries) if spawn_spec.launch else (),
                 bootstrap_env_cold=bool(spawn_spec.proc_bind) or spawn_spec.python is not None,
                 heavy=has_heavy_modules(),
                 cwd=os.getcwd(),
@@ -240,15 +240,15 @@ def start(runtime: Runtime, state: ProcState, incarnations: Sequence[RankIncarna
                 setup=1,
                 runner=runtime.part(MeshRegistry).runner,
             )
-            asked = request(runtime, agent_of(host), host_verbs.SPAWN, request_body)
-            when_done(asked, _fail_if_refused(call))
-            runtime.later(settings.mesh_proc_spawn_max_idle, _fail_if_silent(runtime, host, asked, call))
+            reply = request(runtime, agent_of(host), host_verbs.SPAWN, request_body)
+            when_done(reply, _fail_if_refused(call))
+            runtime.later(settings.mesh_proc_spawn_max_idle, _fail_if_silent(runtime, host, reply, call))
         console = console_state(state)
         context = runtime.root_context if spawn_spec.instance is runtime.root else runtime.context()
-        whole = [rank for rank, _ in incarnations] == list(state.ranks)
+        is_whole = [rank for rank, _ in incarnations] == list(state.ranks)
         arguments = (*spawn_spec.setup.load(runtime)[0], ProcMesh(state, state.pending_region or state.region))
         body = encode_arguments(f"{state.name}.set-up", arguments, {})
-        if whole:
+        if is_whole:
             send_region(runtime, context, console, state.region, "setup", body, pending=call)
         else:
             send_each(runtime, context, console, [rank for rank, _ in incarnations], "setup", body, call)
@@ -260,21 +260,21 @@ def start(runtime: Runtime, state: ProcState, incarnations: Sequence[RankIncarna
 
 def _own_environment(state: ProcState, spawn_spec: ProcSpawnSpec, rank: int) -> dict[str, str | None]:
     """Returns the environment of one rank, in which that given by the spawner wins."""
-    given = spawn_spec.env[rank % state.layout.per_host]
+    env = spawn_spec.env[rank % state.layout.per_host]
     world = world_of(state)
-    ours = {} if world is None else world.environment(rank)
-    return {**ours, **given, OURS: ",".join(name for name in ours if given.get(name, ours[name]) == ours[name])}
+    base = {} if world is None else world.environment(rank)
+    return {**base, **env, OURS: ",".join(name for name in base if env.get(name, base[name]) == base[name])}
 
 
 def _fail_if_silent(
-    runtime: Runtime, host: str, asked: Future[object], call: PendingCall[object]
+    runtime: Runtime, host: str, reply: Future[object], call: PendingCall[object]
 ) -> Callable[[], None]:
     limit = settings.mesh_proc_spawn_max_idle
-    answer, waiting = weakref.ref(asked), weakref.ref(call)  # to keep neither alive for that long
+    reply_ref, call_ref = weakref.ref(reply), weakref.ref(call)  # to keep neither alive for that long
 
     def check() -> None:
-        asked, call = answer(), waiting()
-        if asked is not None and call is not None and not asked.done() and not runtime.closed:
+        reply, call = reply_ref(), call_ref()
+        if reply is not None and call is not None and not reply.done() and not runtime.closed:
             call.fail(RequestError(f"{call.title}: host {host_name(host)} has not answered within {limit:g} s"))
 
     return check
@@ -289,39 +289,39 @@ def _fail_if_refused(call: PendingCall[object]) -> Callable[[Future[object]], No
     return check
 
 
-def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
+def spawn_procs(spec: ProcsWanted) -> ProcMesh:
     """Spawns the processes of a mesh. Does not block."""
     runtime = current_runtime()
     instance = runtime.context().actor_instance
-    for source, filename in wanted.setup:
+    for source, filename in spec.setup:
         compile(source, filename, "exec", dont_inherit=True)  # raises for a typo here
-    region = Region(tuple(wanted.extent.labels), NDSlice.new_row_major(tuple(wanted.extent.sizes)))
+    region = Region(tuple(spec.extent.labels), NDSlice.new_row_major(tuple(spec.extent.sizes)))
     uid = runtime.new_uid("p")
     own_host, _ = operations().own_host()
-    if own_host in wanted.hosts:
-        check_own_host(host_name(own_host), wanted.per_host, wanted.env)
-    name, env = wanted.name, environments(wanted.per_host, wanted.env)
+    if own_host in spec.hosts:
+        check_own_host(host_name(own_host), spec.per_host, spec.env)
+    name, env = spec.name, environments(spec.per_host, spec.env)
     spawn_spec = ProcSpawnSpec(
         instance,
-        EncodedObject(encode_arguments(f"{name}.set-up", (list(wanted.setup), with_stand_ins(wanted.bootstrap)), {})),
+        EncodedObject(encode_arguments(f"{name}.set-up", (list(spec.setup), with_stand_ins(spec.bootstrap)), {})),
         env,
-        wanted.proc_bind,
-        wanted.launch,
-        wanted.python,
-        wanted.record.identity,
-        wanted.record if wanted.record.source is not None else None,
+        spec.proc_bind,
+        spec.launch,
+        spec.python,
+        spec.record.identity,
+        spec.record if spec.record.source is not None else None,
     )
     state = ProcState(
         uid=uid,
         name=name,
         region=region,
         owner_process=runtime.address,
-        layout=Layout(uid, wanted.hosts, len(env)),
+        layout=Layout(uid, spec.hosts, len(env)),
         spawn_spec=spawn_spec,
     )
     proc_meshes = [mesh for mesh in tuple(runtime.meshes.values()) if isinstance(mesh, ProcState)]
     living = [mesh for mesh in proc_meshes if mesh.stopped is None and isinstance(mesh.spawn_spec, ProcSpawnSpec)]
-    warn_of_shared(name, wanted.hosts, env, living)
+    warn_of_shared(name, spec.hosts, env, living)
     try:
         choose_master(state)
         runtime.part(MeshRegistry).own(instance, state)

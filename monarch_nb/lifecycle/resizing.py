@@ -62,7 +62,7 @@ class MeshResizer:
         with self._locks[state.uid]:
             self._check(state, "grow")
             self._await(self._ending.get(state.uid, resolved_future(None)))
-            actors, before = _whole(state), state.region
+            actors, before = _covering_actors(state), state.region
             growth = extents.growth(state, hosts)
             spawn_spec = state.spawn_spec
             assert isinstance(spawn_spec, ProcSpawnSpec)
@@ -83,28 +83,29 @@ class MeshResizer:
                 if isinstance(error, KeyboardInterrupt):
                     raise KeyboardInterrupt(f"{unchanged}: what is new is stopped") from error
                 raise
-            for each in (state, *actors):
-                self._driver.feed(partial(SupervisionMachine.grown, uid=each.uid, fresh=growth.fresh))
-            return tuple(each.name for each in actors if not each.inner)
+            for mesh in (state, *actors):
+                self._driver.feed(partial(SupervisionMachine.grown, uid=mesh.uid, fresh=growth.fresh))
+            return tuple(mesh.name for mesh in actors if not mesh.inner)
 
-    def shrink(self, state: ProcState, places: Collection[int]) -> RemovedPart:
+    def shrink(self, state: ProcState, positions: Collection[int]) -> RemovedPart:
         """Removes hosts by their indices: later calls go to the others, and what runs there is stopped in order.
 
         Blocks until all holders of references know the new extent, or do not react; not until everything has stopped.
         """
         with self._locks[state.uid]:
             self._check(state, "shrink")
-            stays, gone = extents.without(state, places)
-            leaving = [state.region.point_of_base_rank(rank).rank for rank in gone.ranks()]
-            where = first_places_of(state.region, gone.ranks())
-            hosts = tuple(dict.fromkeys(map(state.layout.host_of, gone.ranks())))
-            hit = [each.name for each in _living(state) if not each.inner and each.region.overlaps_ranks(gone.ranks())]
-            meshes: list[MeshState] = [state, *_whole(state)]
-            held_back(self._set_region, meshes, stays, f"{state.name} has shrunk, and {where} was removed")
-            self._updates.healed([(each.uid, ()) for each in meshes])
-            stopped = self._ending[state.uid] = self._stopper.stop(state, f"{state.name} has removed {where}", gone)
+            remaining, removed = extents.shrinkage(state, positions)
+            ranks = removed.ranks()
+            leaving = [state.region.point_of_base_rank(rank).rank for rank in ranks]
+            label = first_places_of(state.region, ranks)
+            hosts = tuple(dict.fromkeys(map(state.layout.host_of, ranks)))
+            names = [mesh.name for mesh in _living(state) if not mesh.inner and mesh.region.overlaps_ranks(ranks)]
+            meshes: list[MeshState] = [state, *_covering_actors(state)]
+            held_back(self._set_region, meshes, remaining, f"{state.name} has shrunk, and {label} was removed")
+            self._updates.healed([(mesh.uid, ()) for mesh in meshes])
+            stopped = self._ending[state.uid] = self._stopper.stop(state, f"{state.name} has removed {label}", removed)
             held_back(self._renew_world, state, leaving)
-            return RemovedPart(where, hosts, tuple(hit), stopped)
+            return RemovedPart(label, hosts, tuple(names), stopped)
 
     def replace(self, state: ProcState, hosts: dict[str, str]) -> None:
         """Replaces hosts: heals start lost ranks there from now on."""
@@ -118,11 +119,11 @@ class MeshResizer:
             self._driver.feed(lambda machine: machine.move(self._registry.spec_of(state)))
             self._publish(MeshResized(state))
 
-    def _check(self, state: ProcState, what: str) -> None:
+    def _check(self, state: ProcState, verb: str) -> None:
         if state.stopped is not None:
             raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
         if state.owner_process != self._runtime.address or not isinstance(state.spawn_spec, ProcSpawnSpec):
-            raise RuntimeError(f"{state.name} belongs to another process: {what} it in the process that spawned it")
+            raise RuntimeError(f"{state.name} belongs to another process: {verb} it in the process that spawned it")
 
     # -- with interrupts held back ----------------------------------------------------------------------------------
 
@@ -131,31 +132,31 @@ class MeshResizer:
     ) -> None:
         assert isinstance(state.spawn_spec, ProcSpawnSpec)
         state.layout, state.spawn_spec.launch = growth.layout, launch
-        for each in (state, *actors):
-            each.pending_region = growth.region
-            _set_actor_region(each, growth.region)
-            self._driver.feed(partial(SupervisionMachine.grow, spec=self._registry.spec_of(each), fresh=growth.fresh))
+        for mesh in (state, *actors):
+            mesh.pending_region = growth.region
+            _set_actor_region(mesh, growth.region)
+            self._driver.feed(partial(SupervisionMachine.grow, spec=self._registry.spec_of(mesh), fresh=growth.fresh))
 
     def _take_back(
         self, state: ProcState, actors: Sequence[ActorState], growth: extents.GrownLayout, before: Region
     ) -> Future[None]:
-        why, grown = f"{state.name} was to grow, and has not", list[MeshState]()
-        for each in (state, *actors):
-            with each.lock:
-                each.pending_region = None
-            if each.region == growth.region:  # all was there, and survivors were being notified
-                grown.append(each)
+        reason, grown = f"{state.name} was to grow, and has not", list[MeshState]()
+        for mesh in (state, *actors):
+            with mesh.lock:
+                mesh.pending_region = None
+            if mesh.region == growth.region:  # all was there, and survivors were being notified
+                grown.append(mesh)
         if state.stopped is not None:
             return resolved_future(None)
-        self._set_region(grown, before, why)
+        self._set_region(grown, before, reason)
         for actor in actors:
             _set_actor_region(actor, before)
-        for each in (state, *actors):
-            self._registry.reshape(each, why)
+        for mesh in (state, *actors):
+            self._registry.reshape(mesh, reason)
         choose_master(state)
         renew_world(self._runtime, state, ())  # ranks from before may have been sent a larger one
         if grown:
-            updates = [(each.uid, ()) for each in grown]
+            updates = [(mesh.uid, ()) for mesh in grown]
             threading.Thread(target=self._updates.healed, args=(updates,), name="monarch-resized", daemon=True).start()
         fresh = region_of_ranks(["rank"], [len(growth.fresh)], growth.fresh)
         self._ending[state.uid] = stopped = self._stopper.stop(state, f"{state.name} has not grown", fresh)
@@ -170,23 +171,23 @@ class MeshResizer:
         choose_master(state)
         renew_world(self._runtime, state, leaving).get()
 
-    def _set_region(self, meshes: Sequence[MeshState], region: Region, why: str) -> None:
-        for each in meshes:
-            with each.lock:
-                each.region, each.resized, each.version = region, True, each.version + 1
-            _set_actor_region(each, region)
-            self._registry.reshape(each, why)
-            self._publish(MeshResized(each))
+    def _set_region(self, meshes: Sequence[MeshState], region: Region, reason: str) -> None:
+        for mesh in meshes:
+            with mesh.lock:
+                mesh.region, mesh.resized, mesh.version = region, True, mesh.version + 1
+            _set_actor_region(mesh, region)
+            self._registry.reshape(mesh, reason)
+            self._publish(MeshResized(mesh))
 
 
 def _living(state: ProcState) -> list[ActorState]:
-    return [each for each in tuple(state.actors.values()) if each.stopped is None]
+    return [mesh for mesh in tuple(state.actors.values()) if mesh.stopped is None]
 
 
-def _whole(state: ProcState) -> list[ActorState]:
+def _covering_actors(state: ProcState) -> list[ActorState]:
     """Returns the meshes of actors that cover all of it and are owned here."""
     return [
-        each for each in _living(state) if each.region == state.region and isinstance(each.spawn_spec, ActorSpawnSpec)
+        mesh for mesh in _living(state) if mesh.region == state.region and isinstance(mesh.spawn_spec, ActorSpawnSpec)
     ]
 
 

@@ -51,19 +51,19 @@ class MeshStopper:
         """`disown` forgets a mesh that was stopped long ago; `publish` takes events for displays."""
         self._runtime, self._driver, self._updates = runtime, driver, updates
         self._disown, self._publish = disown, publish
-        self._whole: dict[str, Future[None]] = {}
+        self._stops: dict[str, Future[None]] = {}
         self._former: deque[MeshState] = deque()
         self._forgetting = threading.Lock()
         self._runtime.verbs.handle(STOP_ACTOR, self._stop_actor)
-        self._runtime.verbs.handle(STOP_MESH, self._asked)
+        self._runtime.verbs.handle(STOP_MESH, self._on_stop)
 
     def stop(self, state: MeshState, reason: str, region: Region | None = None) -> Future[None]:
         """Stops a mesh or slice; the future resolves when it is gone. A second stop returns the first one's future."""
-        first = self._whole.get(state.uid)
+        first = self._stops.get(state.uid)
         if first is not None:
             return first
-        whole = region is None or set(state.ranks) <= set(region.ranks())  # the mesh it was sliced from may have shrunk
-        ranks = None if whole or region is None else tuple(region.ranks())
+        full = region is None or set(state.ranks) <= set(region.ranks())  # the mesh it was sliced from may have shrunk
+        ranks = None if full or region is None else tuple(region.ranks())
         if state.owner_process != self._runtime.address:
             return self._ask(state, ranks, reason)
         if state.uid not in self._runtime.meshes:
@@ -77,11 +77,11 @@ class MeshStopper:
         state = self._runtime.meshes.get(uid)
         return resolved_future(None) if state is None else self.stop(state, reason)
 
-    def again(self, state: MeshState) -> None:
+    def stop_again(self, state: MeshState) -> None:
         """Stops incarnations of a stopped mesh that came into being after its stop."""
         assert state.stopped is not None
-        gone = self._under_way(state, state.ranks, state.stopped)
-        when_done(gone, lambda _: self._driver.mark_stopped(state, None, state.stopped or "", over=True))
+        ended = self._under_way(state, state.ranks, state.stopped)
+        when_done(ended, lambda _: self._driver.mark_stopped(state, None, state.stopped or "", over=True))
 
     def await_all(self, uids: Sequence[str], owner: Instance) -> None:
         """Stops the meshes of an ending actor, the newest first, and blocks until they are gone, within limits."""
@@ -100,14 +100,14 @@ class MeshStopper:
         states = [
             s for s in tuple(self._runtime.meshes.values()) if isinstance(s, ProcState) and s.spawn_spec is not None
         ]
-        asked = []
+        stops = []
         for state in states:
             if state.stopped is None and state.owner_process == self._runtime.address:
                 self._driver.mark_stopped(state, None, reason, over=False)
                 state.stopped = reason
-                asked.append(self._stop_procs(state, state.ranks, reason, seconds))
+                stops.append(self._stop_procs(state, state.ranks, reason, seconds))
         deadline = time.monotonic() + seconds + 1
-        for future in asked:
+        for future in stops:
             try:
                 future.get(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
@@ -116,7 +116,7 @@ class MeshStopper:
     def _stop(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
         future: Future[None] = pending_future(describe=lambda: f"{state.name} has not stopped yet")
         if ranks is None:
-            self._whole[state.uid] = future
+            self._stops[state.uid] = future
         self._driver.mark_stopped(state, ranks, reason, over=False)
         if ranks is None:
             with state.lock:  # a heal either sees it, or has announced the incarnations that end with it
@@ -137,35 +137,35 @@ class MeshStopper:
             finally:
                 resolve_future(future, None)
 
-        def gone(asked: Future[object]) -> None:
+        def finish(reply: Future[object]) -> None:
             if self._runtime.closed:  # nothing is read any more
-                done(asked)
+                done(reply)
             else:
-                self._runtime.node.settled(done, asked)  # after earlier replies
+                self._runtime.node.settled(done, reply)  # after earlier replies
 
-        when_done(under_way, gone)
+        when_done(under_way, finish)
         return future
 
     def _release_specs(self, state: MeshState) -> None:
         """Releases what a stopped mesh, and the actors that stopped with it, were spawned with."""
-        for one in (state, *(state.actors.values() if isinstance(state, ProcState) else ())):
-            if one.spawn_spec is not None:
-                one.spawn_spec.release()
-            self._runtime.root.outbox.forget(one.uid)
+        for mesh in (state, *(state.actors.values() if isinstance(state, ProcState) else ())):
+            if mesh.spawn_spec is not None:
+                mesh.spawn_spec.release()
+            self._runtime.root.outbox.forget(mesh.uid)
 
     def _forget_formers(self, stopped: MeshState) -> None:
         """Deletes the records of meshes that stopped earlier: a notebook may spawn meshes for weeks."""
         with self._forgetting:  # several threads may complete a stop
             self._former.append(stopped)
-            olds = [self._former.popleft() for _ in range(len(self._former) - MOST_STOPPED)]
-        for old in olds:
-            gone = (old, *(old.actors.values() if isinstance(old, ProcState) else ()))
-            for one in gone:
-                self._runtime.meshes.pop(one.uid, None)
-                self._whole.pop(one.uid, None)
-            if isinstance(old, ActorState):
-                old.procs.actors.pop(old.uid, None)
-            self._disown(old, [one.uid for one in gone])
+            formers = [self._former.popleft() for _ in range(len(self._former) - MOST_STOPPED)]
+        for former in formers:
+            meshes = (former, *(former.actors.values() if isinstance(former, ProcState) else ()))
+            for mesh in meshes:
+                self._runtime.meshes.pop(mesh.uid, None)
+                self._stops.pop(mesh.uid, None)
+            if isinstance(former, ActorState):
+                former.procs.actors.pop(former.uid, None)
+            self._disown(former, [mesh.uid for mesh in meshes])
 
     def _under_way(self, state: MeshState, ranks: Sequence[int], reason: str) -> Future[None]:
         if isinstance(state, ProcState):
@@ -180,57 +180,57 @@ class MeshStopper:
         by_host: dict[str, list[str]] = {}
         for rank in ranks:
             by_host.setdefault(state.layout.host_of(rank), []).append(state.address(rank))
-        asked: list[Future[p.StopReply]] = []
+        replies: list[Future[p.StopReply]] = []
         for host, addresses in by_host.items():
             body = p.Stop(tuple(addresses), timeout_s=limit, reason=reason)
-            asked.append(request(self._runtime, agent_of(host), host_verbs.STOP, body))
-            when_done(asked[-1], self._forget)
-        return settle(asked, lambda: f"{state.name} has not stopped yet")
+            replies.append(request(self._runtime, agent_of(host), host_verbs.STOP, body))
+            when_done(replies[-1], self._forget)
+        return settle(replies, lambda: f"{state.name} has not stopped yet")
 
     def _forget(self, future: Future[p.StopReply]) -> None:
         if future.exception(0) is None:
-            for gone in future.get(0).exits:
-                forget(self._runtime, gone)
+            for end in future.get(0).exits:
+                forget(self._runtime, end)
 
     def _stop_actors(self, state: ActorState, ranks: Sequence[int], reason: str) -> Future[None]:
-        asked: dict[int, Future[ActorGone]] = {}
+        replies: dict[int, Future[ActorGone]] = {}
         failed = self._driver.failed(state.uid)
         for rank in ranks:
             if rank not in failed:
                 message = StopActor(state.uid, rank, state.incarnation(rank), reason)
-                asked[rank] = request(self._runtime, state.procs.address(rank), STOP_ACTOR, message)
-        under_way = settle(list(asked.values()), lambda: f"{state.name} has not stopped yet")
-        when_done(under_way, lambda _: self._log_unfinished(state, asked))
+                replies[rank] = request(self._runtime, state.procs.address(rank), STOP_ACTOR, message)
+        under_way = settle(list(replies.values()), lambda: f"{state.name} has not stopped yet")
+        when_done(under_way, lambda _: self._log_unfinished(state, replies))
         return under_way
 
     @staticmethod
-    def _log_unfinished(state: ActorState, asked: "dict[int, Future[ActorGone]]") -> None:
+    def _log_unfinished(state: ActorState, replies: "dict[int, Future[ActorGone]]") -> None:
         """Logs ranks that have not ended, and what they execute, grouped by that."""
-        left: dict[str, list[int]] = {}
-        for rank, future in asked.items():
-            if future.exception(0) is None and (what := future.get(0).left_in):
-                left.setdefault(what, []).append(rank)
-        for what, ranks in left.items():
+        unfinished: dict[str, list[int]] = {}
+        for rank, future in replies.items():
+            if future.exception(0) is None and (work := future.get(0).left_in):
+                unfinished.setdefault(work, []).append(rank)
+        for work, ranks in unfinished.items():
             logger.warning(
                 "%s was stopped, but %s%s on %s did not end, and an interrupt did not help. It gets no more "
                 "messages, and ends when its process does: %s.stop() ends that", state.name,
-                "" if what.startswith("endpoint") else "its ", what, places_of(state.region, ranks) or "its rank",
+                "" if work.startswith("endpoint") else "its ", work, places_of(state.region, ranks) or "its rank",
                 state.procs.name,
             )  # fmt: skip
 
     def _ask(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
         self._driver.mark_stopped(state, ranks, reason, over=False)
-        asked = request(self._runtime, state.owner_process, STOP_MESH, StopMeshRequest(state.uid, ranks, reason))
-        return gather([asked], lambda: f"{state.name} has not stopped yet")
+        reply = request(self._runtime, state.owner_process, STOP_MESH, StopMeshRequest(state.uid, ranks, reason))
+        return gather([reply], lambda: f"{state.name} has not stopped yet")
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 
-    def _asked(self, body: StopMeshRequest, asker: Asker[Done]) -> None:
+    def _on_stop(self, body: StopMeshRequest, asker: Asker[Done]) -> None:
         state = self._runtime.meshes.get(body.uid)
         if state is None:
             asker.refuse(f"there is no mesh {body.uid} here")
             return
-        first = self._whole.get(state.uid)
+        first = self._stops.get(state.uid)
         future = first if first is not None else self._stop(state, body.ranks, body.reason)
         when_done(future, lambda _: asker.reply(Done()))
 

@@ -119,8 +119,8 @@ def in_notebook() -> bool:
 
 def in_marimo() -> bool:
     """Whether marimo runs this: its process, or server, must not end, though nobody loads an extension."""
-    asked = getattr(sys.modules.get("marimo"), "running_in_notebook", None)
-    return asked is not None and bool(asked())
+    check = getattr(sys.modules.get("marimo"), "running_in_notebook", None)
+    return check is not None and bool(check())
 
 
 def notebook_mode(show: Callable[[MeshFailure], None]) -> None:

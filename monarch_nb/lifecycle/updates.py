@@ -54,18 +54,18 @@ class ReferenceUpdates:
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
         """Sends heals to all holders, and blocks until they confirm."""
-        asked: list[tuple[str, str, Future[object]]] = []
+        requests: list[tuple[str, str, Future[object]]] = []
         for uid, back in incarnations:
             state = self._runtime.meshes.get(uid)
             if state is None:
                 continue
             update = self._update_of(state, tuple(back))
             for process in tuple(self._holders.get(uid, ())):
-                asked.append((process, uid, request(self._runtime, process, UPDATE, update)))
-        until = time.monotonic() + PATIENCE
-        for process, uid, future in asked:
+                requests.append((process, uid, request(self._runtime, process, UPDATE, update)))
+        deadline = time.monotonic() + PATIENCE
+        for process, uid, future in requests:
             try:
-                future.get(max(0.0, until - time.monotonic()))
+                future.get(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 continue  # it receives this heal, and later ones, when it goes on
             except Exception:
@@ -109,11 +109,11 @@ class ReferenceUpdates:
             )
             self._runtime.part(MeshRegistry).renew(state, update.incarnations, update.version, region, layout)
             back = update.back or tuple(update.incarnations.items())
-            known = "respawned" if isinstance(state, ProcState) else "recreated"
+            method = "respawned" if isinstance(state, ProcState) else "recreated"
 
             def follow(machine: SupervisionMachine) -> list[Action]:
                 machine.came_after(update.uid, update.since)
-                actions: list[Action] = getattr(machine, known)(update.uid, back)
+                actions: list[Action] = getattr(machine, method)(update.uid, back)
                 return actions
 
             self._driver.feed(follow)

@@ -18,14 +18,14 @@ from monarch_nb.supervision.actions import RootFault
 from monarch_nb.wire import Asker, Done, agent_of, host_of, parse_address
 
 logger = logging.getLogger(__name__)
-_AGAIN_S = 0.2  # until an agent that could not be reached is asked again; grows to
-_AGAIN_MAX_S = 30.0
+_RETRY_S = 0.2  # until an agent that could not be reached is asked again; grows to
+_RETRY_MAX_S = 30.0
 _HOST_ENDS_S = 5.0  # after which the exit of a process counts by itself, though its host should have ended with it
 
 
-def forget(runtime: Runtime, gone: p.Exited) -> None:
-    """A process has ended: nothing is sent to it or taken from it any more, once what it has said last is read."""
-    runtime.node.settled(runtime.node.forget, gone.address, gone.reason)
+def forget(runtime: Runtime, end: p.Exited) -> None:
+    """Ends all exchange with a process that has ended, once its last messages are read."""
+    runtime.node.settled(runtime.node.forget, end.address, end.reason)
 
 
 class ProcessWatcher:
@@ -67,19 +67,19 @@ class ProcessWatcher:
             if address != self._runtime.address and parse_address(address).is_proc:
                 by_host.setdefault(host_of(address), []).append(address)
         for host, mine in by_host.items():
-            self._watch_on(host, tuple(mine), _AGAIN_S)
+            self._watch_on(host, tuple(mine), _RETRY_S)
 
     def _watch_on(self, host: str, addresses: tuple[str, ...], pause: float) -> None:
         """Repeats the request until the agent agrees or it is no longer needed: a lost host may come back."""
 
-        def agreed(asked: Future[Done]) -> None:
-            if asked.exception(0) is None or self._runtime.closed:
+        def on_reply(reply: Future[Done]) -> None:
+            if reply.exception(0) is None or self._runtime.closed:
                 return
-            if any(each in self._owners or parse_address(each).mesh in self._runtime.meshes for each in addresses):
-                later = min(2 * pause, _AGAIN_MAX_S)
-                self._runtime.later(pause, lambda: self._watch_on(host, addresses, later))
+            if any(proc in self._owners or parse_address(proc).mesh in self._runtime.meshes for proc in addresses):
+                next_pause = min(2 * pause, _RETRY_MAX_S)
+                self._runtime.later(pause, lambda: self._watch_on(host, addresses, next_pause))
 
-        when_done(request(self._runtime, agent_of(host), verbs.WATCH, p.Addresses(addresses)), agreed)
+        when_done(request(self._runtime, agent_of(host), verbs.WATCH, p.Addresses(addresses)), on_reply)
 
     def forget(self, mesh: str) -> None:
         """Forgets the processes of a mesh that ended long ago."""
@@ -129,18 +129,18 @@ class ProcessWatcher:
         return loss
 
     def _forget_host(self, host: str, reason: str, incarnation: int, procs: Sequence[ProcState]) -> None:
-        there = [(state, state.address(rank)) for state in procs for rank in state.layout.ranks_on(host)]
+        processes = [(state, state.address(rank)) for state in procs for rank in state.layout.ranks_on(host)]
         owned = self._runtime.address  # some of the processes it has spawned may not have started
-        gone = {
+        addresses = {
             agent_of(host),
-            *(address for state, address in there if state.owner_process != owned or address in self.pids),
+            *(address for state, address in processes if state.owner_process != owned or address in self.pids),
         }
         self._runtime.host_lost(host, reason)
         homes = {state.owner_process for state in tuple(self._runtime.meshes.values())}
         for process in [home for home in homes | self._owners if home and host_of(home) == host]:
             self._owner_gone(process, reason)
-        fail_requests(self._runtime, gone, reason)
-        for address in gone:
+        fail_requests(self._runtime, addresses, reason)
+        for address in addresses:
             self._runtime.node.forget(address, reason, incarnation)
         self._ending.pop(host, None)
         self._publish(HostLost(host))
@@ -154,16 +154,16 @@ class ProcessWatcher:
         self.pids[started.address] = started.pid
         self._publish(ProcStarted(started.address, started.pid, started.log))
 
-    def ended_while_detached(self, gone: p.Exited) -> None:
+    def ended_while_detached(self, end: p.Exited) -> None:
         """Handles the end of a process of a detached mesh, which does not end a script: the attach reports it."""
-        if gone.expected:
+        if end.expected:
             return
-        place, cause = parse_address(gone.address).place, _cause(gone)
+        identity, cause = parse_address(end.address).place, _cause(end)
         if self._driver.machine.root_policy == "notebook":
-            self._driver.proc_exited(*place, cause)
+            self._driver.proc_exited(*identity, cause)
         else:
-            self._driver.killed(*place, cause)
-        forget(self._runtime, gone)
+            self._driver.killed(*identity, cause)
+        forget(self._runtime, end)
 
     def _started(self, started: p.StartedProc, asker: Asker[None]) -> None:
         self.pids[started.address] = started.pid
@@ -171,23 +171,23 @@ class ProcessWatcher:
             logger.info("%s was started cold: %s", started.address, started.why)
         self._publish(ProcStarted(started.address, started.pid, started.log))
 
-    def _exited(self, gone: p.Exited, asker: Asker[None]) -> None:
-        if gone.host_ends:  # one report for the host, not one for each process
-            self._ending[gone.host] = gone.reason
-            self._runtime.later(_HOST_ENDS_S, lambda: self._take_exit(gone))
+    def _exited(self, end: p.Exited, asker: Asker[None]) -> None:
+        if end.host_ends:  # one report for the host, not one for each process
+            self._ending[end.host] = end.reason
+            self._runtime.later(_HOST_ENDS_S, lambda: self._take_exit(end))
         else:
-            self._take_exit(gone)
+            self._take_exit(end)
 
-    def _take_exit(self, gone: p.Exited) -> None:
-        self.unresponsive.pop(gone.address, None)
-        if gone.log_bytes:
-            self._runtime.log_positions.ended(gone.address)
-        if not gone.expected:
-            self._driver.proc_exited(*parse_address(gone.address).place, _cause(gone))
-        self._owner_gone(gone.address, gone.reason)
-        fail_requests(self._runtime, (gone.address,), gone.reason)
-        forget(self._runtime, gone)  # last: waiting calls have failed with a better reason
-        self._publish(ProcExited(gone.address, gone.reason))
+    def _take_exit(self, end: p.Exited) -> None:
+        self.unresponsive.pop(end.address, None)
+        if end.log_bytes:
+            self._runtime.log_positions.ended(end.address)
+        if not end.expected:
+            self._driver.proc_exited(*parse_address(end.address).place, _cause(end))
+        self._owner_gone(end.address, end.reason)
+        fail_requests(self._runtime, (end.address,), end.reason)
+        forget(self._runtime, end)  # last: waiting calls have failed with a better reason
+        self._publish(ProcExited(end.address, end.reason))
 
     def _hosts_lost(self, lost: p.HostsLost, asker: Asker[None]) -> None:
         events: dict[tuple[str, int], dict[str, int]] = {}
@@ -223,19 +223,19 @@ class ProcessWatcher:
         return Done()
 
 
-def _cause(gone: p.Exited) -> Cause:
+def _cause(end: p.Exited) -> Cause:
     lines = settings.tail_log_lines
     return Cause(
-        kind="signal" if gone.signal else ("exit" if gone.pid else "spawn"),
-        text=gone.reason,
-        evicted=gone.evicted,
-        host=gone.host,
-        pid=gone.pid,
-        exitcode=gone.exitcode,
-        signal=gone.signal,
-        oom=gone.oom,
-        memory=gone.memory,
-        last_lines=gone.last_lines[-lines:] if lines else (),
-        dump=gone.dump,
-        at=gone.at,
+        kind="signal" if end.signal else ("exit" if end.pid else "spawn"),
+        text=end.reason,
+        evicted=end.evicted,
+        host=end.host,
+        pid=end.pid,
+        exitcode=end.exitcode,
+        signal=end.signal,
+        oom=end.oom,
+        memory=end.memory,
+        last_lines=end.last_lines[-lines:] if lines else (),
+        dump=end.dump,
+        at=end.at,
     )
