@@ -58,7 +58,7 @@ def test_without_gpus_it_is_a_dimension_and_that_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(proc_spawn, "_said", set())
+    monkeypatch.setattr(proc_spawn, "_logged", set())
     with caplog.at_level("INFO"):
         first = _started({"gpus": 3})
         _started({"gpus": 3})
