@@ -112,13 +112,13 @@ class UsageMeter:
     def read(self) -> ResourcesUsed:
         """Current resource use."""
         now, spent = time.monotonic(), time.process_time()
-        (then, before), self._last = self._last, (now, spent)
-        seconds = max(now - then, 1e-3)
-        cpu = (spent - before) / seconds
+        (last, last_spent), self._last = self._last, (now, spent)
+        seconds = max(now - last, 1e-3)
+        cpu = (spent - last_spent) / seconds
         memory, kind = self._memory_used(now)
         before_in, before_out = self._counted
-        self._counted = arrived, left = self._traffic.received, self._traffic.sent
-        rates = round((arrived - before_in) / seconds), round((left - before_out) / seconds)
+        self._counted = received, sent = self._traffic.received, self._traffic.sent
+        rates = round((received - before_in) / seconds), round((sent - before_out) / seconds)
         # Less than a megabyte is of no interest.
         return ResourcesUsed(round(cpu, 2), memory >> 20 << 20, *_gpu(), kind, *rates)
 
@@ -140,10 +140,10 @@ def _gpu() -> tuple[float, int, int]:
 
     Where only the bytes of all processes are known, these are given.
     """
-    found = load()
-    if found is None:
+    usage = load()
+    if usage is None:
         return -1.0, 0, 0
-    return found.share, found.used if found.own < 0 else found.own, found.total
+    return usage.share, usage.used if usage.own < 0 else usage.own, usage.total
 
 
 class Reporter:
@@ -175,9 +175,9 @@ class Reporter:
                 self._thread.start()
         self._wake.set()
 
-    def _stack(self, which: WhichStack, asker: Asker[StackText]) -> StackText:
-        key = (which.mesh, which.rank)
-        cells = [cell for own, cell in tuple(self._runtime.cells.items()) if not which.mesh or own == key]
+    def _stack(self, query: WhichStack, asker: Asker[StackText]) -> StackText:
+        key = (query.mesh, query.rank)
+        cells = [cell for own, cell in tuple(self._runtime.cells.items()) if not query.mesh or own == key]
         return StackText("\n".join(map(_stack_text, cells)) or "it has ended")
 
     def _run(self) -> None:

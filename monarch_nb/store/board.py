@@ -35,9 +35,9 @@ class Board:
 
     def take(self) -> Patch:
         """The patch since the last call; {} if nothing has changed."""
-        taken, self._pending = self._pending, {}
+        patch, self._pending = self._pending, {}
         self._removed.clear()
-        return taken
+        return patch
 
     def put(self, section: str, key: str, value: Mapping[str, object] | None) -> None:
         """Writes or, with None, removes a whole object."""

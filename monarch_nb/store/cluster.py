@@ -34,10 +34,10 @@ class Sessions:
 
     def closed(self, event: e.SessionClosed) -> None:
         """A session has ended; its rank is paused until the last one has."""
-        held = self._ranks.pop(event.id, None)
+        key = self._ranks.pop(event.id, None)
         self._board.put("sessions", event.id, None)
-        if held is not None and held not in self._ranks.values():
-            self._pause(*held, None)
+        if key is not None and key not in self._ranks.values():
+            self._pause(*key, None)
 
     def _pause(self, uid: str, base: int, since: float | None) -> None:
         mesh, index = self._meshes.find(uid, base)
@@ -76,7 +76,7 @@ class Ranks:
             return
         rank = mesh.ranks.own(index)
         if event.condition != "alive" or event.incarnation != rank.incarnation:
-            rank.doing = rank.asked = None
+            rank.doing = rank.pending = None
             self._meshes.rests(mesh, index)
         fields: dict[str, object] = {
             "incarnation": event.incarnation or None,
@@ -115,15 +115,15 @@ class Ranks:
         self._meshes.show(mesh, index, counters)
         self._works(mesh, index)
 
-    def asked(self, event: e.CallPending) -> None:
+    def pending(self, event: e.CallPending) -> None:
         """A call of this process waits for the rank, or no longer does; the rank's own report comes later."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
             return
         rank = mesh.ranks.own(index)
-        before, rank.asked = rank.asked, event if event.endpoint else None
+        before, rank.pending = rank.pending, event if event.endpoint else None
         doing = rank.doing
-        if rank.asked is None and before is not None and doing is not None and doing.endpoint == before.endpoint:
+        if rank.pending is None and before is not None and doing is not None and doing.endpoint == before.endpoint:
             rank.doing = None  # the report of its end is on its way
         self._meshes.show(mesh, index)
         self._works(mesh, index)
@@ -190,7 +190,7 @@ class ClusterState:
             e.RankStateChanged: self._turned,
             e.ResponsivenessChanged: ranks.answers,
             e.ActivityChanged: ranks.does,
-            e.CallPending: ranks.asked,
+            e.CallPending: ranks.pending,
             e.Usage: ranks.uses,
             e.WatchersLeft: ranks.quiet,
             e.MeshFailed: incidents.failed,

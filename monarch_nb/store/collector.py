@@ -56,27 +56,27 @@ class Pending:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._asked: dict[tuple[str, int], e.CallPending] = {}
+        self._calls: dict[tuple[str, int], e.CallPending] = {}
 
     @property
     def any(self) -> bool:
         """True if calls were waiting at the last check."""
-        return bool(self._asked)
+        return bool(self._calls)
 
     def changes(self) -> Iterator[e.CallPending]:
         """Calls that began or ended since the last check."""
-        waited = self._waited(tuple(self._runtime.calls.values()))
-        for key, asked in tuple(self._asked.items()):
+        waited = self._waiting(tuple(self._runtime.calls.values()))
+        for key, event in tuple(self._calls.items()):
             if key not in waited:
-                del self._asked[key]
-                yield e.CallPending(asked.uid, asked.rank, asked.incarnation, now())
-        for key, asked in waited.items():
-            before = self._asked.get(key)
-            if before is None or (before.incarnation, before.endpoint) != (asked.incarnation, asked.endpoint):
-                self._asked[key] = asked
-                yield asked
+                del self._calls[key]
+                yield e.CallPending(event.uid, event.rank, event.incarnation, now())
+        for key, event in waited.items():
+            before = self._calls.get(key)
+            if before is None or (before.incarnation, before.endpoint) != (event.incarnation, event.endpoint):
+                self._calls[key] = event
+                yield event
 
-    def _waited(self, calls: Iterable[PendingCall[object]]) -> dict[tuple[str, int], e.CallPending]:
+    def _waiting(self, calls: Iterable[PendingCall[object]]) -> dict[tuple[str, int], e.CallPending]:
         waited: dict[tuple[str, int], e.CallPending] = {}
         for call in calls:
             state: MeshState | None = self._runtime.meshes.get(call.mesh)
@@ -84,13 +84,13 @@ class Pending:
             if state is None or endpoint == "__init__" or call.missing > WIDEST:
                 continue
             for rank in call.missing_ranks():
-                asked = e.CallPending(call.mesh, rank, state.incarnation(rank), now(), endpoint)
-                waited.setdefault((call.mesh, rank), asked)
+                event = e.CallPending(call.mesh, rank, state.incarnation(rank), now(), endpoint)
+                waited.setdefault((call.mesh, rank), event)
         return waited
 
 
-AGAIN_S = 0.1  # between checks of calls that wait for answers, while somebody watches
-LOOK_S = 0.01  # supervision acts in bursts
+RECHECK_S = 0.1  # between checks of calls that wait for answers, while somebody watches
+REPORT_S = 0.01  # supervision acts in bursts
 FORGET_S = 30.0  # how long a mesh that has ended stays visible
 PROMPT = 1000  # processes that report ten times a second; with more, each reports proportionally less often
 USED_PROMPT = 400  # the same of the resources that they use
@@ -111,9 +111,9 @@ class Collector:
         self._ended: set[str] = set()
         self._failures: set[int] = set()  # reported failures
         self._hit: dict[int, set[tuple[str, int]]] = {}  # by failure, the ranks it has hit that are not back
-        self._soon = False
+        self._report_due = False
         self._watched = False
-        self._again = False  # a check of pending calls is scheduled
+        self._recheck_due = False  # a check of pending calls is scheduled
         self._pending = Pending(runtime)
         runtime.verbs.handle(ACTIVITY, self._activity)
         self._events.listeners.append(self._on_event)
@@ -143,15 +143,15 @@ class Collector:
         for uid, state in tuple(self._starting.items()):
             if is_ready(state):
                 self._ready(uid)
-        for asked in self._pending.changes():
-            self._put(asked)
-        if self._watched and self._pending.any and not self._again:
-            self._again = True
-            self._runtime.later(AGAIN_S, self._refresh_again)
+        for event in self._pending.changes():
+            self._put(event)
+        if self._watched and self._pending.any and not self._recheck_due:
+            self._recheck_due = True
+            self._runtime.later(RECHECK_S, self._recheck)
 
-    def _refresh_again(self) -> None:
+    def _recheck(self) -> None:
         """Reports the end of calls that `refresh` has shown to watchers."""
-        self._again = False
+        self._recheck_due = False
         if self._watched and not self._runtime.closed:
             self.refresh()
 
@@ -270,12 +270,12 @@ class Collector:
 
     # -- supervision ------------------------------------------------------------------------------------------------
 
-    def _on_supervision(self, what: Action | OwnerSaid | None) -> None:
-        match what:
+    def _on_supervision(self, event: Action | OwnerSaid | None) -> None:
+        match event:
             case None:
-                if not self._soon:
-                    self._soon = True
-                    self._runtime.later(LOOK_S, self.report_ranks)
+                if not self._report_due:
+                    self._report_due = True
+                    self._runtime.later(REPORT_S, self.report_ranks)
             case Supervise(owner, failure) if not failure.preempted:
                 self._failed(failure)
                 self._owner(failure.failure_id, owner, "asked")
@@ -304,37 +304,38 @@ class Collector:
 
     def report_ranks(self) -> None:
         """Reports ranks whose state in supervision has changed since the last call."""
-        self._soon = False
-        at = now()
+        self._report_due = False
+        timestamp = now()
         for uid, ended, odd in self._driver.ranks_not_alive():
             reported = self._odd.setdefault(uid, {})
             for rank, status in odd.items():
                 if reported.get(rank) is not status:
-                    self._turned(uid, rank, status, at)
+                    self._rank_changed(uid, rank, status, timestamp)
             self._odd[uid] = odd
             if ended is not None and uid not in self._ended:
                 self._ended.add(uid)
-                self._put(e.MeshEnded(uid, ended.text or ended.kind, at, ended.kind != "stopped"))
+                self._put(e.MeshEnded(uid, ended.text or ended.kind, timestamp, ended.kind != "stopped"))
                 for failure_id, hit in tuple(self._hit.items()):
-                    self._over(failure_id, {key for key in hit if key[0] == uid}, "stopped", at)
+                    self._settle(failure_id, {key for key in hit if key[0] == uid}, "stopped", timestamp)
 
-    def _turned(self, uid: str, rank: int, status: RankStatus, at: float) -> None:
-        event = rank_state_changed(uid, rank, status, at)
+    def _rank_changed(self, uid: str, rank: int, status: RankStatus, timestamp: float) -> None:
+        event = rank_state_changed(uid, rank, status, timestamp)
         self._put(event)
         key = (uid, rank)
         if event.failure:
             self._hit.setdefault(status.failure_id, set()).add(key)
-            self._put(e.FailureStateChanged(event.failure, "healing" if status.state == "healing" else "open", at))
+            state: FailureState = "healing" if status.state == "healing" else "open"
+            self._put(e.FailureStateChanged(event.failure, state, timestamp))
         for failure_id, hit in tuple(self._hit.items()):
             if key in hit and (not event.failure or failure_id != status.failure_id):
-                self._over(failure_id, {key}, "stopped" if status.state == "stopped" else "healed", at)
+                self._settle(failure_id, {key}, "stopped" if status.state == "stopped" else "healed", timestamp)
 
-    def _over(self, failure_id: int, places: set[tuple[str, int]], how: FailureState, at: float) -> None:
-        left = self._hit[failure_id]
-        left -= places
-        if not left:
+    def _settle(self, failure_id: int, ranks: set[tuple[str, int]], how: FailureState, timestamp: float) -> None:
+        remaining = self._hit[failure_id]
+        remaining -= ranks
+        if not remaining:
             del self._hit[failure_id]
-            self._put(e.FailureStateChanged(str(failure_id), how, at))
+            self._put(e.FailureStateChanged(str(failure_id), how, timestamp))
 
 
 def _shown(used: ResourcesUsed) -> tuple[float, int, float, int, int, str]:
@@ -388,7 +389,7 @@ def mesh_description(runtime: Runtime, state: MeshState, *, ready: bool = False)
     )
 
 
-def rank_state_changed(uid: str, rank: int, status: RankStatus, at: float) -> e.RankStateChanged:
+def rank_state_changed(uid: str, rank: int, status: RankStatus, timestamp: float) -> e.RankStateChanged:
     """The event for the condition of a rank in supervision."""
     cause, failed = status.cause, status.state == "failed"
     return e.RankStateChanged(
@@ -396,7 +397,7 @@ def rank_state_changed(uid: str, rank: int, status: RankStatus, at: float) -> e.
         rank,
         status.state,
         status.incarnation,
-        round(cause.at, 3) if failed and cause is not None and cause.at else at,
+        round(cause.at, 3) if failed and cause is not None and cause.at else timestamp,
         end_text(cause) if failed and cause is not None else "",
         str(status.failure_id) if status.failure_id and status.state in ("failed", "healing") else "",
     )
@@ -429,9 +430,9 @@ def facts_of(runtime: Runtime, state: MeshState) -> Iterator[e.Event]:
         if address in watcher.unresponsive:
             yield e.ResponsivenessChanged(procs.uid, rank, watcher.unresponsive[address], now())
     for rank in state.region.ranks():
-        held = runtime.held_at(state.uid, rank)
-        if held:
-            yield e.SessionOpened(f"{state.uid}.{rank}", state.uid, rank, now(), {"place": held})
+        location = runtime.held_at(state.uid, rank)
+        if location:
+            yield e.SessionOpened(f"{state.uid}.{rank}", state.uid, rank, now(), {"place": location})
     for shown in states:
         for uid, ended, odd in runtime.part(Driver).ranks_not_alive(shown.uid):
             for rank, status in odd.items():

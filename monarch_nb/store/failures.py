@@ -39,10 +39,10 @@ def plain(text: str, _style: str) -> str:
 
 def title(failure: MeshFailure) -> str:
     """One line: the mesh, its ranks, and how they failed."""
-    return f"{_who(failure)}{_how(failure)}"
+    return f"{_subject(failure)}{_manner(failure)}"
 
 
-def _who(failure: MeshFailure) -> str:
+def _subject(failure: MeshFailure) -> str:
     cause, count = failure.cause, len(failure.places)
     single, several = _TITLES.get(cause.kind, _FAILED)
     if cause.kind == "host" and ", " in cause.host:
@@ -53,7 +53,7 @@ def _who(failure: MeshFailure) -> str:
     return f"{failure.mesh_name}{f', {failure.where}' if failure.places else ''} {single}"
 
 
-def _how(failure: MeshFailure) -> str:
+def _manner(failure: MeshFailure) -> str:
     cause = failure.cause
     origin = cause.origin
     if origin.kind == "signal" and origin.signal is not None:
@@ -120,9 +120,9 @@ def state(failure: FailureFields) -> str:
     return "not healed" if failure["state"] == "open" else str(failure["state"])
 
 
-def clock(at: float) -> str:
+def clock(timestamp: float) -> str:
     """Time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(at))
+    return time.strftime("%H:%M:%S", time.localtime(timestamp))
 
 
 def rows(failure: FailureFields) -> list[tuple[str, str]]:
@@ -132,7 +132,7 @@ def rows(failure: FailureFields) -> list[tuple[str, str]]:
     lines.append(("memory", failure.get("memory") or ""))
     lines.append(("at", clock(failure["at"])))
     lines.append(("affects", ", ".join(failure.get("also") or ())))
-    lines += [(where, text) for where, text in failure.get("texts") or ()]
+    lines += [(ranks, text) for ranks, text in failure.get("texts") or ()]
     return [(label, value) for label, value in lines if value]
 
 
@@ -142,19 +142,19 @@ def hosts(failure: FailureFields) -> str:
     if processes is None:
         pid = failure.get("pid")
         return ", ".join(filter(None, (failure.get("host") or "", f"pid {pid}" if pid else "")))
-    places = []
+    parts = []
     for host, pids in processes:
         more = f" and {len(pids) - _PIDS} more" if len(pids) > _PIDS else ""
         shown = ", ".join(map(str, pids[:_PIDS]))
-        places.append(f"{host}, pid{'s'[: len(pids) > 1]} {shown}{more}" if pids else host)
-    return "; ".join(places)
+        parts.append(f"{host}, pid{'s'[: len(pids) > 1]} {shown}{more}" if pids else host)
+    return "; ".join(parts)
 
 
 def tails(failure: FailureFields) -> list[tuple[str, list[str]]]:
     """Last lines of output as (ranks, lines), with equal lines merged; "" stands for all ranks."""
     several = failure.get("lines")
     if several:
-        return [(where, list(lines)) for where, lines in several]
+        return [(ranks, list(lines)) for ranks, lines in several]
     last = failure.get("last_lines")
     return [("", list(last))] if last else []
 
@@ -171,9 +171,9 @@ def text(failure: FailureFields, paint: Paint = plain, *, brief: str = "") -> st
     lines = [f"  {row}" for row in trace.splitlines()] + [""] * bool(trace)
     lines += [line(label, value) for label, value in rows(failure)]
     last_lines = tails(failure)
-    for where, last in last_lines:
+    for ranks, last in last_lines:
         whose = "its last lines" if len(failure.get("ranks", ())) < 2 else "the last lines of each"
-        lines.append(paint(f"  the last lines of {where}:" if where else f"  {whose}:", "dim"))
+        lines.append(paint(f"  the last lines of {ranks}:" if ranks else f"  {whose}:", "dim"))
         lines += [f"    | {row.rstrip()}" for row in last[-max(3, _LINES // len(last_lines)) :]]
     dump = failure.get("dump")
     if dump:

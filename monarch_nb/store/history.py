@@ -54,19 +54,19 @@ class _Ring:
 
     def _thin(self) -> None:
         """Draws pairs of the older half together, and leaves out what is too old."""
-        rows = [self.numbers[at : at + _WIDTH] for at in range(0, len(self.numbers), _WIDTH)]
+        rows = [self.numbers[offset : offset + _WIDTH] for offset in range(0, len(self.numbers), _WIDTH)]
         oldest = rows[-1][0] - LONG_S
         old, new = rows[: MOST_SAMPLES // 2], rows[MOST_SAMPLES // 2 :]
         self.numbers = array("f")
-        for one, other in zip(old[::2], old[1::2], strict=True):
-            if other[0] >= oldest:
-                self.numbers.extend((other[0], *map(max, one[1:], other[1:])))
+        for first, second in zip(old[::2], old[1::2], strict=True):
+            if second[0] >= oldest:
+                self.numbers.extend((second[0], *map(max, first[1:], second[1:])))
         for row in new:
             self.numbers.extend(row)
 
     def samples(self) -> Iterator[UsageSample]:
-        for at in range(0, len(self.numbers), _WIDTH):
-            row = self.numbers[at : at + _WIDTH]
+        for offset in range(0, len(self.numbers), _WIDTH):
+            row = self.numbers[offset : offset + _WIDTH]
             yield UsageSample(row[0] + self.zero, *row[1:])
 
 
@@ -83,13 +83,13 @@ class _Sum:
     def add(self, rank: int, sample: UsageSample) -> None:
         self.count += 1
         high, low, total = self.high, self.low, self.total
-        for at in _VALUES:
-            value = sample[at + 1]
-            total[at] += value
-            if value > high[at]:
-                high[at], self.rank[at], self.when[at] = value, rank, sample.at
-            elif value < low[at]:
-                low[at] = value
+        for index in _VALUES:
+            value = sample[index + 1]
+            total[index] += value
+            if value > high[index]:
+                high[index], self.rank[index], self.when[index] = value, rank, sample.at
+            elif value < low[index]:
+                low[index] = value
 
 
 class _Mesh:
@@ -129,14 +129,14 @@ class UsageHistory:
     def of(self, uid: str) -> dict[int, list[UsageSample]]:
         """The samples of a mesh of processes by base rank, the oldest first."""
         with self._lock:
-            known = self._meshes.get(uid)
-            return {} if known is None else {rank: list(ring.samples()) for rank, ring in sorted(known.rings.items())}
+            mesh = self._meshes.get(uid)
+            return {} if mesh is None else {rank: list(ring.samples()) for rank, ring in sorted(mesh.rings.items())}
 
     def ranks(self, uid: str) -> list[int]:
         """The base ranks of which there are samples."""
         with self._lock:
-            known = self._meshes.get(uid)
-            return [] if known is None else sorted(known.rings)
+            mesh = self._meshes.get(uid)
+            return [] if mesh is None else sorted(mesh.rings)
 
     def common(self, uid: str) -> list[UsagePart]:
         """What all ranks of a mesh of processes used, in parts of the time, the oldest first.
@@ -144,8 +144,8 @@ class UsageHistory:
         It is summed up as samples come in: a look costs the same for any number of ranks.
         """
         with self._lock:
-            known = self._meshes.get(uid)
-            return [] if known is None else [*_parts(known.sums)]
+            mesh = self._meshes.get(uid)
+            return [] if mesh is None else [*_parts(mesh.sums)]
 
 
 def common(samples: Mapping[int, Sequence[UsageSample]]) -> list[UsagePart]:
@@ -159,15 +159,15 @@ def common(samples: Mapping[int, Sequence[UsageSample]]) -> list[UsagePart]:
 
 def _sum_up(sums: dict[int, _Sum], rank: int, sample: UsageSample) -> None:
     number = int(sample.at / PART_S)
-    if (known := sums.get(number)) is not None:
-        known.add(rank, sample)
+    if (part := sums.get(number)) is not None:
+        part.add(rank, sample)
     else:
         sums[number] = _Sum(rank, sample)
 
 
 def _parts(sums: dict[int, _Sum]) -> Iterator[UsagePart]:
-    for number, each in sorted(sums.items()):
-        mean = tuple(total / each.count for total in each.total)
+    for number, part in sorted(sums.items()):
+        mean = tuple(total / part.count for total in part.total)
         yield UsagePart(
-            (number + 0.5) * PART_S, tuple(each.high), tuple(each.rank), tuple(each.when), mean, tuple(each.low)
+            (number + 0.5) * PART_S, tuple(part.high), tuple(part.rank), tuple(part.when), mean, tuple(part.low)
         )

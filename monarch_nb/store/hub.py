@@ -72,7 +72,7 @@ class Store:
 
         def end() -> None:
             with self._lock:
-                self._followers = tuple(each for each in self._followers if each[1] is not follower)
+                self._followers = tuple(entry for entry in self._followers if entry[1] is not follower)
 
         return end
 
@@ -228,7 +228,7 @@ def _copy(value: J) -> J:
 
 
 _stores: "weakref.WeakKeyDictionary[Runtime, Store]" = weakref.WeakKeyDictionary()
-_making = threading.Lock()
+_stores_lock = threading.Lock()
 
 
 def known_store(runtime: Runtime) -> Store | None:
@@ -238,7 +238,7 @@ def known_store(runtime: Runtime) -> Store | None:
 
 def store_of(runtime: Runtime) -> Store:
     """The store of a runtime; created, and listening, at the first call."""
-    with _making:
+    with _stores_lock:
         store = _stores.get(runtime)
         if store is None:
             store = _stores[runtime] = Store(runtime)
@@ -260,8 +260,8 @@ def describe(mesh: MeshState | Handle[MeshState]) -> MeshView:
         cluster = ClusterState()
         for fact in facts_of(runtime, state):
             cluster.fold(fact)
-        for asked in Pending(runtime).changes():
-            cluster.fold(asked)
+        for event in Pending(runtime).changes():
+            cluster.fold(event)
         view = cluster.mesh_view(state.uid, region, now())
     assert view is not None
     return view

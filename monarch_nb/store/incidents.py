@@ -86,15 +86,15 @@ class Incident(Struct):
         first = members[0]
         if first.failure is None:
             return {}
-        places = sorted({index for index in map(mesh.index, self.bases) if index >= 0})
+        indices = sorted({index for index in map(mesh.index, self.bases) if index >= 0})
         failure = msgspec.structs.replace(
             first.failure,
             mesh_name=mesh.name,
             mesh_uid=mesh.uid,
             procs=mesh.procs,
             extent=mesh.extent,
-            places=tuple(places),
-            left=mesh.left(set(places)),
+            places=tuple(indices),
+            left=mesh.left(set(indices)),
         )
         if len(members) == 1:  # its record is complete, but other ranks may have failed since
             before, advice = first.record["next"], failure.next_step
@@ -108,7 +108,7 @@ class Incident(Struct):
 
         fields: FailureFields = {
             **first.record,
-            "ranks": places,
+            "ranks": indices,
             "name": mesh.name,
             "kind": "procs" if mesh.procs else "actors",
             "where": failure.where,
@@ -263,8 +263,8 @@ class Incidents:
         indices = sorted(index for index in map(mesh.index_of, incident.bases) if index >= 0)
         self._board.change("failures", incident.id, {"mesh": incident.uid, "ranks": indices})
         self._outdated.add(incident.id)
-        whole = procs or mesh
-        for uid in (whole.event.uid, *whole.on_it):
+        root = procs or mesh
+        for uid in (root.event.uid, *root.on_it):
             for base in event.ranks:
                 hit, index = self._meshes.find(uid, base)
                 if hit is not None and self._board.document["ranks"][uid].get(str(index), {}).get("failure"):
@@ -283,7 +283,7 @@ class Incidents:
             return None
         event, ranks = mesh.event, mesh.ranks
 
-        def left(lost: set[int]) -> int:
+        def count(lost: set[int]) -> int:
             return sum(rank.condition in ("alive", "starting") for index, rank in enumerate(ranks) if index not in lost)
 
-        return MeshSize(uid, event.name, event.kind == "procs", (event.labels, event.sizes), mesh.index_of, left)
+        return MeshSize(uid, event.name, event.kind == "procs", (event.labels, event.sizes), mesh.index_of, count)

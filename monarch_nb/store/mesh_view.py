@@ -75,8 +75,8 @@ def mesh_view(meshes: Meshes, document: Document, uid: str, region: Region, now:
         return None
     event = mesh.event
     procs = meshes.get(event.on) or mesh
-    why = str(document["meshes"][uid].get("stopped") or "")
-    above = (meshes.get(other) for other in mesh.on_it)
+    reason = str(document["meshes"][uid].get("stopped") or "")
+    above = (meshes.get(actor_uid) for actor_uid in mesh.on_it)
     return MeshView(
         name=event.name,
         kind=event.kind,
@@ -92,7 +92,7 @@ def mesh_view(meshes: Meshes, document: Document, uid: str, region: Region, now:
         actors=tuple(
             actors.event.name for actors in above if actors is not None and not actors.ended and not actors.event.inner
         ),
-        stopped=why if mesh.default == "stopped" else "",
+        stopped=reason if mesh.default == "stopped" else "",
         notices=tuple(_notices(procs, document, region, now)),
     )
 
@@ -161,14 +161,14 @@ def kinds(view: MeshView) -> list[LikeRanks]:
 
 def kind_rows(view: MeshView) -> list[tuple[str, str, str, str]]:
     """Each kind as text: count, state, description and location; a last row sums up those beyond `_MOST_KINDS`."""
-    every = kinds(view)
+    groups = kinds(view)
     rows: list[tuple[str, str, str, str]] = [
-        (f"{len(kind.ranks):,}", kind.state, _short(kind.about), _location(view, kind, alone=len(every) == 1))
-        for kind in every[:_MOST_KINDS]
+        (f"{len(kind.ranks):,}", kind.state, _short(kind.about), _location(view, kind, alone=len(groups) == 1))
+        for kind in groups[:_MOST_KINDS]
     ]
-    left = every[_MOST_KINDS:]
-    if left:
-        rows.append((f"{sum(len(kind.ranks) for kind in left):,}", "…", f"{len(left)} more kinds", ""))
+    rest = groups[_MOST_KINDS:]
+    if rest:
+        rows.append((f"{sum(len(kind.ranks) for kind in rest):,}", "…", f"{len(rest)} more kinds", ""))
     return rows
 
 

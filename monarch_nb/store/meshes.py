@@ -186,7 +186,7 @@ class Meshes:
         state: RankState = "failed" if event.failed else "stopped"
         mesh.ended = True
         for rank in mesh.ranks.records():
-            rank.shown, rank.doing, rank.asked, rank.busy = state, None, None, None
+            rank.shown, rank.doing, rank.pending, rank.busy = state, None, None, None
         mesh.default = state
         mesh.counts = {state: len(mesh.ranks)}
         self._recounted.add(event.uid)
@@ -247,8 +247,8 @@ class Meshes:
         for uid in self._recounted:
             mesh = self._meshes.get(uid)
             if mesh is not None:
-                known = self._board.document["meshes"][uid]["counts"]
-                self._board.change_in("meshes", uid, "counts", {**dict.fromkeys(known), **mesh.counts})
+                counts = self._board.document["meshes"][uid]["counts"]
+                self._board.change_in("meshes", uid, "counts", {**dict.fromkeys(counts), **mesh.counts})
         self._recounted.clear()
 
     def _endpoint(self, mesh: MeshEntry, running: e.ActivityChanged | e.CallPending) -> str:

@@ -18,10 +18,9 @@ class Rank:
     unanswered: float | None = None  # procs: since when the process has not answered
     paused: float | None = None  # since when the debugger has held it
     doing: ActivityChanged | None = None  # as its process reports, with a small delay
-    asked: CallPending | None = None  # a pending call of this process to the rank
-    busy: dict[str, ActivityChanged | CallPending] | None = (
-        None  # procs: running calls of actors on it, by the uid of their mesh
-    )
+    pending: CallPending | None = None  # a pending call of this process to the rank
+    # Of procs: running calls of actors on it, by the uid of their mesh.
+    busy: dict[str, ActivityChanged | CallPending] | None = None
     shown: RankState = "starting"  # in the document
 
 
@@ -73,7 +72,7 @@ class RankTable:
 
 def working(rank: Rank) -> ActivityChanged | CallPending | None:
     """The call that a rank runs, as far as is known; None for none."""
-    return rank.doing if rank.doing is not None and rank.doing.doing == "busy" else rank.asked
+    return rank.doing if rank.doing is not None and rank.doing.doing == "busy" else rank.pending
 
 
 class ShownState(NamedTuple):
@@ -98,8 +97,8 @@ def rank_state(rank: Rank, proc: Rank | None) -> ShownState:
         return ShownState("unresponsive", unanswered)
     if rank.doing is not None and rank.doing.doing != "idle":
         return ShownState(rank.doing.doing, rank.doing.since, rank.doing)
-    if rank.asked is not None:
-        return ShownState("busy", rank.asked.since, rank.asked)
+    if rank.pending is not None:
+        return ShownState("busy", rank.pending.since, rank.pending)
     if rank.busy:
         running = next(iter(rank.busy.values()))
         return ShownState("busy", running.since, running)

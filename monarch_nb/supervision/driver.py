@@ -127,12 +127,12 @@ class Driver:
             except Exception:
                 logger.exception("supervision: %s", action)
 
-    def _notify_observers(self, what: "Action | OwnerSaid | None") -> None:
+    def _notify_observers(self, event: "Action | OwnerSaid | None") -> None:
         for listener in tuple(self.listeners):
             try:
-                listener(what)
+                listener(event)
             except Exception:
-                logger.exception("a display failed on %s", what)
+                logger.exception("a display failed on %s", event)
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -156,8 +156,8 @@ class Driver:
 
     def called(self, *ranks: int) -> tuple[set[str], set[str]]:
         """Meshes with a call that one of these ranks has not answered: those it is awaited of right now, and all."""
-        wanted = set(ranks)
-        calls = [call for call in tuple(self.local.calls.values()) if call.waits_for(wanted)]
+        targets = set(ranks)
+        calls = [call for call in tuple(self.local.calls.values()) if call.waits_for(targets)]
         return {call.mesh for call in calls if call.watched}, {call.mesh for call in calls}
 
     def ranks_not_alive(self, uid: str | None = None) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
@@ -206,9 +206,9 @@ class Driver:
         Once its stop is `over`, calls that still wait end.
         """
         if ranks is None and isinstance(state, ProcState):
-            for other in tuple(self.local.meshes.values()):
-                if isinstance(other, ActorState) and other.procs is state and other.stopped is None:
-                    other.stopped = PROCS_STOPPED
+            for mesh in tuple(self.local.meshes.values()):
+                if isinstance(mesh, ActorState) and mesh.procs is state and mesh.stopped is None:
+                    mesh.stopped = PROCS_STOPPED
         if over:
             self.feed(lambda machine: machine.stopped(state.uid, ranks, reason))
         else:
@@ -225,15 +225,15 @@ class Driver:
     def _fail_calls(self, uid: str, incarnations: tuple[RankIncarnation, ...] | None, failure: MeshFailure) -> None:
         ranks = None if incarnations is None else {rank for rank, _ in incarnations}
         for call in tuple(self.local.calls.values()):
-            places = call.places_of(ranks) if call.mesh == uid and ranks is not None else []
-            if call.mesh != uid or (ranks is not None and not places):
+            indices = call.places_of(ranks) if call.mesh == uid and ranks is not None else []
+            if call.mesh != uid or (ranks is not None and not indices):
                 continue
             error = self._error(failure, call)
             error.reported_elsewhere = True  # by supervision, if nobody waits for the call
             if ranks is None:
                 call.fail(error)
             else:
-                call.lose(places, error)
+                call.lose(indices, error)
 
     # -- causes, and the errors that calls raise for them --------------------------------------------------------------
 
@@ -241,11 +241,11 @@ class Driver:
         """The cause of an actor's failure."""
         if kind == "aborted":
             return Cause(kind="aborted", text=text, actor=str(actor.instance), host=self.local.host, at=time.time())
-        known: CauseKind = "exception" if kind == "cleanup" else cast(CauseKind, kind)
-        where = f"{actor.spec.name}.{method}: " if kind != "init" and method else ""
+        cause_kind: CauseKind = "exception" if kind == "cleanup" else cast(CauseKind, kind)
+        prefix = f"{actor.spec.name}.{method}: " if kind != "init" and method else ""
         return Cause(
-            kind=known,
-            text=f"{where}{error_line(error)}",
+            kind=cause_kind,
+            text=f"{prefix}{error_line(error)}",
             traceback=text,
             actor=str(actor.instance),
             host=self.local.host,
@@ -281,9 +281,9 @@ class Driver:
         """The error of a call whose message could not be delivered: the known failure, where there is one."""
         ranks = frozenset(call.missing_ranks())
         with self._lock:
-            known = self.machine.check(call.mesh, ranks)
-        if known is not None:
-            return self._error(known, call)
+            failure = self.machine.check(call.mesh, ranks)
+        if failure is not None:
+            return self._error(failure, call)
         return self._error(self._lost(header, reason, call), call)
 
     def _lost(self, header: Header, reason: str, call: PendingCall[object] | None) -> MeshFailure:
@@ -301,14 +301,14 @@ class Driver:
         end = msgpack_decoder(ActorEnd).decode(data)
         if call is None:
             return self._error(MeshFailure(mesh_name=end.cause.actor, cause=end.cause), None)
-        known = end.cause.kind in FAILED
-        if known:
+        has_failed = end.cause.kind in FAILED
+        if has_failed:
             self.on_actor_end(end, {end.mesh} if call.watched else None)
             raised = error_of(call.future)
             if raised is not None:  # the machine has reported it already
                 return raised
         with self._lock:
-            if known:
+            if has_failed:
                 failure = self.machine.check(call.mesh, {end.rank})
             else:
                 failure = self.machine.describe(call.mesh, [end.rank], end.cause)
@@ -335,8 +335,8 @@ class Driver:
             with self._lock:
                 failure = self.machine.check(state.uid, runs(region))
         if failure is None and state.stopped is not None:  # so long ago that nothing else is known of it
-            whole = state.region
-            extent = (tuple(whole.labels), tuple(whole.ndslice.sizes))
+            full = state.region
+            extent = (tuple(full.labels), tuple(full.ndslice.sizes))
             failure = MeshFailure(
                 mesh_name=state.name, mesh_uid=state.uid, cause=stop_cause(state.stopped), extent=extent
             )
@@ -436,12 +436,12 @@ class Driver:
 
     def _undelivered(self, header: Header, reason: str) -> None:
         with self._lock:
-            known = self.machine.check(header.mesh, {header.rank})
-        if known is None and header.sender == self.machine.root and self.machine.root_policy == "notebook":
+            failure = self.machine.check(header.mesh, {header.rank})
+        if failure is None and header.sender == self.machine.root and self.machine.root_policy == "notebook":
             self._show(self._lost(header, reason, None))
             return
         # The owner has been notified of what failed or was stopped: this line is for debugging only.
-        level = logging.WARNING if known is None else logging.INFO
+        level = logging.WARNING if failure is None else logging.INFO
         logger.log(level, "undeliverable: %s to %s: %s", header.method or "a value", header.dst, reason)
 
     # -- heal -------------------------------------------------------------------------------------------------------

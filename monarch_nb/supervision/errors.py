@@ -18,8 +18,8 @@ class SupervisionError(DeviceMeshError):
         self.reported_elsewhere = False  # the failure is reported by itself, if nobody waits for the call
 
     def __str__(self) -> str:
-        said = super().__str__() or (self.failure.report() if self.failure is not None else "")
-        return f"Endpoint call {self.endpoint} failed, {said}" if self.endpoint else said
+        text = super().__str__() or (self.failure.report() if self.failure is not None else "")
+        return f"Endpoint call {self.endpoint} failed, {text}" if self.endpoint else text
 
     def __reduce__(self) -> tuple[object, ...]:
         # The failure itself refuses to be pickled, but an error that an endpoint lets through must reach its caller.

@@ -141,9 +141,9 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         if kind == "undeliverable":
             return f"correct the cause and call {name} again; a message that was lost is not sent again by itself"
         several = ", " in self.host
-        where = f"host {host_name(self.host) or 'it was on'}"
+        host = f"host {host_name(self.host) or 'it was on'}"
         giver = self.cause.origin.giver
-        back = "once these hosts are back, " if several else f"once {where} is back, "
+        back = "once these hosts are back, " if several else f"once {host} is back, "
         first = {"host": "" if giver else back, "init": "once its cause is corrected, "}
         many = len(self.places) > 1 or not self.places
         if kind in ("init", "exception", "aborted"):
@@ -152,7 +152,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
             verb = f"brings {'them' if many else 'it'} back"
         steps = [f"{first.get(kind, '')}heal_mesh({name}) {verb}"]
         if kind == "host" and giver:
-            stay_away = "these hosts do" if several else f"{where} does"
+            stay_away = "these hosts do" if several else f"{host} does"
             steps.append(f"if {stay_away} not come back, {giver} is asked for {'others' if several else 'another'}")
         if self.cause.origin.oom:
             steps.insert(0, "let it hold less, or give its host more memory")
@@ -166,29 +166,29 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
             self.cause.kind
         )
         if state is not None:
-            what = "proc mesh" if self.procs else "actor mesh"
-            lines = [f"The {what} {self.mesh_name} has status: {state}: {self.cause.text}"]
+            mesh_kind = "proc mesh" if self.procs else "actor mesh"
+            lines = [f"The {mesh_kind} {self.mesh_name} has status: {state}: {self.cause.text}"]
             if self.places:
                 lines.append(f"  mesh      {self.mesh_name}, {self.where}")
             lines += [f"  {kind:<9} {value}" for kind, value in facts(self.cause.origin) if kind == "host"]
             return "\n".join([*lines, f"  next      {self.next_step}"])
         if self.preempted:
-            known = [("mesh", f"{self.mesh_name}, {self.where}"), ("affects", ", ".join(self.also))]
+            rows = [("mesh", f"{self.mesh_name}, {self.where}"), ("affects", ", ".join(self.also))]
             lines = [notice_text(self.host.split(", "), self.cause.text, self.seconds_left)]
-            lines += [f"  {what:<9} {value}" for what, value in (*known, ("next", self.next_step)) if value]
+            lines += [f"  {label:<9} {value}" for label, value in (*rows, ("next", self.next_step)) if value]
             return "\n".join(lines)
         cause, owners = unhandled(self.cause)
-        who = f"The {'proc' if self.procs else 'actor'} {cause.actor} and all its descendants have failed:"
+        heading = f"The {'proc' if self.procs else 'actor'} {cause.actor} and all its descendants have failed:"
         if cause.kind == "undeliverable":
-            who = f"A message to {cause.actor or self.mesh_name} was lost on its way:"
+            heading = f"A message to {cause.actor or self.mesh_name} was lost on its way:"
         error = error_text(cause)
         if self.procs:
             error = error.replace("the process this actor was running on", "its process", 1)
-        lines = [who, *(f"  {line}" for line in (*error.splitlines(), *owners)), ""]
-        known = [("mesh", f"{self.mesh_name}, {self.where}"), *facts(self.cause.origin)]
+        lines = [heading, *(f"  {line}" for line in (*error.splitlines(), *owners)), ""]
+        rows = [("mesh", f"{self.mesh_name}, {self.where}"), *facts(self.cause.origin)]
         if self.also:
-            known.append(("affects", ", ".join(self.also)))
-        lines += [f"  {what:<9} {value}" for what, value in known]
+            rows.append(("affects", ", ".join(self.also)))
+        lines += [f"  {label:<9} {value}" for label, value in rows]
         lines += filter(None, [last_lines_text(self.last_lines), dump_text(self.cause.origin.dump)])
         return "\n".join([*lines, f"  {'next':<9} {self.next_step}"])
 
@@ -221,15 +221,15 @@ def gathered(failures: Iterable[MeshFailure]) -> list[MeshFailure]:
     groups: dict[tuple[str, str], list[MeshFailure]] = {}
     for failure in failures:
         groups.setdefault((failure.mesh_uid or failure.mesh_name, failure.cause.likeness), []).append(failure)
-    return [_together(group) for group in groups.values()]
+    return [_merge(group) for group in groups.values()]
 
 
-def _together(group: list[MeshFailure]) -> MeshFailure:
+def _merge(group: list[MeshFailure]) -> MeshFailure:
     first = min(group, key=lambda failure: failure.places)
     if len(group) == 1:
         return first
-    places = tuple(sorted({place for failure in group for place in failure.places}))
+    indices = tuple(sorted({index for failure in group for index in failure.places}))
     also = tuple(dict.fromkeys(name for failure in group for name in failure.also))
-    left = min(failure.left for failure in group)
+    remaining = min(failure.left for failure in group)
     cause = msgspec.structs.replace(first.cause, actor=first.mesh_name) if first.cause.actor else first.cause
-    return msgspec.structs.replace(first, places=places, also=also, left=left, cause=cause)
+    return msgspec.structs.replace(first, places=indices, also=also, left=remaining, cause=cause)

@@ -62,8 +62,8 @@ class Heal(Struct):
     stage: str = ""
     waiting: set[int] = field(default_factory=set)  # ranks of `stage` not yet reported
     requests: list[HealRequest] = field(default_factory=list)
-    later: list[HealRequest] = field(default_factory=list)  # these need more than this heal brings
-    again: list[MeshFailure] = field(default_factory=list)
+    queued: list[HealRequest] = field(default_factory=list)  # these need more than this heal brings
+    failures: list[MeshFailure] = field(default_factory=list)
     follow: set[int] = field(default_factory=set)  # procs that their owner elsewhere brought back meanwhile
 
 
@@ -82,13 +82,13 @@ class Healing:
         """Begin a heal, or join the one that is under way."""
         mesh = self._records.meshes.get(request.mesh_uid)
         if mesh is None or mesh.ended is not None or mesh.owner is None:
-            return self._refuse(request, _unfit(mesh, request.mesh_uid))
+            return self._refuse(request, _refusal(mesh, request.mesh_uid))
         needed = self._needed(mesh, request.selection)
         if not needed:
             return [Healed((request.number,))]
         running = self._heals.get(self._root(mesh))
         if running is not None:
-            (running.requests if self._all_healing(needed) else running.later).append(request)
+            (running.requests if self._all_healing(needed) else running.queued).append(request)
             return []
         root = self._records.meshes[self._root(mesh)]
         if root.uid in needed and root.owner is None:
@@ -112,9 +112,9 @@ class Healing:
         if running is not None:
             running.follow.update(ranks)
             return []
-        wanted = {rank for rank in ranks if procs.at(rank).state == "alive"}
-        mine = [mesh for mesh in self._records.on(procs.uid) if mesh.owner is not None and mesh.ended is None]
-        needed = {mesh.uid: mesh.failed(wanted) for mesh in mine}
+        alive = {rank for rank in ranks if procs.at(rank).state == "alive"}
+        owned = [mesh for mesh in self._records.on(procs.uid) if mesh.owner is not None and mesh.ended is None]
+        needed = {mesh.uid: mesh.failed(alive) for mesh in owned}
         return self._begin(procs, {uid: lost for uid, lost in needed.items() if lost}, [])
 
     def arrived(self, mesh: MeshRecord, incarnations: Iterable[RankIncarnation]) -> list[Action]:
@@ -143,7 +143,7 @@ class Healing:
         """Let the heal say that something failed again."""
         heal = self._heals.get(self._root(mesh))
         if heal is not None:
-            heal.again.append(failure)
+            heal.failures.append(failure)
 
     def dropped(self, mesh: MeshRecord, ranks: Iterable[int]) -> list[Action]:
         """Some ranks were stopped and need no healing any more."""
@@ -159,7 +159,7 @@ class Healing:
             return []
         if root == mesh.uid:
             del self._heals[root]
-            over, heal.requests = [*heal.requests, *heal.later], []
+            over, heal.requests = [*heal.requests, *heal.queued], []
         else:
             over = [request for request in heal.requests if request.mesh_uid == mesh.uid]
             heal.requests = [request for request in heal.requests if request.mesh_uid != mesh.uid]
@@ -179,10 +179,10 @@ class Healing:
             return []
         while heal.stages:
             uid = heal.stages.popleft()
-            wanted = heal.targets.get(uid)
-            if wanted:
-                heal.stage, heal.waiting = uid, set(wanted)
-                incarnations = tuple(wanted.items())
+            targets = heal.targets.get(uid)
+            if targets:
+                heal.stage, heal.waiting = uid, set(targets)
+                incarnations = tuple(targets.items())
                 return [
                     Respawn(uid, incarnations) if self._records.meshes[uid].is_procs else Recreate(uid, incarnations)
                 ]
@@ -190,14 +190,14 @@ class Healing:
         numbers = tuple(request.number for request in heal.requests)
         back = tuple((uid, tuple(incarnations.items())) for uid, incarnations in heal.targets.items() if incarnations)
         notified = {self._owner(request.mesh_uid) for request in heal.requests}
-        again = [failure for failure in heal.again if self._owner(failure.mesh_uid) in notified]
-        actions: list[Action] = [Healed(numbers, back, tuple(again))] if numbers or back else []
-        for failure in heal.again:
-            if failure not in again:  # nobody waits for the heal any more: the owner is notified as of any failure
+        failures = [failure for failure in heal.failures if self._owner(failure.mesh_uid) in notified]
+        actions: list[Action] = [Healed(numbers, back, tuple(failures))] if numbers or back else []
+        for failure in heal.failures:
+            if failure not in failures:  # nobody waits for the heal any more: the owner is notified as of any failure
                 actions += self._report(failure)
         if heal.follow:
             actions += self.follow(self._records.meshes[root], heal.follow)
-        for request in heal.later:
+        for request in heal.queued:
             actions += self.request(request)
         return actions
 
@@ -220,9 +220,9 @@ class Healing:
         procs, *actors = self._records.family(mesh)
         dead = procs.failed(selection if procs is mesh else set(mesh.failed(selection))) if procs.is_procs else []
         needed = {procs.uid: dead}
-        for other in actors or [mesh]:
-            if other.owner is not None and other.ended is None:
-                needed[other.uid] = other.failed(selection if mesh is procs or mesh is other else set(dead))
+        for member in actors or [mesh]:
+            if member.owner is not None and member.ended is None:
+                needed[member.uid] = member.failed(selection if mesh is procs or mesh is member else set(dead))
         return {uid: ranks for uid, ranks in needed.items() if ranks}
 
     def _all_healing(self, needed: dict[str, list[int]]) -> bool:
@@ -234,13 +234,13 @@ class Healing:
 
     def _too_often(self, uid: str, rank: int, wait: float) -> str:
         mesh, limit = self._records.meshes[uid], self.intensity
-        at = points_text(mesh.spec.extent, [mesh.place(rank)]) or f"rank {mesh.place(rank)}"
+        location = points_text(mesh.spec.extent, [mesh.index_of(rank)]) or f"rank {mesh.index_of(rank)}"
         cause = mesh.at(rank).cause
         last = "" if cause is None else f" (last: {cause.text or ending(cause)})"
         return (
-            f"{mesh.name} at {at} was healed {limit.limit} times within {limit.window:g} s and failed again{last}. "
-            f"Find the cause first: it can be healed again in {max(wait, 1):.0f} s (heal_max_restarts, heal_window). "
-            "Its other ranks work meanwhile" + more("manual/supervision.md#healing")
+            f"{mesh.name} at {location} was healed {limit.limit} times within {limit.window:g} s and failed "
+            f"again{last}. Find the cause first: it can be healed again in {max(wait, 1):.0f} s (heal_max_restarts, "
+            "heal_window). Its other ranks work meanwhile" + more("manual/supervision.md#healing")
         )
 
     def _root(self, mesh: MeshRecord) -> str:
@@ -255,7 +255,7 @@ class Healing:
         return mesh.name if mesh else uid
 
 
-def _unfit(mesh: MeshRecord | None, uid: str) -> str:
+def _refusal(mesh: MeshRecord | None, uid: str) -> str:
     if mesh is None:
         return f"there is no mesh {uid} here to heal"
     if mesh.ended is not None:

@@ -128,8 +128,8 @@ class SupervisionMachine:
 
     def know(self, process: str, spec: MeshSpec, incarnations: Mapping[int, int] | None = None) -> None:
         """Tracks a mesh that is owned in another `process`, to which this one has a reference; notifies no owner."""
-        known = self._records.meshes.get(spec.uid)
-        if known is None or not (known.owner or known.process):
+        record = self._records.meshes.get(spec.uid)
+        if record is None or not (record.owner or record.process):
             mesh = MeshRecord(spec, process=process)
             mesh.begin(incarnations or {})
             self._records.add(mesh)
@@ -140,12 +140,12 @@ class SupervisionMachine:
         if mesh is None:
             return []
         actions = self._stop(mesh, "it is gone")
-        for gone in reversed(self._records.family(mesh) if mesh.is_procs else [mesh]):
-            owner = self._tree.get(gone.owner) if gone.owner is not None else None
+        for member in reversed(self._records.family(mesh) if mesh.is_procs else [mesh]):
+            owner = self._tree.get(member.owner) if member.owner is not None else None
             if owner is not None:
-                owner.owned.pop(gone.uid, None)
-            self._records.remove(gone.uid)
-            self._healing.intensity.forget(gone.uid)
+                owner.owned.pop(member.uid, None)
+            self._records.remove(member.uid)
+            self._healing.intensity.forget(member.uid)
         return actions
 
     # Failures
@@ -195,7 +195,7 @@ class SupervisionMachine:
         self._records.losses.update({host: max(loss, self._records.losses.get(host, 0)) for host in hosts if loss})
         for procs in [mesh for mesh in self._records.meshes.values() if mesh.is_procs]:
             lost = {host: hit for host in hosts if (hit := self._records.lost_with(procs, host, loss))}
-            ranks = sorted((hit for there in lost.values() for hit in there), key=lambda hit: hit[1])
+            ranks = sorted((hit for pairs in lost.values() for hit in pairs), key=lambda hit: hit[1])
             names = ", ".join(sorted(lost, key=lambda host: lost[host][0][1]))
             actions += self._fail(ranks, msgspec.structs.replace(cause, host=names), awaited, called)
         return actions
@@ -210,16 +210,16 @@ class SupervisionMachine:
         for procs in [mesh for mesh in self._records.meshes.values() if mesh.is_procs]:
             by_owner: dict[str, list[tuple[MeshRecord, list[int]]]] = {}
             for mesh in self._records.family(procs):
-                there = [
+                affected = [
                     rank
                     for host in hosts
                     for rank in procs.ranks_on(host)
                     if rank in mesh and mesh.at(rank).state == "alive"
                 ]
-                if there and mesh.owner is not None and mesh.owner != self.root:
-                    by_owner.setdefault(mesh.owner, []).append((mesh, there))
+                if affected and mesh.owner is not None and mesh.owner != self.root:
+                    by_owner.setdefault(mesh.owner, []).append((mesh, affected))
             for owner, hit in by_owner.items():
-                first, ranks = next(((mesh, there) for mesh, there in hit if not mesh.is_procs), hit[0])
+                first, ranks = next(((mesh, affected) for mesh, affected in hit if not mesh.is_procs), hit[0])
                 also = tuple(mesh.name for mesh, _ in hit if mesh is not first)
                 failure = first.failure(ranks, cause, next(self._ids), also)
                 now = self._tree.push(owner, RoutedFailure(failure, awaited=False))
@@ -230,15 +230,15 @@ class SupervisionMachine:
         """A rank of a mesh that was come back to lives, in a later incarnation perhaps than was written down."""
         mesh = self._records.meshes.get(mesh_uid)
         if mesh is not None and mesh.ended is None and rank in mesh:
-            known = mesh.at(rank)
-            if known.state == "alive" and incarnation > known.incarnation:
+            status = mesh.at(rank)
+            if status.state == "alive" and incarnation > status.incarnation:
                 mesh.put(rank, "alive", incarnation)
         return []
 
     def owner_gone(self, process: str, reason: str = "") -> list[Action]:
         """A process that owns meshes known here ended: nobody looks after those any more."""
-        why = f": {reason}" if reason else ""
-        text = f"timed out reaching controller {process}, which owned it and is gone{why}"
+        suffix = f": {reason}" if reason else ""
+        text = f"timed out reaching controller {process}, which owned it and is gone{suffix}"
         actions: list[Action] = []
         for mesh in [mesh for mesh in self._records.meshes.values() if mesh.process == process]:
             if mesh.ended is None:
@@ -263,8 +263,8 @@ class SupervisionMachine:
         mesh = self._records.meshes[spec.uid]
         mesh.reshape(spec)
         for rank in fresh:
-            known = mesh.odd.get(rank)
-            mesh.put(rank, "failed", -1 if known is None else known.incarnation, _NOT_STARTED)
+            status = mesh.odd.get(rank)
+            mesh.put(rank, "failed", -1 if status is None else status.incarnation, _NOT_STARTED)
         self.intensity.forget(spec.uid, fresh)
         return []
 
@@ -280,17 +280,17 @@ class SupervisionMachine:
         self.intensity.forget(uid, fresh)
         return []
 
-    def reshape(self, spec: MeshSpec, why: str) -> list[Action]:
-        """Gives a mesh other ranks, or other hosts. Slices with ranks that it has no more raise with `why`."""
+    def reshape(self, spec: MeshSpec, reason: str) -> list[Action]:
+        """Gives a mesh other ranks, or other hosts. Slices with removed ranks raise with `reason`."""
         mesh = self._records.meshes.get(spec.uid)
         if mesh is None:
             return []
-        gone = mesh.reshape(spec)
-        if not gone:
+        removed = mesh.reshape(spec)
+        if not removed:
             return []
-        actions = self.stopping(spec.uid, gone, why)
-        for rank in gone:
-            cause = Cause(kind="shrunk", text=why, actor=mesh.former[rank])
+        actions = self.stopping(spec.uid, removed, reason)
+        for rank in removed:
+            cause = Cause(kind="shrunk", text=reason, actor=mesh.former[rank])
             mesh.put(rank, "stopped", mesh.odd[rank].incarnation if rank in mesh.odd else 0, cause)
         return actions
 
@@ -371,10 +371,10 @@ class SupervisionMachine:
         actions = self.stopping(mesh_uid, ranks, reason)
         if ranks is not None:
             for member in self._records.family(mesh) if mesh.is_procs else [mesh]:
-                gone = [rank for rank in ranks if rank in member and member.at(rank).state == "stopped"]
-                failure = self._records.broken(member, frozenset(gone))
+                ended = [rank for rank in ranks if rank in member and member.at(rank).state == "stopped"]
+                failure = self._records.broken(member, frozenset(ended))
                 if failure is not None:
-                    actions.append(FailCalls(member.uid, member.incarnations(gone), failure))
+                    actions.append(FailCalls(member.uid, member.incarnations(ended), failure))
             return actions
         for member in self._records.family(mesh) if mesh.is_procs else [mesh]:
             if member.ended is not None:
@@ -385,7 +385,7 @@ class SupervisionMachine:
 
     def detached(self, mesh_uid: str, cause: Cause) -> list[Action]:
         """Procs and all on them are somebody else's, or nobody's, from now on."""
-        return [FailCalls(gone.uid, None, gone.failure((), cause)) for gone in self._records.leave(mesh_uid, cause)]
+        return [FailCalls(mesh.uid, None, mesh.failure((), cause)) for mesh in self._records.leave(mesh_uid, cause)]
 
     def heal_requested(self, mesh_uid: str, now: float, request: int, selection: Selection = None) -> list[Action]:
         """Bring the failed ranks of a mesh back. Each request is answered once, by Healed or HealRefused."""
@@ -456,17 +456,17 @@ class SupervisionMachine:
             if self._healing.lost(mesh, rank):
                 in_heal.add((mesh.uid, rank))
             by_owner.setdefault(mesh.owner, {}).setdefault(rank, []).append(mesh)
-        tellings: dict[tuple[str | None, str, bool], list[int]] = {}
+        groups: dict[tuple[str | None, str, bool], list[int]] = {}
         for owner, by_rank in by_owner.items():
             for rank, meshes in by_rank.items():
                 first = next((m for m in meshes if m.uid in awaited), None)
                 first = first or next((m for m in meshes if m.uid in called), None)
                 first = first or next((m for m in meshes if not m.is_procs), meshes[0])
                 by_heal = any((m.uid, rank) in in_heal for m in meshes)
-                tellings.setdefault((owner, first.uid, by_heal), []).append(rank)
+                groups.setdefault((owner, first.uid, by_heal), []).append(rank)
         reports: list[Action] = []
         calls: list[Action] = []
-        for (owner, uid, by_heal), ranks in tellings.items():
+        for (owner, uid, by_heal), ranks in groups.items():
             failure_id = next(self._ids) if owner is not None else 0
             touched = {m.uid: m for rank in ranks for m in by_owner[owner][rank]}
             also = tuple(m.name for m in touched.values() if m.uid != uid)

@@ -30,23 +30,23 @@ def in_run(run: Run, rank: int) -> bool:
     return rest == 0 and 0 <= steps < run.count
 
 
-def coordinates(extent: Extent, place: int) -> dict[str, int]:
+def coordinates(extent: Extent, index: int) -> dict[str, int]:
     """The point with row-major index `place`."""
     labels, sizes = extent
     point: dict[str, int] = {}
     for label, size in zip(reversed(labels), reversed(sizes), strict=True):
-        place, point[label] = divmod(place, size)
+        index, point[label] = divmod(index, size)
     return {label: point[label] for label in labels}
 
 
-def label(extent: Extent, place: int) -> str:
+def label(extent: Extent, index: int) -> str:
     """How a member's name ends, such as "{'gpus': 2/4}"."""
     sizes = dict(zip(*extent, strict=True))
-    parts = (f"'{name}': {at}/{sizes[name]}" for name, at in coordinates(extent, place).items())
+    parts = (f"'{name}': {coordinate}/{sizes[name]}" for name, coordinate in coordinates(extent, index).items())
     return "{" + ", ".join(parts) + "}" if sizes else ""
 
 
-def points_text(extent: Extent, at: Iterable[int]) -> str:
+def points_text(extent: Extent, indices: Iterable[int]) -> str:
     """How people write some points, such as "hosts=0 gpus=2"; "" in a mesh without dimensions."""
     labels, sizes = extent
-    return places(labels, (tuple(coordinates(extent, place).values()) for place in at), sizes)
+    return places(labels, (tuple(coordinates(extent, index).values()) for index in indices), sizes)

@@ -54,7 +54,7 @@ class MeshRecord(Struct, eq=False):
     name: str = ""
     on: str | None = None
     former: dict[int, str] = field(default_factory=dict)  # ranks it had before it shrank, and what they were called
-    _places: dict[int, int] = field(default_factory=dict)
+    _indices: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.uid, self.name, self.on = self.spec.uid, self.spec.name, self.spec.on
@@ -73,16 +73,16 @@ class MeshRecord(Struct, eq=False):
         return self._has(rank) or rank in self.former
 
     def _has(self, rank: int) -> bool:
-        return rank in self.ranks if isinstance(self.ranks, range) else rank in self._index()
+        return rank in self.ranks if isinstance(self.ranks, range) else rank in self._index_by_rank()
 
-    def _index(self) -> dict[int, int]:
-        if not self._places and self.ranks:
-            self._places = {rank: place for place, rank in enumerate(self.ranks)}
-        return self._places
+    def _index_by_rank(self) -> dict[int, int]:
+        if not self._indices and self.ranks:
+            self._indices = {rank: index for index, rank in enumerate(self.ranks)}
+        return self._indices
 
-    def place(self, rank: int) -> int:
+    def index_of(self, rank: int) -> int:
         """The row-major index of `rank` in this mesh."""
-        return self.ranks.index(rank) if isinstance(self.ranks, range) else self._index()[rank]
+        return self.ranks.index(rank) if isinstance(self.ranks, range) else self._index_by_rank()[rank]
 
     def at(self, rank: int) -> RankStatus:
         """How a rank is."""
@@ -106,12 +106,12 @@ class MeshRecord(Struct, eq=False):
     def learn(self, rank: int, incarnation: int, *, back: bool = False) -> bool:
         """Take note that another owner healed a rank of a mesh that is only referred to here.
 
-        With `back` it is the owner who says that this incarnation is there: who looked for it too early, and took it
-        for one that never was started, was wrong.
+        With `back` its owner reports this incarnation as present, which overrides an earlier conclusion that it was
+        never started.
         """
-        known = self.odd.get(rank, ALIVE)
-        missed = back and known.state == "failed" and known.cause is not None and known.cause.kind == "spawn"
-        news = self.owner is None and rank in self and incarnation >= known.incarnation + (not missed)
+        status = self.odd.get(rank, ALIVE)
+        missed = back and status.state == "failed" and status.cause is not None and status.cause.kind == "spawn"
+        news = self.owner is None and rank in self and incarnation >= status.incarnation + (not missed)
         if news:
             self.put(rank, "alive", incarnation)
         return news
@@ -141,11 +141,11 @@ class MeshRecord(Struct, eq=False):
 
     def label(self, rank: int) -> str:
         """The label of a rank."""
-        return self.former.get(rank) or self.name + label(self.spec.extent, self.place(rank))
+        return self.former.get(rank) or self.name + label(self.spec.extent, self.index_of(rank))
 
     def reshape(self, spec: MeshSpec) -> list[int]:
         """Replaces its ranks, or hosts; returns the ranks that are no part of it any more."""
-        before, self._places = {rank: self.label(rank) for rank in self.ranks}, {}
+        before, self._indices = {rank: self.label(rank) for rank in self.ranks}, {}
         self.spec = spec
         self.former = {rank: name for rank, name in {**self.former, **before}.items() if not self._has(rank)}
         self.down = sum(status.state != "alive" for rank, status in self.odd.items() if rank not in self.former)
@@ -165,7 +165,7 @@ class MeshRecord(Struct, eq=False):
             mesh_uid=self.uid,
             procs=self.is_procs,
             extent=self.spec.extent,
-            places=tuple(self.place(rank) for rank in ranks if rank not in self.former),
+            places=tuple(self.index_of(rank) for rank in ranks if rank not in self.former),
             also=also,
             healing=healing,
             left=len(self.ranks)
@@ -174,10 +174,10 @@ class MeshRecord(Struct, eq=False):
         )
 
 
-def _alike(one: RankStatus, other: RankStatus) -> bool:
-    if one.cause is other.cause:
+def _alike(first: RankStatus, second: RankStatus) -> bool:
+    if first.cause is second.cause:
         return True
-    return one.cause is not None and other.cause is not None and one.cause.likeness == other.cause.likeness
+    return first.cause is not None and second.cause is not None and first.cause.likeness == second.cause.likeness
 
 
 class MeshRecords:
@@ -190,15 +190,15 @@ class MeshRecords:
 
     def add(self, mesh: MeshRecord) -> None:
         """Write a mesh down, and its procs, if those are another owner's."""
-        known = self.meshes.get(mesh.uid)
-        if known is not None:  # procs that were first seen through actors on them
+        earlier = self.meshes.get(mesh.uid)
+        if earlier is not None:  # procs that were first seen through actors on them
             begun = mesh.incarnations(mesh.odd)
-            mesh.odd, mesh.down, mesh.ended, mesh.since = known.odd, known.down, known.ended, known.since
+            mesh.odd, mesh.down, mesh.ended, mesh.since = earlier.odd, earlier.down, earlier.ended, earlier.since
             for rank, incarnation in begun:
                 if incarnation > mesh.odd.get(rank, ALIVE).incarnation:
                     mesh.put(rank, "alive", incarnation)
         self.meshes[mesh.uid] = mesh
-        if mesh.on is None or known is not None:
+        if mesh.on is None or earlier is not None:
             return
         self._on.setdefault(mesh.on, []).append(mesh.uid)
         if mesh.on not in self.meshes:
@@ -224,10 +224,10 @@ class MeshRecords:
         mesh = self.meshes.pop(uid, None)
         if mesh is None or mesh.on is None:
             return
-        left = self._on[mesh.on]
-        left.remove(uid)
+        siblings = self._on[mesh.on]
+        siblings.remove(uid)
         procs = self.meshes.get(mesh.on)
-        if not left:
+        if not siblings:
             del self._on[mesh.on]
             if procs is not None and procs.owner is None and not procs.process:
                 del self.meshes[mesh.on]
@@ -252,10 +252,10 @@ class MeshRecords:
     def leave(self, uid: str, cause: Cause) -> list[MeshRecord]:
         """Procs and all on them are not this process's any more; those that had not ended before."""
         mesh = self.meshes.get(uid)
-        gone = [member for member in (self.family(mesh) if mesh is not None else ()) if member.ended is None]
-        for member in gone:
+        members = [member for member in (self.family(mesh) if mesh is not None else ()) if member.ended is None]
+        for member in members:
             member.ended = cause
-        return gone
+        return members
 
     def on(self, proc_mesh_uid: str) -> list[MeshRecord]:
         """The actor meshes on some procs, in the order they were spawned."""
@@ -268,12 +268,12 @@ class MeshRecords:
 
     def hit_with(self, mesh: MeshRecord, ranks: Iterable[int]) -> list[tuple[MeshRecord, int]]:
         """The ranks that are lost with some of a mesh: those that still lived, and for procs the actors on them."""
-        found: list[tuple[MeshRecord, int]] = []
+        hits: list[tuple[MeshRecord, int]] = []
         for rank in ranks:
-            for each in (mesh, *self.on(mesh.uid)):
-                if rank in each and each.at(rank).state in ("alive", "healing"):
-                    found.append((each, rank))
-        return found
+            for member in (mesh, *self.on(mesh.uid)):
+                if rank in member and member.at(rank).state in ("alive", "healing"):
+                    hits.append((member, rank))
+        return hits
 
     def broken(self, mesh: MeshRecord, selection: Selection) -> MeshFailure | None:
         """The failure with which calls on these ranks are answered; None if all of them take calls."""

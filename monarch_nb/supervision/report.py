@@ -61,9 +61,9 @@ def error_text(cause: Cause) -> str:
         case "spawn":
             return f"it could not be started again: {text}"
         case "unhandled":
-            return f"actor {cause.actor} {UNHANDLED}. The child's event was:\n{_behind(cause)}"
+            return f"actor {cause.actor} {UNHANDLED}. The child's event was:\n{_chain_text(cause)}"
         case "raised":
-            return f"{text}\n{RAISED_WHILE_HANDLING}\n{_behind(cause)}"
+            return f"{text}\n{RAISED_WHILE_HANDLING}\n{_chain_text(cause)}"
         case _:
             return text
 
@@ -84,12 +84,12 @@ def unhandled(cause: Cause) -> tuple[Cause, list[str]]:
     return cause, lines
 
 
-def _behind(cause: Cause) -> str:
+def _chain_text(cause: Cause) -> str:
     return indent(event_text(cause.chain), "  ") if cause.chain else "  (not known)"
 
 
 def facts(cause: Cause) -> list[tuple[str, str]]:
-    """Where and how it ended, one (what, value) a line; only what is known."""
+    """Where and how it ended, one (label, value) a line; only what is known."""
     lines: list[tuple[str, str]] = []
     if cause.host or cause.pid:
         several = ", " in cause.host

@@ -54,8 +54,8 @@ class Tree:
 
     def members(self, mesh_uid: str, incarnation: RankIncarnation | None = None) -> Iterator[str]:
         """Owners that are members of a mesh, or the one with this incarnation in it."""
-        found = [o for o in self._owners.values() if o.mesh_uid == mesh_uid and incarnation in (None, o.incarnation)]
-        yield from (owner.actor for owner in found)
+        owners = [o for o in self._owners.values() if o.mesh_uid == mesh_uid and incarnation in (None, o.incarnation)]
+        yield from (owner.actor for owner in owners)
 
     def end(self, actor: str) -> list[str]:
         """Removes an owner, with failures that are on their way to it. Returns its meshes, the newest first."""
