@@ -51,7 +51,7 @@ def downtime_report(
     answer: p.AttachReply,
     exits: Sequence[p.Exited],
     welcomes: Mapping[str, p.Welcome],
-    ended: Sequence[RankEnd] = (),
+    ends: Sequence[RankEnd] = (),
     unreached: Mapping[str, str] = {},
     notices: Mapping[str, Sequence[p.PreemptionNotice]] = {},
     findings: Sequence[p.RunFinding] = (),
@@ -59,7 +59,7 @@ def downtime_report(
     """Builds the report from the answers of a mesh's hosts and processes."""
     states: dict[str, MeshState] = {state.uid: state for state in (procs, *actors)}
     events = [
-        *_end_events(procs, exits), *_failures(states, ended), *_missed_calls(states, welcomes),
+        *_end_events(procs, exits), *_failures(states, ends), *_missed_calls(states, welcomes),
         *_running_calls(states, welcomes), *_unreached_hosts(procs, unreached), *_notices(procs, notices),
         *_findings(procs, findings),
     ]  # fmt: skip
@@ -90,9 +90,9 @@ def _end_events(procs: ProcState, exits: Sequence[p.Exited]) -> list[tuple[float
         if not end.expected:
             rank = parse_address(end.address).rank
             ranks = places_of(procs.region, [rank]) or f"rank {rank}"
-            how = end.reason.removeprefix("the process this actor was running on failed: ")
-            ended = f"{procs.name} {ranks} ended: {how}"
-            events.append((end.at, f"{clock(end.at)} {ended}; heal_mesh brings it back"))
+            reason = end.reason.removeprefix("the process this actor was running on failed: ")
+            text = f"{procs.name} {ranks} ended: {reason}"
+            events.append((end.at, f"{clock(end.at)} {text}; heal_mesh brings it back"))
     return events
 
 
@@ -131,9 +131,9 @@ def _notices(procs: ProcState, notices: Mapping[str, Sequence[p.PreemptionNotice
     return events
 
 
-def _failures(states: Mapping[str, MeshState], ended: Sequence[RankEnd]) -> list[tuple[float, str]]:
+def _failures(states: Mapping[str, MeshState], ends: Sequence[RankEnd]) -> list[tuple[float, str]]:
     groups: dict[tuple[str, str], list[RankEnd]] = {}
-    for end in ended:
+    for end in ends:
         groups.setdefault((end.mesh, end.cause.likeness), []).append(end)
     events = []
     for (mesh, _), group in groups.items():
@@ -160,9 +160,9 @@ def _missed_calls(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welc
         last = max(missed.at for missed in group)
         ranks = places_of(state.region, sorted({missed.rank for missed in group}))
         note = f'monarch.results("{state.name}") has it' if stored else "it was more than kept_results_size"
-        how = f"ended on {ranks or 'its rank'}" if not error else f"raised {error} on {ranks or 'its rank'}"
+        outcome = f"ended on {ranks or 'its rank'}" if not error else f"raised {error} on {ranks or 'its rank'}"
         events.append(
-            (last, f"{clock(last)} {state.name}.{endpoint}() {how}, with no controller to receive it; {note}")
+            (last, f"{clock(last)} {state.name}.{endpoint}() {outcome}, with no controller to receive it; {note}")
         )
     return events
 
@@ -195,8 +195,8 @@ def _lines(runtime: Runtime, procs: ProcState, answer: p.AttachReply, addresses:
                 lines += [(written.at, f"[{label}] {line}" if label else line) for line in written.lines]
     lines.sort(key=lambda line: line[0])
     left_out = len(lines) - _LINES
-    more = [f"… {left_out} lines before these: {procs.name}.logs()"] if left_out > 0 else []
-    return more + [line for _, line in lines[-_LINES:]]
+    header = [f"… {left_out} lines before these: {procs.name}.logs()"] if left_out > 0 else []
+    return header + [line for _, line in lines[-_LINES:]]
 
 
 def listing(meshes: Sequence[MeshFile]) -> str:
@@ -209,12 +209,12 @@ def listing(meshes: Sequence[MeshFile]) -> str:
 def _line(mesh: MeshFile) -> str:
     actors = f" with {', '.join(mesh.actors)}" if mesh.actors else ""
     hosts = ", ".join(dict.fromkeys(way.host for way in mesh.ways))
-    summary = f"{mesh.name} {{{mesh.shape}}}{actors} on {mesh.machine} ({hosts})"
+    text = f"{mesh.name} {{{mesh.shape}}}{actors} on {mesh.machine} ({hosts})"
     if mesh.holder is not None:
-        by = mesh.holder
-        return f"{summary}: held by {by.what}, process {by.pid} on {by.machine}, since {clock(by.since)}"
+        holder = mesh.holder
+        return f"{text}: held by {holder.what}, process {holder.pid} on {holder.machine}, since {clock(holder.since)}"
     remaining = format_duration(max(0, round(mesh_files.lease_left(mesh))) * 10**9)
-    return f"{summary}: left at {clock(mesh.left_at)}: {mesh.why}; {remaining} of its lease left"
+    return f"{text}: left at {clock(mesh.left_at)}: {mesh.why}; {remaining} of its lease left"
 
 
 def findings_report(name: str) -> str:
@@ -222,26 +222,26 @@ def findings_report(name: str) -> str:
 
     Raises LookupError if nothing is known about such a mesh.
     """
-    runs, wrong = list[run_findings.RunFindings](), list[str]()
+    runs, errors = list[run_findings.RunFindings](), list[str]()
     for path in run_findings.all_files():
         try:
             runs.append(run_findings.read(path))
         except ValueError as error:
             if path.name.startswith(f"{name}.") or f".{name}." in path.name:
-                wrong.append(str(error))
+                errors.append(str(error))
     meshes = [mesh for _, mesh in mesh_files.tidied()]
     records: dict[str, run_findings.RunFindings | MeshFile] = {run.uid: run for run in runs}
     records.update((mesh.uid, mesh) for mesh in meshes)
     uids = [uid for uid, record in records.items() if name in (record.name, uid)]
     uids = uids or [uid for uid, record in records.items() if name in record.actors]
-    if not uids and not wrong:
+    if not uids and not errors:
         names = ", ".join(sorted({record.name for record in records.values()})) or "none"
         raise LookupError(f"nothing is known on this machine about a mesh {name!r}; known are: {names}")
     lines = []
     for uid in uids:
         mesh = next((mesh for mesh in meshes if mesh.uid == uid), None)
         lines += _description(records[uid].name, mesh, [run for run in runs if run.uid == uid])
-    return "\n".join([*lines, *wrong])
+    return "\n".join([*lines, *errors])
 
 
 def _description(name: str, mesh: MeshFile | None, runs: Sequence[run_findings.RunFindings]) -> list[str]:

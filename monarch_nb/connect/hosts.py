@@ -91,13 +91,13 @@ def inspect_endpoints(
         if isinstance(state, TransportError) and not isinstance(state, TrustError) and tunnel is not None:
             errors[endpoint] = UnreachableError(tunnel.wrong(state, _KNOCK_S))
             continue
-        wrong = (
+        error = (
             state
             if isinstance(state, TransportError)
             else objection(endpoint, state, tuple(states.values())) or _conflict(endpoint, state)
         )
-        if wrong is not None:
-            errors[endpoint] = wrong
+        if error is not None:
+            errors[endpoint] = error
         elif isinstance(state, p.HostState):
             states[endpoint] = state
     return states, errors
@@ -108,12 +108,12 @@ def attach_states(
     lease: float | None, timeout: float,
 ) -> None:  # fmt: skip
     """Attaches hosts that were found at endpoints. Blocks until they have agreed."""
-    joined = []
+    replies = []
     for endpoint, state in states.items():
         old = runtime.part(HostRoutes).attached.get(state.host)
         if isinstance(old, RemoteHost) and old.is_still(endpoint, state.incarnation, keys):
             continue
-        if (leads := runtime.part(HostRoutes).gateway) and leads.remote is old and old.incarnation == state.incarnation:
+        if (via := runtime.part(HostRoutes).gateway) and via.remote is old and old.incarnation == state.incarnation:
             continue  # the gateway itself, by a name of its own for it
         if isinstance(old, RemoteHost):
             old.retire(state.incarnation)
@@ -127,8 +127,8 @@ def attach_states(
             remote = RemoteHost(runtime, endpoint, state, keys, insecure_loopback, lease)
         runtime.part(HostRoutes).attached[state.host] = remote
         runtime.part(HostNotices).attached(state.host)
-        joined.append(remote.join())
-    for answer in joined:
+        replies.append(remote.join())
+    for answer in replies:
         answer.get(timeout)
     runtime.part(HostRoutes).settle([state.host for state in states.values()], timeout)
 
@@ -184,12 +184,12 @@ def _introduce(
     gateway = current_runtime().part(HostRoutes).gateway
     if not isinstance(gateway, Gateway):
         return introduce(endpoints, keys, insecure_loopback=insecure_loopback, timeout=timeout, given_up=given_up)
-    own = [endpoint for endpoint in endpoints if not _is_behind_gateway(endpoint)]
-    far = [endpoint for endpoint in endpoints if _is_behind_gateway(endpoint)]
-    by_endpoint = dict(zip(far, gateway.introduce(far, timeout), strict=True))
-    if own:
-        answers = introduce(own, keys, insecure_loopback=insecure_loopback, timeout=timeout, given_up=given_up)
-        by_endpoint.update(zip(own, answers, strict=True))
+    direct = [endpoint for endpoint in endpoints if not _is_behind_gateway(endpoint)]
+    remote = [endpoint for endpoint in endpoints if _is_behind_gateway(endpoint)]
+    by_endpoint = dict(zip(remote, gateway.introduce(remote, timeout), strict=True))
+    if direct:
+        answers = introduce(direct, keys, insecure_loopback=insecure_loopback, timeout=timeout, given_up=given_up)
+        by_endpoint.update(zip(direct, answers, strict=True))
     return [by_endpoint[endpoint] for endpoint in endpoints]
 
 

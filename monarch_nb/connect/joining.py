@@ -104,18 +104,18 @@ class Reception:
         """Handles a host's request to join; reading thread."""
         attached = self._runtime.part(HostRoutes).attached.get(state.host)
         is_back = isinstance(attached, JoinedHost)
-        wrong = self._conflict(state, attached)
-        if wrong is None and not is_back:
-            wrong = objection(f"host {state.host}", state, ())
+        error = self._conflict(state, attached)
+        if error is None and not is_back:
+            error = objection(f"host {state.host}", state, ())
         with self._changed:
-            if wrong is None:
+            if error is None:
                 self._accepted[state.host] = (state, time.monotonic())
                 self.refused.pop(state.host, None)
             else:
-                if str(self.refused.get(state.host)) != str(wrong):
-                    log.warning("%s", wrong)
-                self.refused[state.host] = wrong
-        return p.IdentifyReply(self._runtime.address, "" if wrong is None else str(wrong))
+                if str(self.refused.get(state.host)) != str(error):
+                    log.warning("%s", error)
+                self.refused[state.host] = error
+        return p.IdentifyReply(self._runtime.address, "" if error is None else str(error))
 
     def _conflict(self, state: p.HostState, attached: ExternalHost | None) -> Exception | None:
         """Returns an error if an agent has the name of a host that has joined and is alive."""
@@ -162,12 +162,12 @@ class Reception:
 
     def admit(self, states: Sequence[p.HostState], lease: float | None) -> list[str]:
         """Attaches these hosts and returns their ids. Blocks until they have agreed."""
-        routes, joined = self._runtime.part(HostRoutes), []
+        routes, replies = self._runtime.part(HostRoutes), []
         for state in states:
             remote = routes.attached[state.host] = JoinedHost(self._runtime, state, self.endpoint, self.keys, lease)
-            joined.append(remote.join())
-        for answer in joined:
-            answer.get(_JOIN_S)
+            replies.append(remote.join())
+        for reply in replies:
+            reply.get(_JOIN_S)
         hosts = [state.host for state in states]
         routes.settle(hosts, _JOIN_S)
         return hosts
@@ -234,8 +234,8 @@ def readmit(
     except (ValueError, TransportError) as error:
         return dict.fromkeys(hosts, error)
     deadline = time.monotonic() + timeout
-    joined = {host: reception.await_host(host, max(0.0, deadline - time.monotonic())) for host in hosts}
-    late = f"it has not dialled {endpoint} within {timeout:g} s: its agent has ended, or dials elsewhere"
-    errors: dict[str, Exception] = {host: UnreachableError(late) for host in hosts if joined[host] is None}
-    states = [state for state in joined.values() if state is not None]
+    by_host = {host: reception.await_host(host, max(0.0, deadline - time.monotonic())) for host in hosts}
+    reason = f"it has not dialled {endpoint} within {timeout:g} s: its agent has ended, or dials elsewhere"
+    errors: dict[str, Exception] = {host: UnreachableError(reason) for host in hosts if by_host[host] is None}
+    states = [state for state in by_host.values() if state is not None]
     return errors | {state.host: error for state, error in refusals(states, lambda part: reception.admit(part, None))}

@@ -37,9 +37,9 @@ class _KeyRotation:
         self._old = _key_of(runtime, name, hosts)
         self._new = Keys.create()
         attached = tuple(runtime.part(HostRoutes).attached.values())
-        same = [remote for remote in attached if isinstance(remote, RemoteHost) and remote.keys == self._old]
-        self._remotes = [remote for remote in same if not remote.lost]
-        if lost := [host_name(remote.host) for remote in same if remote.lost]:
+        remotes = [remote for remote in attached if isinstance(remote, RemoteHost) and remote.keys == self._old]
+        self._remotes = [remote for remote in remotes if not remote.lost]
+        if lost := [host_name(remote.host) for remote in remotes if remote.lost]:
             logger.warning("%s cannot come back, since it has the former key: it is lost", ", ".join(lost))
 
     def run(self, file: Path, force: bool) -> None:
@@ -82,15 +82,15 @@ class _KeyRotation:
         """Has all forget the former key, and waits for those that are out of touch on a thread."""
         requests = self._ask("done")
         _, silent = self._collect(requests)
-        late = {host: requests[host] for host in silent}
-        if not late:
+        pending = {host: requests[host] for host in silent}
+        if not pending:
             self._runtime.node.change_keys("done", self._old, self._new)
             return
-        names = ", ".join(map(host_name, late))
+        names = ", ".join(map(host_name, pending))
         logger.warning("%s: the key is changed; out of touch, and to get it once back: %s", self._name, names)
 
         def wait() -> None:
-            for answer in late.values():
+            for answer in pending.values():
                 answer.exception()
             self._runtime.node.change_keys("done", self._old, self._new)
 

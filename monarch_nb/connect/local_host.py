@@ -68,14 +68,14 @@ class LocalHost:
     def shutdown(self) -> Future[p.StopReply]:
         """Ends the agent and all processes there."""
         self._leaving = True
-        ended = request(self.runtime, agent_of(self.host), verbs.SHUTDOWN, p.Shutdown())
+        reply = request(self.runtime, agent_of(self.host), verbs.SHUTDOWN, p.Shutdown())
 
         def done(_: Future[p.StopReply]) -> None:
             self.end()
             self._forget("it was shut down")
 
-        when_done(ended, done)
-        return ended
+        when_done(reply, done)
+        return reply
 
     def give_up(self, reason: str) -> None:
         """Called when whoever started its agent ends it, which is no failure; pending requests fail then.

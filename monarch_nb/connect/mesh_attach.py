@@ -67,7 +67,7 @@ def connect_hosts(runtime: Runtime, mesh: MeshFile) -> Failures:
     for way in mesh.ways:
         if way.gateway is not None and way.gateway.host in shut:
             failures[way.host] = f"the gateway to it, {host_name(way.gateway.host)}: {shut[way.gateway.host]}"
-        elif not _is_known(routes, way.host):
+        elif not _is_connected(routes, way.host):
             ways.append(way)
     local = [way for way in ways if way.endpoint.startswith("ipc://")]
     inbound = [way for way in ways if way.calls]
@@ -75,24 +75,24 @@ def connect_hosts(runtime: Runtime, mesh: MeshFile) -> Failures:
     if local and mesh.machine == platform.node():
         runtime.part(LocalAgents).ensure()  # routes are announced to agents, and an agent knows this process
     jobs = [partial(_try_each, [way], partial(_connect_local, runtime, mesh)) for way in local]
-    jobs += [partial(_await_inbound, runtime, mesh, part) for part in _grouped(inbound)]
-    jobs += [partial(_connect_dialled, runtime, mesh, part) for part in _grouped(dialled)]
+    jobs += [partial(_await_inbound, runtime, mesh, part) for part in _group(inbound)]
+    jobs += [partial(_connect_dialled, runtime, mesh, part) for part in _group(dialled)]
     attempts: list[Future[Failures]] = [run_in_thread(job) for job in jobs]
     for attempt in attempts:
         failures |= attempt.get()
     return failures
 
 
-def _is_known(routes: HostRoutes, host: str) -> bool:
+def _is_connected(routes: HostRoutes, host: str) -> bool:
     return host in routes.local or (host in routes.attached and not routes.attached[host].lost)
 
 
-def _grouped(ways: Sequence[HostRoute]) -> list[list[HostRoute]]:
+def _group(ways: Sequence[HostRoute]) -> list[list[HostRoute]]:
     """Groups routes by key and by the endpoint that their hosts dial: a group is connected in one call."""
-    alike: dict[tuple[str, str], list[HostRoute]] = {}
+    groups: dict[tuple[str, str], list[HostRoute]] = {}
     for way in ways:
-        alike.setdefault((way.key, way.calls), []).append(way)
-    return list(alike.values())
+        groups.setdefault((way.key, way.calls), []).append(way)
+    return list(groups.values())
 
 
 def key_of(mesh: MeshFile, way: HostRoute) -> Keys | None:
@@ -299,10 +299,10 @@ def end_mesh(name: str, *, steal: bool = False) -> str:
     ends = [answer.get(settings.mesh_terminate_timeout + _ANSWER_S) for answer in requests]
     mesh_files.remove(path)
     count = sum(len(end.exits) for end in ends)
-    stopped = f"stopped {mesh.name}: {counted(count, 'proc')}"
+    summary = f"stopped {mesh.name}: {counted(count, 'proc')}"
     for host, reason in failures.items():
-        stopped += f"\nhost {host_name(host)} cannot be reached: what runs there ends with its lease ({reason})"
-    return stopped
+        summary += f"\nhost {host_name(host)} cannot be reached: what runs there ends with its lease ({reason})"
+    return summary
 
 
 def _find(name: str) -> tuple[Path, MeshFile]:

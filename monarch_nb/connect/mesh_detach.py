@@ -313,13 +313,13 @@ class Detacher:
     def _hold(self, due: Mapping[str, set[str]]) -> dict[str, str]:
         """Writes records and sends them; returns why some are not, by the names of the meshes."""
         failed: dict[str, str] = {}
-        for uid, anew in due.items():
+        for uid, hosts in due.items():
             state = self._runtime.meshes.get(uid)
             if not isinstance(state, ProcState) or state.stopped is not None or self._runtime.closed:
                 continue
             try:
                 keep = settings.mesh_keep
-                self._send_holds(uid, self._holds(state, keep, keep=keep > 0), anew)
+                self._send_holds(uid, self._holds(state, keep, keep=keep > 0), hosts)
             except Exception as error:
                 failed[state.name] = str(error)
         for name, reason in failed.items():
@@ -328,20 +328,20 @@ class Detacher:
         self._unwritten = failed
         return failed
 
-    def _send_holds(self, uid: str, holds: Mapping[str, p.Hold], anew: set[str]) -> None:
+    def _send_holds(self, uid: str, holds: Mapping[str, p.Hold], hosts: set[str]) -> None:
         """Sends holds to the hosts that store the full record, and to others only if theirs have changed."""
         before = dict(self._held.get(uid, {}))  # a host may be lost meanwhile
-        held = self._held[uid] = {host: hold for host, hold in before.items() if host in holds and host not in anew}
+        last = self._held[uid] = {host: hold for host, hold in before.items() if host in holds and host not in hosts}
         for host, hold in holds.items():
             if not self._is_attached(host):
-                held.pop(host, None)
+                last.pop(host, None)
                 continue
             plain = msgspec.structs.replace(hold, holder=msgspec.structs.replace(hold.holder, since=0.0))
-            if held.get(host) == plain:
+            if last.get(host) == plain:
                 continue
-            held.pop(host, None)
+            last.pop(host, None)
             self._runtime.post(agent_of(host), verbs.HOLD, hold)
-            held[host] = None if hold.parts else plain
+            last[host] = None if hold.parts else plain
 
     def _store_answers(self, state: ProcState) -> None:
         """Has the ranks of a mesh store answers until they are read, if it is to outlive this process."""
@@ -425,8 +425,8 @@ class Detacher:
         state = self._runtime.meshes.get(message.uid)
         if not isinstance(state, ProcState) or state.stopped is not None:
             return
-        by = message.by
-        reason = f"taken over by {by.what} (process {by.pid} on {by.machine}) at {clock(time.time())}"
+        holder = message.by
+        reason = f"taken over by {holder.what} (process {holder.pid} on {holder.machine}) at {clock(time.time())}"
         cause = Cause(kind="taken", text=reason, at=time.time())
 
         def report(machine: SupervisionMachine) -> list[Action]:

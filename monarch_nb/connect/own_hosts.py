@@ -158,8 +158,8 @@ class LocalAgents:
             del self.running[handle.host]
             self._dead.add(handle.host)
             runtime.part(HostRoutes).local.pop(handle.host, None)
-            how = f"status {status}" if status >= 0 else f"signal {-status}"
-            reason = f"its host agent (process {handle.pid}) ended with {how}"
+            outcome = f"status {status}" if status >= 0 else f"signal {-status}"
+            reason = f"its host agent (process {handle.pid}) ended with {outcome}"
             if words := runtime.part(ProcessWatcher).end_of(handle.host):
                 reason = f"{reason}: {words}"
             loss = runtime.part(ProcessWatcher).hosts_lost({handle.host: handle.incarnation}, reason)
@@ -221,13 +221,13 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
 
     def end() -> None:
         try:
-            stopped = stop_hosts(hosts, "its host was shut down")
-            own: dict[str, AgentHandle] = {} if runtime.is_worker else runtime.part(LocalAgents).running
-            handles = [handle for host in hosts if (handle := own.pop(host, None)) is not None]
+            stops = stop_hosts(hosts, "its host was shut down")
+            agents: dict[str, AgentHandle] = {} if runtime.is_worker else runtime.part(LocalAgents).running
+            handles = [handle for host in hosts if (handle := agents.pop(host, None)) is not None]
             for handle in handles:
                 runtime.part(HostRoutes).local.pop(handle.host, None)
                 if handle.host == runtime.host:  # this process listens in its run folder, which the next agent shares
-                    stopped.exception(settings.mesh_terminate_timeout)
+                    stops.exception(settings.mesh_terminate_timeout)
                     handle.kill()
                     runtime.node.forget(handle.address, "its host was shut down", handle.incarnation)
                     clear_run_folder(handle.run_folder, keep=parse_address(runtime.address).name)
@@ -237,7 +237,7 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
                 remote for host in hosts if (remote := runtime.part(HostRoutes).attached.pop(host, None)) is not None
             ]
             if remotes:
-                stopped.exception(settings.mesh_terminate_timeout)
+                stops.exception(settings.mesh_terminate_timeout)
             via_gateway = [remote for remote in remotes if remote.via_gateway]
             direct = [remote for remote in remotes if not remote.via_gateway]
             for part in (via_gateway, direct):  # hosts behind a gateway before the gateway

@@ -25,8 +25,8 @@ def parts_of(runtime: Runtime, procs: ProcState) -> dict[str, bytes]:
     """Serializes a mesh of processes and all actors on it. Raises what cannot be pickled."""
     spec = procs.spawn_spec
     assert isinstance(spec, ProcSpawnSpec)  # it was spawned here
-    how = (spec.setup, spec.env, spec.proc_bind, spec.launch, spec.python, spec.host_mesh)
-    parts = {PROCS: _pack(runtime, (proc_form(procs), how, _origin_of(procs)))}
+    spec_args = (spec.setup, spec.env, spec.proc_bind, spec.launch, spec.python, spec.host_mesh)
+    parts = {PROCS: _pack(runtime, (proc_form(procs), spec_args, _origin_of(procs)))}
     for actors in tuple(procs.actors.values()):
         if actors.stopped is None and isinstance(actors.spawn_spec, ActorSpawnSpec):
             spawned = (actors.spawn_spec.cls, actors.spawn_spec.arguments, actors.spawn_spec.spec)
@@ -61,10 +61,10 @@ def _unpack(runtime: Runtime, name: str, part: bytes) -> Any:
 
 def procs_from(runtime: Runtime, name: str, parts: dict[str, bytes]) -> ProcState:
     """Restores the mesh of processes, which this process owns from then on. Raises RecordError."""
-    form, how, origin = _unpack(runtime, name, parts[PROCS])
+    form, spec_args, origin = _unpack(runtime, name, parts[PROCS])
     fields: ProcForm = form
     common, layout = fields
-    spawn_spec = ProcSpawnSpec(runtime.root, *how)
+    spawn_spec = ProcSpawnSpec(runtime.root, *spec_args)
     if origin is not None:
         mesh_name, hosts, job, written = origin
         source = RecordedSource(job, written, operations().source_of)
@@ -99,9 +99,9 @@ def actors_from(runtime: Runtime, procs: ProcState, parts: dict[str, bytes]) -> 
     return states
 
 
-def _new_state(runtime: Runtime, record: Any, common: Any, **own: Any) -> Any:
+def _new_state(runtime: Runtime, record: Any, common: Any, **fields: Any) -> Any:
     uid, name, region, _, incarnations, version, _ = common
-    return record(uid, name, region, runtime.address, incarnations, version, None, **own)
+    return record(uid, name, region, runtime.address, incarnations, version, None, **fields)
 
 
 def _take(runtime: Runtime, state: MeshState, common: Any, spawn_spec: Any) -> None:

@@ -133,9 +133,9 @@ class RemoteHost:
         """Whether this host's agent can dial the other one where this process does, with its own key."""
         if not isinstance(other, RemoteHost) or not other.endpoint or other.via_gateway > self.via_gateway:
             return False
-        far = is_loopback(other.endpoint) and not is_loopback(self.endpoint)
-        far = far or other.endpoint in self.runtime.part(HostRoutes).tunnels
-        return other is not self and not far and self.keys == other.keys
+        unreachable = is_loopback(other.endpoint) and not is_loopback(self.endpoint)
+        unreachable = unreachable or other.endpoint in self.runtime.part(HostRoutes).tunnels
+        return other is not self and not unreachable and self.keys == other.keys
 
     def join(self) -> Future[Done]:
         """Makes it reachable from here. Resolves when the agent has accepted the lease."""
@@ -152,9 +152,9 @@ class RemoteHost:
     def shutdown(self) -> Future[p.StopReply]:
         """Ends the agent and all processes there."""
         self.end()
-        ended = request(self.runtime, self._agent, verbs.SHUTDOWN, p.Shutdown())
-        when_done(ended, lambda _: self.runtime.node.forget(self.host, "it was shut down"))
-        return ended
+        reply = request(self.runtime, self._agent, verbs.SHUTDOWN, p.Shutdown())
+        when_done(reply, lambda _: self.runtime.node.forget(self.host, "it was shut down"))
+        return reply
 
     def retire(self, incarnation: int) -> None:
         """Hands it over to another watcher; `incarnation` is that of its current agent."""
@@ -239,10 +239,10 @@ class RemoteHost:
     def _watch(self) -> None:
         while not self._is_watch_over():
             try:
-                self._await_answer()
+                self._watch_outage()
                 self._report_undelivered()
                 if self.lost:
-                    self._await_return()
+                    self._watch_return()
             except Exception:
                 log.exception("watching host %s", self.host)
                 self._ended.wait(_AWAY_S)
@@ -263,7 +263,7 @@ class RemoteHost:
     def _agent(self) -> str:
         return agent_of(self.host)
 
-    def _await_answer(self) -> None:
+    def _watch_outage(self) -> None:
         """Returns when the same agent answers again, or the host is lost."""
         cut = OutageTimer(self._cut_at or time.monotonic(), self.lease)
         while not (self.lost or self._ended.wait(_POLL_S)) and not self.runtime.closed:
@@ -307,7 +307,7 @@ class RemoteHost:
         explained = bool(self._end_reason) or not self.has_engine
         self.runtime.part(HostLosses).lost(self.host, reason, self.incarnation, explained=explained)
 
-    def _await_return(self) -> None:
+    def _watch_return(self) -> None:
         """Returns when the host can be used again, for processes that are spawned or healed from now on."""
         pause = 0.0
         while not self._ended.wait(pause) and not self.runtime.closed:
@@ -317,14 +317,14 @@ class RemoteHost:
             state = self._ask()
             if state is None or state.host != self.host:
                 continue
-            same = state.incarnation == self.incarnation
+            is_same = state.incarnation == self.incarnation
             self.incarnation, self.pid = state.incarnation, state.pid
             self.lease = self._wanted_lease or state.lease_s or self.lease
             try:
-                joined = self.join()
-                if same:
+                reply = self.join()
+                if is_same:
                     self.leave().get(_HELLO_S)  # stops what still runs there, which was given up here
-                joined.get(_HELLO_S)
+                reply.get(_HELLO_S)
                 self.runtime.part(HostRoutes).rejoin(self, _HELLO_S)
             except (TimeoutError, RuntimeError):
                 continue
@@ -392,8 +392,8 @@ def await_return(runtime: Runtime, host: str, seconds: float) -> None:
 def undelivered(runtime: Runtime, header: Header, reason: str) -> None:
     """Handles a message of this process that will not arrive; reading thread."""
     remote = runtime.part(HostRoutes).attached.get(host_of(header.dst))
-    mine = isinstance(lost_here(reason), DescriptorLimitError)  # whatever became of the host
-    if isinstance(remote, RemoteHost) and not (remote.lost or runtime.closed or mine):
+    is_own = isinstance(lost_here(reason), DescriptorLimitError)  # whatever became of the host
+    if isinstance(remote, RemoteHost) and not (remote.lost or runtime.closed or is_own):
         remote.undelivered(header, reason)
     else:
         runtime.undelivered(header, reason)

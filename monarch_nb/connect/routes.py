@@ -131,33 +131,33 @@ class HostRoutes:
         self._gateway = None
         return attached
 
-    def announce(self, coming: ExternalHost | None = None) -> dict[str, Future[Done]]:
+    def announce(self, rejoining: ExternalHost | None = None) -> dict[str, Future[Done]]:
         """Sends every agent its routes to the others: direct where it can dial them, else through this process.
 
-        `coming` is a lost host that is to be announced as present.
+        `rejoining` is a lost host that is to be announced as present.
         """
         runtime, gateway = self._runtime, self.gateway
-        living = [remote for remote in tuple(self.attached.values()) if not remote.lost or remote is coming]
+        living = [remote for remote in tuple(self.attached.values()) if not remote.lost or remote is rejoining]
         incarnations = {**self.local, **{remote.host: remote.incarnation for remote in living}}
         local = {host: f"ipc://{run_folder_for(host)}" for host in self.local}
         local.update({remote.host: remote.endpoint for remote in living if remote.is_local})
         through = {remote.host: runtime.address for remote in living if not remote.is_local}
         requests = {}
         if len(local) > 1 or through:
-            own = {remote.host for remote in living if remote.via_gateway}  # the gateway has connected these itself
+            gateway_hosts = {remote.host for remote in living if remote.via_gateway}  # it has connected these
             for host in local:
                 is_gateway = gateway is not None and gateway.remote.host == host
-                vias = {peer: via for peer, via in through.items() if not (is_gateway and peer in own)}
+                vias = {peer: via for peer, via in through.items() if not (is_gateway and peer in gateway_hosts)}
                 requests[host] = self._send_hosts(host, p.Hosts(local, vias, incarnations))
         for remote in living:
             if remote.is_local:
                 continue
             host = remote.host
             if remote.dials_only_controller:
-                if host not in self._announced or self._announced[host] != remote.incarnation or coming is not None:
+                if host not in self._announced or self._announced[host] != remote.incarnation or rejoining is not None:
                     self._announced[host] = remote.incarnation
-                    back = {} if coming is None or coming is remote else {coming.host: coming.incarnation}
-                    hosts = p.Hosts({}, dict.fromkeys(("", *back), runtime.address), back)
+                    agents = {} if rejoining is None or rejoining is remote else {rejoining.host: rejoining.incarnation}
+                    hosts = p.Hosts({}, dict.fromkeys(("", *agents), runtime.address), agents)
                     requests[host] = self._send_hosts(host, hosts)
                 continue
             is_gateway = gateway is not None and gateway.remote is remote
@@ -190,8 +190,8 @@ class HostRoutes:
             self._settle((remote.host,), timeout, remote)
             remote.lost = ""
 
-    def _settle(self, hosts: Iterable[str], timeout: float, coming: ExternalHost | None) -> None:
-        answers = self.announce(coming)
+    def _settle(self, hosts: Iterable[str], timeout: float, rejoining: ExternalHost | None) -> None:
+        answers = self.announce(rejoining)
         for host in hosts:
             if host in answers:
                 answers.pop(host).get(timeout)

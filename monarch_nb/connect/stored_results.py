@@ -121,8 +121,8 @@ class Result:
     def __repr__(self) -> str:
         text = f"{clock(self.at)} {self._title} on {self._label(list(self._stored))}"
         if raised := self._errors:
-            some = f" on {self._label(list(raised))}" if len(raised) < len(self._stored) else ""
-            text += f": raised {', '.join(dict.fromkeys(answer.error for answer in raised.values()))}{some}"
+            suffix = f" on {self._label(list(raised))}" if len(raised) < len(self._stored) else ""
+            text += f": raised {', '.join(dict.fromkeys(answer.error for answer in raised.values()))}{suffix}"
         elif not self._dropped:
             text += f": {size_text(self.size)}"
         gaps = self._gaps()
@@ -153,8 +153,8 @@ class Results(Sequence[Result]):
         for result in self._results:
             for address, answer in result._stored.values():
                 numbers.setdefault(address, []).append(answer.number)
-        requests = [request(self._runtime, address, RESULTS, WantedResults((), tuple(mine)))
-                 for address, mine in numbers.items()]  # fmt: skip
+        requests = [request(self._runtime, address, RESULTS, WantedResults((), tuple(ids)))
+                 for address, ids in numbers.items()]  # fmt: skip
         for reply in requests:
             reply.get(_ANSWER_S)
         self._results.clear()
@@ -188,10 +188,10 @@ def results(mesh: "Handle[Any] | str") -> Results:
         except (RuntimeError, TimeoutError):  # ended or stopped
             continue
         for answer in answers:
-            alone = answer.index if answer.extent is None else -1  # sent to each rank by itself
-            calls.setdefault((answer.mesh, answer.call, alone), []).append((address, answer))
-    every = [Result(runtime, meshes[uid], group) for (uid, _, _), group in calls.items()]
-    return Results(runtime, state.name, sorted(every, key=lambda result: result.at))
+            index = answer.index if answer.extent is None else -1  # sent to each rank by itself
+            calls.setdefault((answer.mesh, answer.call, index), []).append((address, answer))
+    entries = [Result(runtime, meshes[uid], group) for (uid, _, _), group in calls.items()]
+    return Results(runtime, state.name, sorted(entries, key=lambda result: result.at))
 
 
 def _named(runtime: Runtime, name: str) -> MeshState:

@@ -77,7 +77,7 @@ class _Worker:
                 key.touch(0o600)
                 key.write_bytes(keys.to_text())
             lease_s = settings.mesh_orphan_timeout
-            coming = begin_agent(
+            agent = begin_agent(
                 host,
                 folder,
                 tcp=self._tcp,
@@ -88,7 +88,7 @@ class _Worker:
                 unused_s=self._unused_s,
                 bound=True,  # an engine that kills this process takes the machine away
             )
-            return coming.wait(settings.host_spawn_ready_timeout)
+            return agent.wait(settings.host_spawn_ready_timeout)
         except BaseException:
             remove_run_folder(folder)
             raise

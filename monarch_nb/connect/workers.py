@@ -43,9 +43,9 @@ def attach_to_workers(
     keys = read_keys(private_key, ca)
     endpoints = [_endpoint(worker, keys) if isinstance(worker, str) else worker for worker in workers]
     urls = [endpoint.url for endpoint in endpoints if isinstance(endpoint, ChannelEndpoint)]
-    twice = sorted({url for url in urls if urls.count(url) > 1})
-    if twice:
-        raise ValueError(f"{', '.join(twice)} is named more than once: list each worker once")
+    repeated = sorted({url for url in urls if urls.count(url) > 1})
+    if repeated:
+        raise ValueError(f"{', '.join(repeated)} is named more than once: list each worker once")
     runtime = current_runtime()
     mesh = name or "hosts"
     hosts: Future[tuple[str, ...]] = pending_future(
@@ -143,9 +143,9 @@ def _connect_path(
     try:
         local = connect_local_host(runtime, endpoint.path, deadline, given_up)
         if runtime.part(HostRoutes).attached.get(local.host) is not local:
-            wrong = objection(endpoint.url, local.state, ())
-            if wrong is not None:
-                raise wrong
+            refusal = objection(endpoint.url, local.state, ())
+            if refusal is not None:
+                raise refusal
             runtime.part(HostRoutes).attached[local.host] = local
             local.join().get(max(1.0, deadline - time.monotonic()))
     except Exception as error:

@@ -81,8 +81,8 @@ def send_spawn(state: ActorState, region: Region, frames: Sequence[OutFrame]) ->
         raise
     limit = settings.actor_spawn_max_idle
     if limit:
-        late = f"{call.title} has not ended within {limit:g} s (actor_spawn_max_idle)"
-        runtime.later(limit, lambda: None if call.future.done() else call.fail(RequestError(late)))
+        reason = f"{call.title} has not ended within {limit:g} s (actor_spawn_max_idle)"
+        runtime.later(limit, lambda: None if call.future.done() else call.fail(RequestError(reason)))
     return call.future
 
 

@@ -51,8 +51,8 @@ class Handover:
 
     def _changed(self, news: p.NewOwner, asker: Asker[p.Welcome]) -> p.Welcome:
         states = [state for uid in news.meshes if (state := self._runtime.meshes.get(uid)) is not None]
-        late = any(news.turn < self._turns.get(uid, 0) for uid in news.meshes)
-        if not late:
+        outdated = any(news.turn < self._turns.get(uid, 0) for uid in news.meshes)
+        if not outdated:
             self._turns.update(dict.fromkeys(news.meshes, news.turn))
             if news.owner:
                 self._take_over(states, news)
@@ -67,12 +67,12 @@ class Handover:
 
     def _take_over(self, states: list[MeshState], news: p.NewOwner) -> None:
         local, owner = self._runtime.local, news.owner
-        before = {state.owner_process for state in states} - {owner}
+        former = {state.owner_process for state in states} - {owner}
         for state in states:
             state.owner_process = owner
         belongs = self._belongs_to(news)
         if belongs:
-            self._obey(owner, before, [cell for cell in tuple(local.cells.values()) if cell.mesh in news.meshes])
+            self._obey(owner, former, [cell for cell in tuple(local.cells.values()) if cell.mesh in news.meshes])
         self._driver.feed(lambda machine: machine.handed_over(news.meshes, owner))
         for state in states:  # the new owner does not know the holders of references
             try:
@@ -82,20 +82,20 @@ class Handover:
         if belongs:
             self._events.publish(OwnerChanged(owner))
 
-    def _obey(self, owner: str, before: set[str], cells: list[ActorCell]) -> None:
+    def _obey(self, owner: str, former: set[str], cells: list[ActorCell]) -> None:
         """Makes a process the owner of this one's actors; answers for earlier ones are stored."""
         local = self._runtime.local
         for cell in cells:
-            before.add(cell.spec.owner_process)
+            former.add(cell.spec.owner_process)
             cell.hand_over(owner)
-        before.discard(owner)
+        former.discard(owner)
         # Calls of a controller from before this one took over the mesh belong to this one, too.
-        self._release({process for process in before if parse_address(process).is_controller})
+        self._release({process for process in former if parse_address(process).is_controller})
         if cells:
             self._watcher.watch_owner(owner)
         if owner in local.away:  # the same one is back, but no longer waits for its former calls
-            under_way = [call for cell in tuple(local.cells.values()) for call in calls_of(cell)]
-            local.orphans.update(call for call in under_way if caller_of(call) == owner)
+            calls = [call for cell in tuple(local.cells.values()) for call in calls_of(cell)]
+            local.orphans.update(call for call in calls if caller_of(call) == owner)
             local.away.discard(owner)
 
     def _release(self, processes: set[str], unread: tuple[int, ...] = ()) -> None:

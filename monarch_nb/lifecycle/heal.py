@@ -60,7 +60,7 @@ def heal_mesh(
     lost = _lost_hosts(state, region.ranks())
     for attempt in range(ROUNDS):
         rest = None if deadline is None else max(0.0, deadline - time.monotonic())
-        before, hint = lost, _replace(state, lost, rest, ask=replace)
+        previous, hint = lost, _replace(state, lost, rest, ask=replace)
         try:
             current_runtime().part(MeshHealer).heal(state, region, kill=kill).get(rest)
         except HealError as error:
@@ -69,7 +69,7 @@ def heal_mesh(
                 lost = _lost_hosts(state, region.ranks())
                 continue
             lost = _lost_hosts(state, region.ranks()) or _ended_hosts(state, region.ranks(), ask=replace)
-            if attempt == ROUNDS - 1 or not (_has_spares(state) if set(lost) <= set(before) else _has_job(state)):
+            if attempt == ROUNDS - 1 or not (_has_spares(state) if set(lost) <= set(previous) else _has_job(state)):
                 raise (HealError(f"{hint}\n{error}", error.failures) if hint else error) from None
             continue
         kill = False

@@ -102,9 +102,9 @@ class HostNotices:
             self._published.pop(host, None)
             self._publish(HostNoticeWithdrawn(host, ""))
         if hosts:
-            was = "was" if len(hosts) == 1 else "were"
-            still = "is still there: it is" if len(hosts) == 1 else "are still there: they are"
-            text = f"{hosts_text(hosts)} {was} to be taken away ({by}), and {still} as before"
+            verb = "was" if len(hosts) == 1 else "were"
+            predicate = "is still there: it is" if len(hosts) == 1 else "are still there: they are"
+            text = f"{hosts_text(hosts)} {verb} to be taken away ({by}), and {predicate} as before"
             self._show_user(HostNoticeWithdrawn(", ".join(hosts), text))
 
     def _on_notices(self, by: str, notices: Mapping[str, p.PreemptionNotice]) -> None:

@@ -62,7 +62,7 @@ class MeshResizer:
         with self._locks[state.uid]:
             self._check(state, "grow")
             self._await(self._ending.get(state.uid, resolved_future(None)))
-            actors, before = _covering_actors(state), state.region
+            actors, former = _covering_actors(state), state.region
             growth = extents.growth(state, hosts)
             spawn_spec = state.spawn_spec
             assert isinstance(spawn_spec, ProcSpawnSpec)
@@ -73,7 +73,7 @@ class MeshResizer:
                 if state.pending_region is not None:
                     raise HealError("what is new has ended again")
             except BaseException as error:
-                stopped = held_back(self._take_back, state, actors, growth, before)
+                stopped = held_back(self._take_back, state, actors, growth, former)
                 unchanged = f"{state.name} has not grown, and is as it was before"
                 if isinstance(error, HealError):
                     self._await(stopped)
@@ -138,7 +138,7 @@ class MeshResizer:
             self._driver.feed(partial(SupervisionMachine.grow, spec=self._registry.spec_of(mesh), fresh=growth.fresh))
 
     def _take_back(
-        self, state: ProcState, actors: Sequence[ActorState], growth: extents.GrownLayout, before: Region
+        self, state: ProcState, actors: Sequence[ActorState], growth: extents.GrownLayout, former: Region
     ) -> Future[None]:
         reason, grown = f"{state.name} was to grow, and has not", list[MeshState]()
         for mesh in (state, *actors):
@@ -148,9 +148,9 @@ class MeshResizer:
                 grown.append(mesh)
         if state.stopped is not None:
             return resolved_future(None)
-        self._set_region(grown, before, reason)
+        self._set_region(grown, former, reason)
         for actor in actors:
-            _set_actor_region(actor, before)
+            _set_actor_region(actor, former)
         for mesh in (state, *actors):
             self._registry.reshape(mesh, reason)
         choose_master(state)

@@ -80,7 +80,7 @@ class MeshStopper:
     def stop_again(self, state: MeshState) -> None:
         """Stops incarnations of a stopped mesh that came into being after its stop."""
         assert state.stopped is not None
-        ended = self._under_way(state, state.ranks, state.stopped)
+        ended = self._stop_ranks(state, state.ranks, state.stopped)
         when_done(ended, lambda _: self._driver.mark_stopped(state, None, state.stopped or "", over=True))
 
     def await_all(self, uids: Sequence[str], owner: Instance) -> None:
@@ -122,7 +122,7 @@ class MeshStopper:
             with state.lock:  # a heal either sees it, or has announced the incarnations that end with it
                 state.stopped = reason
         self._updates.stopped(state, ranks, reason, over=False)
-        under_way = self._under_way(state, state.ranks if ranks is None else ranks, reason)
+        stop = self._stop_ranks(state, state.ranks if ranks is None else ranks, reason)
         self._publish(MeshStopping(state))
 
         def done(_: Future[object]) -> None:
@@ -143,7 +143,7 @@ class MeshStopper:
             else:
                 self._runtime.node.settled(done, reply)  # after earlier replies
 
-        when_done(under_way, finish)
+        when_done(stop, finish)
         return future
 
     def _release_specs(self, state: MeshState) -> None:
@@ -167,7 +167,7 @@ class MeshStopper:
                 former.procs.actors.pop(former.uid, None)
             self._disown(former, [mesh.uid for mesh in meshes])
 
-    def _under_way(self, state: MeshState, ranks: Sequence[int], reason: str) -> Future[None]:
+    def _stop_ranks(self, state: MeshState, ranks: Sequence[int], reason: str) -> Future[None]:
         if isinstance(state, ProcState):
             return self._stop_procs(state, ranks, reason)
         assert isinstance(state, ActorState)
@@ -199,9 +199,9 @@ class MeshStopper:
             if rank not in failed:
                 message = StopActor(state.uid, rank, state.incarnation(rank), reason)
                 replies[rank] = request(self._runtime, state.procs.address(rank), STOP_ACTOR, message)
-        under_way = settle(list(replies.values()), lambda: f"{state.name} has not stopped yet")
-        when_done(under_way, lambda _: self._log_unfinished(state, replies))
-        return under_way
+        stop = settle(list(replies.values()), lambda: f"{state.name} has not stopped yet")
+        when_done(stop, lambda _: self._log_unfinished(state, replies))
+        return stop
 
     @staticmethod
     def _log_unfinished(state: ActorState, replies: "dict[int, Future[ActorGone]]") -> None:

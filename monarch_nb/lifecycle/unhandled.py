@@ -85,12 +85,12 @@ def report(failure: MeshFailure, show: Callable[[MeshFailure], None] = log_failu
 def end_quietly() -> None:
     """Silences errors of the library's other threads, whose calls end with the program."""
     unretrieved.leaving = True
-    before = threading.excepthook
+    previous = threading.excepthook
 
     def report(args: threading.ExceptHookArgs) -> None:
         frames = [frame for frame, _ in traceback.walk_tb(args.exc_traceback)]
         if not frames or not frames[-1].f_code.co_filename.startswith(_PACKAGE):
-            before(args)
+            previous(args)
 
     threading.excepthook = report
     unretrieved.logger.setLevel(logging.ERROR)  # earlier failures are still reported

@@ -66,8 +66,8 @@ class ProcessWatcher:
             # A controller has no parent: agents end with it, or when its lease does.
             if address != self._runtime.address and parse_address(address).is_proc:
                 by_host.setdefault(host_of(address), []).append(address)
-        for host, mine in by_host.items():
-            self._watch_on(host, tuple(mine), _RETRY_S)
+        for host, group in by_host.items():
+            self._watch_on(host, tuple(group), _RETRY_S)
 
     def _watch_on(self, host: str, addresses: tuple[str, ...], pause: float) -> None:
         """Repeats the request until the agent agrees or it is no longer needed: a lost host may come back."""
@@ -104,7 +104,7 @@ class ProcessWatcher:
         processes call this loss, if another process has detected it; else it is given one, which is returned.
         With `reported` it ends no script: the caller reports it.
         """
-        late = {host for host in agents if 0 < loss <= self._over.get(host, 0)}  # later processes are known there
+        outdated = {host for host in agents if 0 < loss <= self._over.get(host, 0)}  # later processes are known there
         loss = loss or max(new_incarnation(), *(self._losses.get(host, 0) + 1 for host in agents))
         for host in agents:
             self._losses[host] = max(loss, self._losses.get(host, 0))
@@ -124,7 +124,7 @@ class ProcessWatcher:
             ]
         )
         for host, incarnation in agents.items():
-            if host not in late:
+            if host not in outdated:
                 self._forget_host(host, reason, incarnation, procs)
         return loss
 

@@ -80,9 +80,9 @@ class ActorSample:
     def _follow(self, cell: ActorCell, now: float) -> bool:
         """True while the actor is busy; records the endpoint and the start time."""
         running = cell.running
-        begun, self.calls = cell.calls - self.calls, cell.calls
+        new_calls, self.calls = cell.calls - self.calls, cell.calls
         # Short calls between two samples do not count as idle time: an actor that answers all the time is busy.
-        busy = running is not None or (begun > 0 and self.busy)
+        busy = running is not None or (new_calls > 0 and self.busy)
         endpoint = self.endpoint
         if running is not None:
             endpoint = running[1].lstrip("@!")
@@ -126,11 +126,11 @@ class UsageMeter:
         if now < self._memory_due:
             return self._memory
         pages = memory_resident()[0] // _PAGE, resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        same = all(abs(new - old) < _FEW_PAGES for new, old in zip(pages, self._pages, strict=True))
-        if not same or now >= self._memory_old:
-            began = time.thread_time()
+        unchanged = all(abs(new - old) < _FEW_PAGES for new, old in zip(pages, self._pages, strict=True))
+        if not unchanged or now >= self._memory_old:
+            started = time.thread_time()
             self._memory, self._pages = memory_used(), pages
-            self._memory_due = now + 1000 * (time.thread_time() - began)
+            self._memory_due = now + 1000 * (time.thread_time() - started)
             self._memory_old = now + _MEMORY_OLD_S
         return self._memory
 
@@ -177,7 +177,7 @@ class Reporter:
 
     def _stack(self, query: WhichStack, asker: Asker[StackText]) -> StackText:
         key = (query.mesh, query.rank)
-        cells = [cell for own, cell in tuple(self._runtime.cells.items()) if not query.mesh or own == key]
+        cells = [cell for cell_key, cell in tuple(self._runtime.cells.items()) if not query.mesh or cell_key == key]
         return StackText("\n".join(map(_stack_text, cells)) or "it has ended")
 
     def _run(self) -> None:

@@ -65,8 +65,8 @@ class Incident(Struct):
     def takes(self, bases: Sequence[int], detected: float) -> bool:
         """True if a similar failure at this time belongs to the incident."""
         within_s = MEMORY_FOLD_S if self.of_memory else FOLD_S
-        fresh = self.bases.isdisjoint(bases) and detected - self.latest <= within_s
-        return fresh and self.state == "open"
+        joins = self.bases.isdisjoint(bases) and detected - self.latest <= within_s
+        return joins and self.state == "open"
 
     @property
     def state(self) -> FailureState:
@@ -97,8 +97,8 @@ class Incident(Struct):
             left=mesh.left(set(indices)),
         )
         if len(members) == 1:  # its record is complete, but other ranks may have failed since
-            before, advice = first.record["next"], failure.next_step
-            return {"next": advice, "report": first.record["report"].removesuffix(before) + advice}
+            previous, advice = first.record["next"], failure.next_step
+            return {"next": advice, "report": first.record["report"].removesuffix(previous) + advice}
         lines = _kinds(members, lambda member: tuple(member.record.get("last_lines") or ()))
         texts = _kinds(members, lambda member: member.record.get("text") or "")
         several = len(texts) > 1 and failure.cause.kind not in OF_PROCESSES
@@ -130,11 +130,11 @@ class Incident(Struct):
         return fields
 
 
-def _kinds(members: Sequence[Member], of: Callable[[Member], K]) -> dict[K, list[int]]:
+def _kinds(members: Sequence[Member], value_of: Callable[[Member], K]) -> dict[K, list[int]]:
     """Distinct values among the failures, and the base ranks that have each; the first kinds only."""
     kinds: dict[K, list[int]] = {}
     for member in members:
-        kinds.setdefault(of(member), []).extend(member.bases)
+        kinds.setdefault(value_of(member), []).extend(member.bases)
     return dict(list(kinds.items())[:KINDS])
 
 

@@ -111,9 +111,9 @@ class Driver:
     def _feed(self, event: Callable[[SupervisionMachine], list[Action]]) -> None:
         with self._lock:
             self._actions.extend(event(self.machine))
-            under_way, self._acting = self._acting, True
+            acting, self._acting = self._acting, True
         self._notify_observers(None)
-        if under_way:  # whoever is at it carries these out too, in order
+        if acting:  # whoever is at it carries these out too, in order
             return
         while True:
             with self._lock:
@@ -289,8 +289,8 @@ class Driver:
     def _lost(self, header: Header, reason: str, call: PendingCall[object] | None) -> MeshFailure:
         """The failure of a message that was lost on its way to ranks that are not known to have failed."""
         cause = self.lost_cause(header, reason)
-        alone = Kind.CALL in (header.kind, header.status if header.kind == Kind.RETURNED else -1)
-        ranks = [header.rank] if alone else [] if call is None else call.missing_ranks()
+        is_single = Kind.CALL in (header.kind, header.status if header.kind == Kind.RETURNED else -1)
+        ranks = [header.rank] if is_single else [] if call is None else call.missing_ranks()
         with self._lock:
             failure = self.machine.describe(header.mesh, ranks, cause)
         name = call.title.partition(".")[0] if call is not None else header.mesh

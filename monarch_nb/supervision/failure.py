@@ -143,13 +143,13 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         several = ", " in self.host
         host = f"host {host_name(self.host) or 'it was on'}"
         giver = self.cause.origin.giver
-        back = "once these hosts are back, " if several else f"once {host} is back, "
-        first = {"host": "" if giver else back, "init": "once its cause is corrected, "}
-        many = len(self.places) > 1 or not self.places
+        condition = "once these hosts are back, " if several else f"once {host} is back, "
+        first = {"host": "" if giver else condition, "init": "once its cause is corrected, "}
+        plural = len(self.places) > 1 or not self.places
         if kind in ("init", "exception", "aborted"):
-            verb = f"re-creates {'them with their' if many else 'it with its'} original arguments"
+            verb = f"re-creates {'them with their' if plural else 'it with its'} original arguments"
         else:
-            verb = f"brings {'them' if many else 'it'} back"
+            verb = f"brings {'them' if plural else 'it'} back"
         steps = [f"{first.get(kind, '')}heal_mesh({name}) {verb}"]
         if kind == "host" and giver:
             stay_away = "these hosts do" if several else f"{host} does"

@@ -159,15 +159,15 @@ class Healing:
             return []
         if root == mesh.uid:
             del self._heals[root]
-            over, heal.requests = [*heal.requests, *heal.queued], []
+            requests, heal.requests = [*heal.requests, *heal.queued], []
         else:
-            over = [request for request in heal.requests if request.mesh_uid == mesh.uid]
+            requests = [request for request in heal.requests if request.mesh_uid == mesh.uid]
             heal.requests = [request for request in heal.requests if request.mesh_uid != mesh.uid]
             heal.targets.pop(mesh.uid, None)
             if heal.stage == mesh.uid:
                 heal.waiting.clear()
         refused: list[Action] = []
-        for request in over:
+        for request in requests:
             refused += self._refuse(request, f"{self._name(request.mesh_uid)} was stopped while it was being healed")
         return [*refused, *self.settle(mesh)]
 

@@ -111,10 +111,10 @@ class MeshRecord(Struct, eq=False):
         """
         status = self.odd.get(rank, ALIVE)
         missed = back and status.state == "failed" and status.cause is not None and status.cause.kind == "spawn"
-        news = self.owner is None and rank in self and incarnation >= status.incarnation + (not missed)
-        if news:
+        is_news = self.owner is None and rank in self and incarnation >= status.incarnation + (not missed)
+        if is_news:
             self.put(rank, "alive", incarnation)
-        return news
+        return is_news
 
     def put(self, rank: int, state: State, incarnation: int, cause: Cause | None = None, failure_id: int = 0) -> None:
         """Say how a rank is from now on."""
@@ -192,9 +192,9 @@ class MeshRecords:
         """Write a mesh down, and its procs, if those are another owner's."""
         earlier = self.meshes.get(mesh.uid)
         if earlier is not None:  # procs that were first seen through actors on them
-            begun = mesh.incarnations(mesh.odd)
+            incarnations = mesh.incarnations(mesh.odd)
             mesh.odd, mesh.down, mesh.ended, mesh.since = earlier.odd, earlier.down, earlier.ended, earlier.since
-            for rank, incarnation in begun:
+            for rank, incarnation in incarnations:
                 if incarnation > mesh.odd.get(rank, ALIVE).incarnation:
                     mesh.put(rank, "alive", incarnation)
         self.meshes[mesh.uid] = mesh
@@ -284,8 +284,8 @@ class MeshRecords:
             return None
         first = mesh.odd[min(bad, key=lambda rank: (mesh.odd[rank].failure_id, rank))]
         cause = first.cause or stop_cause(f"{mesh.name} is {first.state}")
-        alike = [rank for rank in bad if _alike(mesh.odd[rank], first)]  # others have failed of something else
-        return mesh.failure(sorted(alike), cause, first.failure_id, healing=first.state == "healing")
+        ranks = [rank for rank in bad if _alike(mesh.odd[rank], first)]  # others have failed of something else
+        return mesh.failure(sorted(ranks), cause, first.failure_id, healing=first.state == "healing")
 
     def status(self, uid: str) -> Mapping[int, RankStatus]:
         """How each rank of a mesh is, in the mesh's order. Raises KeyError for a mesh nobody wrote down."""
