@@ -1,4 +1,4 @@
-"""How hosts come in that somebody else has started: attached over TCP or a path, behind a gateway, or dialling in."""
+"""Hosts that others have started: attached over TCP or a path, behind a gateway, or dialling in."""
 
 from typing import TYPE_CHECKING
 

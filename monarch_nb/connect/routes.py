@@ -1,4 +1,4 @@
-"""HostRoutes between hosts: what host agents are sent about other hosts, and about lost ones."""
+"""Routes between hosts: what host agents are sent about other hosts, and about lost ones."""
 
 import contextlib
 import ipaddress
@@ -263,12 +263,12 @@ class HostLosses:
         self._events: dict[str, _Event] = {}  # by job
 
     def suspect(self, host: str) -> None:
-        """The connection to a host is cut, or its engine says that it has ended: it is lost, or stays."""
+        """Notes that the connection to a host is cut, or its engine reports its end: it may be lost."""
         with self._changed:
             self._uncertain.add(host)
 
     def clear(self, host: str) -> None:
-        """A host is there again, or its loss would be no failure."""
+        """Notes that a host is back, or that its loss would be no failure."""
         with self._changed:
             self._uncertain.discard(host)
             self._unexplained.discard(host)
@@ -286,7 +286,7 @@ class HostLosses:
             self._changed.notify_all()
 
     def awaits(self, host: str) -> bool:
-        """Whether the engine of its job is to look at a host: it is out of touch, or its loss is not explained."""
+        """Whether the engine of its job is to check a host: it is out of touch, or its loss is not explained."""
         return host in self._uncertain or host in self._unexplained
 
     def lost(self, host: str, reason: str, incarnation: int, *, explained: bool = True) -> None:

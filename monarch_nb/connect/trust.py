@@ -25,9 +25,9 @@ _HOW = (
 
 
 def read_keys(private_key: PrivateKey, ca: CA) -> Keys | None:
-    """The key that `private_key`, else `ca`, names: a file's path, or what is in it.
+    """Returns the key that `private_key`, else `ca`, gives: as a file's path, or as its content.
 
-    Raises TrustError for what is no key file of ours, and when the two are different keys.
+    Raises TrustError for an invalid key, and for two different ones.
     """
     own, trusted = _read(private_key, "private_key"), None if ca == TRUST_ALL else _read(ca, "ca")
     if own is not None and trusted is not None and own != trusted:
@@ -86,10 +86,10 @@ def is_loopback(endpoint: ChannelEndpoint) -> bool:
 
 
 def local_name(endpoint: ChannelEndpoint, keys: Keys | None) -> ChannelEndpoint:
-    """A name that means this machine alone as an address, so that it is known to; others stay.
+    """Resolves a name that means this machine alone to an address; returns other endpoints unchanged.
 
-    With a key only `localhost` is looked at: what others are called needs to be known only where there is none. Blocks
-    for the look-up.
+    With a key only `localhost` is resolved: the addresses of other names matter only without one. Blocks for the
+    look-up.
     """
     if endpoint.host != "localhost" and keys is not None:
         return endpoint
@@ -101,10 +101,10 @@ def local_name(endpoint: ChannelEndpoint, keys: Keys | None) -> ChannelEndpoint:
 
 
 def bound_end(address: WorkerAddress, keys: Keys | None) -> ChannelEndpoint:
-    """Where a worker listens, by IP address. Blocks for look-ups; raises AddressError.
+    """Returns where a worker listens, by IP address. Blocks for look-ups; raises AddressError.
 
-    One that is dialled at this machine alone needs to listen nowhere else, and without a key does not, though its
-    address may name all interfaces.
+    Without a key, a worker that is dialled only from this machine listens only there, even if its address names all
+    interfaces.
     """
     bind = numeric(address.bind)
     if keys is None and bind.host in _ALL_INTERFACES:

@@ -179,10 +179,10 @@ def _serve(
 def start_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: str) -> Future[None]:
     """Makes this machine a host at an address, for as long as this process lives; see `run_worker_loop_forever`.
 
-    Returns when it listens. That the host was shut down by who attached it ends this process, as `sys.exit(0)` on its
-    main thread does (in a notebook the future resolves instead); the future fails if it cannot listen, with
-    AgentStartError or OSError, and with RuntimeError if its agent ends otherwise. What the process does with signals is
-    left as it is. Raises AddressError and TrustError.
+    Returns when it listens. Ends this process, as `sys.exit(0)` on its main thread does, when a client shuts the host
+    down (in a notebook the future resolves instead); the future fails if it cannot listen, with AgentStartError or
+    OSError, and with RuntimeError if its agent ends otherwise. Signal handlers are left unchanged. Raises AddressError
+    and TrustError.
     """
     return serve(parse_worker_address(address), read_keys(private_key, ca), exits=True)
 
@@ -217,13 +217,13 @@ def serve(address: WorkerAddress, keys: Keys | None, *, exits: bool) -> Future[N
 def run_worker_loop_forever(
     *, private_key: PrivateKey = None, ca: CA, address: str, service_proc_id: ProcId | None = None
 ) -> None:
-    """Makes this machine a host at an address, until it is shut down by who attached it: that ends this process.
+    """Makes this machine a host at an address, until a client shuts it down, which ends this process.
 
     `address` is `ipc://path` or `tcp://name:port`, with `@tcp://0.0.0.0:port` behind it to bind elsewhere; `fdN` for a
     port is a socket that is bound already, which this process was given as descriptor N. `private_key` is the job's key
     file (or its content), the same on both sides; `ca="trust_all_connections"` without a key is honoured on ipc and
-    loopback addresses only. What runs on the host ends with who spawned it, or with this process; the host itself waits
-    for the next to attach. `service_proc_id` is of earlier versions of torchmonarch; hosts have ids of their own.
+    loopback addresses only. Processes on the host end with the client that spawned them, or with this process; the host
+    then waits for the next client. `service_proc_id` is of earlier versions of torchmonarch; hosts have their own ids.
     Blocks.
     Raises AddressError, TrustError, AgentStartError, TransportError for a descriptor that is no such socket, and
     OSError for an ipc path that is in use.
@@ -242,8 +242,8 @@ def run_worker_until_killed(
 ) -> None:  # fmt: skip
     """A worker until it is shut down, or END kills it and all on it at once; without a key of this machine alone.
 
-    SIGTERM is the notice of its engine, which is about to kill it: a host that somebody uses goes on, and sends them
-    what `find_out` gives, which may block. A SIGTERM that comes `BURST_S` after it, or later, kills the worker.
+    SIGTERM is the notice of its engine, which is about to kill it: a host in use goes on, and sends its users the
+    result of `find_out`, which may block. A SIGTERM that comes `BURST_S` after it, or later, kills the worker.
     `ready` is given the id of the host once its agent listens. The host ends by itself once no controller has used it,
     nor left a mesh there, for `unused_s` seconds; None: never. An agent that is killed is started again. Blocks.
     """
@@ -270,7 +270,7 @@ def run_worker_until_killed(
         nonlocal until
         try:
             notice = find_out()
-        except Exception as error:  # whatever becomes of that, they are to know
+        except Exception as error:  # its users are informed in any case
             notice = PreemptionNotice(by=f"SIGTERM; more could not be found out: {error_line(error)}")
         if notice.seconds is not None:
             until = since + notice.seconds + LATE_S
@@ -284,7 +284,7 @@ def run_worker_until_killed(
     except RuntimeError:
         if not killed:
             raise
-        if adopts:  # what the agent has left; elsewhere the end of the agent is theirs
+        if adopts:  # left over by the agent; elsewhere they end with it
             end_all_descendants()
     finally:
         worker.close()

@@ -108,7 +108,7 @@ def _notice_deaths(state: MeshState, ranks: Set[int]) -> None:
 
 
 def _wait_for_events(is_over: Callable[[], bool], seconds: float) -> bool:
-    """Blocks until a condition holds that events of meshes and hosts change, or for so long; whether it does."""
+    """Blocks until a condition holds, checked at events of meshes and hosts, or the time is over; returns it."""
     changed, deadline = threading.Event(), time.monotonic() + seconds
     listeners = current_runtime().part(MeshEvents).listeners
     listeners.append(lambda event: changed.set())

@@ -41,7 +41,7 @@ class ProcessWatcher:
         self._losses: dict[str, int] = {}  # number of each host's last loss
         self._over: dict[str, int] = {}  # number of each host's last loss that is over, as new processes run there
         self._owners: set[str] = set()  # processes elsewhere that own actors here
-        self._ending: dict[str, str] = {}  # hosts whose agents end, and what for
+        self._ending: dict[str, str] = {}  # hosts whose agents end, and why
         self._runtime.verbs.handle(verbs.PROC_STARTED, self._started)
         self._runtime.verbs.handle(verbs.PROC_EXITED, self._exited)
         self._runtime.verbs.handle(verbs.PROC_UNRESPONSIVE, self._unresponsive)
@@ -146,7 +146,7 @@ class ProcessWatcher:
         self._publish(HostLost(host))
 
     def end_of(self, host: str) -> str:
-        """What for the agent of a host ends, by its own word; "" if it has given none."""
+        """Returns why the agent of a host ends, as it reports itself; "" if it has not."""
         return self._ending.get(host, "")
 
     def found(self, started: p.StartedProc) -> None:

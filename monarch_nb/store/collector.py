@@ -1,4 +1,4 @@
-"""Translates events of one runtime, and what is so in it now, into events of the store."""
+"""Translates events and the current state of one runtime into events of the store."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -339,11 +339,11 @@ class Collector:
 
 
 def _shown(used: ResourcesUsed) -> tuple[float, int, float, int, int, str]:
-    """The part that the state has."""
+    """The fields that the state has."""
     return used.cpu, used.memory, used.gpu, used.gpu_memory, used.gpu_total, used.memory_kind
 
 
-# -- what is so now ---------------------------------------------------------------------------------------------------
+# -- current state ----------------------------------------------------------------------------------------------------
 
 
 def now() -> float:

@@ -53,7 +53,7 @@ class _Ring:
             self._thin()
 
     def _thin(self) -> None:
-        """Draws pairs of the older half together, and leaves out what is too old."""
+        """Merges pairs of samples in the older half, and drops those that are too old."""
         rows = [self.numbers[offset : offset + _WIDTH] for offset in range(0, len(self.numbers), _WIDTH)]
         oldest = rows[-1][0] - LONG_S
         old, new = rows[: MOST_SAMPLES // 2], rows[MOST_SAMPLES // 2 :]
@@ -71,7 +71,7 @@ class _Ring:
 
 
 class _Sum:
-    """What all ranks used in some seconds, as it comes in."""
+    """The use of all ranks in one part of the time, summed as samples come in."""
 
     __slots__ = ("count", "high", "low", "rank", "total", "when")
 
@@ -141,7 +141,7 @@ class UsageHistory:
     def common(self, uid: str) -> list[UsagePart]:
         """What all ranks of a mesh of processes used, in parts of the time, the oldest first.
 
-        It is summed up as samples come in: a look costs the same for any number of ranks.
+        It is summed as samples come in, so reading it costs the same for any number of ranks.
         """
         with self._lock:
             mesh = self._meshes.get(uid)

@@ -103,8 +103,8 @@ class Driver:
     def feed(self, event: Callable[[SupervisionMachine], list[Action]]) -> None:
         """Gives the machine one event and carries out what follows; an interrupt comes after that.
 
-        An action that was decided on and never carried out, or a driver that takes itself to be at it for ever, would
-        leave all that comes later waiting.
+        An action that is decided on but never carried out, or a driver that stays marked as acting, would block all
+        later events.
         """
         held_back(self._feed, event)
 
@@ -113,7 +113,7 @@ class Driver:
             self._actions.extend(event(self.machine))
             acting, self._acting = self._acting, True
         self._notify_observers(None)
-        if acting:  # whoever is at it carries these out too, in order
+        if acting:  # the acting thread carries these out too, in order
             return
         while True:
             with self._lock:
@@ -155,7 +155,7 @@ class Driver:
                 self._heal_requests.carry_out(action)
 
     def called(self, *ranks: int) -> tuple[set[str], set[str]]:
-        """Meshes with a call that one of these ranks has not answered: those it is awaited of right now, and all."""
+        """Meshes with a call that one of these ranks has not answered: those that somebody awaits now, and all."""
         targets = set(ranks)
         calls = [call for call in tuple(self.local.calls.values()) if call.waits_for(targets)]
         return {call.mesh for call in calls if call.watched}, {call.mesh for call in calls}
@@ -259,7 +259,7 @@ class Driver:
     def lost_cause(self, header: Header, reason: str) -> Cause:
         """The cause that the caller of a message gets that could not be delivered."""
         state = self.local.meshes.get(header.mesh)
-        # One that came back is addressed to us by now: where it was meant for is known by its mesh and rank.
+        # A returned message is addressed to this process; its mesh and rank tell where it was to go.
         host = state.procs.layout.host_of(header.rank) if isinstance(state, ActorState) else host_of(header.dst)
         return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=host)
 
@@ -364,7 +364,7 @@ class Driver:
         def failed(error: BaseException) -> None:
             text = "".join(format_exception(error))
             raised = self.cause_of("raised", error, text, cell, "__supervise__")
-            if failure.preempted:  # which it cannot fail of
+            if failure.preempted:  # which fails no owner
                 logger.warning("%s: __supervise__ raised while it handled a preemption:\n%s", cell.instance, text)
             self._notify_observers(OwnerSaid(failure.failure_id, owner, False))
             self.feed(lambda machine: machine.owner_result(failure.failure_id, False, raised))
@@ -407,7 +407,7 @@ class Driver:
         self._effects.await_stops(instance)
 
     def undeliverable(self, header: Header, reason: str) -> None:
-        """A message nobody waits for could not be delivered: the sender may mind."""
+        """A message nobody waits for could not be delivered: runs the hook of its sender."""
         cell = self._cell(header.sender)
         if cell is None or cell.obj is None:
             if not self.local.closed:
@@ -417,7 +417,7 @@ class Driver:
         message = UndeliverableMessage(str(cell.instance), destination, header.mesh, header.method, reason)
         text = f"undeliverable: {header.method or 'a value'} to {destination}: {reason}"
         hook = cell.obj._handle_undeliverable_message
-        # What the hook itself sends is not judged when it is lost, too, or that would go on for ever.
+        # Lost messages of the hook itself are not judged: that could go on for ever.
         if getattr(hook, "_monarch_default", False) or header.flags & Flags.JUDGING:
             logger.warning("%s: %s", cell.instance, text)
             return

@@ -212,7 +212,7 @@ _decoder = msgpack_decoder(MeshFailure)
 
 
 def decode_failure(data: bytes | memoryview) -> MeshFailure:
-    """The failure of some bytes. Raises msgspec.DecodeError on garbage."""
+    """Decodes a failure. Raises msgspec.DecodeError on garbage."""
     return decode_plain(data, _decoder)
 
 

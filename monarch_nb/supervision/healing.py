@@ -23,7 +23,7 @@ class Intensity:
         self._restarts: dict[str, dict[int, deque[float]]] = {}
 
     def wait(self, mesh_uid: str, rank: int, now: float) -> float | None:
-        """Seconds until the rank may be healed; None is at once."""
+        """Seconds until the rank may be healed; None means at once."""
         times = self._restarts.get(mesh_uid, {}).get(rank)
         recent = [time for time in times or () if time > now - self.window]
         if len(recent) < self.limit:
@@ -36,7 +36,7 @@ class Intensity:
         times.append(now)
 
     def forget(self, mesh_uid: str, ranks: Collection[int] | None = None) -> None:
-        """The mesh is gone, or some of its ranks are new."""
+        """Forgets the restarts of a mesh, or of some of its ranks."""
         if ranks is None:
             self._restarts.pop(mesh_uid, None)
             return
@@ -140,7 +140,7 @@ class Healing:
         return mesh.owner in {self._owner(request.mesh_uid) for request in heal.requests}
 
     def report(self, mesh: MeshRecord, failure: MeshFailure) -> None:
-        """Let the heal say that something failed again."""
+        """Adds a failure to the result of the heal."""
         heal = self._heals.get(self._root(mesh))
         if heal is not None:
             heal.failures.append(failure)

@@ -53,7 +53,7 @@ class SupervisionMachine:
     # Questions, which change nothing
 
     def status(self, mesh_uid: str) -> Mapping[int, RankStatus]:
-        """How each rank of a mesh is. Raises KeyError if the mesh is not known here."""
+        """The status of each rank of a mesh. Raises KeyError if the mesh is not known here."""
         return self._records.status(mesh_uid)
 
     def ranks_not_alive(self, mesh_uid: str | None = None) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
@@ -89,16 +89,16 @@ class SupervisionMachine:
         return None if mesh is None else self._records.broken(mesh, selection)
 
     def describe(self, mesh_uid: str, ranks: Sequence[int], cause: Cause) -> MeshFailure | None:
-        """Something that happened to ranks of a mesh and failed none of them, as it is shown to users."""
+        """An event at ranks of a mesh that failed none of them, as it is shown to users."""
         mesh = self._records.meshes.get(mesh_uid)
         return None if mesh is None else mesh.failure([rank for rank in ranks if rank in mesh], cause)
 
-    # What there is
+    # Meshes and owners
 
     def join(
         self, actor: str, name: str, mesh_uid: str | None = None, incarnation: RankIncarnation | None = None
     ) -> None:
-        """Name an owner before it owns, and say which incarnation in which mesh it is."""
+        """Registers an owner before it owns, with its name, its mesh and its incarnation there."""
         self._tree.join(actor, name, mesh_uid, incarnation)
 
     def own(self, owner: str, spec: MeshSpec, incarnations: Mapping[int, int] | None = None) -> list[Action]:
@@ -227,7 +227,7 @@ class SupervisionMachine:
         return actions
 
     def found(self, mesh_uid: str, rank: int, incarnation: int) -> list[Action]:
-        """A rank of a mesh that was come back to lives, in a later incarnation perhaps than was written down."""
+        """A rank of an attached mesh is alive, perhaps in a later incarnation than recorded."""
         mesh = self._records.meshes.get(mesh_uid)
         if mesh is not None and mesh.ended is None and rank in mesh:
             status = mesh.at(rank)
@@ -236,7 +236,7 @@ class SupervisionMachine:
         return []
 
     def owner_gone(self, process: str, reason: str = "") -> list[Action]:
-        """A process that owns meshes known here ended: nobody looks after those any more."""
+        """A process that owns meshes known here ended: these have no owner any more."""
         suffix = f": {reason}" if reason else ""
         text = f"timed out reaching controller {process}, which owned it and is gone{suffix}"
         actions: list[Action] = []
@@ -384,7 +384,7 @@ class SupervisionMachine:
     # Heals
 
     def detached(self, mesh_uid: str, cause: Cause) -> list[Action]:
-        """Procs and all on them are somebody else's, or nobody's, from now on."""
+        """Procs and all on them belong to another process, or to none, from now on."""
         return [FailCalls(mesh.uid, None, mesh.failure((), cause)) for mesh in self._records.leave(mesh_uid, cause)]
 
     def heal_requested(self, mesh_uid: str, now: float, request: int, selection: Selection = None) -> list[Action]:
@@ -437,7 +437,7 @@ class SupervisionMachine:
         lost = [(mesh, rank) for mesh, rank in self._records.hit_with(procs, [rank]) if mesh is not procs]
         return self._fail(lost, Cause(kind="exit", text="it was replaced"))
 
-    # The parts they share
+    # Shared parts
 
     def _fail(
         self,
@@ -503,7 +503,7 @@ class SupervisionMachine:
         return RootFault(failure, "call")
 
     def _stop(self, mesh: MeshRecord, text: str, *, ask: bool = False) -> list[Action]:
-        """Mark a mesh stopped, and what lives in it; with `ask`, have the driver stop it, after what it owns."""
+        """Marks a mesh and what lives in it as stopped; with `ask`, have the driver stop it, after what it owns."""
         if mesh.ended is not None:
             return []
         mesh.ended = stop_cause(text)

@@ -1,4 +1,4 @@
-"""Ranks: which ones a selection means, and where in its mesh one lies."""
+"""Ranks: selections of them, and their coordinates in a mesh."""
 
 from collections.abc import Container, Iterable, Sequence
 
@@ -40,13 +40,13 @@ def coordinates(extent: Extent, index: int) -> dict[str, int]:
 
 
 def label(extent: Extent, index: int) -> str:
-    """How a member's name ends, such as "{'gpus': 2/4}"."""
+    """The suffix of a member's name, such as "{'gpus': 2/4}"."""
     sizes = dict(zip(*extent, strict=True))
     parts = (f"'{name}': {coordinate}/{sizes[name]}" for name, coordinate in coordinates(extent, index).items())
     return "{" + ", ".join(parts) + "}" if sizes else ""
 
 
 def points_text(extent: Extent, indices: Iterable[int]) -> str:
-    """How people write some points, such as "hosts=0 gpus=2"; "" in a mesh without dimensions."""
+    """Points as text, such as "hosts=0 gpus=2"; "" in a mesh without dimensions."""
     labels, sizes = extent
     return places(labels, (tuple(coordinates(extent, index).values()) for index in indices), sizes)

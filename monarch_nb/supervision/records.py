@@ -1,4 +1,4 @@
-"""The meshes a process knows, and how each of their ranks is. Ranks that never failed take no room."""
+"""The meshes a process knows, and the status of their ranks. Ranks that never failed take no space."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
@@ -17,7 +17,7 @@ MeshKind = Literal["procs", "actors"]
 
 
 class RankStatus(Struct, frozen=True):
-    """How one rank is: since `cause.at` if it is not alive."""
+    """The status of one rank: since `cause.at` if it is not alive."""
 
     state: State = "alive"
     incarnation: int = 0
@@ -41,7 +41,7 @@ class MeshSpec(Struct, frozen=True, kw_only=True):
 
 
 class MeshRecord(Struct, eq=False):
-    """One mesh, and how its ranks are."""
+    """One mesh, and the status of its ranks."""
 
     spec: MeshSpec
     owner: str | None = None  # an actor of this process; None: somebody elsewhere, we only hold a reference
@@ -85,7 +85,7 @@ class MeshRecord(Struct, eq=False):
         return self.ranks.index(rank) if isinstance(self.ranks, range) else self._index_by_rank()[rank]
 
     def at(self, rank: int) -> RankStatus:
-        """How a rank is."""
+        """The status of a rank."""
         status = self.odd.get(rank, ALIVE)
         if self.ended is None:
             return status
@@ -93,7 +93,7 @@ class MeshRecord(Struct, eq=False):
         return RankStatus(state, status.incarnation, self.ended)
 
     def is_current(self, rank: int, incarnation: int) -> bool:
-        """Whether something that happened to this incarnation of a rank still matters."""
+        """Whether an event of this incarnation of a rank still matters."""
         status = self.at(rank)
         return rank in self and status.state in ("alive", "healing") and status.incarnation == incarnation
 
@@ -117,7 +117,7 @@ class MeshRecord(Struct, eq=False):
         return is_news
 
     def put(self, rank: int, state: State, incarnation: int, cause: Cause | None = None, failure_id: int = 0) -> None:
-        """Say how a rank is from now on."""
+        """Sets the status of a rank."""
         if rank not in self.former:
             self.down += (state != "alive") - (self.odd.get(rank, ALIVE).state != "alive")
         self.odd[rank] = RankStatus(state, incarnation, cause, failure_id)
@@ -189,7 +189,7 @@ class MeshRecords:
         self.losses: dict[str, int] = {}  # the last one of each host that was ever lost
 
     def add(self, mesh: MeshRecord) -> None:
-        """Write a mesh down, and its procs, if those are another owner's."""
+        """Adds a mesh, and its procs if those belong to another owner."""
         earlier = self.meshes.get(mesh.uid)
         if earlier is not None:  # procs that were first seen through actors on them
             incarnations = mesh.incarnations(mesh.odd)
@@ -220,7 +220,7 @@ class MeshRecords:
         return uid if mesh is None or mesh.on is None else mesh.on
 
     def remove(self, uid: str) -> None:
-        """Forget a mesh, and procs of another owner that were known only for it."""
+        """Removes a mesh, and procs of another owner that were known only for it."""
         mesh = self.meshes.pop(uid, None)
         if mesh is None or mesh.on is None:
             return
@@ -243,14 +243,14 @@ class MeshRecords:
         return max(mesh.since.get(rank, 0), 0 if procs is None else procs.since.get(rank, 0))
 
     def comes(self, procs: MeshRecord, rank: int) -> None:
-        """A rank is being healed: the losses of its host that are known by now do not mean it."""
+        """Notes that a rank is being healed: losses of its host known by now do not concern it."""
         layout = procs.spec.layout
         loss = 0 if layout is None or not self.losses else self.losses.get(layout.host_of(rank), 0)
         if loss:
             procs.since[rank] = loss
 
     def leave(self, uid: str, cause: Cause) -> list[MeshRecord]:
-        """Procs and all on them are not this process's any more; those that had not ended before."""
+        """Gives up the ownership of procs and all on them; returns those that had not ended before."""
         mesh = self.meshes.get(uid)
         members = [member for member in (self.family(mesh) if mesh is not None else ()) if member.ended is None]
         for member in members:
@@ -284,10 +284,10 @@ class MeshRecords:
             return None
         first = mesh.odd[min(bad, key=lambda rank: (mesh.odd[rank].failure_id, rank))]
         cause = first.cause or stop_cause(f"{mesh.name} is {first.state}")
-        ranks = [rank for rank in bad if _alike(mesh.odd[rank], first)]  # others have failed of something else
+        ranks = [rank for rank in bad if _alike(mesh.odd[rank], first)]  # others have failed for another reason
         return mesh.failure(sorted(ranks), cause, first.failure_id, healing=first.state == "healing")
 
     def status(self, uid: str) -> Mapping[int, RankStatus]:
-        """How each rank of a mesh is, in the mesh's order. Raises KeyError for a mesh nobody wrote down."""
+        """The status of each rank, in the mesh's order. Raises KeyError for an unknown mesh."""
         mesh = self.meshes[uid]
         return {rank: mesh.at(rank) for rank in mesh.ranks}

@@ -27,7 +27,7 @@ def ending(cause: Cause) -> str:
 
 
 def notice_text(hosts: Sequence[str], by: str, seconds: float | None) -> str:
-    """Hosts are about to be taken away: by whom, and how long they have."""
+    """The text of a preemption notice: its hosts, its source, and the remaining time."""
     when = "soon; nobody knows when" if seconds is None else f"in {seconds:.0f} s"
     return f"{hosts_text(hosts)} {'is' if len(hosts) == 1 else 'are'} about to be taken away ({by}), {when}"
 
