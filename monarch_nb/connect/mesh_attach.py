@@ -277,7 +277,7 @@ def attach_mesh(name: str, *, steal: bool = False) -> AttachedMesh:
     failures = _reach(runtime, path, mesh)
     answers = _claim(runtime, mesh, failures, steal=steal)
     try:
-        return _take(runtime, mesh, answers, failures)
+        return _take_over(runtime, mesh, answers, failures)
     except RecordError as error:
         _give_back(runtime, mesh, failures, str(error))
         raise AttachError.of(str(error)) from error
@@ -344,7 +344,7 @@ def _state(mesh: MeshFile) -> str:
     return f"left at {clock(mesh.left_at)}"
 
 
-def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.AttachReply], failures: Failures) -> AttachedMesh:
+def _take_over(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.AttachReply], failures: Failures) -> AttachedMesh:
     first = answers[0]
     registry, driver = runtime.part(MeshRegistry), runtime.part(Driver)
     living = {proc.address: proc for answer in answers for proc in answer.procs if proc.exit is None}
@@ -367,7 +367,7 @@ def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.AttachReply], fa
     exits = (*exits, *_missing(procs, answers, failures))
     for end in exits:
         watcher.ended_while_detached(end)
-    _lose(runtime, mesh, failures)
+    _report_lost(runtime, mesh, failures)
     welcomes = _greet(runtime, procs, actors, first.turn, list(living), reconciler)
     reconciler.announce()
     watcher.watch(*(procs.address(rank) for rank in procs.ranks))  # ends since then are reported again
@@ -553,7 +553,7 @@ def _give_back(runtime: Runtime, mesh: MeshFile, failures: Container[str], reaso
             answer.get(_ANSWER_S)
 
 
-def _lose(runtime: Runtime, mesh: MeshFile, failures: Mapping[str, str]) -> None:
+def _report_lost(runtime: Runtime, mesh: MeshFile, failures: Mapping[str, str]) -> None:
     """Reports these hosts, and all that runs on them, as lost, here and to all other hosts.
 
     Once such a host can be reached, its ranks can be healed; what still runs there is stopped then.

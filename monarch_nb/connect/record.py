@@ -71,7 +71,7 @@ def procs_from(runtime: Runtime, name: str, parts: dict[str, bytes]) -> ProcStat
         spawn_spec.host_record = HostRecord(mesh_name, hosts, host_labels(hosts), None, spawn_spec.host_mesh, source)
     existing = runtime.meshes.get(common[0])
     state = existing if isinstance(existing, ProcState) else _new_state(runtime, ProcState, common, layout=layout)
-    _take(runtime, state, common, spawn_spec)
+    _take_over(runtime, state, common, spawn_spec)
     state.layout = layout
     return state
 
@@ -94,7 +94,7 @@ def actors_from(runtime: Runtime, procs: ProcState, parts: dict[str, bytes]) -> 
             if isinstance(existing, ActorState)
             else _new_state(runtime, ActorState, common, procs=procs, cls=newest, kind=kind)
         )
-        _take(runtime, state, common, spawn_spec)
+        _take_over(runtime, state, common, spawn_spec)
         states.append(state)
     return states
 
@@ -104,7 +104,7 @@ def _new_state(runtime: Runtime, record: Any, common: Any, **fields: Any) -> Any
     return record(uid, name, region, runtime.address, incarnations, version, None, **fields)
 
 
-def _take(runtime: Runtime, state: MeshState, common: Any, spawn_spec: Any) -> None:
+def _take_over(runtime: Runtime, state: MeshState, common: Any, spawn_spec: Any) -> None:
     """Takes over ownership; if the mesh was known here before, all its handles work again."""
     with state.lock:
         state.owner_process, state.stopped, state.spawn_spec = runtime.address, None, spawn_spec

@@ -232,13 +232,13 @@ def run_worker_loop_forever(
     sys.exit(0)
 
 
-def _of_sigterm() -> PreemptionNotice:
+def _sigterm_notice() -> PreemptionNotice:
     return PreemptionNotice(by="SIGTERM")
 
 
 def run_worker_until_killed(
     address: str, private_key: PrivateKey = None, ready: Callable[[str], None] = lambda _host: None,
-    unused_s: float | None = None, find_out: Callable[[], PreemptionNotice] = _of_sigterm,
+    unused_s: float | None = None, find_out: Callable[[], PreemptionNotice] = _sigterm_notice,
 ) -> None:  # fmt: skip
     """A worker until it is shut down, or END kills it and all on it at once; without a key of this machine alone.
 

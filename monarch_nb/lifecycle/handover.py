@@ -39,17 +39,17 @@ class Handover:
         self._runtime, self._driver, self._updates = runtime, driver, updates
         self._registry, self._watcher, self._events = registry, watcher, events
         self._turns: dict[str, int] = {}  # by mesh
-        runtime.verbs.handle(NEW_OWNER, self._changed)
+        runtime.verbs.handle(NEW_OWNER, self._on_new_owner)
         runtime.verbs.handle(RESULTS, self._results)
         runtime.verbs.handle(RESULT, self._result)
-        runtime.verbs.handle(UNREAD, self._unread)
+        runtime.verbs.handle(UNREAD, self._on_unread)
 
     def report_to_owner(self, process: str, end: ActorEnd) -> None:
         """Reports a failed actor to its owner, unless that has detached: the next owner asks for all states."""
         if process not in self._runtime.local.away:
             self._runtime.post(process, ACTOR_FAILED, end)
 
-    def _changed(self, news: p.NewOwner, asker: Asker[p.Welcome]) -> p.Welcome:
+    def _on_new_owner(self, news: p.NewOwner, asker: Asker[p.Welcome]) -> p.Welcome:
         states = [state for uid in news.meshes if (state := self._runtime.meshes.get(uid)) is not None]
         outdated = any(news.turn < self._turns.get(uid, 0) for uid in news.meshes)
         if not outdated:
@@ -106,7 +106,7 @@ class Handover:
             stored.discard_read(process, unread)
         stored.release(processes)
 
-    def _unread(self, state: UnreadState, asker: Asker[None]) -> None:
+    def _on_unread(self, state: UnreadState, asker: Asker[None]) -> None:
         self._runtime.local.stored_answers.discard_read(asker.src, state.unread)
 
     def _welcome(self, meshes: set[str]) -> p.Welcome:

@@ -65,7 +65,7 @@ def heal_mesh(
             current_runtime().part(MeshHealer).heal(state, region, kill=kill).get(rest)
         except HealError as error:
             # The processes of a host may end before it is known that the host is lost.
-            if hint and attempt < ROUNDS - 1 and _are_back(lost, _BACK_S if rest is None else min(rest, _BACK_S)):
+            if hint and attempt < ROUNDS - 1 and _await_return(lost, _BACK_S if rest is None else min(rest, _BACK_S)):
                 lost = _lost_hosts(state, region.ranks())
                 continue
             lost = _lost_hosts(state, region.ranks()) or _ended_hosts(state, region.ranks(), ask=replace)
@@ -122,7 +122,7 @@ def _wait_for_events(is_over: Callable[[], bool], seconds: float) -> bool:
     return over
 
 
-def _are_back(hosts: Collection[str], seconds: float) -> bool:
+def _await_return(hosts: Collection[str], seconds: float) -> bool:
     """Whether lost hosts can be used again, all of them; blocks for so many seconds at most."""
     return _wait_for_events(lambda: not operations().lost_hosts(hosts), seconds)
 

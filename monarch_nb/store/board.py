@@ -54,7 +54,7 @@ class Board:
             return
         objects[key] = stored = value if isinstance(value, dict) else dict(value)
         # The patch is merged into a view's copy: fields that no longer exist must be set to None.
-        patch = {**dict.fromkeys(removed.keys() - stored.keys()), **_copied(stored)}
+        patch = {**dict.fromkeys(removed.keys() - stored.keys()), **_copy(stored)}
         for name, inner in patch.items():
             if isinstance(inner, dict) and name in removed:
                 patch[name] = {**dict.fromkeys(removed[name] - inner.keys()), **inner}
@@ -108,6 +108,6 @@ class Board:
         return patch
 
 
-def _copied(value: dict[str, object]) -> dict[str, object]:
+def _copy(value: dict[str, object]) -> dict[str, object]:
     """A copy for the patch, which must not change with the document."""
-    return {key: _copied(inner) if isinstance(inner, dict) else inner for key, inner in value.items()}
+    return {key: _copy(inner) if isinstance(inner, dict) else inner for key, inner in value.items()}

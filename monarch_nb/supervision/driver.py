@@ -284,9 +284,9 @@ class Driver:
             failure = self.machine.check(call.mesh, ranks)
         if failure is not None:
             return self._error(failure, call)
-        return self._error(self._lost(header, reason, call), call)
+        return self._error(self._lost_failure(header, reason, call), call)
 
-    def _lost(self, header: Header, reason: str, call: PendingCall[object] | None) -> MeshFailure:
+    def _lost_failure(self, header: Header, reason: str, call: PendingCall[object] | None) -> MeshFailure:
         """The failure of a message that was lost on its way to ranks that are not known to have failed."""
         cause = self.lost_cause(header, reason)
         is_single = Kind.CALL in (header.kind, header.status if header.kind == Kind.RETURNED else -1)
@@ -312,9 +312,9 @@ class Driver:
                 failure = self.machine.check(call.mesh, {end.rank})
             else:
                 failure = self.machine.describe(call.mesh, [end.rank], end.cause)
-        return self._error(failure or self._elsewhere(end, call), call)
+        return self._error(failure or self._remote_failure(end, call), call)
 
-    def _elsewhere(self, end: ActorEnd, call: PendingCall[object]) -> MeshFailure:
+    def _remote_failure(self, end: ActorEnd, call: PendingCall[object]) -> MeshFailure:
         """The failure of a call on a mesh that others own."""
         name, rank, region = call.title.partition(".")[0], end.rank, None
         state = self.local.meshes.get(call.mesh)
@@ -438,7 +438,7 @@ class Driver:
         with self._lock:
             failure = self.machine.check(header.mesh, {header.rank})
         if failure is None and header.sender == self.machine.root and self.machine.root_policy == "notebook":
-            self._show(self._lost(header, reason, None))
+            self._show(self._lost_failure(header, reason, None))
             return
         # The owner has been notified of what failed or was stopped: this line is for debugging only.
         level = logging.WARNING if failure is None else logging.INFO

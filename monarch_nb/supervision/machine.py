@@ -400,7 +400,7 @@ class SupervisionMachine:
             return self._healing.arrived(procs, incarnations)
         actions: list[Action] = []
         for rank, incarnation in incarnations:
-            actions += self._replaced(procs, rank, incarnation)
+            actions += self._note_replacement(procs, rank, incarnation)
         return [*actions, *self._healing.follow(procs, [rank for rank, _ in incarnations])]
 
     def came_after(self, mesh_uid: str, losses: Mapping[int, int]) -> None:
@@ -429,7 +429,7 @@ class SupervisionMachine:
         current = [rank for rank, incarnation in incarnations if mesh.is_current(rank, incarnation)]
         return self._fail(self._records.hit_with(mesh, current), cause)
 
-    def _replaced(self, procs: MeshRecord, rank: int, incarnation: int) -> list[Action]:
+    def _note_replacement(self, procs: MeshRecord, rank: int, incarnation: int) -> list[Action]:
         before = procs.at(rank)
         if not procs.learn(rank, incarnation, back=True) or before.state == "failed":
             return []
