@@ -24,14 +24,14 @@ _WITHOUT = {"generator": "default", "generator_with_names": "names", "low_genera
 
 
 class _Activations(threading.local):
-    """Those of this thread, the innermost last."""
+    """The activations of this thread, the innermost last."""
 
     def __init__(self) -> None:
         self.all: list[Activation[Any]] = []
         self.mode: contextlib.AbstractContextManager[object] | None = None
 
 
-_here = _Activations()
+_active = _Activations()
 
 
 class ActiveMode(DispatchMode):
@@ -53,26 +53,26 @@ class ActiveMode(DispatchMode):
         mesh = active_mesh()
         if mesh is not None:
             if func is aten.lift_fresh.default:
-                return _on_ranks(mesh, args[0])
-            if _makes(func):
-                return _made(mesh, func, args, kwargs or {})
+                return _upload(mesh, args[0])
+            if _is_factory(func):
+                return _make_on_ranks(mesh, func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
-def _makes(func: OpOverload) -> bool:
+def _is_factory(func: OpOverload) -> bool:
     """Whether an operation makes a tensor from none: it has a device among its arguments, and no tensor."""
-    known = _factories.get(func)
-    if known is None:
+    is_factory = _factories.get(func)
+    if is_factory is None:
         arguments = func._schema.arguments
         named = any(argument.name == "device" for argument in arguments)
-        known = _factories[func] = named and not any("Tensor" in str(argument.type) for argument in arguments)
-    return known
+        is_factory = _factories[func] = named and not any("Tensor" in str(argument.type) for argument in arguments)
+    return is_factory
 
 
 _factories: dict[OpOverload, bool] = {}
 
 
-def _made(mesh: "Mesh", func: OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> MeshTensor:
+def _make_on_ranks(mesh: "Mesh", func: OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> MeshTensor:
     variant = _WITHOUT.get(func._overloadname)
     if variant is not None:
         func = getattr(getattr(torch.ops.aten, func._schema.name.partition("::")[2]), variant)
@@ -82,7 +82,7 @@ def _made(mesh: "Mesh", func: OpOverload, args: tuple[object, ...], kwargs: dict
     return make(stream, func, args, kwargs, own_values(stream.layout))
 
 
-def _on_ranks(mesh: "Mesh", local: torch.Tensor) -> MeshTensor:
+def _upload(mesh: "Mesh", local: torch.Tensor) -> MeshTensor:
     """Sends a local tensor to each rank, where it is a value of its own from then on."""
     stream = mesh.on(ACTIVE.stream).stream
     return upload(stream, local, own_values(stream.layout))
@@ -99,11 +99,11 @@ class Activation(contextlib.AbstractContextManager[M]):
         self._begin()
 
     def _begin(self) -> None:
-        if _here.mode is None:
+        if _active.mode is None:
             mode: contextlib.AbstractContextManager[object] = ActiveMode()
             mode.__enter__()
-            _here.mode = mode
-        _here.all.append(self)
+            _active.mode = mode
+        _active.all.append(self)
         ACTIVE.has_mesh = self._mesh is not None
 
     @property
@@ -113,17 +113,17 @@ class Activation(contextlib.AbstractContextManager[M]):
 
     def end(self) -> None:
         """Makes the mesh before it the active one again. Does nothing where it has ended, or in another thread."""
-        if self not in _here.all:
+        if self not in _active.all:
             return
-        _here.all.remove(self)
+        _active.all.remove(self)
         ACTIVE.has_mesh = active_mesh() is not None
-        is_innermost = _get_current_dispatch_mode_stack()[-1:] == [_here.mode]
-        if not _here.all and _here.mode is not None and is_innermost:  # else it ends with a later activation
-            mode, _here.mode = _here.mode, None
+        is_innermost = _get_current_dispatch_mode_stack()[-1:] == [_active.mode]
+        if not _active.all and _active.mode is not None and is_innermost:  # else it ends with a later activation
+            mode, _active.mode = _active.mode, None
             mode.__exit__(None, None, None)
 
     def __enter__(self) -> M:
-        if self not in _here.all:  # it has ended, or was made in another thread
+        if self not in _active.all:  # it has ended, or was made in another thread
             self._begin()
         return self._mesh
 
@@ -135,9 +135,9 @@ class Activation(contextlib.AbstractContextManager[M]):
 
 def deactivate(mesh: "Mesh") -> None:
     """Ends the last activation of a mesh in this thread, if there is one."""
-    found = [each for each in _here.all if each.mesh is mesh]
-    if found:
-        found[-1].end()
+    activations = [activation for activation in _active.all if activation.mesh is mesh]
+    if activations:
+        activations[-1].end()
 
 
 def get_active_mesh() -> "Mesh":
@@ -150,13 +150,13 @@ def get_active_mesh() -> "Mesh":
 
 def active_mesh() -> "Mesh | None":
     """The active mesh of this thread, or None."""
-    return _here.all[-1].mesh if _here.all else None
+    return _active.all[-1].mesh if _active.all else None
 
 
 def disabled() -> contextlib.AbstractContextManager[object]:
     """Has operations in a `with` block run as if no mesh were active."""
-    found: contextlib.AbstractContextManager[object] = _disable_current_modes()
-    return found
+    context: contextlib.AbstractContextManager[object] = _disable_current_modes()
+    return context
 
 
 class NoMesh:

@@ -33,8 +33,8 @@ _sending = threading.RLock()  # messages and commands go in the same order: else
 class TensorFrames(LentFrames):
     """The body of a call with tensors among its arguments."""
 
-    def __init__(self, actors: Handle[ActorState], title: str, given: RemoteArguments, encoded: EncodedObject) -> None:
-        self._given, self._title, self._actors = given, title, state_of(actors).uid
+    def __init__(self, actors: Handle[ActorState], title: str, inputs: RemoteArguments, encoded: EncodedObject) -> None:
+        self._inputs, self._title, self._actors = inputs, title, state_of(actors).uid
         self._tag = _new_tag()
         self._done: Future[Any] | None = None
         super().__init__(encode((GivenArguments(self._tag, encoded, returns=False), {}), current_runtime()))
@@ -44,12 +44,12 @@ class TensorFrames(LentFrames):
         """See `LentFrames`."""
         if pending is not None:
             pending.restated = self._restated
-        tensors = self._given.tensors
-        with in_order(self._given.mesh, self._tag), rewriting(tensor.reference for tensor in tensors):
+        tensors = self._inputs.tensors
+        with in_order(self._inputs.mesh, self._tag), rewriting(tensor.reference for tensor in tensors):
             yield
             function = CallActor(self._tag, self._actors, call, self._title, returns=False)
-            command = with_writes(CallRemote(function, self._given.args, {}, replies=True), tensors)
-            self._done = self._given.mesh.stream.requested([(OBJECT, command)], self._title)
+            command = with_writes(CallRemote(function, self._inputs.args, {}, replies=True), tensors)
+            self._done = self._inputs.mesh.stream.requested([(OBJECT, command)], self._title)
             reported_elsewhere(self._done)
 
     def _restated(self, error: ActorError) -> BaseException:
@@ -78,13 +78,13 @@ def tensors_of(
         )
     tensors, encoded = collected(args, kwargs)
     mesh = None if tensors else Mesh.for_ranks(ProcMesh(state_of(actors).procs, region_of(actors)))
-    given, tag = RemoteArguments(tensors, {}, title, mesh), _new_tag()
-    check_processes(actors, given.mesh, title)
+    inputs, tag = RemoteArguments(tensors, {}, title, mesh), _new_tag()
+    check_processes(actors, inputs.mesh, title)
     body = encode((GivenArguments(tag, encoded, returns=True), {}), current_runtime())
-    with in_order(given.mesh, tag):
+    with in_order(inputs.mesh, tag):
         call = post(body)
         function = CallActor(tag, state_of(actors).uid, call, title, returns=True)
-        results = Remote(function, propagate).issued(given, args, kwargs)
+        results = Remote(function, propagate).issued(inputs, args, kwargs)
     return results()
 
 
@@ -116,9 +116,9 @@ def lent_frames(
     and for those of another stream than the active one.
     """
     tensors, encoded = collected(args, kwargs)
-    given = RemoteArguments(tensors, {}, title)
-    check_processes(actors, given.mesh, title)
-    return TensorFrames(actors, title, given, encoded)
+    inputs = RemoteArguments(tensors, {}, title)
+    check_processes(actors, inputs.mesh, title)
+    return TensorFrames(actors, title, inputs, encoded)
 
 
 def frames_by_rank(

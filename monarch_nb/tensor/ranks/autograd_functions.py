@@ -28,30 +28,30 @@ class RankContext(torch.autograd.function.FunctionCtx):
 def _forward(function: _Function, needed: list[bool], *args: object) -> tuple[OpaqueRef, object]:
     """The forward pass on a rank; returns its `ctx`, and the result."""
     leaves, tree = tree_flatten(args)
-    for at, (leaf, need) in enumerate(zip(leaves, needed, strict=True)):
+    for index, (leaf, need) in enumerate(zip(leaves, needed, strict=True)):
         if need:
-            leaves[at] = leaf.detach().requires_grad_()
+            leaves[index] = leaf.detach().requires_grad_()
     context = RankContext()
-    given = tree_unflatten(leaves, tree)
-    context.needs_input_grad = tuple(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in given)
+    inputs = tree_unflatten(leaves, tree)
+    context.needs_input_grad = tuple(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in inputs)
     with torch.no_grad():
         if function.setup_context is torch.autograd.Function.setup_context:
-            result = function.forward(context, *given)
+            result = function.forward(context, *inputs)
         else:
-            result = function.forward(*given)
-            function.setup_context(context, given, result)
+            result = function.forward(*inputs)
+            function.setup_context(context, inputs, result)
     context.outputs = result if isinstance(result, tuple | list) else (result,)
     return OpaqueRef(context), result
 
 
 def _backward(function: _Function, context: OpaqueRef, *gradients: torch.Tensor | None) -> object:
     outputs = context.value.outputs
-    given = [
+    filled = [
         torch.zeros_like(output) if gradient is None and isinstance(output, torch.Tensor) else gradient
         for output, gradient in zip(outputs, gradients, strict=True)
     ]
     with torch.no_grad():
-        return function.backward(context.value, *given)
+        return function.backward(context.value, *filled)
 
 
 class _FunctionCall(torch.autograd.function.FunctionCtx):
@@ -75,8 +75,8 @@ class RemoteStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _FunctionCall, *gradients: torch.Tensor) -> tuple[object, ...]:
         """Has the ranks run the backward pass."""
-        found = ctx.function.back_on_ranks(ctx.context, *gradients)
-        return (None, *found) if isinstance(found, tuple) else (None, found)
+        result = ctx.function.back_on_ranks(ctx.context, *gradients)
+        return (None, *result) if isinstance(result, tuple) else (None, result)
 
 
 _apply: Callable[..., Any] = RemoteStep.apply

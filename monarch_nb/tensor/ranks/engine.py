@@ -50,15 +50,15 @@ def flatten(
 ) -> tuple[list[object], Callable[[Sequence[object]], object]]:
     """The wanted leaves of a tree, and what makes the tree again of others."""
     leaves, shape = tree_flatten(tree)
-    places = [at for at, leaf in enumerate(leaves) if wanted(leaf)]
+    indices = [index for index, leaf in enumerate(leaves) if wanted(leaf)]
 
-    def unflatten(others: Sequence[object]) -> object:
+    def unflatten(values: Sequence[object]) -> object:
         filled = list(leaves)
-        for at, other in zip(places, others, strict=True):
-            filled[at] = other
+        for index, value in zip(indices, values, strict=True):
+            filled[index] = value
         return tree_unflatten(filled, shape)
 
-    return [leaves[at] for at in places], unflatten
+    return [leaves[index] for index in indices], unflatten
 
 
 def flattener(tree: object) -> Callable[[object], list[object]]:

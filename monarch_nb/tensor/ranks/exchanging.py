@@ -41,37 +41,37 @@ def reduced(
     in_place: bool = False,
 ) -> "RankTensor":
     """See `RankTensor.reduce`."""
-    _refuse_others("reduce", tensor, out)
+    _require_own("reduce", tensor, out)
     if mesh is not None:
         raise NotImplementedError("reduce: to another mesh: t.reduce(…), and then to_mesh(mesh)")
-    what = "reduce_" if in_place else "reduce"
+    operation = "reduce_" if in_place else "reduce"
     stream, layout = tensor.reference.stream, tensor.meta.layout
     if not isinstance(dims, str | list | tuple):
-        raise TypeError(f"{what}: dims is the name of a dimension, several, or () for all, not {kind_of(dims)}")
-    asked = tuple(dims) if not isinstance(dims, str) else (dims,) if dims else ()
-    for name in asked:
+        raise TypeError(f"{operation}: dims is the name of a dimension, several, or () for all, not {kind_of(dims)}")
+    names = tuple(dims) if not isinstance(dims, str) else (dims,) if dims else ()
+    for name in names:
         if name not in layout.names:
-            raise KeyError(f"{what}: dim {name!r} not found in {tensor.mesh!r}")
-    asked = asked or layout.names
-    if len(set(asked)) != len(asked):
-        raise ValueError(f"{what}: reducing the same dimension twice: {asked}")
-    if len(asked) > 1 and (reduction == "stack" or scatter):
-        raise ValueError(f"{what}: {reduction!r} with scatter={scatter} is not valid for several dimensions: {asked}")
+            raise KeyError(f"{operation}: dim {name!r} not found in {tensor.mesh!r}")
+    names = names or layout.names
+    if len(set(names)) != len(names):
+        raise ValueError(f"{operation}: reducing the same dimension twice: {names}")
+    if len(names) > 1 and (reduction == "stack" or scatter):
+        raise ValueError(f"{operation}: {reduction!r} with {scatter=} is not valid for several dimensions: {names}")
     if reduction not in REDUCTIONS:
-        raise ValueError(f"{what}: reduction {reduction!r} is none of {', '.join(REDUCTIONS)}")
-    _refuse_gradients(what, tensor, out)
+        raise ValueError(f"{operation}: reduction {reduction!r} is none of {', '.join(REDUCTIONS)}")
+    _refuse_gradients(operation, tensor, out)
     dtype = tensor.dtype
     if (reduction in _BITS and dtype.is_floating_point) or (dtype.is_complex and reduction not in _COMPLEX):
-        raise TypeError(f"{what}: {reduction!r} of values of {dtype} is not defined")
-    size = layout.shape[layout.names.index(asked[0])]
+        raise TypeError(f"{operation}: {reduction!r} of values of {dtype} is not defined")
+    size = layout.shape[layout.names.index(names[0])]
     if scatter and (not tensor.shape or tensor.shape[0] != size):
         raise TypeError(
-            f"{what}: When scattering results, the outermost dimension of the tensor, of sizes {list(tensor.shape)}, "
-            f"must match the {size} ranks along {asked[0]!r}"
+            f"{operation}: When scattering results, the outermost dimension of the tensor, of sizes "
+            f"{list(tensor.shape)}, must match the {size} ranks along {names[0]!r}"
         )
     shape = (size, *tensor.shape) if reduction == "stack" and not scatter else tuple(tensor.shape)
     shape = shape[1:] if scatter and reduction != "stack" else shape
-    given, target = [tensor], ""
+    inputs, target = [tensor], ""
     if in_place:
         target = "self"
         if out is not None:
@@ -85,42 +85,42 @@ def reduced(
             )
         if out.reference.stream is not stream:
             raise RankTensorError("WRONG_MESH", f"reduce: out is on {out.mesh!r}, and the tensor on {tensor.mesh!r}")
-        given, target = [tensor, out], "out"
-    indices = tuple(sorted(layout.names.index(name) for name in asked))
-    plan = stream.propagator.reduction(tuple(one.meta for one in given), Reduction(reduction, indices, scatter, target))
+        inputs, target = [tensor, out], "out"
+    indices = tuple(sorted(layout.names.index(name) for name in names))
+    plan = stream.propagator.reduction(tuple(t.meta for t in inputs), Reduction(reduction, indices, scatter, target))
     with torch.no_grad():
-        return cast("RankTensor", run(stream, plan, cast(Any, given), []))
+        return cast("RankTensor", run(stream, plan, cast(Any, inputs), []))
 
 
-def _refuse_others(what: str, *tensors: object) -> None:
+def _require_own(operation: str, *tensors: object) -> None:
     """Raises RankTensorError for what is no tensor of the ranks' own values."""
     for tensor in tensors:
         if tensor is not None and not (isinstance(tensor, MeshTensor) and tensor.meta.is_own):
             raise RankTensorError(
-                "LOCAL_TENSOR", f"{what}: {kind_of(tensor)} is given, and no tensor of the ranks' own values"
+                "LOCAL_TENSOR", f"{operation}: {kind_of(tensor)} is given, and no tensor of the ranks' own values"
             )
 
 
-def _refuse_gradients(what: str, *tensors: MeshTensor | None) -> None:
+def _refuse_gradients(operation: str, *tensors: MeshTensor | None) -> None:
     for tensor in tensors:
         if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
             raise RankTensorError(
                 "REQUIRES_GRAD",
-                f"{what}: the tensor requires gradients, which do not pass through an exchange between ranks: use "
+                f"{operation}: the tensor requires gradients, which do not pass through an exchange between ranks: use "
                 "t.detach(), torch.no_grad() or monarch.grad_function",
             )
 
 
 def reduce(tensors: T, dims: Dims, reduction: str = "sum", scatter: bool = False, mesh: object = None) -> T:
     """Returns a tree with each tensor of a tree reduced, and other leaves as they are; see `Tensor.reduce`."""
-    return cast(T, tree_map_only(torch.Tensor, lambda each: reduced(each, dims, reduction, scatter, mesh), tensors))
+    return cast(T, tree_map_only(torch.Tensor, lambda tensor: reduced(tensor, dims, reduction, scatter, mesh), tensors))
 
 
 def reduce_(tensors: T, dims: Dims, reduction: str = "sum", scatter: bool = False, mesh: object = None) -> T:
     """Reduces each tensor of a tree in place, and returns it; see `Tensor.reduce`."""
 
-    def in_place(each: Any) -> "RankTensor":
-        return reduced(each, dims, reduction, scatter, mesh, in_place=True)
+    def in_place(tensor: Any) -> "RankTensor":
+        return reduced(tensor, dims, reduction, scatter, mesh, in_place=True)
 
     return cast(T, tree_map_only(torch.Tensor, in_place, tensors))
 
@@ -142,7 +142,7 @@ class ValueSlice:
 
 def sliced(tensor: "RankTensor", coordinates: dict[str, Selector]) -> ValueSlice:
     """See `Tensor.slice_mesh`."""
-    _refuse_others("slice_mesh" if coordinates else "to_mesh", tensor)
+    _require_own("slice_mesh" if coordinates else "to_mesh", tensor)
     return ValueSlice(tensor, tensor.mesh.region.sliced(**coordinates))
 
 
@@ -171,16 +171,16 @@ def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "
     points = [dict(zip(sizes, point, strict=True)) for point in product(*map(range, sizes.values()))]
     bases = [part.ndslice.nditem([point[name] for name in part.sizes]) for point in points]
     meta = Meta.of(to.layout, tensor.meta.shape, tensor.meta.dtype, own_values(to.layout), stride=tensor.meta.stride)
-    whole = tensor.mesh.region
-    ranks = {base: rank for rank, base in enumerate(whole.ranks())}
+    region = tensor.mesh.region
+    ranks = {base: rank for rank, base in enumerate(region.ranks())}
     if not mesh.shares_processes(tensor.mesh):
         shards = tensor.local_shards().values()
         reference = to.hold(meta, call_site())
         to.issue_object(Locals(tuple(shards[ranks[base]] for base in bases), meta, reference.number))
         return cast("RankTensor", MeshTensor(meta, reference))
-    members, others = tensor.mesh.members, mesh.members
+    members, receivers = tensor.mesh.members, mesh.members
     goals: list[list[int]] = [[] for _ in members]
-    for member, base in zip(others, bases, strict=True):
+    for member, base in zip(receivers, bases, strict=True):
         goals[ranks[base]].append(member)
     tag = next(_tags)
     stream.resume_if_healed()
@@ -202,19 +202,19 @@ def _is_one(part: Region) -> bool:
 def to_mesh(tensors: T, mesh: "Mesh | ProcMesh", stream: "Stream | None" = None) -> T:
     """Returns a tree with each tensor of a tree, or slice of one, on another mesh; see `Tensor.to_mesh`."""
 
-    def there(each: Any) -> "RankTensor":
-        part = each if isinstance(each, ValueSlice) else sliced(each, {})
+    def bring(value: Any) -> "RankTensor":
+        part = value if isinstance(value, ValueSlice) else sliced(value, {})
         return part.to_mesh(mesh, stream)
 
-    return cast(T, tree_map_only((torch.Tensor, ValueSlice), there, tensors))
+    return cast(T, tree_map_only((torch.Tensor, ValueSlice), bring, tensors))
 
 
 def slice_mesh(tensors: Any, **coordinates: Selector) -> Any:
     """Returns a tree with the slice of each tensor of a tree; see `Tensor.slice_mesh`."""
-    return tree_map_only(torch.Tensor, lambda each: sliced(each, coordinates), tensors)
+    return tree_map_only(torch.Tensor, lambda tensor: sliced(tensor, coordinates), tensors)
 
 
-def parts_of(tensor: MeshTensor) -> "RankTensor":
+def per_rank(tensor: MeshTensor) -> "RankTensor":
     """See `MeshTensor.per_rank`."""
     meta, layout = tensor.meta, tensor.meta.layout
     if meta.is_own:
@@ -232,7 +232,7 @@ def parts_of(tensor: MeshTensor) -> "RankTensor":
     return cast("RankTensor", run(stream, plan, [tensor], []))
 
 
-def whole_of(tensor: "RankTensor", spec: object) -> MeshTensor:
+def as_sharded(tensor: "RankTensor", spec: object) -> MeshTensor:
     """See `RankTensor.as_sharded`."""
     meta, layout = tensor.meta, tensor.meta.layout
     placements = placements_of(spec, layout, len(meta.shape))

@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.mesh import Mesh
 
 
-def rank_at(mesh: "Mesh", shard: Mapping[str, int] | None, coordinates: Mapping[str, int], what: str) -> int:
+def rank_at(mesh: "Mesh", shard: Mapping[str, int] | None, coordinates: Mapping[str, int], operation: str) -> int:
     """The rank in a mesh at these coordinates; the first one without any.
 
     Raises KeyError for an unknown dimension, ValueError for a missing one, IndexError for one out of range.
     """
-    wanted = {**(shard or {}), **coordinates}
+    point = {**(shard or {}), **coordinates}
     sizes = mesh.sizes
-    for name in wanted:
+    for name in point:
         if name not in sizes:
             raise KeyError(
-                f"{what}: {mesh!r} has no dimension {name!r}; it has {', '.join(map(repr, sizes)) or 'none'}"
+                f"{operation}: {mesh!r} has no dimension {name!r}; it has {', '.join(map(repr, sizes)) or 'none'}"
             )
-    if not wanted:
+    if not point:
         return 0
     rank = 0
     for name, size in sizes.items():
-        if name not in wanted:
+        if name not in point:
             raise ValueError(
-                f"{what}: Missing key {name!r} in shard map: give a coordinate for each dimension, or none"
+                f"{operation}: Missing key {name!r} in shard map: give a coordinate for each dimension, or none"
             )
-        at = index(wanted[name])
-        if not 0 <= at < size:
-            raise IndexError(f"{what}: {name}={at} is out of range; {mesh!r} has {size} along {name!r}")
-        rank = rank * size + at
+        coordinate = index(point[name])
+        if not 0 <= coordinate < size:
+            raise IndexError(f"{operation}: {name}={coordinate} is out of range; {mesh!r} has {size} along {name!r}")
+        rank = rank * size + coordinate
     return rank
 
 
-def mesh_of_all(tensors: list[Any], what: str) -> "Mesh":
+def mesh_of_all(tensors: list[Any], operation: str) -> "Mesh":
     """The mesh of tensors, or the active one without any. Raises RankTensorError for several."""
     meshes = list(dict.fromkeys(tensor.reference.stream for tensor in tensors))
-    if len(meshes) > 1:
-        raise RankTensorError("WRONG_MESH", f"{what}: tensors of {len(meshes)} meshes; take those of one at a time")
+    if (count := len(meshes)) > 1:
+        raise RankTensorError("WRONG_MESH", f"{operation}: tensors of {count} meshes; take those of one at a time")
     return tensors[0].device_mesh if tensors else get_active_mesh().on(ACTIVE.stream)
 
 
@@ -62,28 +62,27 @@ def fetch_shard(obj: object, /, shard: Mapping[str, int] | None = None, **coordi
     `fetch_shard(None)` waits for all that was issued on the active mesh.
     """
     leaves, tree = tree_flatten(obj)
-    found = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
-    _refuse_sharded(found, "fetch_shard")
-    mesh = mesh_of_all(found, "fetch_shard")
-    check_lane(mesh.stream, "fetch_shard", [tensor.reference for tensor in found], ())
+    tensors = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
+    _refuse_sharded(tensors)
+    mesh = mesh_of_all(tensors, "fetch_shard")
+    check_lane(mesh.stream, "fetch_shard", [tensor.reference for tensor in tensors], ())
     rank = rank_at(mesh, shard, coordinates, "fetch_shard")
-    values = mesh.stream.own_of([current(tensor) for tensor in found], rank)
+    values = mesh.stream.own_of([current(tensor) for tensor in tensors], rank)
 
     def fetched() -> Any:
-        held = iter(values.get())
+        shards = iter(values.get())
         return tree_unflatten(
-            [next(held).values()[rank] if isinstance(leaf, MeshTensor) else leaf for leaf in leaves], tree
+            [next(shards).values()[rank] if isinstance(leaf, MeshTensor) else leaf for leaf in leaves], tree
         )
 
     return derived_future(values, fetched)
 
 
-def _refuse_sharded(tensors: list[MeshTensor], what: str) -> None:
-    for tensor in tensors:
-        if not isinstance(tensor, RankTensor):
-            raise TypeError(
-                f"{what}: a tensor that is sharded over ranks is fetched whole, t.full_tensor(), or by t.local_shards()"
-            )
+def _refuse_sharded(tensors: list[MeshTensor]) -> None:
+    if any(not isinstance(tensor, RankTensor) for tensor in tensors):
+        raise TypeError(
+            "fetch_shard: a tensor that is sharded over ranks is fetched whole, t.full_tensor(), or by t.local_shards()"
+        )
 
 
 def inspect(obj: object, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:

@@ -22,7 +22,7 @@ class State(NamedTuple):
     cuda: RankTensor
 
 
-def _apart(*, seeded: bool) -> None:
+def _draw_apart(*, seeded: bool) -> None:
     """Has operations of the active stream draw from the ranks' own generators, seeded by the mesh's, or seeded next."""
     stream = get_active_mesh().on(ACTIVE.stream).stream
     stream.draws.draw_apart(stream, seeded=seeded)
@@ -56,13 +56,13 @@ make_deterministic = Remote(_deterministic, propagate="inspect")
 
 def get_state() -> State:
     """The state of each rank's generators, as tensors. The first call waits for the ranks."""
-    _apart(seeded=True)
+    _draw_apart(seeded=True)
     return State(*_get())
 
 
 def set_state(state: tuple[RankTensor, RankTensor]) -> None:
     """Sets the state of each rank's generators. Does not block."""
-    _apart(seeded=False)
+    _draw_apart(seeded=False)
     _set(*state)
 
 
@@ -70,14 +70,14 @@ def new_state(seed: RankTensor) -> State:
     """The state of generators that each rank seeds with its value of `seed`; those of the ranks stay as they are."""
     before = get_state()
     _set_seed(seed)
-    made = get_state()
+    state = get_state()
     set_state(before)
-    return made
+    return state
 
 
 def set_manual_seed_remote(seed: int, process_idx: "RankTensor | int" = 0) -> None:
     """Has each rank call `torch.manual_seed(seed ^ process_idx)`, so that all draw equal numbers, or each its own."""
-    _apart(seeded=False)
+    _draw_apart(seeded=False)
     _set_seed(seed, process_idx)
 
 
@@ -88,13 +88,13 @@ def get_rng_state_remote() -> RankTensor:
 
 def set_rng_state_remote(new_state: RankTensor) -> None:
     """Sets it."""
-    _apart(seeded=False)
+    _draw_apart(seeded=False)
     Remote(torch.set_rng_state, propagate="inspect")(new_state)
 
 
 def seed_remote() -> None:
     """Has each rank seed its generators by chance."""
-    _apart(seeded=False)
+    _draw_apart(seeded=False)
     remote("torch.seed", propagate="inspect")()
 
 

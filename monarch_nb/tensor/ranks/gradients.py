@@ -34,8 +34,8 @@ class WithContinuation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Step, *gradients: torch.Tensor) -> tuple[object, ...]:
         """Runs the function of the gradient."""
-        found = ctx.continuation(*gradients)
-        return (None, *found) if isinstance(found, tuple) else (None, found)
+        result = ctx.continuation(*gradients)
+        return (None, *result) if isinstance(result, tuple) else (None, result)
 
 
 def grad_function(function: Callable[..., tuple[object, Continuation]]) -> Callable[..., Any]:
@@ -57,10 +57,10 @@ def grad_generator(
     `grad_roots` are the gradients of the roots, ones by default. What a gradient needs is issued when it is asked for,
     so that a program can exchange one while the next is computed.
     """
-    given = [roots] if isinstance(roots, torch.Tensor) else list(roots)
-    beginning = [*grad_roots, *[None] * (len(given) - len(grad_roots))]
-    pass_ = _BackwardPass([_input_of(each) for each in with_respect_to])
-    pass_.begin([_input_of(root) for root in given], [_first(*pair) for pair in zip(given, beginning, strict=True)])
+    outputs = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+    seeds = [*grad_roots, *[None] * (len(outputs) - len(grad_roots))]
+    pass_ = _BackwardPass([_input_of(target) for target in with_respect_to])
+    pass_.begin([_input_of(root) for root in outputs], [_seed_of(*pair) for pair in zip(outputs, seeds, strict=True)])
     for index in range(len(with_respect_to)):
         yield pass_.gradient(index)
 
@@ -93,31 +93,31 @@ def gradient_execution_order(
     first.
     """
     first_use: dict[_Input, int] = {}
-    seen: set[_Node] = set()
+    visited: set[_Node] = set()
     to_visit = [_input_of(root)[0] for root in roots]
     while to_visit:
         node = to_visit.pop()
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         for target in node.next_functions:
             if target[0] is not None:
                 number = node._sequence_nr()
                 first_use[target] = min(first_use.get(target, number), number)
                 to_visit.append(target[0])
     last = max(first_use.values(), default=0) + 1
-    return sorted(range(len(with_respect_to)), key=lambda at: -first_use.get(_input_of(with_respect_to[at]), last))
+    return sorted(range(len(with_respect_to)), key=lambda i: -first_use.get(_input_of(with_respect_to[i]), last))
 
 
-def _input_of(given: torch.Tensor | GradientEdge) -> _Input:
-    if isinstance(given, GradientEdge):
-        return given.node, given.output_nr
-    with on_lane(_lane_of(given)):  # that of a leaf is found by a view of it
-        edge = get_gradient_edge(given)
+def _input_of(value: torch.Tensor | GradientEdge) -> _Input:
+    if isinstance(value, GradientEdge):
+        return value.node, value.output_nr
+    with on_lane(_lane_of(value)):  # that of a leaf is found by a view of it
+        edge = get_gradient_edge(value)
     return edge.node, edge.output_nr
 
 
-def _first(root: torch.Tensor | GradientEdge, gradient: torch.Tensor | None) -> torch.Tensor | None:
+def _seed_of(root: torch.Tensor | GradientEdge, gradient: torch.Tensor | None) -> torch.Tensor | None:
     if gradient is not None or isinstance(root, GradientEdge):
         return gradient
     with torch.no_grad(), on_lane(_lane_of(root)):
@@ -136,7 +136,7 @@ class _BackwardPass:
         self._until = {target: index for index, target in enumerate(targets)}
         self._stages: dict[_Input, int] = {}  # of the gradients that are needed
         self._gradients: dict[_Input, torch.Tensor | None] = {}  # None: there is none, or autograd begins with ones
-        self._taken: defaultdict[_Node, list[_Input]] = defaultdict(list)  # by node: those of the gradients
+        self._incoming: defaultdict[_Node, list[_Input]] = defaultdict(list)  # by node: the gradients it takes
         self._pending: dict[_Node, int] = {}  # by node: how many gradients it waits for
         self._last: dict[_Node, int] = {}  # by node that is ready: its last stage
         self._ready: list[tuple[int, int, int, _Node]] = []  # a heap: the stage, and the latest nodes first
@@ -148,30 +148,30 @@ class _BackwardPass:
     def begin(self, roots: list[_Input], gradients: "list[torch.Tensor | None]") -> None:
         """Finds out what is needed in which stage."""
         users: defaultdict[_Input, list[_Node]] = defaultdict(list)
-        seen: set[_Node] = set()
+        visited: set[_Node] = set()
         to_visit = [node for node, _ in roots]
         while to_visit:
             node = to_visit.pop()
-            if node not in seen:
-                seen.add(node)
+            if node not in visited:
+                visited.add(node)
                 for target in node.next_functions:
                     if target[0] is not None:
                         users[target].append(node)
                         self._users[target[0]].add(node)
                         to_visit.append(target[0])
         every: defaultdict[_Node, set[_Input]] = defaultdict(set)
-        for each in (*users, *roots):
-            every[each[0]].add(each)
+        for edge in (*users, *roots):
+            every[edge[0]].add(edge)
         for stage, target in enumerate(self._targets):
-            to_mark = [target] if target[0] in seen else []
+            to_mark = [target] if target[0] in visited else []
             while to_mark:
-                each = to_mark.pop()
-                if each not in self._stages:
-                    self._stages[each] = stage
-                    to_mark += (needed for user in users[each] for needed in every[user])
-        for each in self._stages:
-            self._taken[each[0]].append(each)
-            self._pending[each[0]] = self._pending.get(each[0], 0) + len(users[each])
+                edge = to_mark.pop()
+                if edge not in self._stages:
+                    self._stages[edge] = stage
+                    to_mark += (needed for user in users[edge] for needed in every[user])
+        for edge in self._stages:
+            self._incoming[edge[0]].append(edge)
+            self._pending[edge[0]] = self._pending.get(edge[0], 0) + len(users[edge])
         for root, gradient in zip(roots, gradients, strict=True):
             if root in self._stages:
                 self._add(root, gradient)
@@ -187,21 +187,21 @@ class _BackwardPass:
             stage, *_, node = heapq.heappop(self._ready)
             self._run(node, stage)
         target = self._targets[index]
-        found = self._gradients.get(target)
+        gradient = self._gradients.get(target)
         if self._until[target] == index and target[0] not in self._last:
             self._gradients.pop(target, None)
-        return found
+        return gradient
 
-    def _add(self, each: _Input, gradient: torch.Tensor | None) -> None:
-        before = self._gradients.get(each)
+    def _add(self, edge: _Input, gradient: torch.Tensor | None) -> None:
+        before = self._gradients.get(edge)
         if before is not None and gradient is not None:
             with torch.no_grad(), on_lane(_lane_of(gradient)):
                 gradient = before + gradient
-        self._gradients[each] = before if gradient is None else gradient
+        self._gradients[edge] = before if gradient is None else gradient
 
     def _begin(self, node: _Node) -> None:
         """Notes that all gradients that a node takes are there."""
-        stages = {self._stages[each] for each in node.next_functions if each in self._stages}
+        stages = {self._stages[edge] for edge in node.next_functions if edge in self._stages}
         if stages:
             self._last[node] = max(stages)
         for stage in stages:
@@ -209,22 +209,22 @@ class _BackwardPass:
 
     def _run(self, node: _Node, stage: int) -> None:
         is_last = self._last[node] == stage
-        taken = self._taken[node]
-        needed = [(at, each) for at, each in enumerate(node.next_functions) if self._stages.get(each) == stage]
-        made = self._results(node, [each for _, each in needed], is_last=is_last)
-        if made is None:
+        incoming = self._incoming[node]
+        needed = [(index, edge) for index, edge in enumerate(node.next_functions) if self._stages.get(edge) == stage]
+        results = self._results(node, [edge for _, edge in needed], is_last=is_last)
+        if results is None:
             every = self._every_result(node)
-            made = {}
-            for at, each in needed:
-                self._add(each, _fitting(every[at], each))
-        for each, gradient in made.items():
-            self._add(each, gradient)
+            results = {}
+            for index, edge in needed:
+                self._add(edge, _fitting(every[index], edge))
+        for edge, gradient in results.items():
+            self._add(edge, gradient)
         if is_last:
             del self._last[node]
             self._computed.pop(node, None)
-            for each in taken:
-                if each not in self._until:
-                    self._gradients.pop(each, None)
+            for edge in incoming:
+                if edge not in self._until:
+                    self._gradients.pop(edge, None)
         for _, (following, _) in needed:
             self._pending[following] -= 1
             if not self._pending[following]:
@@ -234,45 +234,45 @@ class _BackwardPass:
         self, node: _Node, needed: Sequence[_Input], *, is_last: bool
     ) -> "dict[_Input, torch.Tensor | None] | None":
         """Some of a node's results alone, or None where autograd would compute more than these."""
-        known = [each for each in self._taken[node] if each in self._ones or self._gradients.get(each) is not None]
-        if not known:
+        outputs = [edge for edge in self._incoming[node] if edge in self._ones or self._gradients.get(edge) is not None]
+        if not outputs:
             return dict.fromkeys(needed)
         if node in self._computed or any(self._users[following] != {node} for following, _ in needed):
             return None
-        values, inputs = [self._gradients[each] for each in known], list(dict.fromkeys(needed))
+        values, inputs = [self._gradients[edge] for edge in outputs], list(dict.fromkeys(needed))
         with torch.autograd.set_multithreading_enabled(False), on_lane(_lane_of(values[0])):
-            made = torch.autograd.grad(
-                [GradientEdge(*each) for each in known],
-                [GradientEdge(*each) for each in inputs],
+            gradients = torch.autograd.grad(
+                [GradientEdge(*edge) for edge in outputs],
+                [GradientEdge(*edge) for edge in inputs],
                 values,
                 retain_graph=not is_last,
                 allow_unused=True,
             )
-        return dict(zip(inputs, made, strict=True))
+        return dict(zip(inputs, gradients, strict=True))
 
     def _every_result(self, node: _Node) -> "Sequence[torch.Tensor | None]":
         """A node's results, as many as it has next functions."""
         if node not in self._computed:
-            if not self._ones.isdisjoint(self._taken[node]):
+            if not self._ones.isdisjoint(self._incoming[node]):
                 raise ValueError("grad_generator: give the gradient of this GradientEdge, in grad_roots")
-            given = [self._gradients.get((node, at)) for at in range(len(node._input_metadata))]
+            gradients = [self._gradients.get((node, index)) for index in range(len(node._input_metadata))]
             is_program = isinstance(node, torch.autograd.function.BackwardCFunction)
-            example = next(each for each in given if each is not None)
+            example = next(gradient for gradient in gradients if gradient is not None)
             with torch.no_grad(), on_lane(_lane_of(example)):
                 if is_program:
                     shapes = [tuple(about.shape) for about in node._input_metadata]
-                    whole = [
-                        example.new_zeros(shape) if each is None else each
-                        for each, shape in zip(given, shapes, strict=True)
+                    filled = [
+                        example.new_zeros(shape) if gradient is None else gradient
+                        for gradient, shape in zip(gradients, shapes, strict=True)
                     ]
-                    made = node.apply(*whole)
+                    result = node.apply(*filled)
                 else:
-                    made = node(*given)
-            found = made if isinstance(made, tuple) else (made,)
+                    result = node(*gradients)
+            results = result if isinstance(result, tuple) else (result,)
             if is_program:  # one for each argument
-                wanted = compress(found, node.needs_input_grad)
-                found = tuple(None if following is None else next(wanted) for following, _ in node.next_functions)
-            self._computed[node] = found
+                needed = compress(results, node.needs_input_grad)
+                results = tuple(None if following is None else next(needed) for following, _ in node.next_functions)
+            self._computed[node] = results
         return self._computed[node]
 
 

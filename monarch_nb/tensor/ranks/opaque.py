@@ -55,10 +55,10 @@ class OpaqueObject(OpaqueRef):
     def call_method(self, name: str, propagate: Callable[..., object], *args: object, **kwargs: object) -> Any:
         """Calls a method on each rank; `propagate(self, *args)` says what it returns. Does not block."""
 
-        def shown(reference: object, name: str, *args: object, **kwargs: object) -> object:
+        def predict(reference: object, name: str, *args: object, **kwargs: object) -> object:
             return propagate(reference, *args, **kwargs)
 
-        return remote(_invoked, propagate=shown)(self, name, *args, **kwargs)
+        return remote(_invoked, propagate=predict)(self, name, *args, **kwargs)
 
     def call_method_on_shard_and_fetch(
         self, name: str, *args: object, shard: Mapping[str, int] | None = None, **kwargs: object
@@ -78,24 +78,24 @@ def _forward(module: OpaqueRef, needed: Sequence[bool], args: object, kwargs: ob
     """Calls a module on a rank; returns what computes gradients of the inputs and parameters, and the result."""
     leaves, tree = tree_flatten((args, kwargs))
     inputs: list[torch.Tensor] = []
-    for at, leaf in enumerate(leaves):
+    for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             if needed[len(inputs)]:
-                leaves[at] = leaf.detach().requires_grad_()
-            inputs.append(leaves[at])
+                leaves[index] = leaf.detach().requires_grad_()
+            inputs.append(leaves[index])
     inputs += module.value.parameters()
-    given, options = tree_unflatten(leaves, tree)
-    result = module.value(*given, **options)
+    positional, options = tree_unflatten(leaves, tree)
+    result = module.value(*positional, **options)
     outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    wanted = [each for each, need in zip(inputs, needed, strict=True) if need]
+    targets = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
 
     def backward(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        given = zip(outputs, gradients, strict=True)
-        pairs = [(out, grad) for out, grad in given if out.requires_grad and grad is not None]
-        found = torch.autograd.grad(
-            [out for out, _ in pairs], wanted, [grad for _, grad in pairs], allow_unused=True, materialize_grads=True
+        candidates = zip(outputs, gradients, strict=True)
+        pairs = [(out, grad) for out, grad in candidates if out.requires_grad and grad is not None]
+        results = torch.autograd.grad(
+            [out for out, _ in pairs], targets, [grad for _, grad in pairs], allow_unused=True, materialize_grads=True
         )
-        return list(found)
+        return list(results)
 
     return OpaqueRef(backward), tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
@@ -125,10 +125,10 @@ class ModuleStep(torch.autograd.Function):
         args, kwargs, _ = tree_unflatten(leaves, tree)
         ctx.set_materialize_grads(False)
 
-        def shown(reference: object, needed: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        def predict(reference: object, needed: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
             return OpaqueRef(), propagate(reference, *args, **kwargs)
 
-        ctx.backward, result = remote(_forward, propagate=shown)(module, needed, args, kwargs)
+        ctx.backward, result = remote(_forward, propagate=predict)(module, needed, args, kwargs)
         flags = iter(needed)
         ctx.inputs = [
             (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) and next(flags) else None for leaf in leaves
@@ -139,13 +139,13 @@ class ModuleStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _ModuleCall, _: None, *gradients: torch.Tensor) -> tuple[object, ...]:
         """Has the ranks compute the gradients."""
-        wanted = [each for each in ctx.inputs if each is not None]
+        specs = [spec for spec in ctx.inputs if spec is not None]
 
-        def shown(reference: object, gradients: object) -> object:
-            return [torch.empty(size, dtype=dtype) for size, dtype in wanted]
+        def predict(reference: object, gradients: object) -> object:
+            return [torch.empty(size, dtype=dtype) for size, dtype in specs]
 
-        found = iter(remote(_backward, propagate=shown)(ctx.backward, list(gradients)))
-        return (None, None, None, None, *(None if each is None else next(found) for each in ctx.inputs))
+        results = iter(remote(_backward, propagate=predict)(ctx.backward, list(gradients)))
+        return (None, None, None, None, *(None if spec is None else next(results) for spec in ctx.inputs))
 
 
 _apply: Callable[..., Any] = ModuleStep.apply
@@ -164,7 +164,7 @@ class OpaqueModule:
     def parameters(self) -> list[RankTensor]:
         """The parameters. The first call waits for the ranks."""
         if self._parameters is None:
-            self._parameters = [each.requires_grad_() for each in remote(_parameters)(self._object)]
+            self._parameters = [parameter.requires_grad_() for parameter in remote(_parameters)(self._object)]
         return self._parameters
 
     def call_method(self, name: str, propagate: Callable[..., object], *args: object, **kwargs: object) -> Any:

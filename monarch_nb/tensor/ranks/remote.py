@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _Answers: TypeAlias = Future[ValueMesh[Any]]
-_REMEMBERED = 1024  # calls whose results' shapes are known, of one function on one mesh
+_MAX_CACHED = 1024  # calls whose results' shapes are known, of one function on one mesh
 _WAYS = (None, "cached", "inspect", "mocked")
 function_resolvers: list[Callable[[Any], Any]] = []
 """Functions that `remote` asks first what to call on the ranks.
@@ -70,36 +70,36 @@ class RemoteArguments:
     """The arguments of a call: its tensors, and what is sent in their place. Without any it is on `mesh`."""
 
     def __init__(
-        self, args: tuple[object, ...], kwargs: dict[str, object], what: str, mesh: "Mesh | None" = None
+        self, args: tuple[object, ...], kwargs: dict[str, object], name: str, mesh: "Mesh | None" = None
     ) -> None:
         self.tensors: list[RankTensor] = []
-        self._what = what
+        self._name = name
         self._groups: list[RemoteProcessGroup] = []
-        self.args: tuple[object, ...] = mapped(args, self._sent)
-        self.kwargs: dict[str, object] = mapped(kwargs, self._sent)
+        self.args: tuple[object, ...] = mapped(args, self._substitute)
+        self.kwargs: dict[str, object] = mapped(kwargs, self._substitute)
         streams = dict.fromkeys(tensor.reference.stream for tensor in self.tensors)
         if len(streams) > 1:
-            raise RankTensorError("WRONG_MESH", f"{what}: tensors of {len(streams)} meshes are its arguments")
+            raise RankTensorError("WRONG_MESH", f"{name}: tensors of {len(streams)} meshes are its arguments")
         mesh = self.tensors[0].device_mesh if self.tensors else mesh or active_mesh()
         if mesh is None:
-            raise ValueError(f"{what}: Remote functions require an active device mesh, use `with mesh.activate():`")
+            raise ValueError(f"{name}: Remote functions require an active device mesh, use `with mesh.activate():`")
         self.mesh = mesh if self.tensors else mesh.on(ACTIVE.stream)
         for group in self._groups:
             same = group.mesh.shares_processes(self.mesh) and group.mesh.members == self.mesh.members
             if not same or group.mesh.layout.names != self.mesh.layout.names:
                 raise RankTensorError(
-                    "WRONG_MESH", f"{what}: a process group of {group.mesh!r} is an argument, and {self.mesh!r} runs it"
+                    "WRONG_MESH", f"{name}: a process group of {group.mesh!r} is an argument, and {self.mesh!r} runs it"
                 )
         self.joined = bool(self._groups)
         stream = self.mesh.stream
-        check_lane(stream, what, [tensor.reference for tensor in self.tensors], ())
+        check_lane(stream, name, [tensor.reference for tensor in self.tensors], ())
         stream.resume_if_healed()
         stream.draws.say(stream)
 
-    def _sent(self, value: object) -> object:
+    def _substitute(self, value: object) -> object:
         if isinstance(value, MeshTensor):
             if not isinstance(value, RankTensor):
-                raise TypeError(f"{self._what}: a sharded tensor is an argument: t.per_rank() gives each rank its part")
+                raise TypeError(f"{self._name}: a sharded tensor is an argument: t.per_rank() gives each rank its part")
             value.reference.stream.resume_if_healed()
             value.reference.stream.held.require_contents((value.reference.number,))
             number = current(value)
@@ -109,11 +109,11 @@ class RemoteArguments:
         if isinstance(value, torch.Tensor) and value.dim():
             raise RankTensorError(
                 "LOCAL_TENSOR",
-                f"{self._what}: a local tensor of shape {tuple(value.shape)} is an argument: make it on the ranks, "
+                f"{self._name}: a local tensor of shape {tuple(value.shape)} is an argument: make it on the ranks, "
                 "inside `with mesh.activate():`",
             )
         if isinstance(value, OpaqueRef):
-            return OpaqueRef.of_key(mapped(value.key, self._sent))
+            return OpaqueRef.of_key(mapped(value.key, self._substitute))
         if isinstance(value, RemoteProcessGroup):
             self._groups.append(value)
             return GroupOf(value.numbers)
@@ -158,65 +158,65 @@ class Remote(SendsToPorts):
             raise ValueError(f"propagate={propagate!r} is none of None, 'cached', 'inspect', 'mocked' and a function")
         self._name = function if isinstance(function, str) else getattr(function, "__name__", repr(function))
         self._function, self._propagate = _resolved(function, self._name), propagate
-        self._known: weakref.WeakKeyDictionary[CommandStream, dict[object, Returned]] = weakref.WeakKeyDictionary()
+        self._cached: weakref.WeakKeyDictionary[CommandStream, dict[object, Returned]] = weakref.WeakKeyDictionary()
         if not isinstance(function, str):
             functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls it on each rank of the arguments' mesh, or of the active one; see `Remote`."""
-        given = RemoteArguments(args, kwargs, self._name)
-        return self.issued(given, args, kwargs, key=given.key())()
+        inputs = RemoteArguments(args, kwargs, self._name)
+        return self.issued(inputs, args, kwargs, key=inputs.key())()
 
     rref = __call__
 
     def issued(
-        self, given: RemoteArguments, args: tuple[object, ...], kwargs: dict[str, object], key: object = None
+        self, inputs: RemoteArguments, args: tuple[object, ...], kwargs: dict[str, object], key: object = None
     ) -> Callable[[], Any]:
-        """Issues a call with `given`; returns what returns its results, and waits where their shapes are not known.
+        """Issues a call with `inputs`; returns what returns its results, and waits where their shapes are not known.
 
         `args` and `kwargs` are what `propagate` gets; `key` what shapes depend on, None where that is not known.
         """
         if self._propagate == "mocked":
             raise NotImplementedError("propagate='mocked': give a function that computes on tensors without values")
-        command = CallRemote(self._function, given.args, given.kwargs, joined=given.joined)
+        command = CallRemote(self._function, inputs.args, inputs.kwargs, joined=inputs.joined)
         if self._propagate == "inspect":
-            _issue(given, command, range(len(given.tensors)))
+            _issue(inputs, command, range(len(inputs.tensors)))
             return _nothing
         if callable(self._propagate):
-            shown = _imagined(self._propagate, given, args, kwargs)
+            outcome = _predict(self._propagate, inputs, args, kwargs)
         else:
-            known = self._known.get(given.mesh.stream, {}).get(key)
-            if known is None:
-                return self._first(given, command, key)
-            shown = known
-        check_loans(given.mesh.stream, self._name, [tensor.reference for tensor in given.tensors], shown.written)
-        references = [_held(given, each) for each in shown.tensors]
+            cached = self._cached.get(inputs.mesh.stream, {}).get(key)
+            if cached is None:
+                return self._first(inputs, command, key)
+            outcome = cached
+        check_loans(inputs.mesh.stream, self._name, [tensor.reference for tensor in inputs.tensors], outcome.written)
+        references = [_hold(inputs, result) for result in outcome.tensors]
         numbers = tuple(reference.number for reference in references)
-        command = with_writes(command, [given.tensors[at] for at in shown.written], results=numbers)
-        _issue(given, command, shown.written)
-        return functools.partial(_result, given, shown, references)
+        command = with_writes(command, [inputs.tensors[index] for index in outcome.written], results=numbers)
+        _issue(inputs, command, outcome.written)
+        return functools.partial(_result, inputs, outcome, references)
 
-    def _first(self, given: RemoteArguments, command: CallRemote, key: object) -> Callable[[], Any]:
+    def _first(self, inputs: RemoteArguments, command: CallRemote, key: object) -> Callable[[], Any]:
         """Calls it; the results are named once it is known what they are."""
-        stream = given.mesh.stream
+        stream = inputs.mesh.stream
         bundle = stream.hold_object()
-        command = with_writes(command, given.tensors, bundle=bundle.number)
-        with rewriting(tensor.reference for tensor in given.tensors):
-            described = stream.requested([(OBJECT, command)], f"remote({self._name})")
+        command = with_writes(command, inputs.tensors, bundle=bundle.number)
+        with rewriting(tensor.reference for tensor in inputs.tensors):
+            request = stream.requested([(OBJECT, command)], f"remote({self._name})")
 
-        def named() -> Any:
-            [replies] = described.get()
-            shown = cast(Returned, next(iter(replies.values())))
+        def name_results() -> Any:
+            [replies] = request.get()
+            outcome = cast(Returned, next(iter(replies.values())))
             if key is not None:
-                known = self._known.setdefault(stream, {})
-                if len(known) >= _REMEMBERED:  # an argument is another number each time
-                    known.clear()
-                known[key] = shown
-            references = [_held(given, each) for each in shown.tensors]
+                cached = self._cached.setdefault(stream, {})
+                if len(cached) >= _MAX_CACHED:  # an argument is another number each time
+                    cached.clear()
+                cached[key] = outcome
+            references = [_hold(inputs, result) for result in outcome.tensors]
             stream.issue_object(Name(bundle.number, tuple(reference.number for reference in references)))
-            return _result(given, shown, references)
+            return _result(inputs, outcome, references)
 
-        return named
+        return name_results
 
     def call(self, *args: object, **kwargs: object) -> _Answers:
         """Calls it on each rank; the future has what each returns, with tensors as local ones on the CPU."""
@@ -224,28 +224,28 @@ class Remote(SendsToPorts):
 
     def call_one(self, *args: object, **kwargs: object) -> Future[Any]:
         """As `call`, on a mesh of one rank: the future has what it returns. Raises ValueError for a larger mesh."""
-        given = RemoteArguments(args, kwargs, self._name)
-        if len(given.mesh) != 1:
-            raise ValueError(f"call_one: {given.mesh!r} has {len(given.mesh)} ranks, not exactly one")
-        return _of_rank(self.ask(given), 0)
+        inputs = RemoteArguments(args, kwargs, self._name)
+        if len(inputs.mesh) != 1:
+            raise ValueError(f"call_one: {inputs.mesh!r} has {len(inputs.mesh)} ranks, not exactly one")
+        return _of_rank(self.ask(inputs), 0)
 
     def choose(self, *args: object, **kwargs: object) -> Future[Any]:
         """As `call`, on one rank, whichever; the future has what it returns."""
-        given = RemoteArguments(args, kwargs, self._name)
-        rank = random.randrange(len(given.mesh))
-        return _of_rank(self.ask(given, rank), rank)
+        inputs = RemoteArguments(args, kwargs, self._name)
+        rank = random.randrange(len(inputs.mesh))
+        return _of_rank(self.ask(inputs, rank), rank)
 
     def stream(self, *args: object, **kwargs: object) -> Iterator[Future[Any]]:
         """As `call`; yields a future for each rank."""
-        given = RemoteArguments(args, kwargs, self._name)
-        values = self.ask(given)
-        return iter([_of_rank(values, rank) for rank in range(len(given.mesh))])
+        inputs = RemoteArguments(args, kwargs, self._name)
+        values = self.ask(inputs)
+        return iter([_of_rank(values, rank) for rank in range(len(inputs.mesh))])
 
     def broadcast(self, *args: object, **kwargs: object) -> None:
         """Calls it on each rank, and asks for nothing; an error is reported."""
-        given = RemoteArguments(args, kwargs, self._name)
-        command = CallRemote(self._function, given.args, given.kwargs, joined=given.joined)
-        _issue(given, command, range(len(given.tensors)))
+        inputs = RemoteArguments(args, kwargs, self._name)
+        command = CallRemote(self._function, inputs.args, inputs.kwargs, joined=inputs.joined)
+        _issue(inputs, command, range(len(inputs.tensors)))
 
     def send_to(
         self, port: Port[Any] | None, args: tuple[object, ...], kwargs: dict[str, object], *, one: bool
@@ -258,21 +258,21 @@ class Remote(SendsToPorts):
 
         def deliver() -> None:
             try:
-                found = values.get()
+                result = values.get()
             except Exception as error:
                 port.exception(error)
             else:
-                for value in [found] if one else found.values():
+                for value in [result] if one else result.values():
                     port.send(value)
 
         when_done(values, lambda _: Thread(target=deliver, name="monarch-remote-answers", daemon=True).start())
 
-    def ask(self, given: RemoteArguments, only: int | None = None) -> _Answers:
+    def ask(self, inputs: RemoteArguments, only: int | None = None) -> _Answers:
         """As `call`, with arguments that are read already, on all ranks or on one alone."""
-        command = CallRemote(self._function, given.args, given.kwargs, replies=True, only=only, joined=given.joined)
-        command = with_writes(command, given.tensors)
-        with rewriting(tensor.reference for tensor in given.tensors):
-            values = given.mesh.stream.requested([(OBJECT, command)], f"remote({self._name})")
+        command = CallRemote(self._function, inputs.args, inputs.kwargs, replies=True, only=only, joined=inputs.joined)
+        command = with_writes(command, inputs.tensors)
+        with rewriting(tensor.reference for tensor in inputs.tensors):
+            values = inputs.mesh.stream.requested([(OBJECT, command)], f"remote({self._name})")
         return derived_future(values, lambda: values.get()[0])
 
     def __repr__(self) -> str:
@@ -280,8 +280,8 @@ class Remote(SendsToPorts):
 
 
 def _resolved(function: Callable[..., object] | str, name: str) -> Callable[..., object] | str:
-    found = next((found for each in function_resolvers if (found := each(function)) is not None), None)
-    return function if found is None else Resolved(found, name)
+    answer = next((answer for resolver in function_resolvers if (answer := resolver(function)) is not None), None)
+    return function if answer is None else Resolved(answer, name)
 
 
 def remote(function: Any = None, *, propagate: object = None) -> Any:
@@ -303,9 +303,9 @@ def call_on_shard_and_fetch(
         raise TypeError(
             f"call_on_shard_and_fetch: {remote!r} is no remote function: monarch.remote(function) makes one"
         )
-    given = RemoteArguments(args, kwargs, "call_on_shard_and_fetch")
-    rank = rank_at(given.mesh, shard, {}, "call_on_shard_and_fetch")
-    return _of_rank(remote.ask(given, rank), rank)
+    inputs = RemoteArguments(args, kwargs, "call_on_shard_and_fetch")
+    rank = rank_at(inputs.mesh, shard, {}, "call_on_shard_and_fetch")
+    return _of_rank(remote.ask(inputs, rank), rank)
 
 
 def _of_rank(values: _Answers, rank: int) -> Future[Any]:
@@ -322,34 +322,34 @@ def _nothing() -> None:
     """The result of a function that returns nothing."""
 
 
-def _issue(given: RemoteArguments, command: CallRemote, written: Sequence[int]) -> None:
-    targets = [given.tensors[at].reference for at in written]
-    stream = given.mesh.stream
+def _issue(inputs: RemoteArguments, command: CallRemote, written: Sequence[int]) -> None:
+    targets = [inputs.tensors[index].reference for index in written]
+    stream = inputs.mesh.stream
     stream.resume_if_healed()
     with rewriting(targets):
         stream.issue((OBJECT, command), call_site(), [target.writes for target in targets])
 
 
-def _held(given: RemoteArguments, shown: ReturnedTensor) -> Reference:
+def _hold(inputs: RemoteArguments, result: ReturnedTensor) -> Reference:
     """A reference to a tensor that a call returns, and that may show memory of an argument."""
-    reference = given.mesh.stream.hold(shown.meta, call_site())
-    if shown.source >= 0:
-        share(reference, given.tensors[shown.source].reference, shown.offset, None)
+    reference = inputs.mesh.stream.hold(result.meta, call_site())
+    if result.source >= 0:
+        share(reference, inputs.tensors[result.source].reference, result.offset, None)
     return reference
 
 
-def _result(given: RemoteArguments, shown: Returned, references: Sequence[Reference]) -> Any:
-    made = iter(references)
-    return tree_map_only(ReturnedTensor, lambda leaf: MeshTensor(leaf.meta, next(made)), shown.tree)
+def _result(inputs: RemoteArguments, outcome: Returned, references: Sequence[Reference]) -> Any:
+    remaining = iter(references)
+    return tree_map_only(ReturnedTensor, lambda leaf: MeshTensor(leaf.meta, next(remaining)), outcome.tree)
 
 
-def _imagined(function: Callable[..., object], given: RemoteArguments, args: object, kwargs: object) -> Returned:
+def _predict(function: Callable[..., object], inputs: RemoteArguments, args: object, kwargs: object) -> Returned:
     """What a propagating function returns for tensors without values, which it may change in place."""
-    layout = given.mesh.stream.layout
+    layout = inputs.mesh.stream.layout
     fakes: dict[int, torch.Tensor] = {}
     leaves, tree = tree_flatten((args, kwargs))
     with disabled(), FakeTensorMode() as mode, torch.no_grad():
-        for tensor in given.tensors:
+        for tensor in inputs.tensors:
             fakes[tensor.reference.number] = _fake(tensor.meta, layout.device)
 
         def filled_in(leaf: object) -> object:
@@ -358,11 +358,11 @@ def _imagined(function: Callable[..., object], given: RemoteArguments, args: obj
             return mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
         filled = [filled_in(leaf) for leaf in leaves]
-        found = [fakes[tensor.reference.number] for tensor in given.tensors]
-        before = [fake._version for fake in found]
+        fake_inputs = [fakes[tensor.reference.number] for tensor in inputs.tensors]
+        before = [fake._version for fake in fake_inputs]
         fake_args, fake_kwargs = tree_unflatten(filled, tree)
         value = function(*fake_args, **fake_kwargs)
-        return returned(value, found, before, layout)
+        return returned(value, fake_inputs, before, layout)
 
 
 def _fake(meta: Meta, device: str) -> torch.Tensor:

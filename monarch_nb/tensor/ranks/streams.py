@@ -53,7 +53,7 @@ class Stream:
         """
         if not isinstance(t, MeshTensor) or not t.meta.is_own:
             raise RankTensorError("LOCAL_TENSOR", f"borrow: {kind_of(t)} is no tensor of the ranks' own values")
-        reference, where = t.reference, call_site()
+        reference, site = t.reference, call_site()
         source, mine = reference.stream, t.mesh.on(self).stream
         if mine is source:
             raise RankTensorError("WRONG_STREAM", f"borrow: the tensor is on stream {self.name!r} already")
@@ -66,16 +66,16 @@ class Stream:
         source.flush()
         lent = source.sent()
         meta = Meta.of(mine.layout, t.meta.shape, t.meta.dtype, own_values(mine.layout), stride=t.meta.stride)
-        made = mine.hold(meta, where)
-        made.memory = LogicalMemory()
+        alias = mine.hold(meta, site)
+        alias.memory = LogicalMemory()
         mine.issue_object(Await(source.number, lent))
-        mine.issue_object(Take(meta, members, tag, made.number, lends=True))
+        mine.issue_object(Take(meta, members, tag, alias.number, lends=True))
         memory.loans = memory.loans or MemoryLoans()
-        memory.loans.given[tag] = mutable, where
-        made.memory.loans = MemoryLoans(("write" if mutable else "read", where))
+        memory.loans.given[tag] = mutable, site
+        alias.memory.loans = MemoryLoans(("write" if mutable else "read", site))
         source.held.has_lent = mine.held.has_lent = True
-        tensor = cast("RankTensor", MeshTensor(meta, made))
-        return tensor, Borrow(tensor, source, memory, where, tag)
+        tensor = cast("RankTensor", MeshTensor(meta, alias))
+        return tensor, Borrow(tensor, source, memory, site, tag)
 
     def __repr__(self) -> str:
         return f"<stream {self.name!r}>"
@@ -107,11 +107,11 @@ class Borrow:
     """A tensor that a stream has borrowed; `drop()` gives it back, and so does leaving a `with` block."""
 
     def __init__(
-        self, tensor: "RankTensor", lender: "CommandStream", memory: LogicalMemory, where: CallSite | None, tag: int
+        self, tensor: "RankTensor", lender: "CommandStream", memory: LogicalMemory, site: CallSite | None, tag: int
     ) -> None:
         self._tensor, self._memory, self._own = tensor, memory, tensor.reference.memory
         self._mine, self._theirs = tensor.reference.stream, lender
-        self._where, self._tag = where, tag
+        self._site, self._tag = site, tag
         self._dropped = False
         _open[tag] = self
 
@@ -153,7 +153,7 @@ class Borrow:
         if not self._dropped:
             warnings.warn(
                 f"a borrow was not dropped, and is now: borrow.drop(), or `with borrow:`. It was made at "
-                f"{origin_of(self._where)}",
+                f"{origin_of(self._site)}",
                 UserWarning,
                 stacklevel=2,
             )

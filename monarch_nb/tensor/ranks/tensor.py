@@ -30,12 +30,12 @@ class _Collected(threading.local):
 
     tensors: "list[RankTensor] | None" = None
 
-    def place_of(self, tensor: "RankTensor") -> int:
+    def index_of(self, tensor: "RankTensor") -> int:
         """The number of a tensor among them."""
         assert self.tensors is not None
-        for place, known in enumerate(self.tensors):
-            if known.reference.number == tensor.reference.number and known.reference.stream is tensor.reference.stream:
-                return place
+        for index, item in enumerate(self.tensors):
+            if item.reference.number == tensor.reference.number and item.reference.stream is tensor.reference.stream:
+                return index
         self.tensors.append(tensor)
         return len(self.tensors) - 1
 
@@ -70,7 +70,7 @@ class RankTensor(MeshTensor):
     @classmethod
     def of_parts(cls, tensor: MeshTensor) -> MeshTensor:
         """See `MeshTensor.per_rank`."""
-        return exchanging.parts_of(tensor)
+        return exchanging.per_rank(tensor)
 
     @property
     def dropped(self) -> bool:
@@ -111,7 +111,7 @@ class RankTensor(MeshTensor):
 
         Values of ranks that the spec makes copies of each other must be equal, which is not checked. Does not block.
         """
-        return exchanging.whole_of(self, spec)
+        return exchanging.as_sharded(self, spec)
 
     def slice_mesh(self, **coordinates: Selector) -> exchanging.ValueSlice:
         """Returns what a part of the mesh has, as `mesh.slice` takes it, for `to_mesh`."""
@@ -139,11 +139,11 @@ class RankTensor(MeshTensor):
         """
         return self._value("full_tensor")
 
-    def _value(self, what: str) -> torch.Tensor:
+    def _value(self, operation: str) -> torch.Tensor:
         shards = self.local_shards()
         ranks = ranks_with_other_values(shards)
         if ranks:
-            raise different_values(what, shards, ranks)
+            raise different_values(operation, shards, ranks)
         return next(iter(shards.values()))
 
     def tolist(self) -> Any:
@@ -178,7 +178,7 @@ class RankTensor(MeshTensor):
 
     def __reduce_ex__(self, protocol: object) -> Any:
         if COLLECTED.tensors is not None:
-            return given_tensor, (COLLECTED.place_of(self),)
+            return given_tensor, (COLLECTED.index_of(self),)
         raise HeldByRanksError(
             "a tensor of the ranks' own values cannot be pickled or saved: its values are in other processes. Save "
             "monarch.inspect(t), or write files on the ranks"
@@ -241,32 +241,32 @@ for _name, _function in {
 
 def ranks_with_other_values(values: ValueMesh[torch.Tensor]) -> list[int]:
     """The ranks whose value is not that of the first."""
-    first, *others = values.values()
-    found = []
-    for rank, other in enumerate(others, 1):
-        if not _is_equal(first, other):
-            found.append(rank)
-    return found
+    first, *following = values.values()
+    ranks = []
+    for rank, value in enumerate(following, 1):
+        if not _is_equal(first, value):
+            ranks.append(rank)
+    return ranks
 
 
-def _is_equal(first: torch.Tensor, other: torch.Tensor) -> bool:
-    if (first.shape, first.dtype) != (other.shape, other.dtype):
+def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
     if first.is_floating_point() or first.is_complex():
         wide = torch.complex128 if first.is_complex() else torch.float64  # small types cannot be compared themselves
-        return torch.allclose(first.to(wide), other.to(wide), 0, 0, equal_nan=True)
-    return torch.equal(first, other)
+        return torch.allclose(first.to(wide), second.to(wide), 0, 0, equal_nan=True)
+    return torch.equal(first, second)
 
 
-def different_values(what: str, values: ValueMesh[torch.Tensor], ranks: list[int]) -> RankTensorError:
+def different_values(operation: str, values: ValueMesh[torch.Tensor], ranks: list[int]) -> RankTensorError:
     """The error for a use as one value of a tensor of which ranks have several."""
-    held = list(values)
-    (_, first), (point, other) = held[0], held[ranks[0]]
-    coordinates = ", ".join(f"{name}={at}" for name, at in point.items())
-    is_shown = first.numel() == other.numel() == 1
-    shown = f" (rank 0 has {first.item()}, rank {ranks[0]} {other.item()})" if is_shown else ""
+    entries = list(values)
+    (_, first), (point, second) = entries[0], entries[ranks[0]]
+    coordinates = ", ".join(f"{name}={position}" for name, position in point.items())
+    is_shown = first.numel() == second.numel() == 1
+    shown = f" (rank 0 has {first.item()}, rank {ranks[0]} {second.item()})" if is_shown else ""
     return RankTensorError(
         "DIFFERENT_VALUES",
-        f"{what}: {ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} another value than rank 0{shown}. "
+        f"{operation}: {ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} another value than rank 0{shown}. "
         f"monarch.inspect(t, {coordinates}) returns that of one rank",
     )

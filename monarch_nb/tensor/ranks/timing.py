@@ -73,14 +73,14 @@ class ExecutionTimer:
             cls._settle()
             return {
                 name: {
-                    "count": len(found),
-                    "mean_ms": sum(found) / len(found),
-                    "total_ms": sum(found),
-                    "min_ms": min(found),
-                    "max_ms": max(found),
+                    "count": len(times),
+                    "mean_ms": sum(times) / len(times),
+                    "total_ms": sum(times),
+                    "min_ms": min(times),
+                    "max_ms": max(times),
                 }
-                for name, found in cls._measured.items()
-                if found
+                for name, times in cls._measured.items()
+                if times
             }
 
     @classmethod
@@ -88,11 +88,11 @@ class ExecutionTimer:
         """The last measurement of a name; 0 without any, which is logged. Waits for the GPU."""
         with cls._lock:
             cls._settle()
-            found = cls._measured.get(name or _DEFAULT)
-        if not found:
+            times = cls._measured.get(name or _DEFAULT)
+        if not times:
             logger.warning("ExecutionTimer: no part %r has been measured", name or _DEFAULT)
             return 0.0
-        return found[-1]
+        return times[-1]
 
     @classmethod
     def _settle(cls) -> None:
@@ -106,9 +106,9 @@ class ExecutionTimer:
 def _mark() -> Any:
     """A mark in what the device's current stream does, with its time."""
     event: Any = torch.cuda.Event  # without types
-    made = event(enable_timing=True)
-    made.record()
-    return made
+    mark = event(enable_timing=True)
+    mark.record()
+    return mark
 
 
 def execution_timer_start(name: str | None = None, use_cpu: bool = False) -> None:
