@@ -28,7 +28,7 @@ def test_ranks_that_all_fail_alike_go_on() -> None:
     operation = FailedOperation((0, 1, 2), 7, 0.0)
     assert operation.failed(0, failure(0)) is None
     assert operation.failed(2, failure(2)) is None
-    assert operation.others == [1]
+    assert operation.remaining == [1]
     assert operation.failed(1, failure(1)) is Verdict.GO_ON
 
 

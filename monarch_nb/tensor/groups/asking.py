@@ -34,7 +34,7 @@ class Asked:
 
 
 def values_on(
-    runtime: Runtime, procs: ProcMesh, asked: AskValues, failed: Collection[int], timeout: float
+    runtime: Runtime, procs: ProcMesh, query: AskValues, failed: Collection[int], timeout: float
 ) -> list[Values | str]:
     """Local values of a tensor by rank, or the reason why a rank gives none. Blocks up to `timeout` seconds.
 
@@ -43,7 +43,7 @@ def values_on(
     state = state_of(procs)
     ranks = list(region_of(procs).ranks())[:MOST]
     answers = [
-        None if index in failed else request(runtime, state.address(rank), VALUES, asked)
+        None if index in failed else request(runtime, state.address(rank), VALUES, query)
         for index, rank in enumerate(ranks)
     ]
     until = time.monotonic() + timeout

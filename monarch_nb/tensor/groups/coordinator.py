@@ -47,35 +47,35 @@ class FailedOperation:
     An operation of a compiled step counts as reached once the step has `begun`: progress inside a step is unknown.
     """
 
-    def __init__(self, ranks: tuple[int, ...], number: int, at: float, begun: int | None = None) -> None:
-        self.ranks, self.number, self.since = ranks, number if begun is None else begun, at
+    def __init__(self, ranks: tuple[int, ...], number: int, now: float, begun: int | None = None) -> None:
+        self.ranks, self.number, self.since = ranks, number if begun is None else begun, now
         self._max_wait = COLLECTIVE_WAIT_S if begun is None else STEP_WAIT_S
         self.failures: dict[int, Failure] = {}
         self._all_inside_since: float | None = None  # since when all other ranks are in the operation
 
     @property
-    def others(self) -> list[int]:
+    def remaining(self) -> list[int]:
         """Ranks that have reported no failure."""
         return [rank for rank in self.ranks if rank not in self.failures]
 
     def failed(self, rank: int, failure: Failure) -> Verdict | None:
         """Records the failure of a rank."""
         self.failures[rank] = failure
-        return None if self.others else Verdict.GO_ON
+        return None if self.remaining else Verdict.GO_ON
 
-    def on_progress(self, done: Mapping[int, int], at: float) -> Verdict | None:
+    def on_progress(self, done: Mapping[int, int], now: float) -> Verdict | None:
         """Takes the number of operations that each other rank has done. Ranks without an answer are missing."""
-        others = self.others
-        if not others:
+        remaining = self.remaining
+        if not remaining:
             return Verdict.GO_ON
-        if any(done.get(rank, 0) > self.number for rank in others) or at - self.since > MAX_BEHIND_S:
+        if any(done.get(rank, 0) > self.number for rank in remaining) or now - self.since > MAX_BEHIND_S:
             return Verdict.CUT
-        if any(done.get(rank, -1) < self.number for rank in others):
+        if any(done.get(rank, -1) < self.number for rank in remaining):
             self._all_inside_since = None
             return None
         if self._all_inside_since is None:
-            self._all_inside_since = at
-        return Verdict.CUT if at - self._all_inside_since >= self._max_wait else None
+            self._all_inside_since = now
+        return Verdict.CUT if now - self._all_inside_since >= self._max_wait else None
 
 
 class GroupCoordinator:
@@ -93,7 +93,7 @@ class GroupCoordinator:
     ) -> None:
         self._runtime, self._state, self._members, self._on_loss = runtime, state, members, on_loss
         self.generation = -1
-        self._addresses: list[str] = []  # of its processes; a heal gives ranks others
+        self._addresses: list[str] = []  # of its processes; a heal gives ranks new ones
         self._failing: dict[tuple[int, int], FailedOperation] = {}  # by stream and operation
         self._cut = -1  # the last generation that was ended
         self._closed = False
@@ -167,26 +167,26 @@ class GroupCoordinator:
     def _check_departures(self, generation: int) -> None:
         if self.generation != generation or self._closed:
             return
-        asked = {
+        replies = {
             rank: request(self._runtime, self._address(rank), HOW_FAR, HowFar(self._state.uid, 0))
             for rank in range(len(self._members))
         }
-        self._runtime.later(ANSWER_TIMEOUT_S, lambda: self._kill_remaining(generation, asked))
+        self._runtime.later(ANSWER_TIMEOUT_S, lambda: self._kill_remaining(generation, replies))
 
-    def _kill_remaining(self, generation: int, asked: dict[int, Future[StreamProgress]]) -> None:
+    def _kill_remaining(self, generation: int, replies: dict[int, Future[StreamProgress]]) -> None:
         if self.generation != generation or self._closed or self._state.stopped is not None:
             return
-        for rank, future in asked.items():
+        for rank, future in replies.items():
             if not future.done():
                 self._kill(rank, "does not answer")
-            elif future.exception(0) is None and (held := future.get(0).held):
-                self._kill(rank, f"cannot leave it: {held}")
+            elif future.exception(0) is None and (obstacle := future.get(0).held):
+                self._kill(rank, f"cannot leave it: {obstacle}")
 
-    def _kill(self, rank: int, why: str) -> None:
+    def _kill(self, rank: int, reason: str) -> None:
         base = self._members[rank]
         text = (
-            f"its process group was ended more than {LEAVE_TIMEOUT_S:g} s ago, and it {why}. The mesh cannot be used "
-            "while it stays there"
+            f"its process group was ended more than {LEAVE_TIMEOUT_S:g} s ago, and it {reason}. The mesh cannot be "
+            "used while it stays there"
         )
         logger.warning("rank %d of %s is killed: %s", base, self._state.name, text)
         self._runtime.part(MeshHealer).kill(self._state, (base,), text)
@@ -194,26 +194,26 @@ class GroupCoordinator:
     def _ask_progress(self, key: tuple[int, int]) -> None:
         with self._lock:
             operation = self._failing.get(key)
-            others = [] if operation is None else operation.others
-        if operation is None or not others:
+            remaining = [] if operation is None else operation.remaining
+        if operation is None or not remaining:
             return
-        asked: dict[int, Future[StreamProgress]] = {
+        polls: dict[int, Future[StreamProgress]] = {
             rank: request(self._runtime, self._address(rank), HOW_FAR, HowFar(self._state.uid, key[0]))
-            for rank in others
+            for rank in remaining
         }
         pending = iter((True,))  # answers are evaluated once: when all have arrived, or after the time-out
 
         def evaluate() -> None:
             if next(pending, False):
-                self._on_answers(key, operation, asked)
+                self._on_answers(key, operation, polls)
 
-        when_done(settle(list(asked.values()), lambda: ""), lambda _: evaluate())
+        when_done(settle(list(polls.values()), lambda: ""), lambda _: evaluate())
         self._runtime.later(_ANSWER_WAIT_S, evaluate)
 
     def _on_answers(
-        self, key: tuple[int, int], operation: FailedOperation, asked: dict[int, Future[StreamProgress]]
+        self, key: tuple[int, int], operation: FailedOperation, polls: dict[int, Future[StreamProgress]]
     ) -> None:
-        done = {rank: one.get(0).done for rank, one in asked.items() if one.done() and one.exception(0) is None}
+        done = {rank: poll.get(0).done for rank, poll in polls.items() if poll.done() and poll.exception(0) is None}
         with self._lock:
             if self._failing.get(key) is not operation:
                 return

@@ -56,26 +56,26 @@ class Groups:
         if self.membership is not None:
             self.membership.cut(message)
 
-    def _how_far(self, asked: HowFar, asker: Asker[StreamProgress]) -> StreamProgress:
+    def _how_far(self, message: HowFar, asker: Asker[StreamProgress]) -> StreamProgress:
         member = self.membership
-        if member is None or member.group != asked.group:
+        if member is None or member.group != message.group:
             return StreamProgress(0)
-        return StreamProgress(member.progress(asked.stream), member.held)
+        return StreamProgress(member.progress(message.stream), member.held)
 
-    def _used(self, asked: AskUsed, asker: Asker[MemoryUsed]) -> MemoryUsed:
+    def _used(self, message: AskUsed, asker: Asker[MemoryUsed]) -> MemoryUsed:
         member = self.membership
-        return MemoryUsed() if member is None or member.group != asked.group else member.usage(asked.stream)
+        return MemoryUsed() if member is None or member.group != message.group else member.usage(message.stream)
 
-    def _values(self, asked: AskValues, asker: Asker[Values]) -> None:
+    def _values(self, message: AskValues, asker: Asker[Values]) -> None:
         member = self.membership
-        if member is None or member.group != asked.group:
+        if member is None or member.group != message.group:
             asker.reply(Values("coming"))
             return
         values = member.values
 
         def answer() -> None:
             try:
-                asker.reply(values(asked))
+                asker.reply(values(message))
             except Exception as error:
                 asker.refuse(f"{type(error).__name__}: {error}")
 

@@ -57,16 +57,16 @@ def _staged(operation: OpOverload) -> Callable[..., object]:
     in_place = operation._schema.name.endswith("_")
 
     def call(*args: object, **kwargs: object) -> object:
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        device = given[0].device
-        here, options = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), (args, kwargs))
-        found = operation(*here, **options)
-        found = tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor.default, found)
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        device = inputs[0].device
+        copies, options = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), (args, kwargs))
+        results = operation(*copies, **options)
+        results = tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor.default, results)
         target = args[0] if in_place else kwargs.get("out")
         if target is not None:
-            for one, other in zip(tree_leaves(target), tree_leaves(found), strict=True):
-                one.copy_(other)
+            for output, result in zip(tree_leaves(target), tree_leaves(results), strict=True):
+                output.copy_(result)
             return target
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), found)
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), results)
 
     return call

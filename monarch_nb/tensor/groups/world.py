@@ -59,25 +59,25 @@ class TorchGroups:
         self.connections = Connections()
         self.size = 0
         self._store: TCPStore | None = None  # in the process of rank 0
-        self._at: StoreAddress | None = None
+        self._store_address: StoreAddress | None = None
         self._on_loopback = False  # this class has set the interface
-        self._ours = False  # the default group of this process was made here
+        self._is_ours = False  # the default group of this process was made here
         self._meshes: dict[str, DeviceMesh] = {}
-        self._apart: set[str] = set()  # those without groups so far
+        self._unconnected: set[str] = set()  # those without groups so far
         self._lines: dict[tuple[int, ...], c10d.GroupName] = {}  # groups of this generation, by their members
         self._staging: Staging | None = None  # where ranks share a device
 
     def keep_store(self, one_host: bool) -> StoreAddress:
         """Starts the store, in the process of rank 0. Later generations reuse it unless they span more hosts."""
-        if self._at is None or (self._at.host == _LOOPBACK and not one_host):
+        if self._store_address is None or (self._store_address.host == _LOOPBACK and not one_host):
             host = _LOOPBACK if one_host else _host_name()
             listener = socket.create_server((_LOOPBACK if one_host else "", 0), backlog=2048)
             port = listener.getsockname()[1]
             self._store = TCPStore(
                 host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
-            self._at = StoreAddress(host, port)
-        return self._at
+            self._store_address = StoreAddress(host, port)
+        return self._store_address
 
     def join(self, address: StoreAddress, spec: GroupSpec, rank: int, connections: Connections) -> None:
         """Joins a generation, after leaving the previous one; blocks until all members have joined.
@@ -85,7 +85,7 @@ class TorchGroups:
         Meshes of the previous generation continue in this one. `connections` records the connections that are opened.
         Raises RuntimeError if the process has another default group, or if this generation is cut meanwhile.
         """
-        if dist.is_initialized() and not self._ours:
+        if dist.is_initialized() and not self._is_ours:
             raise RuntimeError(
                 "this process has a torch.distributed process group already, and a tensor mesh needs its own: wrap "
                 "processes that have none, or call torch.distributed.destroy_process_group() there first"
@@ -117,7 +117,7 @@ class TorchGroups:
                 store=own,
                 timeout=_TIMEOUT,
             )
-            self._ours = True
+            self._is_ours = True
             dist.barrier()
         for name, mesh in sorted(self._meshes.items()):
             self._connect(name, mesh)
@@ -133,13 +133,13 @@ class TorchGroups:
         if connected:
             self._connect(name, mesh)
         else:
-            self._apart.add(name)
+            self._unconnected.add(name)
         self._meshes[name] = mesh
         return mesh
 
     def connect(self, name: str) -> None:
         """Makes the groups of a mesh that has none; all of its members call this, in order with other collectives."""
-        if name in self._apart:
+        if name in self._unconnected:
             self._connect(name, self._meshes[name])
 
     def own_group(self, name: str, members: Sequence[int]) -> dist.ProcessGroup:
@@ -149,7 +149,7 @@ class TorchGroups:
     def drop(self, name: str) -> None:
         """Removes a mesh from later generations."""
         self._meshes.pop(name, None)
-        self._apart.discard(name)
+        self._unconnected.discard(name)
 
     def abort(self) -> None:
         """Ends the collectives of NCCL that are pending: their kernels wait on the device. May block; any thread.
@@ -164,9 +164,9 @@ class TorchGroups:
 
     def leave(self) -> None:
         """Destroys the group without notifying its members."""
-        if self._ours and dist.is_initialized():
+        if self._is_ours and dist.is_initialized():
             dist.destroy_process_group()
-        self._ours = False
+        self._is_ours = False
         self._lines.clear()
         if self._staging is not None:
             self._staging.end()
@@ -185,16 +185,16 @@ class TorchGroups:
                 self._lines[members] = self._group(f"{name}/{dim}", list(members))
             names.append(self._lines[members])
         mesh._dim_group_names = names
-        mesh._pg_registry = {each: _resolve_process_group(each) for each in names}
-        self._apart.discard(name)
+        mesh._pg_registry = {group: _resolve_process_group(group) for group in names}
+        self._unconnected.discard(name)
 
     def _group(
         self, name: str, members: list[int], *, shared: bool = True, backend: str | None = None
     ) -> c10d.GroupName:
         default = c10d._get_default_group()
         if shared and len(members) == self.size:
-            whole: c10d.GroupName = default.group_name
-            return whole
+            default_name: c10d.GroupName = default.group_name
+            return default_name
         default_backend, store = c10d._world.pg_map[default]
         with PROCESS_GROUPS.apart(), self.connections.noted():
             group, _ = c10d._new_process_group_helper(
@@ -208,8 +208,8 @@ class TorchGroups:
                 group_desc=name,
             )
         c10d._world.pg_group_ranks[group] = {rank: position for position, rank in enumerate(members)}
-        made: c10d.GroupName = group.group_name
-        return made
+        group_name: c10d.GroupName = group.group_name
+        return group_name
 
 
 def _devices(store: PrefixStore, rank: int, size: int) -> list[str]:

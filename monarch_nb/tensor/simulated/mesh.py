@@ -57,10 +57,10 @@ class SimulatedMesh(Mesh):
         self._simulation, self._ranks_here = simulation, region
         self._entered = []
         key = (region, lane)
-        found = simulation.streams.get(key)
-        if found is None:
-            found = simulation.streams[key] = self._simulated(lane)
-        self._stream = found
+        stream = simulation.streams.get(key)
+        if stream is None:
+            stream = simulation.streams[key] = self._simulated(lane)
+        self._stream = stream
 
     def _simulated(self, lane: Lane | None) -> SimulatedStream:
         prepare()
@@ -104,7 +104,7 @@ class SimulatedMesh(Mesh):
     def to_table(self) -> str:
         """A table of text: each rank and its coordinates."""
         rows = [
-            ", ".join(f"{name}={at}" for name, at in self.region.extent.point(rank).items())
+            ", ".join(f"{name}={position}" for name, position in self.region.extent.point(rank).items())
             for rank in range(len(self))
         ]
         return "\n".join(f"simulated rank {base}: {row}" for base, row in zip(self.members, rows, strict=True))

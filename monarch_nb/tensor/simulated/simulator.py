@@ -36,13 +36,13 @@ class SimulatorTraceMode(enum.Enum):
     EVERYTHING = enum.auto()  # both: nothing begins before it was issued
 
 
-def _mode(kind: type[E], given: str | E, what: str) -> E:
-    if isinstance(given, kind):
-        return given
-    found = kind.__members__.get(str(given).upper())
-    if found is None:
-        raise ValueError(f"{what}={given!r} is none of {', '.join(repr(name.lower()) for name in kind.__members__)}")
-    return found
+def _mode(kind: type[E], value: str | E, option: str) -> E:
+    if isinstance(value, kind):
+        return value
+    mode = kind.__members__.get(str(value).upper())
+    if mode is None:
+        raise ValueError(f"{option}={value!r} is none of {', '.join(repr(name.lower()) for name in kind.__members__)}")
+    return mode
 
 
 class Simulator:
@@ -120,8 +120,8 @@ class Simulator:
 
     def _write(self) -> None:
         if self.trace_file is not None:
-            found = trace.events(self.timeline, self._traces.name.lower(), grouped=self.group_workers)
-            self.trace_file.write_text(json.dumps({"traceEvents": found}), encoding="utf-8")
+            events = trace.events(self.timeline, self._traces.name.lower(), grouped=self.group_workers)
+            self.trace_file.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
 
     def _finish(self) -> None:
         """Writes what is written at the end."""

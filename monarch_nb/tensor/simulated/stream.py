@@ -70,13 +70,13 @@ class Simulation:
         self.borrows: dict[int, SimulatedBorrow] = {}  # by tag
         self._clock = clock
 
-    def begin(self, name: str, stream: "SimulatedStream", where: CallSite | None, **about: object) -> None:
+    def begin(self, name: str, stream: "SimulatedStream", site: CallSite | None, **about: object) -> None:
         """Begins a command."""
         timeline = self.timeline
         timeline.commands += 1
         if self._clock is not None:
             timeline.now = self._clock()
-            timeline.issued.append((name, timeline.now, timeline.commands, where))
+            timeline.issued.append((name, timeline.now, timeline.commands, site))
         if self.records is not None:
             self.records.append(
                 {
@@ -84,7 +84,7 @@ class Simulation:
                     "name": name,
                     "stream": stream.lane_name,
                     "ranks": list(stream.ranks),
-                    "line": str(origin_of(where)).partition("\n")[0] if where else "",
+                    "line": str(origin_of(site)).partition("\n")[0] if site else "",
                     **about,
                 }
             )
@@ -118,16 +118,16 @@ class SimulatedStream(Stream):
 
     # -- issuing ----------------------------------------------------------------------------------------------------
 
-    def issue(self, command: tuple[object, ...], where: CallSite | None, written: Sequence[WriteRecord] = ()) -> None:
+    def issue(self, command: tuple[object, ...], site: CallSite | None, written: Sequence[WriteRecord] = ()) -> None:
         """Simulates an operation. Raises ContentsLostError if the mesh was stopped."""
         self.resume_if_healed()
         self.free()
         if self.watcher is not None:
-            self.watcher.issued(command, where)
+            self.watcher.issued(command, site)
         if command[0] == OBJECT:
-            self._object(command[1], where)
+            self._object(command[1], site)
         else:
-            self._operation(command, where)
+            self._operation(command, site)
 
     def free(self) -> None:
         """Frees unreferenced tensors of all streams in simulated time."""
@@ -147,45 +147,45 @@ class SimulatedStream(Stream):
         """Another handle of a tensor was made, which counts as an operation here."""
         self._run(operation, (reference.number,), call_site(2))
 
-    def _operation(self, command: tuple[object, ...], where: CallSite | None) -> None:
+    def _operation(self, command: tuple[object, ...], site: CallSite | None) -> None:
         number = command[0]
         assert isinstance(number, int)
         definition = self.defined[number]
         signature = self._signatures.get(number)
         if signature is None or signature.operation != definition.operation:
             signature = self._signatures[number] = PlanSignature(definition)
-        given, made = (cast(Sequence[int], command[part]) for part in (signature.tensors, signature.results))
+        inputs, results = (cast(Sequence[int], command[part]) for part in (signature.tensors, signature.results))
         name = definition.operation.removesuffix(".default")
         dims = _dims_exchanged(definition) if isinstance(definition, Define) else ()
-        self._run(name, given, where, made=made, writes=[given[at] for at in signature.writes], dims=dims)
+        self._run(name, inputs, site, results=results, writes=[inputs[index] for index in signature.writes], dims=dims)
 
     def _run(
         self,
         name: str,
-        given: Sequence[int],
-        where: CallSite | None,
-        made: Sequence[int] = (),
+        inputs: Sequence[int],
+        site: CallSite | None,
+        results: Sequence[int] = (),
         writes: Sequence[int] = (),
         dims: Sequence[int] = (),
     ) -> None:
         """Simulates what reads some tensors and makes others; along `dims` of the mesh ranks exchange values."""
         timeline = self.simulation.timeline
-        for number in given:
-            self._use(number, where)
-        self.simulation.begin(name, self, where, reads=list(given), makes=list(made), writes=list(writes))
+        for number in inputs:
+            self._use(number, site)
+        self.simulation.begin(name, self, site, reads=list(inputs), makes=list(results), writes=list(writes))
         if dims:
-            timeline.exchange(self._groups(dims), self.lane, name, where)
+            timeline.exchange(self._groups(dims), self.lane, name, site)
         else:
-            timeline.operate(self.ranks, self.lane, name, where)
-        self._make(made, given)
+            timeline.operate(self.ranks, self.lane, name, site)
+        self._make(results, inputs)
 
-    def _make(self, made: Sequence[int], given: Sequence[int] = ()) -> None:
-        for number, reference in zip(made, self.held.references(made), strict=True):
+    def _make(self, results: Sequence[int], inputs: Sequence[int] = ()) -> None:
+        for number, reference in zip(results, self.held.references(results), strict=True):
             shared = None if reference is None else reference.memory
             memory = None if shared is None else self._shared.get(shared)
             if memory is None and shared is not None:
-                sources = zip(given, self.held.references(given), strict=True)
-                base = next((at for at, each in sources if each is not None and each.memory is shared), None)
+                sources = zip(inputs, self.held.references(inputs), strict=True)
+                base = next((source for source, ref in sources if ref is not None and ref.memory is shared), None)
                 if base is not None and base in self._memories:
                     memory = self._shared[shared] = self._memories[base]
                     if base in self._borrowed:
@@ -197,42 +197,42 @@ class SimulatedStream(Stream):
                 memory.holders += 1
             self._memories[number] = memory
 
-    def _use(self, number: int, where: CallSite | None) -> None:
+    def _use(self, number: int, site: CallSite | None) -> None:
         """Waits for the lender of a tensor at its first use."""
         borrow = self._borrowed.get(number)
         if borrow is not None and not borrow.used:
             borrow.used = True
             name = f"waiting for {borrow.source.lane_name}"
-            self.simulation.begin(name, self, where, reads=[number])
-            self.simulation.timeline.wait(self.lane, borrow.recorded, name, where)
+            self.simulation.begin(name, self, site, reads=[number])
+            self.simulation.timeline.wait(self.lane, borrow.recorded, name, site)
 
     def _groups(self, dims: Sequence[int]) -> Iterator[list[int]]:
         """The ranks that exchange values along dimensions of the mesh."""
         slice_ = self._region_here.ndslice
         sizes = list(slice_.sizes)
-        others = [range(size) if dim not in dims else range(1) for dim, size in enumerate(sizes)]
+        outer = [range(size) if dim not in dims else range(1) for dim, size in enumerate(sizes)]
         inner = [range(size) if dim in dims else range(1) for dim, size in enumerate(sizes)]
-        for outer in product(*others):
-            yield [slice_.nditem([a + b for a, b in zip(outer, point, strict=True)]) for point in product(*inner)]
+        for start in product(*outer):
+            yield [slice_.nditem([a + b for a, b in zip(start, point, strict=True)]) for point in product(*inner)]
 
     # -- commands other than operations -----------------------------------------------------------------------------
 
-    def _object(self, command: object, where: CallSite | None) -> None:
+    def _object(self, command: object, site: CallSite | None) -> None:
         simulation, timeline = self.simulation, self.simulation.timeline
         match command:
             case PutTensor() | Locals() | MakeParts():
-                self._run("send", (), where, made=(command.result,))
+                self._run("send", (), site, results=(command.result,))
             case CallRemote():
                 numbers = [leaf.number for leaf in tree_leaves((command.args, command.kwargs)) if _is_tensor(leaf)]
-                self._run(command.name, numbers, where, made=command.results, writes=command.writes)
+                self._run(command.name, numbers, site, results=command.results, writes=command.writes)
             case RunFunction():
-                self._run(getattr(command.function, "__name__", "execute"), (), where)
+                self._run(getattr(command.function, "__name__", "execute"), (), site)
             case Send(lends=True):
                 recorded = timeline.recorded(self.ranks, self.lane)
                 memory = self._memories[command.number]
                 memory.holders += 1
                 simulation.borrows[command.tag] = SimulatedBorrow(recorded, self, memory)
-                simulation.begin("borrow", self, where, reads=[command.number])
+                simulation.begin("borrow", self, site, reads=[command.number])
             case Take(lends=True):
                 borrow = self._borrowed[command.result] = simulation.borrows[command.tag]
                 borrow.memory.holders += 1
@@ -241,59 +241,59 @@ class SimulatedStream(Stream):
                 if reference is not None and reference.memory is not None:
                     self._shared[reference.memory] = borrow.memory
             case GiveBack():
-                self._give_back(simulation.borrows.pop(command.tag), where)
+                self._give_back(simulation.borrows.pop(command.tag), site)
             case Send():
                 simulation.under_way[command.tag] = self, command.number
             case Take():
-                self._take(command, where)
+                self._take(command, site)
 
-    def _give_back(self, borrow: SimulatedBorrow, where: CallSite | None) -> None:
+    def _give_back(self, borrow: SimulatedBorrow, site: CallSite | None) -> None:
         name = f"waiting for {self.lane_name}"
         timeline = self.simulation.timeline
-        self.simulation.begin(name, borrow.source, where)
-        timeline.wait(borrow.source.lane, timeline.recorded(self.ranks, self.lane), name, where)
+        self.simulation.begin(name, borrow.source, site)
+        timeline.wait(borrow.source.lane, timeline.recorded(self.ranks, self.lane), name, site)
         timeline.release(borrow.memory)
 
-    def _take(self, command: Take, where: CallSite | None) -> None:
+    def _take(self, command: Take, site: CallSite | None) -> None:
         source, number = self.simulation.under_way.pop(command.tag)
-        source._use(number, where)
-        self.simulation.begin("to_mesh", self, where, reads=[number], makes=[command.result])
+        source._use(number, site)
+        self.simulation.begin("to_mesh", self, site, reads=[number], makes=[command.result])
         routes = list(zip(command.sources, self.ranks, strict=True))
-        self.simulation.timeline.send(routes, source.lane, self.lane, where)
+        self.simulation.timeline.send(routes, source.lane, self.lane, site)
         self._make((command.result,))
 
     # -- values -----------------------------------------------------------------------------------------------------
 
-    def ask(self, command: tuple[object, ...], what: str, written: Sequence[WriteRecord] = ()) -> ValueMesh[Any]:
+    def ask(self, command: tuple[object, ...], operation: str, written: Sequence[WriteRecord] = ()) -> ValueMesh[Any]:
         """Returns zeros, or None where a function would return something."""
         self.resume_if_healed()
         self.free()
         return self._value(command, call_site())
 
-    def requested(self, commands: Sequence[tuple[object, ...]], what: str) -> Future[list[ValueMesh[Any]]]:
+    def requested(self, commands: Sequence[tuple[object, ...]], operation: str) -> Future[list[ValueMesh[Any]]]:
         """As `ask`, for several."""
         self.resume_if_healed()
         self.free()
-        where = call_site()
-        return resolved_future([self._value(command, where) for command in commands])
+        site = call_site()
+        return resolved_future([self._value(command, site) for command in commands])
 
-    def _value(self, command: tuple[object, ...], where: CallSite | None) -> ValueMesh[Any]:
-        extent, count, asked = self._region_here.extent, len(self.ranks), command[1]
+    def _value(self, command: tuple[object, ...], site: CallSite | None) -> ValueMesh[Any]:
+        extent, count, subject = self._region_here.extent, len(self.ranks), command[1]
         if command[0] == OBJECT:
-            self._object(asked, where)
-            if isinstance(asked, CallRemote) and asked.bundle is not None:
-                shown = self._imagined(asked)
+            self._object(subject, site)
+            if isinstance(subject, CallRemote) and subject.bundle is not None:
+                shown = self._predict(subject)
                 return ValueMesh(extent, [shown] * count)
             return ValueMesh(extent, [None] * count)
-        assert isinstance(asked, int)
-        self._use(asked, where)
-        meta = self.held.entries[asked].meta
+        assert isinstance(subject, int)
+        self._use(subject, site)
+        meta = self.held.entries[subject].meta
         if command[0] == NUMBER:
             return ValueMesh(extent, [0] * count)
         assert command[0] in (OWN, SHARDS, WHOLE)
         return ValueMesh(extent, [_zeros(meta) for _ in range(count)])
 
-    def _imagined(self, command: CallRemote) -> Returned:
+    def _predict(self, command: CallRemote) -> Returned:
         """What a function returns for tensors without values."""
         function: Any = function_at(command.function) if isinstance(command.function, str) else command.function
         fakes: dict[int, torch.Tensor] = {}
@@ -307,9 +307,9 @@ class SimulatedStream(Stream):
 
             args, kwargs = tree_map_only(TensorOf, fake, (command.args, command.kwargs))
             args, kwargs = tree_map_only(GroupOf, lambda _: None, (args, kwargs))
-            found = list(fakes.values())
-            before = [each._version for each in found]
-            return returned(function(*args, **kwargs), found, before, self.layout)
+            inputs = list(fakes.values())
+            before = [tensor._version for tensor in inputs]
+            return returned(function(*args, **kwargs), inputs, before, self.layout)
 
     # -- what streams with workers do -------------------------------------------------------------------------------
 

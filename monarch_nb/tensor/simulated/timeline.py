@@ -24,7 +24,7 @@ class SimulatedTask:
     start: float
     end: float
     command: int
-    where: "CallSite | None" = None
+    site: "CallSite | None" = None
 
 
 class SimulatedMemory:
@@ -55,39 +55,39 @@ class SimulatedTimeline:
     @property
     def peak(self) -> int:
         """The most bytes that a rank holds at once."""
-        return max((max(held, default=0) for held in map(self._held, self.memory)), default=0)
+        return max((max(sizes, default=0) for sizes in map(self._sizes, self.memory)), default=0)
 
-    def _held(self, rank: int) -> list[int]:
-        return [held for _, held in self.memory_of(rank)]
+    def _sizes(self, rank: int) -> list[int]:
+        return [nbytes for _, nbytes in self.memory_of(rank)]
 
     def memory_of(self, rank: int) -> list[tuple[float, int]]:
         """How many bytes a rank holds, and from when on."""
-        held, found = 0, []
+        nbytes, steps = 0, []
         for when, more in sorted(self.memory[rank], key=lambda change: change[0]):
-            held += more
-            found.append((when, held))
-        return found
+            nbytes += more
+            steps.append((when, nbytes))
+        return steps
 
     def clock(self, rank: int, lane: Lane) -> float:
         """When a stream of a rank has done all that was issued."""
         return self._clocks.get((rank, lane), 0.0)
 
-    def operate(self, ranks: Sequence[int], lane: Lane, name: str, where: "CallSite | None") -> None:
+    def operate(self, ranks: Sequence[int], lane: Lane, name: str, site: "CallSite | None") -> None:
         """Each of these ranks runs an operation."""
         duration = 0.0 if name in _WITHOUT_KERNEL else OPERATION
         for rank in ranks:
             start = self._start(rank, lane)
-            self._add(rank, lane, name, "operation", start, start + duration, where)
+            self._add(rank, lane, name, "operation", start, start + duration, site)
 
-    def exchange(self, groups: Iterable[Sequence[int]], lane: Lane, name: str, where: "CallSite | None") -> None:
+    def exchange(self, groups: Iterable[Sequence[int]], lane: Lane, name: str, site: "CallSite | None") -> None:
         """The ranks of each group exchange values, once all of them are there."""
         for group in groups:
             starts = {rank: self._start(rank, lane) for rank in group}
             end = max(starts.values()) + EXCHANGE
             for rank, start in starts.items():
-                self._add(rank, lane, name, "exchange", start, end, where)
+                self._add(rank, lane, name, "exchange", start, end, site)
 
-    def send(self, routes: Iterable[tuple[int, int]], lane: Lane, target_lane: Lane, where: "CallSite | None") -> None:
+    def send(self, routes: Iterable[tuple[int, int]], lane: Lane, target_lane: Lane, site: "CallSite | None") -> None:
         """Values go from ranks to others; a rank that sends to itself copies."""
         pairs = list(routes)
         starts = {source: self._start(source, lane) for source, _ in pairs}
@@ -96,23 +96,23 @@ class SimulatedTimeline:
             if source != target:
                 start = self._start(target, target_lane)
                 end = max(starts[source], start) + SENDING
-                self._add(target, target_lane, "receive", "exchange", start, end, where)
+                self._add(target, target_lane, "receive", "exchange", start, end, site)
                 ends[source] = max(ends[source], end)
         for source, target in pairs:
             if source == target:
                 ends[source] = max(ends[source], starts[source] + COPYING)
         for source, start in starts.items():
-            self._add(source, lane, "send", "exchange", start, ends[source], where)
+            self._add(source, lane, "send", "exchange", start, ends[source], site)
 
     def recorded(self, ranks: Sequence[int], lane: Lane) -> dict[int, float]:
         """When a stream has done what was issued so far, by rank: for `wait`."""
         return {rank: self.clock(rank, lane) for rank in ranks}
 
-    def wait(self, lane: Lane, recorded: Mapping[int, float], name: str, where: "CallSite | None") -> None:
+    def wait(self, lane: Lane, recorded: Mapping[int, float], name: str, site: "CallSite | None") -> None:
         """A stream waits for what another one had recorded."""
         for rank, when in recorded.items():
             start = self._start(rank, lane)
-            self._add(rank, lane, name, "wait", start, max(start + WAITING, when), where)
+            self._add(rank, lane, name, "wait", start, max(start + WAITING, when), site)
 
     def allocate(self, nbytes: int, ranks: Sequence[int], lane: Lane) -> SimulatedMemory:
         """Memory for what the last task of a stream makes."""
@@ -132,11 +132,11 @@ class SimulatedTimeline:
         return max(self.now, self.clock(rank, lane))
 
     def _add(
-        self, rank: int, lane: Lane, name: str, kind: str, start: float, end: float, where: "CallSite | None"
+        self, rank: int, lane: Lane, name: str, kind: str, start: float, end: float, site: "CallSite | None"
     ) -> None:
         self._clocks[rank, lane] = end
         shown = " ".join((name, *labels))
-        self.tasks[rank].setdefault(lane, []).append(SimulatedTask(shown, kind, start, end, self.commands, where))
+        self.tasks[rank].setdefault(lane, []).append(SimulatedTask(shown, kind, start, end, self.commands, site))
 
 
 def lane_name(lane: Lane) -> str:
@@ -146,11 +146,11 @@ def lane_name(lane: Lane) -> str:
 
 def groups(timeline: SimulatedTimeline) -> list[list[int]]:
     """The ranks, with those together that do the same at the same times."""
-    found: dict[object, list[int]] = {}
+    by_tasks: dict[object, list[int]] = {}
     for rank in sorted(timeline.tasks):
         tasks = tuple((lane_name(lane), tuple(tasks)) for lane, tasks in timeline.tasks[rank].items())
-        found.setdefault((tasks, tuple(timeline.memory[rank])), []).append(rank)
-    return list(found.values())
+        by_tasks.setdefault((tasks, tuple(timeline.memory[rank])), []).append(rank)
+    return list(by_tasks.values())
 
 
 def ranks_named(ranks: Sequence[int]) -> str:

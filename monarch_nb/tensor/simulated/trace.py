@@ -11,25 +11,25 @@ _CONTROLLER = 1  # its number as a process
 
 def events(timeline: SimulatedTimeline, shown: str, *, grouped: bool) -> list[Event]:
     """The events of a trace. `shown` is a trace mode: "stream_only", "controller_trace_only" or "everything"."""
-    found: list[Event] = []
+    entries: list[Event] = []
     if shown != "stream_only":
-        found += _named("process", _CONTROLLER, 0, "Controller")
-        found += _named("thread", _CONTROLLER, _CONTROLLER, "Controller")
-        for name, when, command, where in timeline.issued:
-            found.append(_event(name, "issued", when, 0, _CONTROLLER, _CONTROLLER, command, where))
+        entries += _named("process", _CONTROLLER, 0, "Controller")
+        entries += _named("thread", _CONTROLLER, _CONTROLLER, "Controller")
+        for name, when, command, site in timeline.issued:
+            entries.append(_event(name, "issued", when, 0, _CONTROLLER, _CONTROLLER, command, site))
     if shown == "controller_trace_only":
-        return found
+        return entries
     number = _CONTROLLER
     for ranks in groups(timeline) if grouped else [[rank] for rank in sorted(timeline.tasks)]:
         number += 1
         process, first = number, ranks[0]
-        found += _named("process", process, 0, ranks_named(ranks))
+        entries += _named("process", process, 0, ranks_named(ranks))
         for lane, tasks in timeline.tasks[first].items():
             number += 1
-            found += _named("thread", process, number, lane_name(lane))
+            entries += _named("thread", process, number, lane_name(lane))
             for task in tasks:
                 if task.end > task.start:
-                    found.append(
+                    entries.append(
                         _event(
                             task.name,
                             task.kind,
@@ -38,24 +38,24 @@ def events(timeline: SimulatedTimeline, shown: str, *, grouped: bool) -> list[Ev
                             process,
                             number,
                             task.command,
-                            task.where,
+                            task.site,
                         )
                     )
-        for when, held in timeline.memory_of(first):
-            found.append(
-                {"name": "memory", "cat": "memory", "ph": "C", "ts": when, "pid": process, "args": {"bytes": held}}
+        for when, nbytes in timeline.memory_of(first):
+            entries.append(
+                {"name": "memory", "cat": "memory", "ph": "C", "ts": when, "pid": process, "args": {"bytes": nbytes}}
             )
-    return found
+    return entries
 
 
-def _named(what: str, process: int, thread: int, name: str) -> list[Event]:
-    return [{"name": f"{what}_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}]
+def _named(kind: str, process: int, thread: int, name: str) -> list[Event]:
+    return [{"name": f"{kind}_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}]
 
 
 def _event(
-    name: str, kind: str, start: float, duration: float, process: int, thread: int, command: int, where: CallSite | None
+    name: str, kind: str, start: float, duration: float, process: int, thread: int, command: int, site: CallSite | None
 ) -> Event:
-    about = {"command": command, "line": str(origin_of(where)) if where else ""}
+    about = {"command": command, "line": str(origin_of(site)) if site else ""}
     return {
         "name": name,
         "cat": kind,

@@ -37,32 +37,32 @@ _POLL_S = 0.01
 _PIECE_SIZE = 1 << 22  # elements per step of the statistics, to avoid copies of large shards
 
 
-def _values_of(held: object, edge: int) -> Values:
+def _values_of(value: object, edge: int) -> Values:
     """Corner and statistics of the object that a stream holds under a number, or None."""
-    if isinstance(held, LostTensor):
-        return Values("lost", held.failure.line)
-    if not isinstance(held, DTensor):
+    if isinstance(value, LostTensor):
+        return Values("lost", value.failure.line)
+    if not isinstance(value, DTensor):
         return Values("coming")
     with torch.no_grad():
-        local = held.to_local()
+        local = value.to_local()
         first = max(local.dim() - 2, 0)
         corner = local[tuple(slice(0, 1 if dim < first else edge) for dim in range(local.dim()))].cpu()
         shape = tuple(corner.shape)
         if corner.is_complex():
             corner = torch.view_as_real(corner.resolve_conj())
         numbers = corner.double() if corner.is_floating_point() else corner.long()
-        found = _Statistics()
+        statistics = _Statistics()
         for piece in _pieces(local):
-            found.add(piece)
-        return found.values(shape, tuple(numbers.flatten().tolist()))
+            statistics.add(piece)
+        return statistics.values(shape, tuple(numbers.flatten().tolist()))
 
 
 def _pieces(local: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yields all elements in memory order, which avoids a copy of most shards."""
     order = sorted(range(local.dim()), key=local.stride, reverse=True)
     flat = local.permute(order).reshape(-1)
-    for at in range(0, flat.numel(), _PIECE_SIZE):
-        yield flat[at : at + _PIECE_SIZE]
+    for start in range(0, flat.numel(), _PIECE_SIZE):
+        yield flat[start : start + _PIECE_SIZE]
 
 
 class _Statistics:
@@ -83,18 +83,18 @@ class _Statistics:
             return
         if not piece.is_floating_point():
             piece = piece.long()
-            self._compare(*(int(one) for one in piece.aminmax()))
+            self._compare(*(int(bound) for bound in piece.aminmax()))
             self._sum, self._finite = self._sum + float(piece.double().sum()), self._finite + piece.numel()
             return
         piece = piece.float() if piece.dtype.itemsize < 4 else piece
-        least, most = (float(one) for one in piece.aminmax())
+        least, most = (float(bound) for bound in piece.aminmax())
         if not (math.isfinite(least) and math.isfinite(most)):
             missing = piece.isnan()
             self._nan += int(missing.sum())
             piece = piece[~missing]
             if not piece.numel():
                 return
-            least, most = (float(one) for one in piece.aminmax())
+            least, most = (float(bound) for bound in piece.aminmax())
         self._compare(least, most)
         finite = piece if math.isfinite(least) and math.isfinite(most) else piece[piece.isfinite()]
         self._infinite += piece.numel() - finite.numel()
@@ -181,12 +181,12 @@ class TensorWorker(_Executor):
         self._joined = 0  # the last stream that there was when this process joined its generation
         self._order = StreamOrder(self._done, lambda: self._member.over is not None)
         self._transit = Transit()
-        self._beside: weakref.WeakSet[StreamWorker] = weakref.WeakSet()
+        self._stream_workers: weakref.WeakSet[StreamWorker] = weakref.WeakSet()
         self._own = Generators()  # from which what the main stream runs draws
         self._generators: weakref.WeakValueDictionary[int, Generators] = weakref.WeakValueDictionary({0: self._own})
         self._interrupts = False  # what runs in this process is being interrupted
-        self._taken: dict[int, int] = {}  # the last batch of each stream
-        self._last: dict[int, Receipt] = {}  # its receipt, since a batch may arrive twice
+        self._batches: dict[int, int] = {}  # the last batch of each stream
+        self._receipts: dict[int, Receipt] = {}  # its receipt, since a batch may arrive twice
 
     def _settle(self) -> None:
         for session in tuple(self._sessions.values()):
@@ -289,9 +289,9 @@ class TensorWorker(_Executor):
             return
         self._interrupts = True
         try:
-            others = {id(each) for each in (self, *self._beside)} - {id(first)}
+            targets = {id(executor) for executor in (self, *self._stream_workers)} - {id(first)}
             for cell in tuple(current_runtime().cells.values()):
-                if id(cell.obj) in others:
+                if id(cell.obj) in targets:
                     cell.interrupt()
         finally:
             self._interrupts = False
@@ -303,8 +303,8 @@ class TensorWorker(_Executor):
     def end_stream(self, stream: int) -> None:
         """Ends a stream, on the thread that executes its batches."""
         self._sessions.pop(stream, None)
-        self._last.pop(stream, None)
-        self._taken.pop(stream, None)
+        self._receipts.pop(stream, None)
+        self._batches.pop(stream, None)
         self._ended.add(stream)
         self._member.world.drop(_mesh_name(stream))
 
@@ -319,23 +319,23 @@ class TensorWorker(_Executor):
         turn: Turn | None,
     ) -> Receipt:
         """Executes a batch on the thread of an executor of this process."""
-        if number <= self._taken.get(stream, -1):
-            return self._last[stream]
+        if number <= self._batches.get(stream, -1):
+            return self._receipts[stream]
         with executor._running():
             session = self._sessions.get(stream)
-            given = decode_numbers(numbers)
+            commands = decode_numbers(numbers)
             if session is None:
                 opening, *objects_left = objects
                 assert isinstance(opening, Open)
                 session = self._open(stream, opening, connected=not opening.in_turn)
-                given, first, objects = given[1:], first + 1, tuple(objects_left)
+                commands, first, objects = commands[1:], first + 1, tuple(objects_left)
                 turn = None if turn is None else Turn(turn.begin - 1, turn.end - 1, turn.after)
             with executor._executes(session):
-                failures, values = session.run(first, given, objects, turn)
+                failures, values = session.run(first, commands, objects, turn)
         self._order.advanced()
         over = self._member.world.generation if session.is_halted else -1
-        receipt = self._last[stream] = (failures, values, over)
-        self._taken[stream] = number
+        receipt = self._receipts[stream] = (failures, values, over)
+        self._batches[stream] = number
         return receipt
 
     def _open(self, stream: int, opening: Open, *, is_whole: bool = True, connected: bool = True) -> WorkerSession:
@@ -370,10 +370,10 @@ class TensorWorker(_Executor):
 
     def add_executor(self, executor: "StreamWorker") -> None:
         """Takes note of the thread of another stream."""
-        self._beside.add(executor)
+        self._stream_workers.add(executor)
 
     def _running_number(self) -> int:
-        return next(filter(None, (each.busy for each in (self, *self._beside))), 0)
+        return next(filter(None, (executor.busy for executor in (self, *self._stream_workers))), 0)
 
     def _done(self, stream: int) -> int | None:
         """Operations that a stream has done, all of them where it has ended; None where it is yet to begin."""
@@ -390,15 +390,15 @@ class TensorWorker(_Executor):
         session = self._sessions.get(stream)
         return session.usage() if session is not None else MemoryUsed()
 
-    def _values(self, asked: AskValues) -> Values:
+    def _values(self, query: AskValues) -> Values:
         """Reads values after the operations issued before, or after a time-out. Called on a thread of its own."""
         until = time.monotonic() + _VALUES_WAIT_S
-        while self._progress(asked.stream) < asked.after and time.monotonic() < until:
+        while self._progress(query.stream) < query.after and time.monotonic() < until:
             time.sleep(_POLL_S)
-        behind = self._progress(asked.stream) < asked.after
-        session = self._sessions.get(asked.stream)
-        found = _values_of(None if session is None else session.env.get(asked.number), asked.edge)
-        return msgspec.structs.replace(found, behind=behind)
+        is_behind = self._progress(query.stream) < query.after
+        session = self._sessions.get(query.stream)
+        values = _values_of(None if session is None else session.env.get(query.number), query.edge)
+        return msgspec.structs.replace(values, behind=is_behind)
 
 
 class StreamWorker(_Executor):
@@ -411,15 +411,15 @@ class StreamWorker(_Executor):
         super().__init__()
         BORROWED.share()
         self._main = main
-        self._found: TensorWorker | None = None
+        self._main_worker: TensorWorker | None = None
 
     @property
     def _worker(self) -> TensorWorker:
-        if self._found is None:
+        if self._main_worker is None:
             instance = self._instance()
-            self._found = cast(TensorWorker, current_runtime().cells[self._main, instance.base_rank].obj)
-            self._found.add_executor(self)
-        return self._found
+            self._main_worker = cast(TensorWorker, current_runtime().cells[self._main, instance.base_rank].obj)
+            self._main_worker.add_executor(self)
+        return self._main_worker
 
     @endpoint
     def batch(
@@ -452,7 +452,7 @@ class StreamWorker(_Executor):
 
     def __interrupted__(self) -> None:
         """See `TensorWorker`."""
-        worker = self._found
+        worker = self._main_worker
         if worker is not None:
             worker.member.interrupted(lambda: self.busy)
             worker.interrupt_others(self)

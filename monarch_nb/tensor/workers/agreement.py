@@ -31,18 +31,18 @@ class Agreement:
 
         Raises LostInputError on all of them where one lacks an input, DifferentShapesError where shapes differ.
         """
-        lost = next((one.failure for one in tensors if isinstance(one, LostTensor)), None)
-        shapes = [(tuple(one._local_tensor.shape), str(one.dtype)) for one in tensors if isinstance(one, DTensor)]
+        lost = next((item.failure for item in tensors if isinstance(item, LostTensor)), None)
+        shapes = [(tuple(item._local_tensor.shape), str(item.dtype)) for item in tensors if isinstance(item, DTensor)]
         number = zlib.crc32(repr(shapes).encode()) if lost is None else 0
         mine = (_NONE, _NONE, _NONE) if lost is None else (lost.number, lost.stream, lost.rank)
         # The number of the one with the smallest key stands for its stream and rank, too.
-        said = torch.tensor(
+        minima = torch.tensor(
             [number if lost is None else _NONE, -number if lost is None else _NONE, *mine],
             device=self._mesh.device_type,
         )
         for dim in range(self._mesh.ndim):
-            dist.all_reduce(said, dist.ReduceOp.MIN, group=self._mesh.get_group(dim))
-        least, most, first, stream, rank = said.tolist()
+            dist.all_reduce(minima, dist.ReduceOp.MIN, group=self._mesh.get_group(dim))
+        least, most, first, stream, rank = minima.tolist()
         if lost is not None:
             raise LostInputError(lost)
         if first != _NONE:

@@ -45,18 +45,18 @@ def function_at(path: str) -> Callable[..., object]:
     """What a path names, such as "math.sqrt". Raises ImportError or AttributeError."""
     module, _, rest = path.partition(".")
     value: Any = importlib.import_module(module)
-    at = module
+    prefix = module
     for name in filter(None, rest.split(".")):
-        at = f"{at}.{name}"
+        prefix = f"{prefix}.{name}"
         if not hasattr(value, name):
-            importlib.import_module(at)
+            importlib.import_module(prefix)
         value = getattr(value, name)
-    found: Callable[..., object] = value
-    return found
+    function: Callable[..., object] = value
+    return function
 
 
 def filled_in(
-    value: T, tensor: Callable[[Number], DTensor], mesh: DeviceMesh, given: dict[Number, torch.Tensor] | None = None
+    value: T, tensor: Callable[[Number], DTensor], mesh: DeviceMesh, shards: dict[Number, torch.Tensor] | None = None
 ) -> T:
     """An argument as a function gets it, with tensors and groups for what stands for them; `tensor` finds a tensor.
 
@@ -65,11 +65,11 @@ def filled_in(
 
     def filled(leaf: object) -> object:
         if isinstance(leaf, TensorOf):
-            found = tensor(leaf.number)
-            if given is not None:
-                given[leaf.number] = found._local_tensor
-                return found._local_tensor
-            return found if leaf.sharded else found.to_local()
+            dtensor = tensor(leaf.number)
+            if shards is not None:
+                shards[leaf.number] = dtensor._local_tensor
+                return dtensor._local_tensor
+            return dtensor if leaf.sharded else dtensor.to_local()
         if isinstance(leaf, OpaqueRef):
             return OpaqueRef.of_key(mapped(leaf.key, filled))
         return mesh.get_group(leaf.dims[0]) if isinstance(leaf, GroupOf) else leaf
@@ -98,19 +98,19 @@ class Resolved:
         return self._resolvable.resolve()(*args, **kwargs)
 
 
-def returned(value: object, given: Sequence[torch.Tensor], before: Sequence[int], layout: MeshLayout) -> Returned:
+def returned(value: object, inputs: Sequence[torch.Tensor], before: Sequence[int], layout: MeshLayout) -> Returned:
     """Describes what a call has returned; `given` are the tensors among its arguments, with their versions before."""
-    memories = {tensor.untyped_storage()._cdata: at for at, tensor in reversed([*enumerate(given)])}
+    memories = {tensor.untyped_storage()._cdata: index for index, tensor in reversed([*enumerate(inputs)])}
 
     def described(tensor: torch.Tensor) -> ReturnedTensor:
         meta = Meta.of(layout, tuple(tensor.shape), tensor.dtype, own_values(layout), stride=tensor.stride())
         source = memories.get(tensor.untyped_storage()._cdata, -1)
         if source < 0:
             return ReturnedTensor(meta)
-        elements = int(tensor.storage_offset()) - int(given[source].storage_offset())
+        elements = int(tensor.storage_offset()) - int(inputs[source].storage_offset())
         return ReturnedTensor(meta, source, elements * tensor.dtype.itemsize)
 
-    written = (at for at, (one, version) in enumerate(zip(given, before, strict=True)) if one._version != version)
+    written = (index for index, (t, version) in enumerate(zip(inputs, before, strict=True)) if t._version != version)
     return Returned(tree_map_only(torch.Tensor, described, value), tuple(written))
 
 

@@ -33,9 +33,9 @@ class _Given(threading.local):
 _given = _Given()
 
 
-def given_tensor(place: int) -> torch.Tensor:
+def given_tensor(index: int) -> torch.Tensor:
     """What the placeholder of a tensor is unpickled as: the value of this process."""
-    return _given.values[place]
+    return _given.values[index]
 
 
 class NotGivenError(RuntimeError):
@@ -54,7 +54,7 @@ class TensorHandover:
         self.error: BaseException | None = None
         self.done = threading.Event()
         self._given = threading.Event()
-        self._then: Callable[[], object] | None = None
+        self._callback: Callable[[], object] | None = None
         self._lock = threading.Lock()
 
     def give(self, values: Sequence[torch.Tensor] = (), lost: Failure | None = None, withdrawn: str = "") -> None:
@@ -62,19 +62,19 @@ class TensorHandover:
         with self._lock:
             self.values, self.lost, self.withdrawn = values, lost, withdrawn
             self._given.set()
-            then = self._then
-        if then is not None:
-            then()
+            callback = self._callback
+        if callback is not None:
+            callback()
 
     @property
     def is_given(self) -> bool:
         """Whether the actor need not wait."""
         return self._given.is_set()
 
-    def when_given(self, then: Callable[[], object]) -> None:
+    def when_given(self, callback: Callable[[], object]) -> None:
         """Calls back once, on the worker's thread; not where it is given by now."""
         with self._lock:
-            self._then = then
+            self._callback = callback
 
     def wait(self, seconds: float) -> bool:
         """Blocks until it is given, or for that long."""
@@ -131,11 +131,11 @@ class GivenArguments(LentArguments):
 
         async def run_on_loop() -> object:
             try:
-                loop, there, patience = asyncio.get_running_loop(), asyncio.Event(), _Patience()
-                handover.when_given(lambda: loop.call_soon_threadsafe(there.set))
+                loop, arrival, patience = asyncio.get_running_loop(), asyncio.Event(), _Patience()
+                handover.when_given(lambda: loop.call_soon_threadsafe(arrival.set))
                 while not handover.is_given:
                     try:
-                        await asyncio.wait_for(there.wait(), _POLL_S)
+                        await asyncio.wait_for(arrival.wait(), _POLL_S)
                     except TimeoutError:
                         patience.check()
                 value = self._called(handover, method)
@@ -275,8 +275,8 @@ def withdraw(command: object, failure: Failure) -> None:
 class Withdraw:
     """Has the actor not run a call whose message has not reached all."""
 
-    def __init__(self, tag: Tag, why: str) -> None:
-        self._tag, self._why = tag, why
+    def __init__(self, tag: Tag, reason: str) -> None:
+        self._tag, self._why = tag, reason
 
     def __call__(self) -> None:
         """Ends its wait."""

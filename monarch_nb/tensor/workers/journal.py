@@ -33,33 +33,33 @@ class BatchJournal:
         while self._batches[0][0] < first - JOURNAL_LENGTH:
             self._batches.popleft()
 
-    def replayed(self, first: int, count: int, made: Sequence[Number], written: Sequence[Number]) -> None:
+    def replayed(self, first: int, count: int, results: Sequence[Number], targets: Sequence[Number]) -> None:
         """Adds a compiled step of `count` operations that has begun or was skipped."""
-        self._steps.append((first, first + count, made, written))
+        self._steps.append((first, first + count, results, targets))
         while self._steps[0][0] < first - JOURNAL_LENGTH:
             self._steps.popleft()
 
     def touched(self, start: int, stop: int) -> tuple[set[Number], set[Number]]:
         """Tensors that the operations in [start, stop) make, and those they write to, without freed ones."""
-        made: set[Number] = set()
+        outputs: set[Number] = set()
         written: set[Number] = set()
         freed: set[Number] = set()
         for number, results, targets in self._operations():
             if number is None:
                 freed.update(results)
             elif start <= number < stop:
-                made.update(results)
+                outputs.update(results)
                 written.update(targets)
         for begin, end, results, targets in self._steps:
             if begin < stop and start < end:  # the whole step, since its progress is unknown
-                made.update(results)
+                outputs.update(results)
                 written.update(targets)
-        return made - freed, written - freed
+        return outputs - freed, written - freed
 
     def _operations(self) -> Iterator[tuple[int | None, Sequence[Number], Sequence[Number]]]:
         """Yields the number of each operation, its results and the tensors it writes to; or None and what is freed."""
-        for first, numbers, made in self._batches:
-            number, position, objects = first - 1, 0, iter(made)
+        for first, numbers, effects in self._batches:
+            number, position, objects = first - 1, 0, iter(effects)
             while position < len(numbers):
                 code = numbers[position]
                 if code == FREE:

@@ -27,9 +27,9 @@ class OpaqueRef:
     @classmethod
     def of_key(cls, key: object) -> "OpaqueRef":
         """The reference with this tensor, or what stands for it."""
-        made = OpaqueRef.__new__(OpaqueRef)
-        made._key = key
-        return made
+        reference = OpaqueRef.__new__(OpaqueRef)
+        reference._key = key
+        return reference
 
     @property
     def key(self) -> Any:
@@ -47,11 +47,11 @@ class OpaqueRef:
         self._check("set")
         setattr(self._key, _VALUE, value)
 
-    def _check(self, what: str) -> None:
+    def _check(self, operation: str) -> None:
         if isinstance(self._key, FakeTensor) or (type(self._key) is torch.Tensor and current_runtime().is_worker):
             return
         raise RuntimeError(
-            f"OpaqueRef: the program attempts to {what} an object that ranks have: only remote functions can, and "
+            f"OpaqueRef: the program attempts to {operation} an object that ranks have: only remote functions can, and "
             "propagating functions, which create it of None"
         )
 
@@ -62,7 +62,7 @@ class OpaqueRef:
         return f"OpaqueRef({self._key!r})"
 
 
-def kept(tensor: torch.Tensor) -> torch.Tensor:
+def detached(tensor: torch.Tensor) -> torch.Tensor:
     """What is kept of a tensor that a function has returned: for one that stands for an object, itself."""
     return tensor if hasattr(tensor, _VALUE) else tensor.detach()
 

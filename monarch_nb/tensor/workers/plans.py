@@ -51,27 +51,27 @@ def maker(making: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
     in_parts = making.in_parts and not meta.is_own
     local, _ = compute_local_shape_and_global_offset(meta.shape, mesh, meta.placements) if in_parts else ((), ())
 
-    def whole() -> DTensor:
-        made = operation(*making.args, **making.kwargs, device=device)
+    def make_whole() -> DTensor:
+        tensor = operation(*making.args, **making.kwargs, device=device)
         if not (meta.is_own or meta.is_replicated):
-            return distributed(made, mesh, meta.placements)
+            return distributed(tensor, mesh, meta.placements)
         # DTensor's own functions take 60 µs for this.
-        return dtensor(made if meta.is_own else laid_out(made, meta.stride), spec, requires_grad=False)
+        return dtensor(tensor if meta.is_own else laid_out(tensor, meta.stride), spec, requires_grad=False)
 
-    def part() -> DTensor:
-        made = operation(local, *making.args[1:], **making.kwargs, device=device)
-        return dtensor(laid_out(made, meta.stride), spec, requires_grad=False)
+    def make_part() -> DTensor:
+        tensor = operation(local, *making.args[1:], **making.kwargs, device=device)
+        return dtensor(laid_out(tensor, meta.stride), spec, requires_grad=False)
 
-    return part if in_parts else whole
+    return make_part if in_parts else make_whole
 
 
 def distributed(tensor: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
     """Returns this rank's shard of a tensor that each rank has."""
     if OWN_VALUE in placements:
         placements = (Replicate(),) * len(placements)
-    made = distribute_tensor(tensor, mesh, placements, src_data_rank=None)
-    made._local_tensor = laid_out(made._local_tensor, made.stride())
-    return made
+    shard = distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+    shard._local_tensor = laid_out(shard._local_tensor, shard.stride())
+    return shard
 
 
 def empty(meta: Meta, mesh: DeviceMesh) -> DTensor:
@@ -84,21 +84,21 @@ def made_in_parts(command: MakeParts, mesh: DeviceMesh) -> DTensor:
     """Makes a tensor from the local part that a function returns. Raises ValueError if the part does not fit."""
     pieces = one_piece_each(command.made.placements)
     if pieces != command.made.placements:
-        whole = made_in_parts(replace(command, made=command.made.placed(pieces)), mesh)
-        return placed_otherwise(whole, command.made.placements)
+        tensor = made_in_parts(replace(command, made=command.made.placed(pieces)), mesh)
+        return placed_otherwise(tensor, command.made.placements)
     meta = command.made
     sizes, offsets = compute_local_shape_and_global_offset(meta.shape, mesh, meta.placements)
     part = tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
     local = command.function(part, *command.args)
     if not isinstance(local, torch.Tensor) or tuple(local.shape) != tuple(sizes) or local.dtype != meta.dtype:
-        given = f"{tuple(local.shape)} {local.dtype}" if isinstance(local, torch.Tensor) else type(local).__name__
+        actual = f"{tuple(local.shape)} {local.dtype}" if isinstance(local, torch.Tensor) else type(local).__name__
         raise ValueError(
-            f"a part of size {tuple(sizes)} and {meta.dtype} is expected here, but the function returned {given}"
+            f"a part of size {tuple(sizes)} and {meta.dtype} is expected here, but the function returned {actual}"
         )
-    return held(local, meta, mesh)
+    return wrap_shard(local, meta, mesh)
 
 
-def held(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:
+def wrap_shard(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:
     """Wraps the shard of this rank."""
     if meta.is_own and local.dim() != len(meta.shape):
         return own(local, mesh)
@@ -168,19 +168,19 @@ class Executable(PlanSignature):
         if self._agreement is not None:
             self._agreement.reached(tensors)
         if self._seed is None:
-            made = self._call(tensors, command[self.floats])
+            results = self._call(tensors, command[self.floats])
         else:
             with BORROWED if self.own or BORROWED.is_shared else nullcontext():
                 self._seed(int(command[1]))
-                made = self._call(tensors, command[self.floats])
-        for number, tensor in zip(command[self.results], made, strict=True):
+                results = self._call(tensors, command[self.floats])
+        for number, tensor in zip(command[self.results], results, strict=True):
             env[number] = tensor
         if not self._agreed:
-            self._compare(made)
+            self._compare(results)
 
-    def _compare(self, made: Sequence[object]) -> None:
+    def _compare(self, results: Sequence[object]) -> None:
         """Checks on the first run that the results are those that the controller predicted."""
-        for tensor, meta in zip(made, self.made, strict=True):
+        for tensor, meta in zip(results, self.made, strict=True):
             different = _difference(tensor, meta)
             if different:
                 raise RuntimeError(
@@ -195,20 +195,20 @@ class Unusable(PlanSignature):
 
     def __init__(self, definition: Define | Making, failure: Failure) -> None:
         super().__init__(definition)
-        self._why = failure
+        self._failure = failure
 
     def run(self, command: Sequence[Number]) -> None:
         """Always raises LostInputError."""
-        raise LostInputError(self._why)
+        raise LostInputError(self._failure)
 
 
-def _difference(made: object, expected: Meta) -> str:
-    if not isinstance(made, DTensor):
-        return kind_of(made)
-    if tuple(made.shape) != expected.shape:
-        return f"shape {tuple(made.shape)} in place of {expected.shape}"
-    if made.dtype != expected.dtype:
-        return f"{made.dtype} in place of {expected.dtype}"
-    if made.placements != expected.placements and not expected.is_own:
-        return f"placements {made.placements} in place of {expected.placements}"
+def _difference(result: object, expected: Meta) -> str:
+    if not isinstance(result, DTensor):
+        return kind_of(result)
+    if tuple(result.shape) != expected.shape:
+        return f"shape {tuple(result.shape)} in place of {expected.shape}"
+    if result.dtype != expected.dtype:
+        return f"{result.dtype} in place of {expected.dtype}"
+    if result.placements != expected.placements and not expected.is_own:
+        return f"placements {result.placements} in place of {expected.placements}"
     return ""

@@ -51,7 +51,7 @@ from monarch_nb.tensor.workers.agreement import DifferentShapesError
 from monarch_nb.tensor.workers.calls import filled_in, function_at, off_device, returned, sendable
 from monarch_nb.tensor.workers.handover import withdraw
 from monarch_nb.tensor.workers.journal import REQUESTS, BatchJournal
-from monarch_nb.tensor.workers.opaque import kept
+from monarch_nb.tensor.workers.opaque import detached
 from monarch_nb.tensor.workers.plans import (
     Env,
     Executable,
@@ -60,10 +60,10 @@ from monarch_nb.tensor.workers.plans import (
     Unusable,
     distributed,
     empty,
-    held,
     layout_of,
     made_in_parts,
     own,
+    wrap_shard,
 )
 from monarch_nb.tensor.workers.transit import StreamOrder, Transit
 from monarch_nb.tensor.workers.usage import Stopwatch, device_settles, held_if_full, mark_on_device, usage
@@ -152,19 +152,19 @@ class WorkerSession:
 
     def held(self) -> list[int]:
         """Returns the tensors whose shards are here, by number, without those that a device has not computed."""
-        made = set[Number]() if self._computed is None else self._journal.touched(self._computed, sys.maxsize)[0]
-        return [int(number) for number, value in self.env.items() if isinstance(value, DTensor) and number not in made]
+        uncomputed = set[Number]() if self._computed is None else self._journal.touched(self._computed, sys.maxsize)[0]
+        return [int(n) for n, value in self.env.items() if isinstance(value, DTensor) and n not in uncomputed]
 
     def restore(self, contents: StreamContents) -> None:
         """Sends shards to new processes or receives them; blocks. Everything but these contents is dropped."""
-        kept: Env = {number: self.env[number] for number in contents.kept if number in self.env}
+        shards: Env = {number: self.env[number] for number in contents.kept if number in self.env}
         for source, target, numbers in contents.transfers:
             if self._rank == source:
-                send([kept[number] for number in numbers], self._ranks[target])
+                send([shards[number] for number in numbers], self._ranks[target])
             elif self._rank == target:
-                kept.update(zip(numbers, receive(self._mesh, self._ranks[source]), strict=True))
+                shards.update(zip(numbers, receive(self._mesh, self._ranks[source]), strict=True))
         self.env.clear()
-        self.env.update(kept)
+        self.env.update(shards)
         self._number, self.is_whole = contents.operations - 1, True
 
     def settle(self) -> None:
@@ -327,9 +327,9 @@ class WorkerSession:
         All ranks have done the operations before `start`, and none has begun those from `stop` on. Results of the
         operations between differ between ranks, and are lost.
         """
-        made, written = self._journal.touched(start, stop)
+        results, written = self._journal.touched(start, stop)
         lost = LostTensor(self._halted or self._generation_failure())
-        for number in made | {number for number in written if number in self.env}:
+        for number in results | {number for number in written if number in self.env}:
             self.env[number] = lost
         self._halted = self._computed = None
         if self._marks is not None:
@@ -383,8 +383,8 @@ class WorkerSession:
             if isinstance(command, CallRemote):
                 withdraw(command, failure)
                 self._lose(self._changed if command.has_reply else command.writes, LostTensor(failure))
-                made = (*command.results, *filter(None, [command.bundle]))
-                self.env.update(dict.fromkeys(made, LostTensor(failure)))
+                results = (*command.results, *filter(None, [command.bundle]))
+                self.env.update(dict.fromkeys(results, LostTensor(failure)))
             elif isinstance(command, PutTensor | Locals | MakeParts | Take):
                 self.env[command.result] = LostTensor(failure)
             elif isinstance(command, Name):
@@ -404,7 +404,7 @@ class WorkerSession:
                 tensor = command.tensor.to(self._mesh.device_type)
                 self.env[command.result] = distributed(tensor, self._mesh, command.placements)
             case Locals():
-                self.env[command.result] = held(command.tensors[self._rank], command.made, self._mesh)
+                self.env[command.result] = wrap_shard(command.tensors[self._rank], command.made, self._mesh)
             case MakeParts():
                 with drawn_by_function(), self._interruptible():
                     self.env[command.result] = made_in_parts(command, self._mesh)
@@ -421,10 +421,10 @@ class WorkerSession:
                     text = "it was on its way to this stream or mesh when the process groups ended"
                     lost = Failure(self._number, "to_mesh", self._rank, "DeviceMeshError", text, "", self._stream, True)
                     self._failures.append(lost)
-                taken = self._transit.take(command.sources[self._rank], self._ranks[self._rank], command.tag, lost)
-                if isinstance(taken, torch.Tensor):
-                    taken = (own if command.lends else partial(held, meta=command.made))(taken, mesh=self._mesh)
-                self.env[command.result] = taken
+                shard = self._transit.take(command.sources[self._rank], self._ranks[self._rank], command.tag, lost)
+                if isinstance(shard, torch.Tensor):
+                    shard = (own if command.lends else partial(wrap_shard, meta=command.made))(shard, mesh=self._mesh)
+                self.env[command.result] = shard
             case DrawFrom():
                 self._generators.follow(command)
             case Await():
@@ -449,24 +449,24 @@ class WorkerSession:
         if command.only is not None and command.only != self._rank:
             return None
         self._changed: Sequence[Number] = ()  # by the call so far
-        given: dict[Number, torch.Tensor] = {}
-        args, kwargs = filled_in((command.args, command.kwargs), self.tensor, self._mesh, given)
+        inputs: dict[Number, torch.Tensor] = {}
+        args, kwargs = filled_in((command.args, command.kwargs), self.tensor, self._mesh, inputs)
         function = function_at(command.function) if isinstance(command.function, str) else command.function
-        before = [tensor._version for tensor in given.values()]
+        before = [tensor._version for tensor in inputs.values()]
         try:
             with torch.enable_grad(), drawn_by_function(), self._interruptible():
                 value = function(*args, **kwargs)
         finally:
-            now = zip(given.items(), before, strict=True)
+            now = zip(inputs.items(), before, strict=True)
             self._changed = [number for (number, tensor), version in now if tensor._version != version]
         if command.replies:
             return sendable(off_device(value))
-        made = [own(kept(leaf), self._mesh) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        results = [own(detached(leaf), self._mesh) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         if command.bundle is None:
-            self._keep(command.results, made)
+            self._keep(command.results, results)
             return None
-        described = sendable(returned(value, list(given.values()), before, layout_of(self._mesh)))
-        self.env[command.bundle] = made
+        described = sendable(returned(value, list(inputs.values()), before, layout_of(self._mesh)))
+        self.env[command.bundle] = results
         return described
 
     def _keep(self, numbers: Sequence[Number], tensors: Sequence[DTensor] | LostTensor) -> None:
@@ -517,10 +517,10 @@ class WorkerSession:
         """Skips a compiled step; returns the index of the next command."""
         program, operations, inputs, outputs = map(int, numbers[position : position + 4])
         middle = position + 5 + inputs
-        replay, made = self.env[program], numbers[middle : middle + outputs]
+        replay, results = self.env[program], numbers[middle : middle + outputs]
         changed = [] if isinstance(replay, LostTensor) else replay.written(numbers[position + 5 : middle])
-        self._journal.replayed(self._number, operations, made, changed)
-        self.env.update(dict.fromkeys(made, lost))
+        self._journal.replayed(self._number, operations, results, changed)
+        self.env.update(dict.fromkeys(results, lost))
         self._number += operations - 1
         return middle + outputs
 
@@ -545,8 +545,8 @@ class WorkerSession:
 
     def _lose(self, numbers: Sequence[Number], lost: LostTensor) -> None:
         """Marks tensors as lost, and all that show memory of theirs: other streams may have borrowed, or lent it."""
-        found = [value for number in numbers if isinstance(value := self.env[number], DTensor)]
-        memories = {value._local_tensor.untyped_storage()._cdata for value in found}
+        tensors = [value for number in numbers if isinstance(value := self.env[number], DTensor)]
+        memories = {value._local_tensor.untyped_storage()._cdata for value in tensors}
         for env in self._envs() if memories else ():
             for number, value in tuple(env.copy().items()):  # its stream may run meanwhile
                 if isinstance(value, DTensor) and value._local_tensor.untyped_storage()._cdata in memories:
@@ -587,6 +587,6 @@ class WorkerSession:
         return failure
 
     def _described(self, operation: str, error: BaseException, lines: Sequence[str], *, apart: bool = False) -> Failure:
-        what, held = type(error).__name__, held_if_full(error, self.env)
+        kind, largest = type(error).__name__, held_if_full(error, self.env)
         text = "".join(lines)
-        return Failure(self._number, operation, self._rank, what, str(error), text, self._stream, apart, held)
+        return Failure(self._number, operation, self._rank, kind, str(error), text, self._stream, apart, largest)

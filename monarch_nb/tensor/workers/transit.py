@@ -34,13 +34,13 @@ class Transit:
     """What one process sends to others of its group. A new generation of the group has nothing under way."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, torch.Tensor | LostTensor] = {}  # for this process itself, by tag
+        self._own_values: dict[int, torch.Tensor | LostTensor] = {}  # for this process itself, by tag
         self._under_way: deque[tuple[Any, torch.Tensor]] = deque()
         self._lock = threading.Lock()  # held to look at what is under way: streams have threads of their own
 
     def clear(self) -> None:
         """Forgets what was sent in a generation that is over."""
-        self._kept.clear()
+        self._own_values.clear()
         self._under_way.clear()
 
     def send(
@@ -51,7 +51,7 @@ class Transit:
         With `lends` it is the value itself, and for this process.
         """
         if lends:
-            self._kept[tag] = value
+            self._own_values[tag] = value
             return
         with self._lock:
             while self._under_way and self._under_way[0][0].is_completed():
@@ -67,7 +67,7 @@ class Transit:
         first = torch.tensor(header + [0] * (_HEADER - len(header)))
         for target in targets:
             if target == own:
-                self._kept[tag] = value if data is None else data.clone()
+                self._own_values[tag] = value if data is None else data.clone()
                 continue
             self._post(first, target, tag)
             if data is not None and data.numel():
@@ -81,7 +81,7 @@ class Transit:
         if lost is not None:
             return LostTensor(lost)
         if source == own:
-            return self._kept.pop(tag)
+            return self._own_values.pop(tag)
         header = torch.empty(_HEADER, dtype=torch.int64)
         dist.recv(header, source, tag=tag)
         lost, *about = header.tolist()

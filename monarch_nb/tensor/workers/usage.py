@@ -37,11 +37,11 @@ class Stopwatch:
         if not dims:
             return call
 
-        def timed(given: G) -> R:
+        def timed(value: G) -> R:
             began = perf_counter()
-            found = call(given)
+            result = call(value)
             self._add(dims, perf_counter() - began)
-            return found
+            return result
 
         return timed
 
@@ -62,7 +62,7 @@ def held_if_full(error: BaseException, env: Mapping[int | float, object]) -> tup
     """Tensors by number with their bytes, each storage once, if the error says that memory ran out; see `Failure`."""
     if not is_out_of_memory(type(error).__name__, str(error)):
         return ()
-    largest = sorted(_storages(tuple(env.items())), key=lambda each: -each[1])
+    largest = sorted(_storages(tuple(env.items())), key=lambda storage: -storage[1])
     rest = sum(size for _, size in largest[_MOST_HELD:])
     return (*largest[:_MOST_HELD], *([(0, rest)] if rest else ()))
 
