@@ -62,16 +62,16 @@ def run_on_each(mesh: AnyMesh, source: str, *, filename: str = "<cell>") -> dict
     }
 
 
-def values_or_errors(asked: Mapping[int, Future[ValueMesh[T]]], seconds: float | None) -> dict[int, T | Exception]:
+def values_or_errors(futures: Mapping[int, Future[ValueMesh[T]]], seconds: float | None) -> dict[int, T | Exception]:
     """The value of each rank, or the error in its place; blocks for so many seconds in all."""
     until = None if seconds is None else time.monotonic() + seconds
-    found: dict[int, T | Exception] = {}
-    for rank, future in asked.items():
+    results: dict[int, T | Exception] = {}
+    for rank, future in futures.items():
         try:
-            found[rank] = future.get(None if until is None else max(0.0, until - time.monotonic())).item()
+            results[rank] = future.get(None if until is None else max(0.0, until - time.monotonic())).item()
         except Exception as error:
-            found[rank] = error
-    return found
+            results[rank] = error
+    return results
 
 
 def reason_of(error: Exception) -> str:
@@ -99,33 +99,33 @@ class RankWatch(Generic[R]):
 
         Raises RuntimeError where a watch needs PyTorch and ranks have none, else what a rank raised.
         """
-        given = ", ".join([*map(repr, (self._number, self._name, *arguments)), *filter(None, [self._last])])
-        answers = values_or_errors(run_on_each(self._mesh, _source("begin_watch", given), filename=_FILE), None)
-        wrong = next((answer for answer in answers.values() if isinstance(answer, Exception)), None)
-        if wrong is not None:
+        code = ", ".join([*map(repr, (self._number, self._name, *arguments)), *filter(None, [self._last])])
+        answers = values_or_errors(run_on_each(self._mesh, _source("begin_watch", code), filename=_FILE), None)
+        failure = next((answer for answer in answers.values() if isinstance(answer, Exception)), None)
+        if failure is not None:
             values_or_errors(self._ended(), UNDONE_S)
-            if (why := reason_of(wrong)) == WITHOUT_TORCH:
-                raise RuntimeError(why) from None
-            raise wrong
+            if (reason := reason_of(failure)) == WITHOUT_TORCH:
+                raise RuntimeError(reason) from None
+            raise failure
 
     def end(self, within: float, matter: str) -> tuple[dict[int, R], list[str]]:
         """Ends on all ranks. Returns what they answer, by base rank, and which did not say `matter`, and why."""
-        found, notes = dict[int, R](), list[str]()
+        results, notes = dict[int, R](), list[str]()
         answers: Mapping[int, R | Exception | None] = values_or_errors(self._ended(), within)
         for rank, answer in answers.items():
             if isinstance(answer, Exception):
-                where = places_of(self.procs.region, [rank]) or self.state.name
-                notes.append(f"{where} did not say {matter}: {reason_of(answer)}")
+                location = places_of(self.procs.region, [rank]) or self.state.name
+                notes.append(f"{location} did not say {matter}: {reason_of(answer)}")
             elif answer is not None:
-                found[rank] = answer
-        return found, notes
+                results[rank] = answer
+        return results, notes
 
     def _ended(self) -> dict[int, Future[ValueMesh[Any]]]:
         return run_on_each(self._mesh, _source("end_watch", repr(self._number)), filename=_FILE)
 
 
-def _source(function: str, given: str) -> str:
-    return f"__import__({__name__!r}, fromlist=[{function!r}]).{function}({given})"
+def _source(function: str, arguments: str) -> str:
+    return f"__import__({__name__!r}, fromlist=[{function!r}]).{function}({arguments})"
 
 
 _numbers = count(time.time_ns())  # those of several controllers differ

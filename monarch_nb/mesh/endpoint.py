@@ -119,15 +119,15 @@ def _declared_doc(endpoint: "Endpoint[..., object]") -> str | None:
 def _signature(bound: Adverb) -> inspect.Signature:
     endpoint = bound.args[0]
     signature = _declared_signature(endpoint)
-    given: object = signature.return_annotation
+    annotation: object = signature.return_annotation
     form = _GIVES.get(bound.func.__name__)
-    if endpoint._current().explicit_response_port or given is signature.empty or form is None:
+    if endpoint._current().explicit_response_port or annotation is signature.empty or form is None:
         return signature.replace(return_annotation=signature.empty)
-    return signature.replace(return_annotation=_Shown(form.format(_annotation(given))))
+    return signature.replace(return_annotation=_Shown(form.format(_annotation(annotation))))
 
 
-def _annotation(given: object) -> str:
-    return given if isinstance(given, str) else inspect.formatannotation(given)
+def _annotation(annotation: object) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def _doc(bound: Adverb) -> str:
@@ -174,9 +174,9 @@ class Endpoint(Generic[P, R]):
             isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0
         ):
             raise ValueError(f"timeout must be None or a number of seconds > 0, not {timeout!r}")
-        other = type(self)(self._mesh, self._name, self._current())
-        other._timeout = None if timeout is None or math.isinf(timeout) else float(timeout)
-        return other
+        limited = type(self)(self._mesh, self._name, self._current())
+        limited._timeout = None if timeout is None or math.isinf(timeout) else float(timeout)
+        return limited
 
     def _current(self) -> EndpointProperty[P, R]:
         """The declaration in the class the mesh has now: a reload may have changed it."""
@@ -325,7 +325,7 @@ class SendsToPorts(ABC):
 
     @abstractmethod
     def send_to(
-        self, port: Port[Any] | None, args: tuple[object, ...], kwargs: dict[str, object], *, one: bool
+        self, port: Port[Any] | None, args: tuple[object, ...], kwargs: dict[str, object], *, single: bool
     ) -> None:
         """Calls it on all, or on one alone; answers go to the port."""
 
@@ -341,7 +341,7 @@ def send(
     if selection not in ("all", "choose"):
         raise ValueError(f"send: selection={selection!r} is neither 'all' nor 'choose'")
     if isinstance(endpoint, SendsToPorts):
-        endpoint.send_to(port, args, kwargs, one=selection == "choose")
+        endpoint.send_to(port, args, kwargs, single=selection == "choose")
         return
     mesh = endpoint._mesh
     region = mesh._region

@@ -121,10 +121,10 @@ class HostMesh(MeshTrait):
         if self._record.ended:
             raise RuntimeError(f"HostMesh has already been {self._record.ended[0]}")
 
-    def _check_owned(self, what: str) -> None:
+    def _check_owned(self, operation: str) -> None:
         self._check_usable()
         if not self._owned:
-            raise RuntimeError(f"only the owner of a host mesh can {what} it, not a slice or a reference")
+            raise RuntimeError(f"only the owner of a host mesh can {operation} it, not a slice or a reference")
 
     def spawn_procs(
         self,
@@ -163,7 +163,7 @@ class HostMesh(MeshTrait):
         per = Extent(tuple(dims), tuple(dims.values())).nelements
         if proc_bind is not None and len(proc_bind) != per:
             raise ValueError(f"proc_bind binds {counted(len(proc_bind), 'process')}, but there are {per} on a host")
-        wanted = ProcsWanted(
+        request = ProcsWanted(
             name=name or "anon",
             hosts=self._used_hosts(),
             per_host=dims,
@@ -176,7 +176,7 @@ class HostMesh(MeshTrait):
             python=self._python,
             record=self._record,
         )
-        return cast(ProcMesh, operations().spawn_procs(wanted))
+        return cast(ProcMesh, operations().spawn_procs(request))
 
     def with_python_executable(self, python_executable: str) -> "HostMesh":
         """The same hosts, whose processes run another interpreter: a file of theirs.
@@ -263,9 +263,9 @@ class HostMesh(MeshTrait):
             raise ValueError(f"{self.name}: the key of its job is in {file}: call rotate_key() without a file")
         file = Path(key) if key is not None else file
         if file is None:
-            no_key = "the hosts of its job are reached without a key, and have none to change"
-            why = "name the file on this machine that gets the key: rotate_key('job.key')" if source is None else no_key
-            raise ValueError(f"{self.name}: {why}")
+            text = "the hosts of its job are reached without a key, and have none to change"
+            text = "name the file on this machine that gets the key: rotate_key('job.key')" if source is None else text
+            raise ValueError(f"{self.name}: {text}")
         operations().rotate_key(self.name, hosts, file, force, timeout)
         if source is not None:
             source.key_changed()

@@ -28,7 +28,7 @@ class HostSource(Protocol):
     """The source of a mesh's hosts, which also takes them back: a job. Its methods block."""
 
     def more(
-        self, wanted: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
+        self, target: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
     ) -> tuple[str, ...]:  # fmt: skip
         """The ids of so many new hosts, or of those on these machines, which can be used.
 
@@ -85,10 +85,10 @@ class RecordedSource:
             return self._source
 
     def more(
-        self, wanted: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
+        self, target: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
     ) -> tuple[str, ...]:  # fmt: skip
         """The ids of new hosts."""
-        return self.opened().more(wanted, timeout, instead=instead)
+        return self.opened().more(target, timeout, instead=instead)
 
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
         """What its engine says of hosts that are lost."""
@@ -174,7 +174,7 @@ class HostRecord:
     def swap(self, dead: str, host: str) -> None:
         """Another host is in the place of one."""
         with self._moving:
-            self.ids = resolved_future(tuple(host if one == dead else one for one in self.ids.get()))
+            self.ids = resolved_future(tuple(host if old == dead else old for old in self.ids.get()))
             self.instead[dead] = host
         _name(self.ids)
 
@@ -183,12 +183,12 @@ class HostRecord:
         ids = self.ids.get()
         return places_of(self.region, [rank for rank in self.region.ranks() if ids[rank] in hosts])
 
-    def giver(self, why: str) -> HostSource:
+    def giver(self, operation: str) -> HostSource:
         """Who gives it hosts. Raises NoMoreHostsError."""
         if self.source is None:
             raise NoMoreHostsError(
-                f"{self.name} cannot {why}: its hosts were attached one by one, and no job gives others. Attach more "
-                "hosts, and name them: mesh.grow(hosts=attach_to_workers(…)); or have the hosts from a job"
+                f"{self.name} cannot {operation}: its hosts were attached one by one, and no job gives others. Attach "
+                "more hosts, and name them: mesh.grow(hosts=attach_to_workers(…)); or have the hosts from a job"
             )
         return self.source
 
@@ -209,8 +209,8 @@ _records: "weakref.WeakSet[HostRecord]" = weakref.WeakSet()
 def giver_of(host: str) -> str:
     """Who gives others in the place of a host, as people call it; "" where nobody does."""
     for record in tuple(_records):
-        there = record.source is not None and not record.ended and record.ids.done()
-        if there and record.ids.exception(0) is None and host in record.ids.get(0):
+        is_usable = record.source is not None and not record.ended and record.ids.done()
+        if is_usable and record.ids.exception(0) is None and host in record.ids.get(0):
             return str(record.source)
     return ""
 
@@ -220,16 +220,16 @@ def record_with(identity: str, hosts: Collection[str], timeout: float = 0.0) -> 
 
     Where there is none, those of jobs whose hosts still come are waited for so long.
     """
-    until, found = time.monotonic() + timeout, _record_with(identity, hosts)
+    until, match = time.monotonic() + timeout, _record_with(identity, hosts)
     for record in tuple(_records):
-        recorded = found is not None and isinstance(found.source, RecordedSource)
-        comes = record.source is not None and not record.ended and not record.ids.done()
-        if comes and (found is None or recorded):
-            left = max(0.0, until - time.monotonic())
+        is_recorded = match is not None and isinstance(match.source, RecordedSource)
+        is_pending = record.source is not None and not record.ended and not record.ids.done()
+        if is_pending and (match is None or is_recorded):
+            remaining = max(0.0, until - time.monotonic())
             with contextlib.suppress(TimeoutError):
-                record.ids.exception(min(left, _LOADED_S) if recorded else left)
-            found = _record_with(identity, hosts)
-    return found
+                record.ids.exception(min(remaining, _LOADED_S) if is_recorded else remaining)
+            match = _record_with(identity, hosts)
+    return match
 
 
 def _record_with(identity: str, hosts: Collection[str]) -> HostRecord | None:
@@ -237,7 +237,7 @@ def _record_with(identity: str, hosts: Collection[str]) -> HostRecord | None:
     same = [record for record in records if record.identity == identity]
     if same and not all(isinstance(record.source, RecordedSource) for record in same):
         return max(same, key=lambda record: record.source is not None)  # references have none
-    known = [each for each in records if each.source is not None and each.ids.exception(0) is None]
-    there = [each for each in known if not set(each.hosts).isdisjoint(hosts)]
+    with_source = [record for record in records if record.source is not None and record.ids.exception(0) is None]
+    matches = [record for record in with_source if not set(record.hosts).isdisjoint(hosts)]
     # A job that this process has loaded itself is preferred to what another one has written down of it.
-    return next((each for each in there if not isinstance(each.source, RecordedSource)), same[0] if same else None)
+    return next((match for match in matches if not isinstance(match.source, RecordedSource)), same[0] if same else None)

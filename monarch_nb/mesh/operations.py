@@ -46,7 +46,7 @@ class Operations(Protocol):
     def host_mesh(self, host: str) -> "HostMesh":
         """Returns a mesh of one host, without dimensions."""
 
-    def spawn_procs(self, wanted: ProcsWanted) -> Handle[ProcState]:
+    def spawn_procs(self, request: ProcsWanted) -> Handle[ProcState]:
         """Spawns processes. Does not block."""
 
     def stop(self, state: MeshState, reason: str, region: Region) -> Future[None]:

@@ -230,9 +230,9 @@ def _proc_table(layout: Layout, region: Region) -> str:
         return cells[0]
     *down, right = region.labels
     *sizes, wide = region.ndslice.sizes
-    places = itertools.product(*(range(size) for size in sizes))
-    rows = [[*map(str, place), *cells[at * wide : (at + 1) * wide]] for at, place in enumerate(places)]
-    return text_table([[*down, *(f"{right}={place}" for place in range(wide))], *rows])
+    points = itertools.product(*(range(size) for size in sizes))
+    rows = [[*map(str, point), *cells[index * wide : (index + 1) * wide]] for index, point in enumerate(points)]
+    return text_table([[*down, *(f"{right}={column}" for column in range(wide))], *rows])
 
 
 class ThisProc:

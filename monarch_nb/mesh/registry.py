@@ -112,10 +112,10 @@ class MeshRegistry:
         if region is not None or moved:
             self.reshape(state, f"{state.name} has shrunk")
 
-    def reshape(self, state: MeshState, why: str) -> None:
+    def reshape(self, state: MeshState, reason: str) -> None:
         """Supervision takes over the extent of a mesh, and where it lies, as its record has them."""
         spec = self.spec_of(state)
-        self._driver.feed(lambda machine: machine.reshape(spec, why))
+        self._driver.feed(lambda machine: machine.reshape(spec, reason))
 
     def disown(self, state: MeshState, uids: "Sequence[str]") -> None:
         """Forgets a mesh of this process that was stopped long ago, with the actors on it."""

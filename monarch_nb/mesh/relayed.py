@@ -38,7 +38,7 @@ class _SentPart(NamedTuple):
         return self.call.unanswered([self.header.index] if plan is None else indices(plan.runs))
 
 
-_Doubtful = dict[tuple[str, int], str]  # why answers seem lost, by call and place
+_Doubtful = dict[tuple[str, int], str]  # why answers seem lost, by call and index
 
 
 class RelayedCalls:
@@ -55,8 +55,8 @@ class RelayedCalls:
         for call in tuple(self._runtime.calls.values()):
             for header in tuple(call.sent):
                 parts.setdefault(header.dst, []).append(_SentPart(call, header))
-        for address, asked in parts.items():
-            self._ask(relay, address, asked, {}, 1)
+        for address, group in parts.items():
+            self._ask(relay, address, group, {}, 1)
 
     def _ask(self, relay: str, address: str, parts: Sequence[_SentPart], before: _Doubtful, times: int) -> None:
         """Asks what has become of calls; a part that is lost the second time, too, fails its call."""
@@ -65,8 +65,8 @@ class RelayedCalls:
             return
         answer: Future[CallsReceived] | Future[p.CastStates]
         if waiting[0].header.plan is None:
-            asked = AskReceived(tuple(map(_sent, waiting)), final=bool(before))
-            answer = request(self._runtime, address, RECEIVED, asked)
+            query = AskReceived(tuple(map(_sent_call, waiting)), final=bool(before))
+            answer = request(self._runtime, address, RECEIVED, query)
         else:
             ports = tuple(part.header.port for part in waiting)
             answer = request(self._runtime, address, CASTS, p.AskCasts(ports, final=bool(before)))
@@ -88,37 +88,37 @@ class RelayedCalls:
         doubtful: _Doubtful = {}
         states: Sequence[str | p.CastState] = answer.get(0).states
         for part, state in zip(parts, states, strict=True):
-            came = _came(state)
-            places = part.unanswered if came is not None else []
+            arrived = _arrived(state)
+            positions = part.unanswered if arrived is not None else []
             lost = {
-                (part.call.call, place): lost_with(relay, came=bool(came))
-                for place in places
-                if not (isinstance(state, p.CastState) and state.waits_for(place))
+                (part.call.call, index): lost_with(relay, came=bool(arrived))
+                for index in positions
+                if not (isinstance(state, p.CastState) and state.waits_for(index))
             }
             doubtful |= lost
-            certain = [why for key, why in lost.items() if before.get(key) == why]
+            certain = [reason for key, reason in lost.items() if before.get(key) == reason]
             if certain and part.call.missing:
                 self._runtime.undelivered(part.header, with_host_names(certain[0]))
         if not before and doubtful:
-            again = [part for part in parts if any((part.call.call, place) in doubtful for place in part.unanswered)]
+            again = [part for part in parts if any((part.call.call, index) in doubtful for index in part.unanswered)]
             self._runtime.later(AGAIN_S, lambda: self._ask(relay, address, again, doubtful, times))
 
-    def _received(self, asked: AskReceived, asker: Asker[CallsReceived]) -> CallsReceived:
-        return CallsReceived(tuple(self._state_of(sent, asked.final) for sent in asked.calls))
+    def _received(self, message: AskReceived, asker: Asker[CallsReceived]) -> CallsReceived:
+        return CallsReceived(tuple(self._state_of(call, message.final) for call in message.calls))
 
-    def _state_of(self, sent: SentCall, final: bool) -> str:
-        cell = self._runtime.cells.get((sent.mesh, sent.rank))
-        if cell is None or cell.incarnation != sent.incarnation or sent.seq < 0:
+    def _state_of(self, call: SentCall, final: bool) -> str:
+        cell = self._runtime.cells.get((call.mesh, call.rank))
+        if cell is None or cell.incarnation != call.incarnation or call.seq < 0:
             return WAITS  # for its spawn; one that has ended refuses its calls by itself
-        if not cell.inbox.has(sent.sender, sent.seq):
+        if not cell.inbox.has(call.sender, call.seq):
             if final:  # should it come yet, it is not to run: its caller gets an error that says so
                 skip = Header(
-                    Kind.CALL, self._runtime.address, self._runtime.address, sent.mesh, sent.rank, sent.incarnation,
-                    sent.sender, sent.seq, SKIP,
+                    Kind.CALL, self._runtime.address, self._runtime.address, call.mesh, call.rank, call.incarnation,
+                    call.sender, call.seq, SKIP,
                 )  # fmt: skip
                 cell.arrive(skip, Parcel([b""]))
             return NEVER_CAME
-        return WAITS if sent.call in calls_of(cell) or cell.is_explicit(sent.method) else ANSWERED
+        return WAITS if call.call in calls_of(cell) or cell.is_explicit(call.method) else ANSWERED
 
 
 def attach(runtime: Runtime) -> RelayedCalls:
@@ -126,13 +126,13 @@ def attach(runtime: Runtime) -> RelayedCalls:
     return RelayedCalls(runtime)
 
 
-def _came(state: str | p.CastState) -> bool | None:
+def _arrived(state: str | p.CastState) -> bool | None:
     """Whether a call arrived that is answered or lost; None while it waits."""
     if isinstance(state, p.CastState):
         return state.came
     return None if state == WAITS else state == ANSWERED
 
 
-def _sent(part: _SentPart) -> SentCall:
-    sent = part.header
-    return SentCall(sent.mesh, sent.rank, sent.incarnation, sent.sender, sent.seq, part.call.call, sent.method)
+def _sent_call(part: _SentPart) -> SentCall:
+    call, header = part
+    return SentCall(header.mesh, header.rank, header.incarnation, header.sender, header.seq, call.call, header.method)

@@ -81,12 +81,12 @@ class _Request(Generic[R]):
 
 def request(runtime: Runtime, dst: str, verb: Verb[Q, R], body: Q) -> "Future[R]":
     """Sends a request; the future gives the answer, or fails with RequestError."""
-    asked = _Request(runtime, dst, verb)
+    pending = _Request(runtime, dst, verb)
     try:
-        runtime.post(dst, verb, body, port=asked.number)
+        runtime.post(dst, verb, body, port=pending.number)
     except Exception as error:
-        asked.fail(f"{dst} cannot be reached: {error}")
-    return asked.future
+        pending.fail(f"{dst} cannot be reached: {error}")
+    return pending.future
 
 
 def fail_requests(runtime: Runtime, dsts: Collection[str], reason: str) -> None:
@@ -103,51 +103,51 @@ def gather(futures: Sequence[Future[object]], describe: Callable[[], str]) -> Fu
 def gather(futures: Sequence[Future[object]], describe: Callable[[], str], result: T) -> Future[T]: ...
 def gather(futures: Sequence[Future[object]], describe: Callable[[], str], result: object = None) -> Future[object]:
     """Resolves when all have; with the first error, if any, as soon as it is there."""
-    whole: Future[object] = pending_future(describe=describe)
+    combined: Future[object] = pending_future(describe=describe)
 
-    def look(future: Future[object]) -> None:
+    def check(future: Future[object]) -> None:
         error = future.exception(0)
         if error is not None:
-            fail_future(whole, error)
+            fail_future(combined, error)
 
     for future in futures:
-        when_done(future, look)
-    _when_all_are_over(futures, lambda: resolve_future(whole, result))
-    return whole
+        when_done(future, check)
+    _when_all_are_over(futures, lambda: resolve_future(combined, result))
+    return combined
 
 
 def settle(futures: Sequence[Future[object]], describe: Callable[[], str]) -> Future[None]:
     """Resolves when all are over, whatever came of them."""
-    whole: Future[None] = pending_future(describe=describe)
-    _when_all_are_over(futures, lambda: resolve_future(whole, None))
-    return whole
+    combined: Future[None] = pending_future(describe=describe)
+    _when_all_are_over(futures, lambda: resolve_future(combined, None))
+    return combined
 
 
 def _when_all_are_over(futures: Sequence[Future[object]], function: Callable[[], object]) -> None:
     lock = threading.Lock()
-    left = len(futures)
-    if not left:
+    remaining = len(futures)
+    if not remaining:
         function()
 
-    def one(_: Future[object]) -> None:
-        nonlocal left
+    def count_down(_: Future[object]) -> None:
+        nonlocal remaining
         with lock:
-            left -= 1
-            last = left == 0
+            remaining -= 1
+            last = remaining == 0
         if last:
             function()
 
     for future in futures:
-        when_done(future, one)
+        when_done(future, count_down)
 
 
 class _Answers(Generic[R]):
-    """Those of one message, by the places of ranks in it; on the reading thread."""
+    """The answers to one message, by the positions of ranks in it; on the reading thread."""
 
-    def __init__(self, runtime: Runtime, verb: Verb[Q, R], size: int, over: Callable[[], None]) -> None:
-        self.found: dict[int, R] = {}
-        self._runtime, self._verb, self._over = runtime, verb, over
-        self._left = set(range(size))
+    def __init__(self, runtime: Runtime, verb: Verb[Q, R], size: int, finish: Callable[[], None]) -> None:
+        self.replies: dict[int, R] = {}
+        self._runtime, self._verb, self._finish = runtime, verb, finish
+        self._remaining = set(range(size))
         self._lock = threading.Lock()
         self.number = runtime.ports.open(self)
 
@@ -156,31 +156,31 @@ class _Answers(Generic[R]):
         try:
             if header.kind == Kind.FOLDED:
                 for folded in unfold(header, parcel.frames):
-                    self._take((place for span in folded.places for place in span), folded.header, folded.frames)
+                    self._take((position for span in folded.places for position in span), folded.header, folded.frames)
             else:
                 self._take((header.index,), header, parcel.frames)
         finally:
             self._runtime.node.consumed(parcel)
 
-    def _take(self, places: Iterable[int], header: Header, frames: Sequence[InFrame]) -> None:
+    def _take(self, positions: Iterable[int], header: Header, frames: Sequence[InFrame]) -> None:
         answer = None
         if header.status == Status.VALUE and frames:
             answer = self._verb.decode_reply(in_memory(frames[0]))
-        self._end(places, answer)
+        self._end(positions, answer)
 
     def lost(self, header: Header, reason: str) -> None:
         """Some will not answer."""
         self._end((header.index,) if header.plan is None else indices(header.plan.runs), None)
 
-    def _end(self, places: Iterable[int], answer: R | None) -> None:
+    def _end(self, positions: Iterable[int], answer: R | None) -> None:
         with self._lock:
-            new = self._left.intersection(places)
-            self._left -= new
+            new = self._remaining.intersection(positions)
+            self._remaining -= new
             if answer is not None:
-                self.found.update(dict.fromkeys(new, answer))
-            last = bool(new) and not self._left
+                self.replies.update(dict.fromkeys(new, answer))
+            last = bool(new) and not self._remaining
         if last:
-            self._over()
+            self._finish()
 
 
 def ask_ranks(
@@ -189,7 +189,7 @@ def ask_ranks(
     ranks: Sequence[int],
     verb: Verb[Q, R],
     body: Q,
-    then: Callable[[dict[int, R], set[int]], object],
+    callback: Callable[[dict[int, R], set[int]], object],
     *,
     within: float,
 ) -> None:
@@ -198,42 +198,42 @@ def ask_ranks(
 
     A request may come twice: who has not answered half-way is asked alone, for an agent on the way there may be stuck.
     """
-    found: dict[int, R] = {}
+    replies: dict[int, R] = {}
     lost: set[int] = set()
     turns = iter((True,))
 
-    def over() -> None:
+    def finish() -> None:
         if next(turns, False):
-            then(found, lost)
+            callback(replies, lost)
 
-    def each(left: Sequence[int]) -> None:
-        asked = {rank: request(runtime, procs.address(rank), verb, body) for rank in left}
+    def ask_each(targets: Sequence[int]) -> None:
+        futures = {rank: request(runtime, procs.address(rank), verb, body) for rank in targets}
 
         def take(_: object = None) -> None:
-            for rank, future in asked.items():
+            for rank, future in futures.items():
                 if future.done() and future.exception(0) is None:
-                    found[rank] = future.get(0)
+                    replies[rank] = future.get(0)
                 elif future.done():
                     lost.add(rank)
-            over()
+            finish()
 
-        when_done(settle(list(asked.values()), lambda: ""), take)
-        runtime.later(within if left is ranks else within / 2, take)
+        when_done(settle(list(futures.values()), lambda: ""), take)
+        runtime.later(within if targets is ranks else within / 2, take)
 
     if _are_near(runtime, procs, ranks):
-        each(ranks)
+        ask_each(ranks)
         return
     halves = iter((True,))
 
-    def rest() -> None:
+    def ask_rest() -> None:
         if next(halves, False):
             runtime.ports.close(answers.number)
-            found.update({ranks[place]: answer for place, answer in answers.found.items()})
-            each([rank for rank in ranks if rank not in found])
+            replies.update({ranks[position]: answer for position, answer in answers.replies.items()})
+            ask_each([rank for rank in ranks if rank not in replies])
 
-    answers = _Answers(runtime, verb, len(ranks), rest)
+    answers = _Answers(runtime, verb, len(ranks), ask_rest)
     _cast(runtime, procs, ranks, verb, body, answers)
-    runtime.later(within / 2, rest)
+    runtime.later(within / 2, ask_rest)
 
 
 def inform_ranks(runtime: Runtime, procs: ProcState, verb: Verb[Q, object], body: Q) -> None:
@@ -273,8 +273,8 @@ def _runs(procs: ProcState, ranks: Sequence[int]) -> Iterator[Run]:
         yield Run(ranks.start, len(ranks))
         return
     first = 0
-    for place in range(1, len(ranks) + 1):
-        rank, before = ranks[place] if place < len(ranks) else -1, ranks[place - 1]
+    for end in range(1, len(ranks) + 1):
+        rank, before = ranks[end] if end < len(ranks) else -1, ranks[end - 1]
         if rank != before + 1 or procs.incarnation(rank) != procs.incarnation(before):
-            yield Run(ranks[first], place - first, proc_incarnation=procs.incarnation(before), index=first)
-            first = place
+            yield Run(ranks[first], end - first, proc_incarnation=procs.incarnation(before), index=first)
+            first = end

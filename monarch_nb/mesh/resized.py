@@ -24,8 +24,8 @@ class Resized(Struct, frozen=True):
         named = f" ({', '.join(map(host_name, self.hosts))})" if len(self.hosts) <= 4 else ""
         actors = ", ".join(self.actors)
         if not self.removed:
-            made = f", with {actors} created there" if actors else ""
-            return f"<{self.mesh!r} {{{shape}}}: {many} more{named}{made}>"
+            created = f", with {actors} created there" if actors else ""
+            return f"<{self.mesh!r} {{{shape}}}: {many} more{named}{created}>"
         ended = f", with the actors of {actors} there" if actors else ""
         freed = len(self.freed)
         back = f"; {counted(freed, 'host')} returned to {'its' if freed == 1 else 'their'} job" if freed else ""
@@ -34,30 +34,30 @@ class Resized(Struct, frozen=True):
 
 def more_of(more: Mapping[str, object], label: str, name: str) -> object:
     """What `grow(hosts=2)` asks for along the dimension of hosts: a number, or names. Raises ValueError."""
-    wanted = _along(more, label, name, f"grow({label}=2)")
-    if isinstance(wanted, (list, tuple)):
-        if not wanted or not all(isinstance(each, str) and each for each in wanted) or len({*wanted}) < len(wanted):
-            raise ValueError(f"{name}.grow({label}={wanted!r}): name machines, each once: {label}=['node7']")
-        return tuple(wanted)
-    if isinstance(wanted, int) and (isinstance(wanted, bool) or wanted < 1):
-        raise ValueError(f"{name}.grow({label}={wanted!r}): say how many more, at least 1; shrink() removes hosts")
-    return wanted
+    target = _along(more, label, name, f"grow({label}=2)")
+    if isinstance(target, (list, tuple)):
+        if not target or not all(isinstance(host, str) and host for host in target) or len({*target}) < len(target):
+            raise ValueError(f"{name}.grow({label}={target!r}): name machines, each once: {label}=['node7']")
+        return tuple(target)
+    if isinstance(target, int) and (isinstance(target, bool) or target < 1):
+        raise ValueError(f"{name}.grow({label}={target!r}): say how many more, at least 1; shrink() removes hosts")
+    return target
 
 
 def leaving_positions(fewer: Mapping[str, object], label: str, name: str, hosts: Sequence[str]) -> list[int]:
     """The positions along the dimension of hosts that `shrink(hosts=-1)` means, or `hosts=[1]`. Raises ValueError."""
-    wanted = _along(fewer, label, name, f"shrink({label}=-1)")
-    if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted < 0:
-        return list(range(max(0, len(hosts) + wanted), len(hosts)))
-    if isinstance(wanted, (str, int)) or not isinstance(wanted, Sequence) or not wanted:
+    target = _along(fewer, label, name, f"shrink({label}=-1)")
+    if isinstance(target, int) and not isinstance(target, bool) and target < 0:
+        return list(range(max(0, len(hosts) + target), len(hosts)))
+    if isinstance(target, (str, int)) or not isinstance(target, Sequence) or not target:
         raise ValueError(
-            f"{name}.shrink({label}={wanted!r}): say {label}=-1 for the last one, {label}=[1] for that one, or name "
+            f"{name}.shrink({label}={target!r}): say {label}=-1 for the last one, {label}=[1] for that one, or name "
             f"the hosts: {label}=[{host_name(hosts[-1])!r}]"
         )
     names = [host_name(host) for host in hosts]
     positions: list[int] = []
-    for each in wanted:
-        position = hosts.index(each) if each in hosts else names.index(each) if each in names else each
+    for entry in target:
+        position = hosts.index(entry) if entry in hosts else names.index(entry) if entry in names else entry
         if isinstance(position, (str, bool)) or not 0 <= operator.index(position) < len(hosts):
             raise ValueError(f"{name} has no host {position!r}: it has {len(hosts)}, {', '.join(names[:8])}")
         positions.append(position)
@@ -66,6 +66,6 @@ def leaving_positions(fewer: Mapping[str, object], label: str, name: str, hosts:
 
 def _along(dims: Mapping[str, object], label: str, name: str, example: str) -> object:
     if list(dims) != [label]:
-        given = ", ".join(dims) or "nothing"
-        raise ValueError(f"{name} grows and shrinks along {label!r} alone, got {given}: {name}.{example}")
+        labels = ", ".join(dims) or "nothing"
+        raise ValueError(f"{name} grows and shrinks along {label!r} alone, got {labels}: {name}.{example}")
     return dims[label]

@@ -40,15 +40,15 @@ def _header(
     )
 
 
-def _each(runs: Iterable[Run]) -> Iterable[tuple[int, int, int, int, int]]:
+def _each_rank(runs: Iterable[Run]) -> Iterable[tuple[int, int, int, int, int]]:
     for run in runs:
-        for place in range(run.count):
+        for step in range(run.count):
             yield (
-                run.rank + place * run.stride,
+                run.rank + step * run.stride,
                 run.proc_incarnation,
                 run.incarnation,
                 run.seq,
-                run.index + place * run.index_stride,
+                run.index + step * run.index_stride,
             )
 
 
@@ -133,7 +133,7 @@ def send_each(
 ) -> None:
     """Sends one message to some ranks, one by one: they need not make a region. `call` is closed if that fails."""
     try:
-        for place, rank in enumerate(ranks):
+        for index, rank in enumerate(ranks):
             single = Region((), NDSlice(rank, (), ()))
             send_region(
                 runtime,
@@ -144,7 +144,7 @@ def send_each(
                 frames,
                 pending=call,
                 ordered=ordered,
-                index=place,
+                index=index,
             )
     except BaseException:
         call.close()
@@ -180,7 +180,7 @@ def _send(
         return
     layout = actor.procs.layout
     if _is_direct(runtime, actor, region):
-        for rank, proc_incarnation, incarnation, seq, index in _each(runs):
+        for rank, proc_incarnation, incarnation, seq, index in _each_rank(runs):
             copy = Header(
                 Kind.CALL,
                 layout.address(rank, proc_incarnation),

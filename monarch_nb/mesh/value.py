@@ -94,8 +94,8 @@ class ValueMesh(MeshTrait, Generic[T]):
 
     def _fill(self, region: Region, values: Sequence[T | Lazy[T]]) -> None:
         if len(values) != len(region):
-            places = f"{len(region)} places of {region.extent!r}"
-            raise ValueError(f"need one value for each of the {places}, got {len(values)}")
+            expected = f"{len(region)} places of {region.extent!r}"
+            raise ValueError(f"need one value for each of the {expected}, got {len(values)}")
         self.__region = region
         self._values = values
 
@@ -109,17 +109,17 @@ class ValueMesh(MeshTrait, Generic[T]):
         part._base = self._base or self._region
         return part
 
-    def _where(self, indices: Sequence[int]) -> str:
+    def _locate(self, indices: Sequence[int]) -> str:
         """The places of some of its values, as `gpus=2-3`: those that they have in the mesh this is a part of."""
         ranks = self._ndslice
         return places_of(self._base or self._region, [ranks.get(index) for index in indices])
 
     def get(self, rank: SupportsIndex) -> T:
         """The value at a row-major index in this mesh. IndexError outside 0 … len - 1."""
-        at = operator.index(rank)
-        if not 0 <= at < len(self._values):
-            raise out_of_range(f"index out of range: rank {at} in a ValueMesh of {len(self._values)} values", at)
-        value = self._values[at]
+        index = operator.index(rank)
+        if not 0 <= index < len(self._values):
+            raise out_of_range(f"index out of range: rank {index} in a ValueMesh of {len(self._values)} values", index)
+        value = self._values[index]
         return value.get() if isinstance(value, Lazy) else value
 
     def item(self, /, **coordinates: SupportsIndex) -> T:
@@ -161,13 +161,13 @@ class ValueMesh(MeshTrait, Generic[T]):
         return type(self), (self._region, self.values())
 
     def __repr__(self) -> str:
-        whole = len(self) == len(self._base or self._region)
-        return f"ValueMesh({self.extent!r}):" + describe(len(self), self.get, self._where, whole=whole)
+        full = len(self) == len(self._base or self._region)
+        return f"ValueMesh({self.extent!r}):" + describe(len(self), self.get, self._locate, full=full)
 
 
 def places_in(values: ValueMesh[object], indices: Sequence[int]) -> str:
     """The places of some values, as `gpus=2-3`: those that they have in the mesh that this is a part of."""
-    return values._where(indices)
+    return values._locate(indices)
 
 
 def _region_of(shape: Shape | Region | Extent) -> Region:

@@ -17,19 +17,19 @@ FEW = 8  # so many elements are shown themselves
 HASHED = 16 * 2**20  # bytes; larger arrays are equal only to themselves
 
 
-def describe(count: int, get: Callable[[int], object], where: Callable[[list[int]], str], *, whole: bool = True) -> str:
+def describe(count: int, get: Callable[[int], object], locate: Callable[[list[int]], str], *, full: bool = True) -> str:
     """What follows a value mesh's heading: lines of their own, or the rest of its line where there is nothing to see.
 
-    `where` names places, `whole` says that there are no others in the mesh. Never raises for what a value or its
+    `locate` names places, `full` says that there are no others in the mesh. Never raises for what a value or its
     decoding does.
     """
     if not count:
         return "\n  (no values)"
     if nothing_in(count, get):
-        return f" None on {_everyone(count) if whole else where(list(range(count)))}"
+        return f" None on {_everyone(count) if full else locate(list(range(count)))}"
     groups, unseen = grouped(count, get)
     shown = groups if len(groups) + bool(unseen) <= LINES else groups[: LINES - 1]
-    lines = [f"  {_named(ranks, count, where, whole)}{text}" for ranks, text in shown]
+    lines = [f"  {_named(ranks, count, locate, full)}{text}" for ranks, text in shown]
     hidden = sum(len(ranks) for ranks, _ in groups[len(shown) :]) + unseen
     if hidden:
         lines.append(f"  … and {hidden} more rank{'s' if hidden > 1 else ''}; see .items() or .get(rank)")
@@ -106,13 +106,13 @@ def _line(text: str) -> str:
     return joined if len(joined) <= WIDTH else joined[: WIDTH - 1] + "…"
 
 
-def _named(ranks: list[int], count: int, where: Callable[[list[int]], str], whole: bool) -> str:
-    if whole and len(ranks) == count > 1:
+def _named(ranks: list[int], count: int, locate: Callable[[list[int]], str], full: bool) -> str:
+    if full and len(ranks) == count > 1:
         return f"all {count} ranks: "
-    places = where(ranks)
-    if len(places) > PLACES:
-        places = f"{places[:PLACES].rpartition(',')[0]},… ({len(ranks)} ranks)"
-    return f"{places}: " if places else ""
+    location = locate(ranks)
+    if len(location) > PLACES:
+        location = f"{location[:PLACES].rpartition(',')[0]},… ({len(ranks)} ranks)"
+    return f"{location}: " if location else ""
 
 
 def _kind(value: object) -> str:
@@ -131,8 +131,8 @@ def _array_text(value: Any) -> str | None:
     if count <= FEW:
         return None
     device = getattr(value, "device", None) if kind == "tensor" else None
-    where = f" {device}" if device is not None and device.type != "cpu" else ""
-    heading = f"{kind} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}{where}"
+    suffix = f" {device}" if device is not None and device.type != "cpu" else ""
+    heading = f"{kind} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}{suffix}"
     try:
         facts = _range(value, kind)
     except Exception:  # no numbers in it, or none that can be had here

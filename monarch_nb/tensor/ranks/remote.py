@@ -248,13 +248,13 @@ class Remote(SendsToPorts):
         _issue(inputs, command, range(len(inputs.tensors)))
 
     def send_to(
-        self, port: Port[Any] | None, args: tuple[object, ...], kwargs: dict[str, object], *, one: bool
+        self, port: Port[Any] | None, args: tuple[object, ...], kwargs: dict[str, object], *, single: bool
     ) -> None:
         """Calls it on each rank, or on some one; what they return goes to a port, if there is one."""
         if port is None:
             self.broadcast(*args, **kwargs)
             return
-        values: Future[Any] = self.choose(*args, **kwargs) if one else self.call(*args, **kwargs)
+        values: Future[Any] = self.choose(*args, **kwargs) if single else self.call(*args, **kwargs)
 
         def deliver() -> None:
             try:
@@ -262,7 +262,7 @@ class Remote(SendsToPorts):
             except Exception as error:
                 port.exception(error)
             else:
-                for value in [result] if one else result.values():
+                for value in [result] if single else result.values():
                     port.send(value)
 
         when_done(values, lambda _: Thread(target=deliver, name="monarch-remote-answers", daemon=True).start())
