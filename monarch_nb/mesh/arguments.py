@@ -94,10 +94,10 @@ def _unsendable(
 ) -> tuple[str, object] | None:
     """The first argument that cannot be sent by itself."""
     try:
-        named = _arity(method, hidden)[0].bind(*args, **kwargs).arguments
+        arguments = _arity(method, hidden)[0].bind(*args, **kwargs).arguments
     except TypeError:
         return None
-    for name, value in named.items():
+    for name, value in arguments.items():
         try:
             encode(value, current_runtime())
         except Exception:

@@ -156,9 +156,9 @@ def _on_actors(mesh: ActorMesh[Any], source: str, filename: str) -> Future[Value
         len(region),
         lambda replies: ValueMesh._of_thunks(region, replies, state.region),
     )
-    broken = runtime.supervisor.check(state, region, call)
-    if broken is not None:
-        call.fail(broken)
+    failure = runtime.supervisor.check(state, region, call)
+    if failure is not None:
+        call.fail(failure)
         return call.hand_out()
     frames = encode_arguments(call.title, (source, filename, mesh), {})
     send_region(runtime, runtime.context(), state, region, EXEC, frames, pending=call)

@@ -56,13 +56,13 @@ _GIVES = {
 class PerObject:
     """An attribute that is computed for each object; the class has another one of that name, or none."""
 
-    def __init__(self, work_out: Callable[[Any], object], of_class: object = None) -> None:
-        self._work_out = work_out
+    def __init__(self, compute: Callable[[Any], object], of_class: object = None) -> None:
+        self._compute = compute
         self._of_class = of_class
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         if instance is not None:
-            return self._work_out(instance)
+            return self._compute(instance)
         if self._of_class is None:
             raise AttributeError("only objects of this class have it")
         return self._of_class
@@ -159,7 +159,7 @@ class Endpoint(Generic[P, R]):
         self._name = name
         self._declared = declared
         self._title = f"{mesh._state.name}.{name.lstrip('@!')}"
-        self._of = mesh._state.cls
+        self._cls = mesh._state.cls
         self._fits = range(0)  # how many positional arguments surely fit, once that is known
         self._timeout: float | None = None
 
@@ -180,9 +180,9 @@ class Endpoint(Generic[P, R]):
 
     def _current(self) -> EndpointProperty[P, R]:
         """The declaration in the class the mesh has now: a reload may have changed it."""
-        if self._of is not self._mesh._state.cls:
-            self._of = self._mesh._state.cls
-            self._declared = cast("EndpointProperty[P, R]", endpoints_of(self._of).get(self._name, self._declared))
+        if self._cls is not self._mesh._state.cls:
+            self._cls = self._mesh._state.cls
+            self._declared = cast("EndpointProperty[P, R]", endpoints_of(self._cls).get(self._name, self._declared))
             self._fits = range(0)
         return self._declared
 
@@ -205,9 +205,9 @@ class Endpoint(Generic[P, R]):
         state = self._mesh._state
         for listener in runtime.on_call:
             listener(state)
-        broken = runtime.supervisor.check(state, region, call)
-        if broken is not None:
-            call.fail(broken)
+        failure = runtime.supervisor.check(state, region, call)
+        if failure is not None:
+            call.fail(failure)
             return
         unread = state.procs.unread
         if unread is not None and not state.inner and state.uid in state.procs.actors:  # what `results` can list
@@ -357,9 +357,9 @@ def _post(endpoint: Endpoint[..., object], region: Region, frames: Sequence[OutF
     context = runtime.context()
     for listener in runtime.on_call:
         listener(state)
-    broken = runtime.supervisor.check(state, region, None)
-    if broken is not None:
-        raise broken
+    failure = runtime.supervisor.check(state, region, None)
+    if failure is not None:
+        raise failure
     call = runtime.new_call()
     with frames.sending(call) if isinstance(frames, LentFrames) else nullcontext():
         send_region(runtime, context, state, region, endpoint._name, frames, port=port, call=call)

@@ -160,9 +160,9 @@ class HostMesh(MeshTrait):
             )
         check_environment(env or {}, "spawn_procs(env=...)")
         extent = Extent((*self._region.labels, *dims), (*self._region.ndslice.sizes, *dims.values()))
-        per = Extent(tuple(dims), tuple(dims.values())).nelements
-        if proc_bind is not None and len(proc_bind) != per:
-            raise ValueError(f"proc_bind binds {counted(len(proc_bind), 'process')}, but there are {per} on a host")
+        procs = Extent(tuple(dims), tuple(dims.values())).nelements
+        if proc_bind is not None and len(proc_bind) != procs:
+            raise ValueError(f"proc_bind binds {counted(len(proc_bind), 'process')}, but there are {procs} on a host")
         request = ProcsWanted(
             name=name or "anon",
             hosts=self._used_hosts(),
@@ -191,13 +191,13 @@ class HostMesh(MeshTrait):
     @property
     def initialized(self) -> Future[Literal[True]]:
         """Resolves when every host's agent has answered."""
-        answered: Future[Literal[True]] = pending_future(
+        result: Future[Literal[True]] = pending_future(
             describe=lambda: f"the hosts of {self._record.name} have not all answered"
         )
 
         def settle(future: "Future[object]") -> None:
             error = future.exception(0)
-            resolve_future(answered, True) if error is None else fail_future(answered, error)
+            resolve_future(result, True) if error is None else fail_future(result, error)
 
         def ask(future: "Future[tuple[str, ...]]") -> None:
             if future.exception(0) is None:
@@ -206,7 +206,7 @@ class HostMesh(MeshTrait):
                 settle(future)
 
         when_done(self._record.ids, ask)
-        return answered
+        return result
 
     def shutdown(self) -> Future[None]:
         """Ends the host agents of this mesh and all processes on them. Only for the whole mesh, by its owner."""

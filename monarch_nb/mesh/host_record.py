@@ -148,7 +148,7 @@ class HostRecord:
         self.instead: dict[str, str] = {}  # which host has come for one that was lost
         self.changing = threading.Lock()  # held by who has hosts come and go, for as long as that takes
         self.replacing = threading.Lock()  # held by who puts a host that is there in the place of another
-        self._moving = threading.Lock()
+        self._lock = threading.Lock()
         _records.add(self)
 
     @property
@@ -159,7 +159,7 @@ class HostRecord:
 
     def take(self, hosts: Sequence[str]) -> None:
         """It has these hosts more."""
-        with self._moving:
+        with self._lock:
             ids = self.ids.get()
             ranks = (*self.region.ranks(), *range(len(ids), len(ids) + len(hosts)))
             self.ids, self.region = resolved_future((*ids, *hosts)), self._line(ranks)
@@ -167,13 +167,13 @@ class HostRecord:
 
     def drop(self, hosts: Collection[str]) -> None:
         """It has these hosts no more."""
-        with self._moving:
+        with self._lock:
             ids = self.ids.get()
             self.region = self._line([rank for rank in self.region.ranks() if ids[rank] not in hosts])
 
     def swap(self, dead: str, host: str) -> None:
         """Another host is in the place of one."""
-        with self._moving:
+        with self._lock:
             self.ids = resolved_future(tuple(host if old == dead else old for old in self.ids.get()))
             self.instead[dead] = host
         _name(self.ids)

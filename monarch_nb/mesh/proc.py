@@ -59,9 +59,9 @@ class ProcMesh(Handle[ProcState]):
         """Resolves when all processes run and their set-up is done; fails with SupervisionError otherwise."""
         spawn_spec = self._state.spawn_spec
         if self._state.stopped is not None:
-            failed: Future[Literal[True]] = pending_future()
-            fail_future(failed, RuntimeError(f"`ProcMesh` has already been stopped: {self._state.name}"))
-            return failed
+            future: Future[Literal[True]] = pending_future()
+            fail_future(future, RuntimeError(f"`ProcMesh` has already been stopped: {self._state.name}"))
+            return future
         return (
             cast("Future[Literal[True]]", spawn_spec.initialized) if spawn_spec is not None else resolved_future(True)
         )
@@ -229,10 +229,10 @@ def _proc_table(layout: Layout, region: Region) -> str:
     if not region.labels:
         return cells[0]
     *down, right = region.labels
-    *sizes, wide = region.ndslice.sizes
+    *sizes, width = region.ndslice.sizes
     points = itertools.product(*(range(size) for size in sizes))
-    rows = [[*map(str, point), *cells[index * wide : (index + 1) * wide]] for index, point in enumerate(points)]
-    return text_table([[*down, *(f"{right}={column}" for column in range(wide))], *rows])
+    rows = [[*map(str, point), *cells[index * width : (index + 1) * width]] for index, point in enumerate(points)]
+    return text_table([[*down, *(f"{right}={column}" for column in range(width))], *rows])
 
 
 class ThisProc:

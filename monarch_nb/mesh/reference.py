@@ -48,10 +48,10 @@ def actor_form(state: ActorState) -> ActorForm:
 def proc_record(form: ProcForm) -> ProcState:
     """This process's record of a mesh of processes. Raises UnreachableError for hosts that are out of reach."""
     common, layout = form
-    uid, name, _, home, *_ = common
+    uid, name, _, owner, *_ = common
     runtime = current_runtime()
     if uid not in runtime.meshes:
-        operations().reach((host_of(home), *layout.hosts), name)
+        operations().reach((host_of(owner), *layout.hosts), name)
     return _record(runtime, common, ProcState, layout=layout)
 
 
@@ -61,19 +61,19 @@ def actor_record(form: ActorForm) -> ActorState:
     return _record(current_runtime(), common, ActorState, procs=proc_record(procs), cls=cls, kind=kind)
 
 
-def _record(runtime: Runtime, common: Common, record: type[S], **own: Any) -> S:
-    uid, name, region, home, incarnations, version, stopped = common
+def _record(runtime: Runtime, common: Common, record: type[S], **fields: Any) -> S:
+    uid, name, region, owner, incarnations, version, stopped = common
     with _lock:
         state = runtime.meshes.get(uid)
         if state is None:
-            state = runtime.meshes[uid] = record(uid, name, region, home, incarnations, version, stopped, **own)
+            state = runtime.meshes[uid] = record(uid, name, region, owner, incarnations, version, stopped, **fields)
             try:
                 operations().refer(state)
             except BaseException:  # nobody would ever report its end: the next reference tries again
                 del runtime.meshes[uid]
                 raise
         else:
-            resized = region if region != state.region else None
-            runtime.part(MeshRegistry).renew(state, incarnations, version, resized, own.get("layout"))
+            new_region = region if region != state.region else None
+            runtime.part(MeshRegistry).renew(state, incarnations, version, new_region, fields.get("layout"))
     assert isinstance(state, record)
     return state

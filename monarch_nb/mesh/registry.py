@@ -106,10 +106,10 @@ class MeshRegistry:
         """The owner of a mesh has healed ranks of it, or given it another extent: what is known here follows."""
         if not state.renew(incarnations, version, region):
             return
-        moved = isinstance(state, ProcState) and layout is not None and layout != state.layout
+        is_moved = isinstance(state, ProcState) and layout is not None and layout != state.layout
         if isinstance(state, ProcState) and layout is not None:
             state.layout = layout
-        if region is not None or moved:
+        if region is not None or is_moved:
             self.reshape(state, f"{state.name} has shrunk")
 
     def reshape(self, state: MeshState, reason: str) -> None:

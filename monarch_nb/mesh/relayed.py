@@ -23,7 +23,7 @@ from monarch_nb.wire.header import SKIP
 WAITS = "waits"  # or runs, or will be answered by whoever has its port
 NEVER_CAME = "never came"
 ANSWERED = "answered"
-_TIMES = 5  # that somebody is asked who does not answer
+_MAX_TRIES = 5  # to ask a process that does not answer
 
 
 class _SentPart(NamedTuple):
@@ -58,7 +58,7 @@ class RelayedCalls:
         for address, group in parts.items():
             self._ask(relay, address, group, {}, 1)
 
-    def _ask(self, relay: str, address: str, parts: Sequence[_SentPart], before: _Doubtful, times: int) -> None:
+    def _ask(self, relay: str, address: str, parts: Sequence[_SentPart], before: _Doubtful, tries: int) -> None:
         """Asks what has become of calls; a part that is lost the second time, too, fails its call."""
         waiting = [part for part in parts if part.call.missing and part.unanswered]
         if not waiting or self._runtime.closed:
@@ -70,7 +70,7 @@ class RelayedCalls:
         else:
             ports = tuple(part.header.port for part in waiting)
             answer = request(self._runtime, address, CASTS, p.AskCasts(ports, final=bool(before)))
-        when_done(answer, functools.partial(self._answered, relay, address, waiting, before, times))
+        when_done(answer, functools.partial(self._answered, relay, address, waiting, before, tries))
 
     def _answered(
         self,
@@ -78,12 +78,12 @@ class RelayedCalls:
         address: str,
         parts: Sequence[_SentPart],
         before: _Doubtful,
-        times: int,
+        tries: int,
         answer: Future[CallsReceived] | Future[p.CastStates],
     ) -> None:
         if answer.exception(0) is not None:  # those who are gone have failed their calls
-            if times < _TIMES:
-                self._runtime.later(AGAIN_S, lambda: self._ask(relay, address, parts, before, times + 1))
+            if tries < _MAX_TRIES:
+                self._runtime.later(AGAIN_S, lambda: self._ask(relay, address, parts, before, tries + 1))
             return
         doubtful: _Doubtful = {}
         states: Sequence[str | p.CastState] = answer.get(0).states
@@ -96,12 +96,12 @@ class RelayedCalls:
                 if not (isinstance(state, p.CastState) and state.waits_for(index))
             }
             doubtful |= lost
-            certain = [reason for key, reason in lost.items() if before.get(key) == reason]
-            if certain and part.call.missing:
-                self._runtime.undelivered(part.header, with_host_names(certain[0]))
+            reasons = [reason for key, reason in lost.items() if before.get(key) == reason]
+            if reasons and part.call.missing:
+                self._runtime.undelivered(part.header, with_host_names(reasons[0]))
         if not before and doubtful:
-            again = [part for part in parts if any((part.call.call, index) in doubtful for index in part.unanswered)]
-            self._runtime.later(AGAIN_S, lambda: self._ask(relay, address, again, doubtful, times))
+            retries = [part for part in parts if any((part.call.call, index) in doubtful for index in part.unanswered)]
+            self._runtime.later(AGAIN_S, lambda: self._ask(relay, address, retries, doubtful, tries))
 
     def _received(self, message: AskReceived, asker: Asker[CallsReceived]) -> CallsReceived:
         return CallsReceived(tuple(self._state_of(call, message.final) for call in message.calls))

@@ -112,18 +112,18 @@ def gather(futures: Sequence[Future[object]], describe: Callable[[], str], resul
 
     for future in futures:
         when_done(future, check)
-    _when_all_are_over(futures, lambda: resolve_future(combined, result))
+    _when_all_done(futures, lambda: resolve_future(combined, result))
     return combined
 
 
 def settle(futures: Sequence[Future[object]], describe: Callable[[], str]) -> Future[None]:
     """Resolves when all are over, whatever came of them."""
     combined: Future[None] = pending_future(describe=describe)
-    _when_all_are_over(futures, lambda: resolve_future(combined, None))
+    _when_all_done(futures, lambda: resolve_future(combined, None))
     return combined
 
 
-def _when_all_are_over(futures: Sequence[Future[object]], function: Callable[[], object]) -> None:
+def _when_all_done(futures: Sequence[Future[object]], function: Callable[[], object]) -> None:
     lock = threading.Lock()
     remaining = len(futures)
     if not remaining:
@@ -133,8 +133,8 @@ def _when_all_are_over(futures: Sequence[Future[object]], function: Callable[[],
         nonlocal remaining
         with lock:
             remaining -= 1
-            last = remaining == 0
-        if last:
+            is_last = remaining == 0
+        if is_last:
             function()
 
     for future in futures:
@@ -178,8 +178,8 @@ class _Answers(Generic[R]):
             self._remaining -= new
             if answer is not None:
                 self.replies.update(dict.fromkeys(new, answer))
-            last = bool(new) and not self._remaining
-        if last:
+            is_last = bool(new) and not self._remaining
+        if is_last:
             self._finish()
 
 
@@ -200,10 +200,10 @@ def ask_ranks(
     """
     replies: dict[int, R] = {}
     lost: set[int] = set()
-    turns = iter((True,))
+    once = iter((True,))
 
     def finish() -> None:
-        if next(turns, False):
+        if next(once, False):
             callback(replies, lost)
 
     def ask_each(targets: Sequence[int]) -> None:
@@ -220,13 +220,13 @@ def ask_ranks(
         when_done(settle(list(futures.values()), lambda: ""), take)
         runtime.later(within if targets is ranks else within / 2, take)
 
-    if _are_near(runtime, procs, ranks):
+    if _are_direct(runtime, procs, ranks):
         ask_each(ranks)
         return
-    halves = iter((True,))
+    rest_once = iter((True,))
 
     def ask_rest() -> None:
-        if next(halves, False):
+        if next(rest_once, False):
             runtime.ports.close(answers.number)
             replies.update({ranks[position]: answer for position, answer in answers.replies.items()})
             ask_each([rank for rank in ranks if rank not in replies])
@@ -238,7 +238,7 @@ def ask_ranks(
 
 def inform_ranks(runtime: Runtime, procs: ProcState, verb: Verb[Q, object], body: Q) -> None:
     """Sends all processes of a mesh the same, once, without an answer. Does not block, and raises nothing."""
-    if not _are_near(runtime, procs, procs.ranks):
+    if not _are_direct(runtime, procs, procs.ranks):
         _cast(runtime, procs, procs.ranks, verb, body, None)
         return
     for rank in procs.ranks:
@@ -260,8 +260,8 @@ def _cast(runtime: Runtime, procs: ProcState, ranks: Sequence[int], verb: Verb[Q
                 answers.lost(header, str(error))
 
 
-def _are_near(runtime: Runtime, procs: ProcState, ranks: Sequence[int]) -> bool:
-    """Few ranks, which can be reached without an agent."""
+def _are_direct(runtime: Runtime, procs: ProcState, ranks: Sequence[int]) -> bool:
+    """Whether these are few ranks, which can be reached without an agent."""
     if len(ranks) < 2:
         return True
     return len(ranks) <= DIRECT and all(procs.layout.host_of(rank) in runtime.local_hosts for rank in ranks)

@@ -20,16 +20,16 @@ class Resized(Struct, frozen=True):
 
     def __repr__(self) -> str:
         shape = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
-        many = f"{counted(len(self.hosts), 'host')}"
-        named = f" ({', '.join(map(host_name, self.hosts))})" if len(self.hosts) <= 4 else ""
+        count = f"{counted(len(self.hosts), 'host')}"
+        names = f" ({', '.join(map(host_name, self.hosts))})" if len(self.hosts) <= 4 else ""
         actors = ", ".join(self.actors)
         if not self.removed:
             created = f", with {actors} created there" if actors else ""
-            return f"<{self.mesh!r} {{{shape}}}: {many} more{named}{created}>"
+            return f"<{self.mesh!r} {{{shape}}}: {count} more{names}{created}>"
         ended = f", with the actors of {actors} there" if actors else ""
         freed = len(self.freed)
-        back = f"; {counted(freed, 'host')} returned to {'its' if freed == 1 else 'their'} job" if freed else ""
-        return f"<{self.mesh!r} {{{shape}}}: {self.removed} removed{named}{ended}{back}>"
+        returned = f"; {counted(freed, 'host')} returned to {'its' if freed == 1 else 'their'} job" if freed else ""
+        return f"<{self.mesh!r} {{{shape}}}: {self.removed} removed{names}{ended}{returned}>"
 
 
 def more_of(more: Mapping[str, object], label: str, name: str) -> object:

@@ -65,7 +65,7 @@ def _is_direct(runtime: Runtime, actor: ActorState, region: Region) -> bool:
     return all(actor.procs.layout.host_of(rank) in runtime.local_hosts for rank in region.ranks())
 
 
-def _stays(runtime: Runtime, actor: ActorState, dst: str) -> bool:
+def _is_local(runtime: Runtime, actor: ActorState, dst: str) -> bool:
     """Whether nothing of a message leaves this process; `dst` is where it goes, if that is one process only."""
     if dst:
         return runtime.is_local(dst)
@@ -99,8 +99,8 @@ def send_region(
     runs = actor.runs(region)
     if len(runs) == 1 and runs[0].count == 1:
         header.dst = actor.procs.layout.address(runs[0].rank, runs[0].proc_incarnation)
-    stays = _stays(runtime, actor, header.dst)
-    if not stays:
+    is_local = _is_local(runtime, actor, header.dst)
+    if not is_local:
         check_size(frames)
     parcel = runtime.node.snapshot(frames)
     if index is not None:  # one rank of a call that is sent piece by piece: its place is in the call, not in a slice
@@ -112,7 +112,7 @@ def send_region(
             uninterrupted(_number, context, actor, runs, numbered)
             runs = numbered[0]
         _send(runtime, actor, region, header, runs, parcel)
-        if pending is not None and header.dst and not stays:
+        if pending is not None and header.dst and not is_local:
             pending.sent.append(header)
     except BaseException:
         if numbered:
@@ -151,10 +151,10 @@ def send_each(
         raise
 
 
-def _number(context: Context, actor: ActorState, runs: Sequence[Run], into: list[list[Run]]) -> None:
+def _number(context: Context, actor: ActorState, runs: Sequence[Run], numbered: list[list[Run]]) -> None:
     instance = context.actor_instance
     with instance.numbering:
-        into.append(instance.outbox.number(actor.uid, runs))
+        numbered.append(instance.outbox.number(actor.uid, runs))
 
 
 def _skip(runtime: Runtime, actor: ActorState, region: Region, header: Header, runs: Sequence[Run]) -> None:

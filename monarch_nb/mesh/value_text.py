@@ -26,7 +26,7 @@ def describe(count: int, get: Callable[[int], object], locate: Callable[[list[in
     if not count:
         return "\n  (no values)"
     if nothing_in(count, get):
-        return f" None on {_everyone(count) if full else locate(list(range(count)))}"
+        return f" None on {_all_ranks(count) if full else locate(list(range(count)))}"
     groups, unseen = grouped(count, get)
     shown = groups if len(groups) + bool(unseen) <= LINES else groups[: LINES - 1]
     lines = [f"  {_named(ranks, count, locate, full)}{text}" for ranks, text in shown]
@@ -36,7 +36,7 @@ def describe(count: int, get: Callable[[int], object], locate: Callable[[list[in
     return "".join(f"\n{line}" for line in lines)
 
 
-def _everyone(count: int) -> str:
+def _all_ranks(count: int) -> str:
     return "its rank" if count == 1 else f"all {count} ranks"
 
 
@@ -55,7 +55,7 @@ def grouped(count: int, get: Callable[[int], object]) -> tuple[list[tuple[list[i
     """
     groups: dict[object, tuple[list[int], str]] = {}
     # Texts and keys by identity; holds the value so that its identity stays its own.
-    costly: dict[int, tuple[object, str, object]] = {}
+    cache: dict[int, tuple[object, str, object]] = {}
     for rank in range(count):
         try:
             value = get(rank)
@@ -66,16 +66,16 @@ def grouped(count: int, get: Callable[[int], object]) -> tuple[list[tuple[list[i
             key = type(value), value
         elif issubclass(type(value), (float, _Unreadable)):
             key = type(value), repr_of(value)  # nan and -0.0 differ from how they compare
-        elif id(value) in costly or len(costly) < COSTLY:
-            entry = costly.get(id(value))
+        elif id(value) in cache or len(cache) < COSTLY:
+            entry = cache.get(id(value))
             if entry is None:
                 text = _repr(value)
-                entry = costly[id(value)] = value, text, (text, _content(value))
+                entry = cache[id(value)] = value, text, (text, _content(value))
             key = entry[2]
         else:  # thousands of tensors take seconds to print
             return list(groups.values()), count - rank
         if key not in groups:
-            groups[key] = [], _line(costly[id(value)][1] if id(value) in costly else _repr(value))
+            groups[key] = [], _line(cache[id(value)][1] if id(value) in cache else _repr(value))
         groups[key][0].append(rank)
     return list(groups.values()), 0
 
@@ -142,21 +142,21 @@ def _array_text(value: Any) -> str | None:
 
 def _range(value: Any, kind: str) -> str:
     if kind == "tensor":
-        plain = value.detach().double()
-        odd = int((~plain.isfinite()).sum())
-        plain = plain[plain.isfinite()] if odd else plain
-        size = plain.numel()
+        data = value.detach().double()
+        nonfinite = int((~data.isfinite()).sum())
+        data = data[data.isfinite()] if nonfinite else data
+        size = data.numel()
     else:
-        plain = value.astype(float)
-        finite = (plain - plain) == 0
-        odd = int((~finite).sum())
-        plain = plain[finite] if odd else plain
-        size = plain.size
+        data = value.astype(float)
+        finite = (data - data) == 0
+        nonfinite = int((~finite).sum())
+        data = data[finite] if nonfinite else data
+        size = data.size
     parts = []
     if size:
-        parts = [f"min {float(plain.min()):.4g}", f"max {float(plain.max()):.4g}", f"mean {float(plain.mean()):.4g}"]
-    if odd:
-        parts.append(f"{odd} not finite")
+        parts = [f"min {float(data.min()):.4g}", f"max {float(data.max()):.4g}", f"mean {float(data.mean()):.4g}"]
+    if nonfinite:
+        parts.append(f"{nonfinite} not finite")
     return ", ".join(parts)
 
 

@@ -149,14 +149,14 @@ class GroupCoordinator:
             if report.generation != self.generation or self._cut >= report.generation:
                 return  # reported before
             operation = self._failing.get(key)
-            first = operation is None
+            is_first = operation is None
             if operation is None:
                 operation = self._failing[key] = FailedOperation(
                     report.ranks, failure.number, time.monotonic(), report.begun
                 )
             verdict = operation.failed(report.rank, failure)
         self._apply(key, operation, verdict)
-        if first and verdict is None:
+        if is_first and verdict is None:
             self._runtime.later(_ASK_AFTER_S, lambda: self._ask_progress(key))
 
     def interrupted(self, report: Interrupted) -> None:

@@ -106,15 +106,15 @@ class TorchGroups:
             connections.noted(address.port),  # and the store's: frees ranks that wait there for a dead member
         ):
             store = TCPStore(address.host, address.port, is_master=False)
-            own = PrefixStore(f"generation {spec.generation}", store)
-            backend = "gloo" if spec.device == "cpu" else _backend_of(_devices(own, rank, self.size))
+            group_store = PrefixStore(f"generation {spec.generation}", store)
+            backend = "gloo" if spec.device == "cpu" else _backend_of(_devices(group_store, rank, self.size))
             if backend == _SHARED:
                 self._staging = Staging()
             dist.init_process_group(
                 backend,
                 rank=rank,
                 world_size=self.size,
-                store=own,
+                store=group_store,
                 timeout=_TIMEOUT,
             )
             self._is_ours = True

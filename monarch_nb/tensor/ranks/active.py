@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 M = TypeVar("M", bound="Mesh | None")
-_WITHOUT = {"generator": "default", "generator_with_names": "names", "low_generator": "low"}  # overloads
+_WITHOUT_GENERATOR = {"generator": "default", "generator_with_names": "names", "low_generator": "low"}  # overloads
 
 
 class _Activations(threading.local):
@@ -73,7 +73,7 @@ _factories: dict[OpOverload, bool] = {}
 
 
 def _make_on_ranks(mesh: "Mesh", func: OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> MeshTensor:
-    variant = _WITHOUT.get(func._overloadname)
+    variant = _WITHOUT_GENERATOR.get(func._overloadname)
     if variant is not None:
         func = getattr(getattr(torch.ops.aten, func._schema.name.partition("::")[2]), variant)
     if kwargs.get("layout") not in (None, torch.strided):

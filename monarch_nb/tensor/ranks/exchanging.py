@@ -155,7 +155,7 @@ def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "
         raise TypeError(f"to_mesh: a mesh is wanted, not {kind_of(target)}")
     mesh = type(tensor.mesh).for_ranks(target) if isinstance(target, ProcMesh) else target
     _refuse_gradients("to_mesh", tensor)
-    stream, to = tensor.reference.stream, mesh.on(lane).stream
+    stream, dst = tensor.reference.stream, mesh.on(lane).stream
     check_lane(stream, "to_mesh", (tensor.reference,), ())
     sizes = mesh.sizes
     if _is_one(part) and not part.sizes.keys() <= sizes.keys():  # a mesh of one rank has a dimension all the same
@@ -170,28 +170,28 @@ def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "
             )
     points = [dict(zip(sizes, point, strict=True)) for point in product(*map(range, sizes.values()))]
     bases = [part.ndslice.nditem([point[name] for name in part.sizes]) for point in points]
-    meta = Meta.of(to.layout, tensor.meta.shape, tensor.meta.dtype, own_values(to.layout), stride=tensor.meta.stride)
+    meta = Meta.of(dst.layout, tensor.meta.shape, tensor.meta.dtype, own_values(dst.layout), stride=tensor.meta.stride)
     region = tensor.mesh.region
     ranks = {base: rank for rank, base in enumerate(region.ranks())}
     if not mesh.shares_processes(tensor.mesh):
         shards = tensor.local_shards().values()
-        reference = to.hold(meta, call_site())
-        to.issue_object(Locals(tuple(shards[ranks[base]] for base in bases), meta, reference.number))
+        reference = dst.hold(meta, call_site())
+        dst.issue_object(Locals(tuple(shards[ranks[base]] for base in bases), meta, reference.number))
         return cast("RankTensor", MeshTensor(meta, reference))
     members, receivers = tensor.mesh.members, mesh.members
-    goals: list[list[int]] = [[] for _ in members]
+    targets: list[list[int]] = [[] for _ in members]
     for member, base in zip(receivers, bases, strict=True):
-        goals[ranks[base]].append(member)
+        targets[ranks[base]].append(member)
     tag = next(_tags)
     stream.resume_if_healed()
-    to.resume_if_healed()
+    dst.resume_if_healed()
     stream.held.require_contents((tensor.reference.number,))
-    stream.issue_object(Send(current(tensor), tuple(map(tuple, goals)), tag))
+    stream.issue_object(Send(current(tensor), tuple(map(tuple, targets)), tag))
     stream.flush()  # before: a rank that waits for the value may be one that sends it
-    if to.lane is not stream.lane:
-        to.issue_object(Await(stream.number, stream.sent()))
-    reference = to.hold(meta, call_site())
-    to.issue_object(Take(meta, tuple(members[ranks[base]] for base in bases), tag, reference.number))
+    if dst.lane is not stream.lane:
+        dst.issue_object(Await(stream.number, stream.sent()))
+    reference = dst.hold(meta, call_site())
+    dst.issue_object(Take(meta, tuple(members[ranks[base]] for base in bases), tag, reference.number))
     return cast("RankTensor", MeshTensor(meta, reference))
 
 

@@ -133,7 +133,7 @@ class _BackwardPass:
 
     def __init__(self, targets: list[_Input]) -> None:
         self._targets = targets
-        self._until = {target: index for index, target in enumerate(targets)}
+        self._target_index = {target: index for index, target in enumerate(targets)}
         self._stages: dict[_Input, int] = {}  # of the gradients that are needed
         self._gradients: dict[_Input, torch.Tensor | None] = {}  # None: there is none, or autograd begins with ones
         self._incoming: defaultdict[_Node, list[_Input]] = defaultdict(list)  # by node: the gradients it takes
@@ -159,16 +159,16 @@ class _BackwardPass:
                         users[target].append(node)
                         self._users[target[0]].add(node)
                         to_visit.append(target[0])
-        every: defaultdict[_Node, set[_Input]] = defaultdict(set)
+        edges_of: defaultdict[_Node, set[_Input]] = defaultdict(set)
         for edge in (*users, *roots):
-            every[edge[0]].add(edge)
+            edges_of[edge[0]].add(edge)
         for stage, target in enumerate(self._targets):
             to_mark = [target] if target[0] in visited else []
             while to_mark:
                 edge = to_mark.pop()
                 if edge not in self._stages:
                     self._stages[edge] = stage
-                    to_mark += (needed for user in users[edge] for needed in every[user])
+                    to_mark += (needed for user in users[edge] for needed in edges_of[user])
         for edge in self._stages:
             self._incoming[edge[0]].append(edge)
             self._pending[edge[0]] = self._pending.get(edge[0], 0) + len(users[edge])
@@ -177,8 +177,8 @@ class _BackwardPass:
                 self._add(root, gradient)
                 if gradient is None:
                     self._ones.add(root)
-        for node, waits in tuple(self._pending.items()):
-            if not waits:
+        for node, pending in tuple(self._pending.items()):
+            if not pending:
                 self._begin(node)
 
     def gradient(self, index: int) -> torch.Tensor | None:
@@ -188,7 +188,7 @@ class _BackwardPass:
             self._run(node, stage)
         target = self._targets[index]
         gradient = self._gradients.get(target)
-        if self._until[target] == index and target[0] not in self._last:
+        if self._target_index[target] == index and target[0] not in self._last:
             self._gradients.pop(target, None)
         return gradient
 
@@ -213,22 +213,22 @@ class _BackwardPass:
         needed = [(index, edge) for index, edge in enumerate(node.next_functions) if self._stages.get(edge) == stage]
         results = self._results(node, [edge for _, edge in needed], is_last=is_last)
         if results is None:
-            every = self._every_result(node)
+            all_results = self._all_results(node)
             results = {}
             for index, edge in needed:
-                self._add(edge, _fitting(every[index], edge))
+                self._add(edge, _fitting(all_results[index], edge))
         for edge, gradient in results.items():
             self._add(edge, gradient)
         if is_last:
             del self._last[node]
             self._computed.pop(node, None)
             for edge in incoming:
-                if edge not in self._until:
+                if edge not in self._target_index:
                     self._gradients.pop(edge, None)
-        for _, (following, _) in needed:
-            self._pending[following] -= 1
-            if not self._pending[following]:
-                self._begin(following)
+        for _, (successor, _) in needed:
+            self._pending[successor] -= 1
+            if not self._pending[successor]:
+                self._begin(successor)
 
     def _results(
         self, node: _Node, needed: Sequence[_Input], *, is_last: bool
@@ -237,7 +237,7 @@ class _BackwardPass:
         outputs = [edge for edge in self._incoming[node] if edge in self._ones or self._gradients.get(edge) is not None]
         if not outputs:
             return dict.fromkeys(needed)
-        if node in self._computed or any(self._users[following] != {node} for following, _ in needed):
+        if node in self._computed or any(self._users[successor] != {node} for successor, _ in needed):
             return None
         values, inputs = [self._gradients[edge] for edge in outputs], list(dict.fromkeys(needed))
         with torch.autograd.set_multithreading_enabled(False), on_lane(_lane_of(values[0])):
@@ -250,7 +250,7 @@ class _BackwardPass:
             )
         return dict(zip(inputs, gradients, strict=True))
 
-    def _every_result(self, node: _Node) -> "Sequence[torch.Tensor | None]":
+    def _all_results(self, node: _Node) -> "Sequence[torch.Tensor | None]":
         """A node's results, as many as it has next functions."""
         if node not in self._computed:
             if not self._ones.isdisjoint(self._incoming[node]):
@@ -260,7 +260,7 @@ class _BackwardPass:
             example = next(gradient for gradient in gradients if gradient is not None)
             with torch.no_grad(), on_lane(_lane_of(example)):
                 if is_program:
-                    shapes = [tuple(about.shape) for about in node._input_metadata]
+                    shapes = [tuple(metadata.shape) for metadata in node._input_metadata]
                     filled = [
                         example.new_zeros(shape) if gradient is None else gradient
                         for gradient, shape in zip(gradients, shapes, strict=True)
@@ -271,7 +271,7 @@ class _BackwardPass:
             results = result if isinstance(result, tuple) else (result,)
             if is_program:  # one for each argument
                 needed = compress(results, node.needs_input_grad)
-                results = tuple(None if following is None else next(needed) for following, _ in node.next_functions)
+                results = tuple(None if successor is None else next(needed) for successor, _ in node.next_functions)
             self._computed[node] = results
         return self._computed[node]
 
@@ -280,9 +280,9 @@ def _fitting(gradient: torch.Tensor | None, target: _Input) -> torch.Tensor | No
     """A gradient in the shape and type of what it is the gradient of."""
     if gradient is None:
         return None
-    about = target[0]._input_metadata[target[1]]
+    metadata = target[0]._input_metadata[target[1]]
     with torch.no_grad(), on_lane(_lane_of(gradient)):
-        return gradient.sum_to_size(tuple(about.shape)).to(about.dtype)
+        return gradient.sum_to_size(tuple(metadata.shape)).to(metadata.dtype)
 
 
 def _lane_of(gradient: torch.Tensor | None) -> Stream | None:

@@ -85,8 +85,8 @@ class RemoteArguments:
             raise ValueError(f"{name}: Remote functions require an active device mesh, use `with mesh.activate():`")
         self.mesh = mesh if self.tensors else mesh.on(ACTIVE.stream)
         for group in self._groups:
-            same = group.mesh.shares_processes(self.mesh) and group.mesh.members == self.mesh.members
-            if not same or group.mesh.layout.names != self.mesh.layout.names:
+            is_same = group.mesh.shares_processes(self.mesh) and group.mesh.members == self.mesh.members
+            if not is_same or group.mesh.layout.names != self.mesh.layout.names:
                 raise RankTensorError(
                     "WRONG_MESH", f"{name}: a process group of {group.mesh!r} is an argument, and {self.mesh!r} runs it"
                 )
@@ -359,10 +359,10 @@ def _predict(function: Callable[..., object], inputs: RemoteArguments, args: obj
 
         filled = [filled_in(leaf) for leaf in leaves]
         fake_inputs = [fakes[tensor.reference.number] for tensor in inputs.tensors]
-        before = [fake._version for fake in fake_inputs]
+        versions = [fake._version for fake in fake_inputs]
         fake_args, fake_kwargs = tree_unflatten(filled, tree)
         value = function(*fake_args, **fake_kwargs)
-        return returned(value, fake_inputs, before, layout)
+        return returned(value, fake_inputs, versions, layout)
 
 
 def _fake(meta: Meta, device: str) -> torch.Tensor:

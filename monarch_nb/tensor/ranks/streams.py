@@ -54,8 +54,8 @@ class Stream:
         if not isinstance(t, MeshTensor) or not t.meta.is_own:
             raise RankTensorError("LOCAL_TENSOR", f"borrow: {kind_of(t)} is no tensor of the ranks' own values")
         reference, site = t.reference, call_site()
-        source, mine = reference.stream, t.mesh.on(self).stream
-        if mine is source:
+        source, borrower = reference.stream, t.mesh.on(self).stream
+        if borrower is source:
             raise RankTensorError("WRONG_STREAM", f"borrow: the tensor is on stream {self.name!r} already")
         with on_lane(source.lane):
             check_lane(source, "borrow", (reference,), (0,) if mutable else ())
@@ -64,16 +64,16 @@ class Stream:
         memory, tag, members = reference.memory, next(_tags), t.mesh.members
         source.issue_object(Send(current(t), tuple((member,) for member in members), tag, lends=True))
         source.flush()
-        lent = source.sent()
-        meta = Meta.of(mine.layout, t.meta.shape, t.meta.dtype, own_values(mine.layout), stride=t.meta.stride)
-        alias = mine.hold(meta, site)
+        operations = source.sent()
+        meta = Meta.of(borrower.layout, t.meta.shape, t.meta.dtype, own_values(borrower.layout), stride=t.meta.stride)
+        alias = borrower.hold(meta, site)
         alias.memory = LogicalMemory()
-        mine.issue_object(Await(source.number, lent))
-        mine.issue_object(Take(meta, members, tag, alias.number, lends=True))
+        borrower.issue_object(Await(source.number, operations))
+        borrower.issue_object(Take(meta, members, tag, alias.number, lends=True))
         memory.loans = memory.loans or MemoryLoans()
         memory.loans.given[tag] = mutable, site
         alias.memory.loans = MemoryLoans(("write" if mutable else "read", site))
-        source.held.has_lent = mine.held.has_lent = True
+        source.held.has_lent = borrower.held.has_lent = True
         tensor = cast("RankTensor", MeshTensor(meta, alias))
         return tensor, Borrow(tensor, source, memory, site, tag)
 
@@ -109,8 +109,8 @@ class Borrow:
     def __init__(
         self, tensor: "RankTensor", lender: "CommandStream", memory: LogicalMemory, site: CallSite | None, tag: int
     ) -> None:
-        self._tensor, self._memory, self._own = tensor, memory, tensor.reference.memory
-        self._mine, self._theirs = tensor.reference.stream, lender
+        self._tensor, self._memory, self._own_memory = tensor, memory, tensor.reference.memory
+        self._borrower, self._lender = tensor.reference.stream, lender
         self._site, self._tag = site, tag
         self._dropped = False
         _open[tag] = self
@@ -123,23 +123,23 @@ class Borrow:
         if self._dropped:
             return
         self._dropped = True
-        assert self._own is not None
-        own = self._own.loans
-        assert own is not None
-        for tag in tuple(own.given):
-            if (further := _open.get(tag)) is not None:
-                further.drop()
-        own.taken = "ended", call_site()
+        assert self._own_memory is not None
+        loans = self._own_memory.loans
+        assert loans is not None
+        for tag in tuple(loans.given):
+            if (borrow := _open.get(tag)) is not None:
+                borrow.drop()
+        loans.taken = "ended", call_site()
         if self._memory.loans is not None:
             self._memory.loans.given.pop(self._tag, None)
         try:
-            if self._mine.lost is None:
-                self._mine.issue_object(GiveBack(self._tag))
-                self._mine.flush()  # before what the other stream does with it
-            if self._mine.lost is None and self._theirs.lost is None:
-                self._theirs.issue_object(Await(self._mine.number, self._mine.sent()))
+            if self._borrower.lost is None:
+                self._borrower.issue_object(GiveBack(self._tag))
+                self._borrower.flush()  # before what the other stream does with it
+            if self._borrower.lost is None and self._lender.lost is None:
+                self._lender.issue_object(Await(self._borrower.number, self._borrower.sent()))
         finally:
-            self._tensor.reference = DroppedReference(self._mine, call_site())
+            self._tensor.reference = DroppedReference(self._borrower, call_site())
 
     def __enter__(self) -> Self:
         return self

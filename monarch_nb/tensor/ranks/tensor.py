@@ -199,8 +199,8 @@ class RankTensor(MeshTensor):
         first, ranks = next(iter(shards.values())), ranks_with_other_values(shards)
         if not ranks:
             return f"{first}  # on each of {len(shards)} ranks"
-        differ = "differs" if len(ranks) == 1 else "differ"
-        return f"{first}  # on rank 0; {ranks_text(ranks)} {differ}: monarch.inspect(t, …)"
+        verb = "differs" if len(ranks) == 1 else "differ"
+        return f"{first}  # on rank 0; {ranks_text(ranks)} {verb}: monarch.inspect(t, …)"
 
     def __format__(self, spec: str) -> str:
         return format(self.item() if spec and not self.dim() else str(self), spec)
@@ -253,8 +253,8 @@ def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
     if first.is_floating_point() or first.is_complex():
-        wide = torch.complex128 if first.is_complex() else torch.float64  # small types cannot be compared themselves
-        return torch.allclose(first.to(wide), second.to(wide), 0, 0, equal_nan=True)
+        dtype = torch.complex128 if first.is_complex() else torch.float64  # small types cannot be compared themselves
+        return torch.allclose(first.to(dtype), second.to(dtype), 0, 0, equal_nan=True)
     return torch.equal(first, second)
 
 

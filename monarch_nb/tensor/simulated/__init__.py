@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable
 
 
-def _written(simulator: object) -> None:
+def _write(simulator: object) -> None:
     sys.stdout.write(f"{simulator!r}\n")
 
 
-show: Callable[[object], object] = _written  # how `Simulator.display` shows a simulator; a notebook has its own
+show: Callable[[object], object] = _write  # how `Simulator.display` shows a simulator; a notebook has its own

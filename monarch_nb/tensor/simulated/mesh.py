@@ -54,7 +54,7 @@ class SimulatedMesh(Mesh):
     def __init__(self, simulation: Simulation, region: Region, lane: Lane | None = None) -> None:
         if not region.labels:
             region = Region(("rank",), NDSlice(region.ndslice.offset, (1,), (1,)))
-        self._simulation, self._ranks_here = simulation, region
+        self._simulation, self._own_region = simulation, region
         self._entered = []
         key = (region, lane)
         stream = simulation.streams.get(key)
@@ -64,7 +64,7 @@ class SimulatedMesh(Mesh):
 
     def _simulated(self, lane: Lane | None) -> SimulatedStream:
         prepare()
-        simulation, region = self._simulation, self._ranks_here
+        simulation, region = self._simulation, self._own_region
         propagator = Propagator(self.layout, leaf=MeshTensor)
         stream = SimulatedStream(simulation, NAME, region, propagator, device.new_device(), SimulatedProcesses(), lane)
         device.occupy(stream, None, lambda stream: SimulatedMesh(simulation, region, lane))
@@ -72,7 +72,7 @@ class SimulatedMesh(Mesh):
 
     @property
     def _region(self) -> Region:
-        return self._ranks_here
+        return self._own_region
 
     def _new_with_region(self, region: Region) -> Self:
         return type(self)(self._simulation, region, self.stream.lane)
@@ -90,12 +90,12 @@ class SimulatedMesh(Mesh):
     def on(self, lane: Lane | None) -> Mesh:
         """This mesh on a stream of the program."""
         lane = None if lane is MAIN else lane
-        return self if self.stream.lane is lane else type(self)(self._simulation, self._ranks_here, lane)
+        return self if self.stream.lane is lane else type(self)(self._simulation, self._own_region, lane)
 
     @property
     def members(self) -> tuple[int, ...]:
         """Its ranks among all that are simulated."""
-        return tuple(self._ranks_here.ranks())
+        return tuple(self._own_region.ranks())
 
     def shares_processes(self, other: Mesh) -> bool:
         """Whether both are simulated together."""

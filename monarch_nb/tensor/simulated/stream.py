@@ -70,7 +70,7 @@ class Simulation:
         self.borrows: dict[int, SimulatedBorrow] = {}  # by tag
         self._clock = clock
 
-    def begin(self, name: str, stream: "SimulatedStream", site: CallSite | None, **about: object) -> None:
+    def begin(self, name: str, stream: "SimulatedStream", site: CallSite | None, **details: object) -> None:
         """Begins a command."""
         timeline = self.timeline
         timeline.commands += 1
@@ -85,7 +85,7 @@ class Simulation:
                     "stream": stream.lane_name,
                     "ranks": list(stream.ranks),
                     "line": str(origin_of(site)).partition("\n")[0] if site else "",
-                    **about,
+                    **details,
                 }
             )
 
@@ -105,7 +105,7 @@ class SimulatedStream(Stream):
     ) -> None:
         super().__init__(title, propagator, device, _nothing_is_sent, processes)
         self.simulation, self.lane = simulation, lane
-        self.ranks, self._region_here = tuple(region.ranks()), region
+        self.ranks, self._own_region = tuple(region.ranks()), region
         self._memories: dict[int, SimulatedMemory] = {}  # of tensors, by number
         self._borrowed: dict[int, SimulatedBorrow] = {}
         self._shared: weakref.WeakKeyDictionary[LogicalMemory, SimulatedMemory] = weakref.WeakKeyDictionary()
@@ -208,7 +208,7 @@ class SimulatedStream(Stream):
 
     def _groups(self, dims: Sequence[int]) -> Iterator[list[int]]:
         """The ranks that exchange values along dimensions of the mesh."""
-        slice_ = self._region_here.ndslice
+        slice_ = self._own_region.ndslice
         sizes = list(slice_.sizes)
         outer = [range(size) if dim not in dims else range(1) for dim, size in enumerate(sizes)]
         inner = [range(size) if dim in dims else range(1) for dim, size in enumerate(sizes)]
@@ -278,7 +278,7 @@ class SimulatedStream(Stream):
         return resolved_future([self._value(command, site) for command in commands])
 
     def _value(self, command: tuple[object, ...], site: CallSite | None) -> ValueMesh[Any]:
-        extent, count, subject = self._region_here.extent, len(self.ranks), command[1]
+        extent, count, subject = self._own_region.extent, len(self.ranks), command[1]
         if command[0] == OBJECT:
             self._object(subject, site)
             if isinstance(subject, CallRemote) and subject.bundle is not None:
@@ -308,8 +308,8 @@ class SimulatedStream(Stream):
             args, kwargs = tree_map_only(TensorOf, fake, (command.args, command.kwargs))
             args, kwargs = tree_map_only(GroupOf, lambda _: None, (args, kwargs))
             inputs = list(fakes.values())
-            before = [tensor._version for tensor in inputs]
-            return returned(function(*args, **kwargs), inputs, before, self.layout)
+            versions = [tensor._version for tensor in inputs]
+            return returned(function(*args, **kwargs), inputs, versions, self.layout)
 
     # -- what streams with workers do -------------------------------------------------------------------------------
 

@@ -135,8 +135,8 @@ class SimulatedTimeline:
         self, rank: int, lane: Lane, name: str, kind: str, start: float, end: float, site: "CallSite | None"
     ) -> None:
         self._clocks[rank, lane] = end
-        shown = " ".join((name, *labels))
-        self.tasks[rank].setdefault(lane, []).append(SimulatedTask(shown, kind, start, end, self.commands, site))
+        title = " ".join((name, *labels))
+        self.tasks[rank].setdefault(lane, []).append(SimulatedTask(title, kind, start, end, self.commands, site))
 
 
 def lane_name(lane: Lane) -> str:

@@ -55,7 +55,7 @@ def _named(kind: str, process: int, thread: int, name: str) -> list[Event]:
 def _event(
     name: str, kind: str, start: float, duration: float, process: int, thread: int, command: int, site: CallSite | None
 ) -> Event:
-    about = {"command": command, "line": str(origin_of(site)) if site else ""}
+    details = {"command": command, "line": str(origin_of(site)) if site else ""}
     return {
         "name": name,
         "cat": kind,
@@ -64,5 +64,5 @@ def _event(
         "dur": duration,
         "pid": process,
         "tid": thread,
-        "args": about,
+        "args": details,
     }

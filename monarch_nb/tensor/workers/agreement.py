@@ -34,10 +34,10 @@ class Agreement:
         lost = next((item.failure for item in tensors if isinstance(item, LostTensor)), None)
         shapes = [(tuple(item._local_tensor.shape), str(item.dtype)) for item in tensors if isinstance(item, DTensor)]
         number = zlib.crc32(repr(shapes).encode()) if lost is None else 0
-        mine = (_NONE, _NONE, _NONE) if lost is None else (lost.number, lost.stream, lost.rank)
+        key = (_NONE, _NONE, _NONE) if lost is None else (lost.number, lost.stream, lost.rank)
         # The number of the one with the smallest key stands for its stream and rank, too.
         minima = torch.tensor(
-            [number if lost is None else _NONE, -number if lost is None else _NONE, *mine],
+            [number if lost is None else _NONE, -number if lost is None else _NONE, *key],
             device=self._mesh.device_type,
         )
         for dim in range(self._mesh.ndim):
@@ -49,5 +49,5 @@ class Agreement:
             text = "another rank has lost what it was to give"
             raise LostInputError(Failure(first, self._operation, rank, "LostInputError", text, "", stream, True))
         if least != -most:
-            mine_text = " and ".join(str(shape) for shape, _ in shapes)
-            raise DifferentShapesError(f"ranks hold tensors of different shapes or dtypes: this one {mine_text}")
+            own_text = " and ".join(str(shape) for shape, _ in shapes)
+            raise DifferentShapesError(f"ranks hold tensors of different shapes or dtypes: this one {own_text}")

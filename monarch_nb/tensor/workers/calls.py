@@ -98,7 +98,7 @@ class Resolved:
         return self._resolvable.resolve()(*args, **kwargs)
 
 
-def returned(value: object, inputs: Sequence[torch.Tensor], before: Sequence[int], layout: MeshLayout) -> Returned:
+def returned(value: object, inputs: Sequence[torch.Tensor], versions: Sequence[int], layout: MeshLayout) -> Returned:
     """Describes what a call has returned; `given` are the tensors among its arguments, with their versions before."""
     memories = {tensor.untyped_storage()._cdata: index for index, tensor in reversed([*enumerate(inputs)])}
 
@@ -110,7 +110,7 @@ def returned(value: object, inputs: Sequence[torch.Tensor], before: Sequence[int
         elements = int(tensor.storage_offset()) - int(inputs[source].storage_offset())
         return ReturnedTensor(meta, source, elements * tensor.dtype.itemsize)
 
-    written = (index for index, (t, version) in enumerate(zip(inputs, before, strict=True)) if t._version != version)
+    written = (index for index, (t, version) in enumerate(zip(inputs, versions, strict=True)) if t._version != version)
     return Returned(tree_map_only(torch.Tensor, described, value), tuple(written))
 
 

@@ -24,18 +24,18 @@ _REGROUP_S = 5.0  # after the end of a group of processes, commands of before co
 Tag = tuple[str, int]  # the process that has issued it, and a number
 
 
-class _Given(threading.local):
+class _Placeholders(threading.local):
     """The values for the placeholders that this thread unpickles."""
 
     values: Sequence[torch.Tensor] = ()
 
 
-_given = _Given()
+_placeholders = _Placeholders()
 
 
 def given_tensor(index: int) -> torch.Tensor:
     """What the placeholder of a tensor is unpickled as: the value of this process."""
-    return _given.values[index]
+    return _placeholders.values[index]
 
 
 class NotGivenError(RuntimeError):
@@ -53,7 +53,7 @@ class TensorHandover:
         self.result: object = None
         self.error: BaseException | None = None
         self.done = threading.Event()
-        self._given = threading.Event()
+        self._ready = threading.Event()
         self._callback: Callable[[], object] | None = None
         self._lock = threading.Lock()
 
@@ -61,7 +61,7 @@ class TensorHandover:
         """Ends the actor's wait. Called by the worker."""
         with self._lock:
             self.values, self.lost, self.withdrawn = values, lost, withdrawn
-            self._given.set()
+            self._ready.set()
             callback = self._callback
         if callback is not None:
             callback()
@@ -69,7 +69,7 @@ class TensorHandover:
     @property
     def is_given(self) -> bool:
         """Whether the actor need not wait."""
-        return self._given.is_set()
+        return self._ready.is_set()
 
     def when_given(self, callback: Callable[[], object]) -> None:
         """Calls back once, on the worker's thread; not where it is given by now."""
@@ -78,7 +78,7 @@ class TensorHandover:
 
     def wait(self, seconds: float) -> bool:
         """Blocks until it is given, or for that long."""
-        return self._given.wait(seconds)
+        return self._ready.wait(seconds)
 
 
 class _Handovers:
@@ -118,9 +118,9 @@ class GivenArguments(LentArguments):
 
         def run() -> object:
             try:
-                patience = _Patience()
+                timeout = _RegroupTimeout()
                 while not handover.wait(_POLL_S):
-                    patience.check()
+                    timeout.check()
                 return self._finished(handover, self._called(handover, method))
             except BaseException as error:
                 self._failed(handover, error, replies=replies)
@@ -131,13 +131,13 @@ class GivenArguments(LentArguments):
 
         async def run_on_loop() -> object:
             try:
-                loop, arrival, patience = asyncio.get_running_loop(), asyncio.Event(), _Patience()
+                loop, arrival, timeout = asyncio.get_running_loop(), asyncio.Event(), _RegroupTimeout()
                 handover.when_given(lambda: loop.call_soon_threadsafe(arrival.set))
                 while not handover.is_given:
                     try:
                         await asyncio.wait_for(arrival.wait(), _POLL_S)
                     except TimeoutError:
-                        patience.check()
+                        timeout.check()
                 value = self._called(handover, method)
                 if inspect.isawaitable(value):
                     value = await value
@@ -164,12 +164,12 @@ class GivenArguments(LentArguments):
         if self._returns:
             handover.result = value
             return None
-        mine = {tensor.untyped_storage()._cdata for tensor in handover.values}
+        memories = {tensor.untyped_storage()._cdata for tensor in handover.values}
 
-        def apart(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.clone() if tensor.untyped_storage()._cdata in mine else tensor
+        def own_copy(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone() if tensor.untyped_storage()._cdata in memories else tensor
 
-        return tree_map_only(torch.Tensor, apart, value)  # operations go on while the answer is sent
+        return tree_map_only(torch.Tensor, own_copy, value)  # operations go on while the answer is sent
 
     def _failed(self, handover: TensorHandover, error: BaseException, *, replies: bool) -> None:
         handover.error = error
@@ -197,15 +197,15 @@ def _of_this_rank(encoded: EncodedObject, values: Mapping[int, Sequence[torch.Te
 
 def _loaded(encoded: EncodedObject, values: Sequence[torch.Tensor]) -> tuple[Sequence[object], dict[str, object]]:
     """Arguments with these tensors in the places of placeholders."""
-    _given.values = values
+    _placeholders.values = values
     try:
         args, kwargs = encoded.load(current_runtime())
         return args, kwargs
     finally:
-        _given.values = ()
+        _placeholders.values = ()
 
 
-class _Patience:
+class _RegroupTimeout:
     """How long an actor waits for a worker whose group is over."""
 
     def __init__(self) -> None:

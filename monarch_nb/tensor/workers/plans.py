@@ -181,10 +181,10 @@ class Executable(PlanSignature):
     def _compare(self, results: Sequence[object]) -> None:
         """Checks on the first run that the results are those that the controller predicted."""
         for tensor, meta in zip(results, self.made, strict=True):
-            different = _difference(tensor, meta)
-            if different:
+            difference = _difference(tensor, meta)
+            if difference:
                 raise RuntimeError(
-                    f"{self.operation} gave {different} here, which is not what the controller worked out: the "
+                    f"{self.operation} gave {difference} here, which is not what the controller worked out: the "
                     "versions of torch differ, or this is a defect of Monarch-NB"
                 )
         self._agreed = True

@@ -102,7 +102,7 @@ class WorkerSession:
         self._stream, self._mesh, self._ranks, self._rank, self._member = stream, mesh, ranks, rank, member
         self._interruptible, self._transit, self._envs = interruptible, transit, envs
         self._order, self._connect, self._generators = order, connect, generators
-        self._met = 0  # operations done where it began what may wait for others, or ended that
+        self._turn_done = 0  # operations done where its turn, which may wait for others, last began or ended
         self.is_whole = is_whole  # it has the tensors of the stream
         self.env: Env = TensorEnv()
         self._plans: dict[Number, Executable | Unusable] = {}
@@ -113,7 +113,7 @@ class WorkerSession:
         self._begun: int | None = None  # the first operation of the current compiled step
         self._replaying: Replay | None = None
         self._running = ""  # the name of the current operation or request
-        self._runs = False
+        self._is_running = False
         self._stopwatch = Stopwatch()
         self._halted: Failure | None = None  # the failure after which nothing runs in this generation
         self._reached = (0, 0)  # operations done and begun at the halt
@@ -123,7 +123,7 @@ class WorkerSession:
     @property
     def done(self) -> int:
         """Number of operations done. Thread-safe."""
-        return max(self._met, self._number if self._runs else self._number + 1)
+        return max(self._turn_done, self._number if self._is_running else self._number + 1)
 
     def operation_in(self, frame: FrameType) -> tuple[int, int] | None:
         """The stream and the number of the operation that runs in this frame; None in a graph, which does not know."""
@@ -177,9 +177,9 @@ class WorkerSession:
             return
         marks = tuple(self._marks)
         if device_settles():
-            self._computed = self._number if self._runs else self._number + 1
+            self._computed = self._number if self._is_running else self._number + 1
             return
-        issued = self._first if self._runs else self._number + 1
+        issued = self._first if self._is_running else self._number + 1
         self._computed = next((first for first, mark in marks if not mark.query()), issued)
 
     @property
@@ -191,8 +191,8 @@ class WorkerSession:
         self, first: int, numbers: Sequence[Number], objects: Sequence[object], turn: Turn | None = None
     ) -> tuple[list[Failure], list[object]]:
         """Runs a batch from operation `first` on, a part of it in its turn; returns failures and requested values."""
-        self._met, THREAD.generators = first, self._generators  # first: what is done stays done
-        self._number, self._failures, self._first, self._runs, self.is_whole = first - 1, [], first, True, True
+        self._turn_done, THREAD.generators = first, self._generators  # first: what is done stays done
+        self._number, self._failures, self._first, self._is_running, self.is_whole = first - 1, [], first, True, True
         self._journal.note(first, numbers, objects)
         values: list[object] = []
         try:
@@ -201,16 +201,16 @@ class WorkerSession:
             pending = deque(objects)
             position = self._execute(numbers, pending, values, 0, len(numbers) if turn is None else turn.begin)
             if turn is not None and self._halted is None:
-                self._met = self._number + 1
+                self._turn_done = self._number + 1
                 self._begin_turn(turn)
                 position = self._execute(numbers, pending, values, position, turn.end)
-                self._met = self._number + 1
+                self._turn_done = self._number + 1
                 self._order.advanced()
                 position = self._execute(numbers, pending, values, position, len(numbers))
             if self._halted is not None:
                 self._skip_batch(numbers, position, pending, values)
         finally:
-            self._runs = False
+            self._is_running = False
             BORROWED.give_back()
             self._mark(first)
         return self._failures, values
@@ -452,20 +452,20 @@ class WorkerSession:
         inputs: dict[Number, torch.Tensor] = {}
         args, kwargs = filled_in((command.args, command.kwargs), self.tensor, self._mesh, inputs)
         function = function_at(command.function) if isinstance(command.function, str) else command.function
-        before = [tensor._version for tensor in inputs.values()]
+        versions = [tensor._version for tensor in inputs.values()]
         try:
             with torch.enable_grad(), drawn_by_function(), self._interruptible():
                 value = function(*args, **kwargs)
         finally:
-            now = zip(inputs.items(), before, strict=True)
-            self._changed = [number for (number, tensor), version in now if tensor._version != version]
+            pairs = zip(inputs.items(), versions, strict=True)
+            self._changed = [number for (number, tensor), version in pairs if tensor._version != version]
         if command.replies:
             return sendable(off_device(value))
         results = [own(detached(leaf), self._mesh) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         if command.bundle is None:
             self._keep(command.results, results)
             return None
-        described = sendable(returned(value, list(inputs.values()), before, layout_of(self._mesh)))
+        described = sendable(returned(value, list(inputs.values()), versions, layout_of(self._mesh)))
         self.env[command.bundle] = results
         return described
 

@@ -35,13 +35,13 @@ class Transit:
 
     def __init__(self) -> None:
         self._own_values: dict[int, torch.Tensor | LostTensor] = {}  # for this process itself, by tag
-        self._under_way: deque[tuple[Any, torch.Tensor]] = deque()
+        self._pending: deque[tuple[Any, torch.Tensor]] = deque()
         self._lock = threading.Lock()  # held to look at what is under way: streams have threads of their own
 
     def clear(self) -> None:
         """Forgets what was sent in a generation that is over."""
         self._own_values.clear()
-        self._under_way.clear()
+        self._pending.clear()
 
     def send(
         self, value: torch.Tensor | LostTensor, targets: tuple[int, ...], own: int, tag: int, lends: bool = False
@@ -54,8 +54,8 @@ class Transit:
             self._own_values[tag] = value
             return
         with self._lock:
-            while self._under_way and self._under_way[0][0].is_completed():
-                self._under_way.popleft()
+            while self._pending and self._pending[0][0].is_completed():
+                self._pending.popleft()
         if not targets:
             return
         if isinstance(value, LostTensor):
@@ -64,17 +64,17 @@ class Transit:
         else:
             data = value.detach().cpu().resolve_conj().resolve_neg().contiguous().clone()
             header = [0, _DTYPES.index(data.dtype), data.dim(), *data.shape]
-        first = torch.tensor(header + [0] * (_HEADER - len(header)))
+        head = torch.tensor(header + [0] * (_HEADER - len(header)))
         for target in targets:
             if target == own:
                 self._own_values[tag] = value if data is None else data.clone()
                 continue
-            self._post(first, target, tag)
+            self._post(head, target, tag)
             if data is not None and data.numel():
                 self._post(data.view(-1).view(torch.uint8), target, tag)
 
     def _post(self, tensor: torch.Tensor, target: int, tag: int) -> None:
-        self._under_way.append((dist.isend(tensor, target, tag=tag), tensor))
+        self._pending.append((dist.isend(tensor, target, tag=tag), tensor))
 
     def take(self, source: int, own: int, tag: int, lost: Failure | None = None) -> torch.Tensor | LostTensor:
         """Returns what a member sends; blocks. `lost` says that it was sent in a generation that is over."""
@@ -84,12 +84,12 @@ class Transit:
             return self._own_values.pop(tag)
         header = torch.empty(_HEADER, dtype=torch.int64)
         dist.recv(header, source, tag=tag)
-        lost, *about = header.tolist()
+        lost, *fields = header.tolist()
         if lost:
-            number, stream, rank = about[:3]
+            number, stream, rank = fields[:3]
             text = "what another mesh was to give is lost"
             return LostTensor(Failure(number, "to_mesh", rank, "LostInputError", text, "", stream, True))
-        value = torch.empty(about[2 : 2 + about[1]], dtype=_DTYPES[about[0]])
+        value = torch.empty(fields[2 : 2 + fields[1]], dtype=_DTYPES[fields[0]])
         if value.numel():
             dist.recv(value.view(-1).view(torch.uint8), source, tag=tag)
         return value
