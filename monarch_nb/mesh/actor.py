@@ -27,7 +27,7 @@ class ActorMesh(Handle[ActorState], Generic[A]):
             endpoint: Endpoint[..., object] = Endpoint(self, name, declared)
             self.__dict__[name] = endpoint
             return endpoint
-        if name.startswith("__") and name.endswith("__"):  # what Python itself asks for is no method of the actors
+        if name.startswith("__") and name.endswith("__"):  # an attribute that Python itself looks up
             raise AttributeError(name)
         if declared is not None and callable(declared):
             return NotAnEndpoint(self, name, declared)

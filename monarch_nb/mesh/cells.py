@@ -63,7 +63,7 @@ def run_on_each(mesh: AnyMesh, source: str, *, filename: str = "<cell>") -> dict
 
 
 def values_or_errors(futures: Mapping[int, Future[ValueMesh[T]]], seconds: float | None) -> dict[int, T | Exception]:
-    """The value of each rank, or the error in its place; blocks for so many seconds in all."""
+    """The value of each rank, or the error in its place; blocks for at most `seconds` in all."""
     until = None if seconds is None else time.monotonic() + seconds
     results: dict[int, T | Exception] = {}
     for rank, future in futures.items():
@@ -95,7 +95,7 @@ class RankWatch(Generic[R]):
         self.procs = proc_state_of(self.state)
 
     def begin(self, *arguments: object) -> None:
-        """Begins on all ranks, after what they run now. Blocks until then.
+        """Begins on all ranks, after their current message. Blocks until then.
 
         Raises RuntimeError where a watch needs PyTorch and ranks have none, else what a rank raised.
         """
@@ -109,7 +109,7 @@ class RankWatch(Generic[R]):
             raise failure
 
     def end(self, within: float, matter: str) -> tuple[dict[int, R], list[str]]:
-        """Ends on all ranks. Returns what they answer, by base rank, and which did not say `matter`, and why."""
+        """Ends on all ranks. Returns their answers by base rank, and notes on those that did not report `matter`."""
         results, notes = dict[int, R](), list[str]()
         answers: Mapping[int, R | Exception | None] = values_or_errors(self._ended(), within)
         for rank, answer in answers.items():
@@ -128,7 +128,7 @@ def _source(function: str, arguments: str) -> str:
     return f"__import__({__name__!r}, fromlist=[{function!r}]).{function}({arguments})"
 
 
-_numbers = count(time.time_ns())  # those of several controllers differ
+_numbers = count(time.time_ns())  # different in each controller
 _ends: dict[int, Callable[[], object]] = {}  # of the watches that run in this process
 
 
@@ -139,7 +139,7 @@ def begin_watch(number: int, name: str, *arguments: object) -> None:
 
 
 def end_watch(number: int) -> object:
-    """Ends it, and returns what it has to say. Raises RuntimeError if none runs."""
+    """Ends it, and returns its result. Raises RuntimeError if none runs."""
     if number not in _ends:
         raise RuntimeError("its process is a new one, which was not watched")
     return _ends.pop(number)()

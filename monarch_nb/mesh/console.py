@@ -73,7 +73,7 @@ class StayedOnRank:
 
 
 def _sendable(value: object) -> object:
-    """The value of a cell as it is to be sent: itself, encoded already, or what stands for it."""
+    """The value of a cell in the form to send: itself, encoded, or a stand-in."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     try:
@@ -88,7 +88,7 @@ def _sendable(value: object) -> object:
 
 
 def _is_object(value: object) -> bool:
-    """Whether it is no data and no container of data, and has no rich display: it would be shown by its repr."""
+    """Whether a value is neither data nor a container, without a rich display: its repr would be shown."""
     if isinstance(value, (bytes, bytearray, memoryview, list, tuple, dict, set, frozenset)) or may_be_rich(value):
         return False
     library = type(value).__module__.partition(".")[0] in _CONTENTS
@@ -102,8 +102,8 @@ def _stand_in(value: object, reason: str) -> StayedOnRank:
 
 
 def run_and_draw(source: str, filename: str, namespace: dict[str, object]) -> object:
-    """The same, with the value as it is to be sent; figures that the cell leaves open are displayed at its end, as in a
-    notebook."""
+    """As `run_source`, with the value in the form to send; figures that the cell leaves open are displayed at its end,
+    as in a notebook."""
     before = open_figures()
     value = None
     try:

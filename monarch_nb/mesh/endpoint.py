@@ -136,7 +136,7 @@ def _doc(bound: Adverb) -> str:
 
 
 class _Shown:
-    """An annotation that is only looked at."""
+    """An annotation for display only."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -29,7 +29,7 @@ class Handle(MeshTrait, Generic[S]):
 
     @property
     def _fixed(self) -> Region | None:
-        """The ranks of a slice; None for the whole mesh, whatever it has by now."""
+        """The ranks of a slice; None for the whole mesh, whose ranks may change."""
         return self.__region
 
     def _new_with_region(self, region: Region) -> Self:

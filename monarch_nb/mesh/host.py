@@ -97,7 +97,7 @@ class HostMesh(MeshTrait):
 
     @property
     def stream_logs(self) -> bool:
-        """Whether what processes here write is sent to who spawned them, which it always is; see logging_option."""
+        """Whether the output of processes here is sent to their spawner: always True; see logging_option."""
         return True
 
     def _new_with_region(self, region: Region) -> Self:
@@ -114,7 +114,7 @@ class HostMesh(MeshTrait):
 
     @property
     def python(self) -> str | None:
-        """The interpreter that its processes run with; None is that of this process."""
+        """The interpreter of its processes; None means the interpreter of this process."""
         return self._python
 
     def _check_usable(self) -> None:
@@ -345,7 +345,7 @@ def host_labels(hosts: Sequence[str]) -> Region:
 
 def _rebuilt(name: str, hosts: tuple[str, ...], region: Region, python: str | None, identity: str) -> HostMesh:
     """What arrives of a host mesh: a reference, which cannot shut its hosts down."""
-    with contextlib.suppress(UnreachableError):  # whoever uses it gets an error
+    with contextlib.suppress(UnreachableError):  # its use raises an error
         operations().reach(hosts, name)
     return HostMesh(name, hosts, region, python=python, owned=False, identity=identity)
 

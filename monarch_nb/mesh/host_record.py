@@ -13,7 +13,7 @@ from monarch_nb.runtime import Future, error_of, resolved_future, when_done
 from monarch_nb.shape import Region, places_of, region_of_ranks
 from monarch_nb.wire import host_name
 
-_LOADED_S = 5.0  # for the hosts of a job that was loaded, where what was written down of it would do
+_LOADED_S = 5.0  # for the hosts of a loaded job, where its written record would do
 GROW_S = 600.0  # how long hosts that are asked for are waited for
 
 
@@ -30,7 +30,7 @@ class HostSource(Protocol):
     def more(
         self, target: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
     ) -> tuple[str, ...]:  # fmt: skip
-        """The ids of so many new hosts, or of those on these machines, which can be used.
+        """The ids of this number of new, usable hosts, or of the hosts on these machines.
 
         They come behind the others, or take the places of the lost ones that they come `instead` of.
         Raises NoMoreHostsError: then none came.
@@ -62,17 +62,17 @@ class HostSource(Protocol):
         """The key file has another key, which hosts that are started from now on need. Raises RuntimeError."""
 
     def written(self) -> str:
-        """What another process, which comes to have the mesh, makes such a source of; "" where it cannot."""
+        """The text from which another process that gets the mesh makes such a source; "" where it cannot."""
 
     def __str__(self) -> str:
         """What people call it."""
 
 
 class RecordedSource:
-    """What gave a mesh its hosts in another process, as that has written it down; opened when it is first asked."""
+    """The source of a mesh's hosts as another process has written it down; opened at its first use."""
 
     def __init__(self, name: str, text: str, opens: Callable[[str], HostSource]) -> None:
-        """`opens` makes a source of what was written; it raises NoMoreHostsError."""
+        """`opens` makes a source of the written text; it raises NoMoreHostsError."""
         self._name, self._text, self._opens = name, text, opens
         self._lock = threading.Lock()
         self._source: HostSource | None = None
@@ -128,11 +128,11 @@ class RecordedSource:
 
 
 class NoMoreHostsError(RuntimeError):
-    """Nobody gives a mesh another host, or not in time; the text says who was asked, and what to do."""
+    """No source gives a mesh another host, or not in time; the text names the source, and a remedy."""
 
 
 class HostRecord:
-    """One host mesh. `ids` keep their places for as long as it is there: slices mean hosts by them."""
+    """One host mesh. `ids` keep their positions for its lifetime: slices refer to hosts by them."""
 
     def __init__(
         self, name: str, ids: "Sequence[str] | Future[tuple[str, ...]]", region: Region, ended: list[str] | None,
@@ -142,23 +142,23 @@ class HostRecord:
         self.ids = ids if isinstance(ids, Future) else resolved_future(tuple(ids))
         when_done(self.ids, _name)
         self.region = region
-        self.ended = [] if ended is None else ended  # why it cannot be used any more
+        self.ended = [] if ended is None else ended  # why it is not usable any more
         self.identity = identity or uuid.uuid4().hex
         self.source = source
-        self.instead: dict[str, str] = {}  # which host has come for one that was lost
-        self.changing = threading.Lock()  # held by who has hosts come and go, for as long as that takes
-        self.replacing = threading.Lock()  # held by who puts a host that is there in the place of another
+        self.instead: dict[str, str] = {}  # lost host -> the host that has replaced it
+        self.changing = threading.Lock()  # held while hosts are added or removed
+        self.replacing = threading.Lock()  # held while one of its hosts replaces another
         self._lock = threading.Lock()
         _records.add(self)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The ids of the hosts it has. Blocks while they have not come."""
+        """The ids of its hosts. Blocks until they have arrived."""
         ids = self.ids.get()
         return tuple(ids[rank] for rank in self.region.ranks())
 
     def take(self, hosts: Sequence[str]) -> None:
-        """It has these hosts more."""
+        """Adds these hosts."""
         with self._lock:
             ids = self.ids.get()
             ranks = (*self.region.ranks(), *range(len(ids), len(ids) + len(hosts)))
@@ -166,13 +166,13 @@ class HostRecord:
         _name(self.ids)
 
     def drop(self, hosts: Collection[str]) -> None:
-        """It has these hosts no more."""
+        """Removes these hosts."""
         with self._lock:
             ids = self.ids.get()
             self.region = self._line([rank for rank in self.region.ranks() if ids[rank] not in hosts])
 
     def swap(self, dead: str, host: str) -> None:
-        """Another host is in the place of one."""
+        """Replaces a dead host by another one."""
         with self._lock:
             self.ids = resolved_future(tuple(host if old == dead else old for old in self.ids.get()))
             self.instead[dead] = host
@@ -184,7 +184,7 @@ class HostRecord:
         return places_of(self.region, [rank for rank in self.region.ranks() if ids[rank] in hosts])
 
     def giver(self, operation: str) -> HostSource:
-        """Who gives it hosts. Raises NoMoreHostsError."""
+        """The source of its hosts. Raises NoMoreHostsError."""
         if self.source is None:
             raise NoMoreHostsError(
                 f"{self.name} cannot {operation}: its hosts were attached one by one, and no job gives others. Attach "
@@ -207,7 +207,7 @@ _records: "weakref.WeakSet[HostRecord]" = weakref.WeakSet()
 
 
 def giver_of(host: str) -> str:
-    """Who gives others in the place of a host, as people call it; "" where nobody does."""
+    """The name of the source that can replace a host; "" without one."""
     for record in tuple(_records):
         is_usable = record.source is not None and not record.ended and record.ids.done()
         if is_usable and record.ids.exception(0) is None and host in record.ids.get(0):

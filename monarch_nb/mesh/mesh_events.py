@@ -18,7 +18,7 @@ class MeshSpawned(Struct, frozen=True):
 
 
 class MeshStarting(Struct, frozen=True):
-    """All its ranks have been asked for: `mesh.spawn_spec.initialized` resolves when they are there."""
+    """All its ranks have been requested: `mesh.spawn_spec.initialized` resolves when they run."""
 
     mesh: MeshState
 
@@ -30,7 +30,7 @@ class MeshStopping(Struct, frozen=True):
 
 
 class MeshStopped(Struct, frozen=True):
-    """They have stopped; `mesh.stopped` says why where it was the whole mesh."""
+    """Ranks have stopped; `mesh.stopped` has the reason if it was the whole mesh."""
 
     mesh: MeshState
 
@@ -43,14 +43,14 @@ class RanksStarting(Struct, frozen=True):
 
 
 class MeshHealed(Struct, frozen=True):
-    """Ranks of a mesh are back."""
+    """Ranks of a mesh were healed."""
 
     mesh: MeshState
     back: Sequence[RankIncarnation]
 
 
 class MeshResized(Struct, frozen=True):
-    """It has another extent, or lies on other hosts."""
+    """A mesh has another extent, or lies on other hosts."""
 
     mesh: MeshState
 
@@ -64,7 +64,7 @@ class ProcStarted(Struct, frozen=True):
 
 
 class ProcExited(Struct, frozen=True):
-    """A process is gone, or never came to be."""
+    """A process has ended, or was never started."""
 
     address: str
     reason: str
@@ -78,14 +78,14 @@ class ProcUnresponsive(Struct, frozen=True):
 
 
 class ProcResponsive(Struct, frozen=True):
-    """It answers again."""
+    """A process answers again."""
 
     address: str
     since: float
 
 
 class HostLost(Struct, frozen=True):
-    """A host agent cannot be reached any more, and all that ran there is gone."""
+    """A host agent cannot be reached any more, and all processes there are lost."""
 
     host: str
 
@@ -101,12 +101,12 @@ class HostNoticed(Struct, frozen=True):
 
     host: str
     by: str
-    until: float | None  # wall clock; None where nobody knows
+    until: float | None  # wall clock; None if unknown
     text: str
 
 
 class HostNoticeWithdrawn(Struct, frozen=True):
-    """It was not, and is as before."""
+    """A host that was to be taken away stays."""
 
     host: str
     text: str
@@ -129,17 +129,17 @@ class RankPaused(Struct, frozen=True):
     line: int
     function: str
     since: float  # wall clock
-    blocks_actor: bool  # it holds its actor up; frames of a failure that are only looked at do not
+    blocks_actor: bool  # False for the frames of a failure, which are only inspected
 
 
 class RankResumed(Struct, frozen=True):
-    """It goes on."""
+    """The thread continues."""
 
     session: str
 
 
 class OwnerChanged(Struct, frozen=True):
-    """Meshes that this process holds a part of have another owner, in that process; "" is nobody, for a time."""
+    """Meshes of which this process holds a part have another owner process; "" for none at the moment."""
 
     owner: str
 

@@ -1,4 +1,4 @@
-"""What handles ask of the rooms above them: how meshes begin and end, and how hosts, code and logs are reached."""
+"""What handles need of the layers above: spawning and stopping meshes, and access to hosts, code and logs."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -50,31 +50,31 @@ class Operations(Protocol):
         """Spawns processes. Does not block."""
 
     def stop(self, state: MeshState, reason: str, region: Region) -> Future[None]:
-        """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
+        """Stops ranks of a mesh; resolves when they have ended and their output is shown."""
 
     def grow_procs(self, procs: Handle[ProcState], more: Mapping[str, object], timeout: float) -> "Resized":
         """Has a mesh of processes lie on more hosts. Blocks."""
 
     def shrink_procs(self, procs: Handle[ProcState], fewer: Mapping[str, object]) -> "Resized":
-        """Has it let hosts go. Blocks until what was there has ended."""
+        """Takes hosts from a mesh of processes. Blocks until the processes there have ended."""
 
     def grow_hosts(self, record: HostRecord, more: Mapping[str, object], timeout: float) -> "Resized":
         """Has a job give a host mesh more hosts. Blocks."""
 
     def shrink_hosts(self, record: HostRecord, fewer: Mapping[str, object]) -> "Resized":
-        """Gives hosts back, after what is there. Blocks."""
+        """Gives hosts back, after ending the processes there. Blocks."""
 
     def detach(self, state: ProcState, lease: object) -> None:
-        """Leaves a mesh of processes with all on it; blocks until its hosts look after it."""
+        """Detaches a mesh of processes with all on it; blocks until its hosts have taken it over."""
 
     def detach_hosts(self, hosts: Sequence[str], host_mesh: str, lease: object) -> None:
         """The same for all meshes that were spawned from here on a host mesh."""
 
     def source_of(self, written: str) -> HostSource:
-        """What gives hosts, of what another process has written down. Blocks. Raises NoMoreHostsError."""
+        """The source of hosts that another process has written down. Blocks. Raises NoMoreHostsError."""
 
     def refer(self, state: MeshState) -> None:
-        """A reference to a mesh that is owned elsewhere has come here: its failures, heals and end are followed."""
+        """Follows the failures, heals and end of a mesh that is owned elsewhere and now referenced here."""
 
     def reach(self, hosts: Iterable[str], name: str) -> None:
         """Makes hosts of this machine known that a reference names. Raises UnreachableError for others."""
@@ -89,10 +89,10 @@ class Operations(Protocol):
         """Resolves when the agents of all these hosts have answered."""
 
     def preempted(self, hosts: Collection[str]) -> dict[str, float | None]:
-        """Those of them that are about to be taken away, and the seconds that each has left, as far as is known."""
+        """The hosts that are about to be taken away, with the seconds that each has left, if known."""
 
     def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
-        """Those of them that cannot be reached, as far as is known, and why."""
+        """The hosts known to be unreachable, and why."""
 
     def outage(self, host: str) -> str:
         """Returns since when and why a host cannot be reached; "" for one that can, or that is not known here."""
@@ -104,7 +104,7 @@ class Operations(Protocol):
         """Ends these hosts' agents and all processes there."""
 
     def give_up_hosts(self, hosts: Sequence[str], reason: str) -> None:
-        """Hosts are about to be killed by who started them: what is there counts as stopped. Does not block."""
+        """Their starter is about to kill these hosts: their processes count as stopped. Does not block."""
 
     def rotate_key(self, name: str, hosts: Sequence[str], file: Path, force: bool, timeout: float) -> None:
         """Gives hosts another key, which is written to a file here. Blocks."""
@@ -115,22 +115,22 @@ class Operations(Protocol):
     def sync_workspace(
         self, name: str, hosts: Sequence[str], python: str | None, workspace: object, auto_reload: bool
     ) -> Sequence[str]:
-        """Brings folders to hosts; gives what is to be warned of. Blocks."""
+        """Brings folders to hosts; returns warnings. Blocks."""
 
     def logs(self, mesh: Handle[MeshState]) -> Callable[..., object]:
-        """What gives the last lines of the processes of a mesh: `logs_of`, of that mesh."""
+        """The function that gives the last lines of a mesh's processes: its `logs_of`."""
 
     def show_output(self, procs: Handle[ProcState], stream: bool | None, window: float | None, level: int) -> None:
         """Sets how what processes write is shown here. Blocks until they know the level."""
 
     def put(self, value: object) -> Any:
-        """What names a value that is laid by for many: a `monarch.rdma.Put`."""
+        """A reference to a value stored for many calls: a `monarch.rdma.Put`."""
 
     def simulated_mesh(self, procs: Handle[ProcState]) -> Any:
         """A mesh of simulated ranks, with the dimensions of these processes: a `monarch.distributed.Mesh`."""
 
     def tensor_mesh(self, procs: Handle[ProcState]) -> Any:
-        """What tensors of these processes' own values are on: a `monarch.distributed.Mesh`. The first use blocks."""
+        """The `monarch.distributed.Mesh` of tensors of these processes' own values. The first use blocks."""
 
     def lent_frames(
         self, actors: Handle[ActorState], title: str, args: tuple[object, ...], kwargs: dict[str, object]
@@ -163,9 +163,9 @@ class Operations(Protocol):
         """The processes in which the actors of a mesh, or of a slice, live."""
 
     def shared(self, mesh: object, initialized: Future[object]) -> object:
-        """What torchmonarch's programs have a mesh behind: `block_on` and `poll` give it once it is initialized."""
+        """A mesh as torchmonarch's programs wrap it: `block_on` and `poll` give it once it is initialized."""
 
 
 def operations() -> Operations:
-    """Those of this process; it becomes a controller if it is nothing yet."""
+    """The operations of this process, which becomes a controller unless it has a role already."""
     return current_runtime().part(Operations)  # type: ignore[type-abstract]

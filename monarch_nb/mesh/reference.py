@@ -15,7 +15,7 @@ from monarch_nb.shape import Region
 from monarch_nb.wire import Layout, host_of
 
 S = TypeVar("S", bound=MeshState)
-Common = tuple[str, str, Region, str, dict[int, int], int, str | None]  # the region as it is by that version
+Common = tuple[str, str, Region, str, dict[int, int], int, str | None]  # the region is that of the version
 ProcForm = tuple[Common, Layout]
 ActorForm = tuple[Common, ProcForm, type, Kind]
 
@@ -36,12 +36,12 @@ def _common(state: MeshState) -> Common:
 
 
 def proc_form(state: ProcState) -> ProcForm:
-    """What travels of a mesh of processes."""
+    """The form of a mesh of processes in messages."""
     return _common(state), state.layout
 
 
 def actor_form(state: ActorState) -> ActorForm:
-    """What travels of a mesh of actors."""
+    """The form of a mesh of actors in messages."""
     return _common(state), proc_form(state.procs), state.cls, state.kind
 
 
@@ -69,7 +69,7 @@ def _record(runtime: Runtime, common: Common, record: type[S], **fields: Any) ->
             state = runtime.meshes[uid] = record(uid, name, region, owner, incarnations, version, stopped, **fields)
             try:
                 operations().refer(state)
-            except BaseException:  # nobody would ever report its end: the next reference tries again
+            except BaseException:  # its end would never be reported: the next reference tries again
                 del runtime.meshes[uid]
                 raise
         else:

@@ -1,4 +1,4 @@
-"""The meshes of a process: those it owns and those it holds references to."""
+"""The meshes that a process owns or references."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -54,12 +54,12 @@ class MeshRegistry:
 
     @property
     def started_by(self) -> str:
-        """The process that has started this one, "" for a controller."""
+        """The process that started this one, "" for a controller."""
         return "" if self._started_in is None else self._started_in.owner_process
 
     @property
     def is_left(self) -> bool:
-        """Whether the process that has started this one has detached it, and no other has attached it."""
+        """Whether the process that started this one has detached it, and no other process has attached it."""
         return self.started_by in self._runtime.local.away
 
     # -- what this process owns and knows ---------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class MeshRegistry:
         region: Region | None = None,
         layout: Layout | None = None,
     ) -> None:
-        """The owner of a mesh has healed ranks of it, or given it another extent: what is known here follows."""
+        """Updates the record of a mesh whose owner has healed ranks of it, or given it another extent."""
         if not state.renew(incarnations, version, region):
             return
         is_moved = isinstance(state, ProcState) and layout is not None and layout != state.layout
@@ -113,7 +113,7 @@ class MeshRegistry:
             self.reshape(state, f"{state.name} has shrunk")
 
     def reshape(self, state: MeshState, reason: str) -> None:
-        """Supervision takes over the extent of a mesh, and where it lies, as its record has them."""
+        """Gives supervision the extent and the hosts of a mesh from its record."""
         spec = self.spec_of(state)
         self._driver.feed(lambda machine: machine.reshape(spec, reason))
 
@@ -129,7 +129,7 @@ class MeshRegistry:
             self._forget_processes(state.uid)
 
     def subscribe(self, state: MeshState) -> None:
-        """A reference to a mesh owned elsewhere has come here: learn of its failures, heals and end."""
+        """Subscribes to the failures, heals and end of a mesh that is owned elsewhere and now referenced here."""
 
         def register(machine: SupervisionMachine) -> list[Action]:
             machine.know(state.owner_process, self.spec_of(state), state.incarnations)
@@ -143,14 +143,14 @@ class MeshRegistry:
         self._watch(state.owner_process, *(map(procs.address, procs.ranks) if procs is not None else ()))
 
     def belongs(self, state: ProcState) -> None:
-        """This process is one of that mesh."""
+        """Notes the mesh that this process is part of."""
         self._started_in = state
 
     def owned_by(self, instance: Instance) -> Sequence[str]:
-        """The meshes that an actor owns, the oldest first; it ends, and owns nothing any more."""
+        """The meshes that an ending actor owns, the oldest first; it owns nothing any more."""
         return self._owned.pop(instance.stream, ())
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 
     def _actor_failed(self, end: ActorEnd, asker: Asker[None]) -> None:
-        self._runtime.node.settled(self._driver.on_actor_end, end)  # what it answered before comes before
+        self._runtime.node.settled(self._driver.on_actor_end, end)  # after its earlier answers

@@ -1,4 +1,4 @@
-"""Calls to other hosts that went through a process which has ended: what it had taken along is lost.
+"""Calls to other hosts through a process that has ended: the messages that it carried are lost.
 
 Each link on the way delivers what it was given, but a process between them may end with messages that it had received
 and not passed on. Once another process is in its place, those whose calls may be among them ask where these went: the
@@ -20,7 +20,7 @@ from monarch_nb.transport import Parcel
 from monarch_nb.wire import Asker, Header, Kind, with_host_names
 from monarch_nb.wire.header import SKIP
 
-WAITS = "waits"  # or runs, or will be answered by whoever has its port
+WAITS = "waits"  # or runs, or is answered later by the holder of its port
 NEVER_CAME = "never came"
 ANSWERED = "answered"
 _MAX_TRIES = 5  # to ask a process that does not answer
@@ -50,7 +50,7 @@ class RelayedCalls:
         runtime.verbs.handle(RECEIVED, self._received)
 
     def _relay_changed(self, relay: str) -> None:
-        """Ends the calls that are lost with a relay, now that another one is there. Does not block."""
+        """Ends the calls that are lost with a relay, once another one runs. Does not block."""
         parts: dict[str, list[_SentPart]] = {}
         for call in tuple(self._runtime.calls.values()):
             for header in tuple(call.sent):
@@ -59,7 +59,7 @@ class RelayedCalls:
             self._ask(relay, address, group, {}, 1)
 
     def _ask(self, relay: str, address: str, parts: Sequence[_SentPart], before: _Doubtful, tries: int) -> None:
-        """Asks what has become of calls; a part that is lost the second time, too, fails its call."""
+        """Asks for the state of calls; a part that is lost the second time, too, fails its call."""
         waiting = [part for part in parts if part.call.missing and part.unanswered]
         if not waiting or self._runtime.closed:
             return
@@ -81,7 +81,7 @@ class RelayedCalls:
         tries: int,
         answer: Future[CallsReceived] | Future[p.CastStates],
     ) -> None:
-        if answer.exception(0) is not None:  # those who are gone have failed their calls
+        if answer.exception(0) is not None:  # calls to ended processes have failed already
             if tries < _MAX_TRIES:
                 self._runtime.later(AGAIN_S, lambda: self._ask(relay, address, parts, before, tries + 1))
             return

@@ -43,11 +43,11 @@ class RequestError(RuntimeError):
 
 
 class UnansweredError(RequestError):
-    """Nobody will answer a request: whoever was asked is gone, or cannot be reached."""
+    """A request will not be answered: its receiver has ended, or cannot be reached."""
 
 
 class _Request(Generic[R]):
-    """One answer, on the reading thread."""
+    """A pending request; its answer is handled on the reading thread."""
 
     def __init__(self, runtime: Runtime, dst: str, verb: Verb[Q, R]) -> None:
         self.runtime = runtime
@@ -102,7 +102,7 @@ def gather(futures: Sequence[Future[object]], describe: Callable[[], str]) -> Fu
 @overload
 def gather(futures: Sequence[Future[object]], describe: Callable[[], str], result: T) -> Future[T]: ...
 def gather(futures: Sequence[Future[object]], describe: Callable[[], str], result: object = None) -> Future[object]:
-    """Resolves when all have; with the first error, if any, as soon as it is there."""
+    """Resolves when all have; fails at once with the first error, if any."""
     combined: Future[object] = pending_future(describe=describe)
 
     def check(future: Future[object]) -> None:
@@ -117,7 +117,7 @@ def gather(futures: Sequence[Future[object]], describe: Callable[[], str], resul
 
 
 def settle(futures: Sequence[Future[object]], describe: Callable[[], str]) -> Future[None]:
-    """Resolves when all are over, whatever came of them."""
+    """Resolves when all are done, with whatever results."""
     combined: Future[None] = pending_future(describe=describe)
     _when_all_done(futures, lambda: resolve_future(combined, None))
     return combined
@@ -169,7 +169,7 @@ class _Answers(Generic[R]):
         self._end(positions, answer)
 
     def lost(self, header: Header, reason: str) -> None:
-        """Some will not answer."""
+        """Some ranks will not answer."""
         self._end((header.index,) if header.plan is None else indices(header.plan.runs), None)
 
     def _end(self, positions: Iterable[int], answer: R | None) -> None:
@@ -242,7 +242,7 @@ def inform_ranks(runtime: Runtime, procs: ProcState, verb: Verb[Q, object], body
         _cast(runtime, procs, procs.ranks, verb, body, None)
         return
     for rank in procs.ranks:
-        with contextlib.suppress(TransportError):  # it has ended, or ends
+        with contextlib.suppress(TransportError):  # the process has ended, or ends
             runtime.post(procs.address(rank), verb, body)
 
 
@@ -268,7 +268,7 @@ def _are_direct(runtime: Runtime, procs: ProcState, ranks: Sequence[int]) -> boo
 
 
 def _runs(procs: ProcState, ranks: Sequence[int]) -> Iterator[Run]:
-    """Neighbours of the same incarnation together."""
+    """Runs of neighbouring ranks of the same incarnation."""
     if isinstance(ranks, range) and ranks.step == 1 and not procs.incarnations:
         yield Run(ranks.start, len(ranks))
         return

@@ -9,11 +9,11 @@ from monarch_nb.wire import counted, host_name
 
 
 class Resized(Struct, frozen=True):
-    """A mesh has hosts more, or fewer; shown as one line."""
+    """A mesh has more hosts, or fewer; shown as one line."""
 
     mesh: str
-    sizes: dict[str, int]  # of the mesh as it is now
-    hosts: tuple[str, ...]  # ids of those that came, or went
+    sizes: dict[str, int]  # of the mesh now
+    hosts: tuple[str, ...]  # ids of the added or removed hosts
     actors: tuple[str, ...] = ()  # names of the meshes whose actors were created there, or have ended
     removed: str = ""  # the coordinates that the hosts had: "hosts=2"; empty for a mesh that grew
     freed: tuple[str, ...] = ()  # hosts that were given back to their job

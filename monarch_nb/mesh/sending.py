@@ -53,7 +53,7 @@ def _each_rank(runs: Iterable[Run]) -> Iterable[tuple[int, int, int, int, int]]:
 
 
 def _is_direct(runtime: Runtime, actor: ActorState, region: Region) -> bool:
-    """Few ranks, or ranks of one process only, whose processes can be reached without an agent."""
+    """Whether these are few ranks, or ranks of one process, which can be reached without an agent."""
     size = len(region)
     if size == 1:
         return True
@@ -164,7 +164,7 @@ def _skip(runtime: Runtime, actor: ActorState, region: Region, header: Header, r
         return
     try:
         _send(runtime, actor, region, header, runs, runtime.node.snapshot([b""]))
-    except DescriptorLimitError:  # those who are to skip them live, and wait
+    except DescriptorLimitError:  # the receivers that are to skip them live, and wait
         runtime.later(FILL_AGAIN_S, lambda: _skip(runtime, actor, region, header, runs))
     except Exception:  # the link itself is broken: supervision reports its failure
         return

@@ -22,12 +22,12 @@ class Lazy(Generic[T]):
 
     def __init__(self, thunk: Callable[[], T]) -> None:
         self._thunk: Callable[[], T] | None = thunk
-        self._lock = threading.RLock()  # re-entrant: decoding a value may look at the mesh that it is in
+        self._lock = threading.RLock()  # re-entrant: decoding a value may read its own mesh
         self._value: T
 
     @property
     def decoded(self) -> bool:
-        """Whether the value is there already."""
+        """Whether the value is decoded already."""
         return self._thunk is None
 
     def get(self) -> T:
@@ -37,7 +37,7 @@ class Lazy(Generic[T]):
         with self._lock:
             if self._thunk is not None:
                 self._value = self._thunk()
-                self._thunk = None  # after the value: readers without the lock look at this first
+                self._thunk = None  # after the value: readers without the lock check this first
             return self._value
 
     def __repr__(self) -> str:

@@ -10,10 +10,10 @@ from monarch_nb.wire import error_line, repr_of
 LINES = 11  # at most, without the heading
 WIDTH = 120  # characters of one value
 PLACES = 40  # characters of the places that have it
-COSTLY = 256  # at most so many values that are not plain scalars are asked for their repr
+COSTLY = 256  # values other than plain scalars whose repr is computed, at most
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 SCALARS = frozenset({int, bool, str, bytes, type(None)})  # cheap to compare, and equal ones read the same
-FEW = 8  # so many elements are shown themselves
+FEW = 8  # elements that are shown themselves, at most
 HASHED = 16 * 2**20  # bytes; larger arrays are equal only to themselves
 
 
@@ -49,7 +49,7 @@ def nothing_in(count: int, get: Callable[[int], object]) -> bool:
 
 
 def grouped(count: int, get: Callable[[int], object]) -> tuple[list[tuple[list[int], str]], int]:
-    """Ranks with equal values and their text, in order of first rank; and how many ranks were not looked at.
+    """Ranks with equal values and their text, in order of first rank; and how many ranks were left out.
 
     Arrays of more than a few elements are summed up. Never raises for what a value or its decoding does.
     """
@@ -91,14 +91,14 @@ class _Unreadable:
 def _repr(value: object) -> str:
     try:
         summary = _array_text(value)
-    except Exception:  # one that has no numbers to give
+    except Exception:  # an array without numbers
         summary = None
     if summary is not None:
         return summary
     # Only the start of a long text will be shown, and its repr can take seconds.
     if isinstance(value, str | bytes) and type(value) in (str, bytes):
         return repr(value[: 2 * WIDTH])
-    return _ADDRESS.sub("", repr_of(value))  # that of a copy here says nothing, and each copy has another
+    return _ADDRESS.sub("", repr_of(value))  # the address of a copy means nothing
 
 
 def _line(text: str) -> str:
@@ -161,7 +161,7 @@ def _range(value: Any, kind: str) -> str:
 
 
 def _content(value: Any) -> object:
-    """Equal for arrays with equal elements; None for what is no array."""
+    """A key that is equal for arrays with equal elements; None for other values."""
     kind = _kind(value)
     if not kind:
         return None

@@ -160,7 +160,7 @@ class GroupCoordinator:
             self._runtime.later(_ASK_AFTER_S, lambda: self._ask_progress(key))
 
     def interrupted(self, report: Interrupted) -> None:
-        """Ends the generation for a rank whose interrupt could not end what it runs."""
+        """Ends the generation for a rank whose running operation an interrupt could not end."""
         if report.generation == self.generation:
             self.cut("it was interrupted")
 
@@ -262,5 +262,5 @@ class GroupCoordinator:
     def _send(self, rank: int, verb: Verb[Q, None], body: Q) -> None:
         try:
             self._runtime.post(self._address(rank), verb, body)
-        except UnreachableError:  # a lost process waits for nobody
+        except UnreachableError:  # a lost process waits for no message
             logger.debug("%s could not be sent %s", self._address(rank), verb.name, exc_info=True)

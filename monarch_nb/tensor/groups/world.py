@@ -51,7 +51,7 @@ class GroupSpec(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TorchGroups:
-    """Torch's process groups in this process: the default group and those of meshes."""
+    """Torch's process groups in this process: the default group and the groups of meshes."""
 
     def __init__(self) -> None:
         self.generation = -1
@@ -63,7 +63,7 @@ class TorchGroups:
         self._on_loopback = False  # this class has set the interface
         self._is_ours = False  # the default group of this process was made here
         self._meshes: dict[str, DeviceMesh] = {}
-        self._unconnected: set[str] = set()  # those without groups so far
+        self._unconnected: set[str] = set()  # names of meshes without groups so far
         self._lines: dict[tuple[int, ...], c10d.GroupName] = {}  # groups of this generation, by their members
         self._staging: Staging | None = None  # where ranks share a device
 
@@ -157,7 +157,7 @@ class TorchGroups:
         Those of gloo end with their connections.
         """
         for group in tuple(c10d._world.pg_map):
-            with contextlib.suppress(RuntimeError, AttributeError):  # it has none, or is being destroyed
+            with contextlib.suppress(RuntimeError, AttributeError):  # without a backend, or being destroyed
                 backend = group._get_backend(torch.device("cuda"))
                 if backend.name() == "nccl":
                     backend.abort()

@@ -60,7 +60,7 @@ class ActiveMode(DispatchMode):
 
 
 def _is_factory(func: OpOverload) -> bool:
-    """Whether an operation makes a tensor from none: it has a device among its arguments, and no tensor."""
+    """Whether an operation is a factory: it takes a device as an argument, and no tensor."""
     is_factory = _factories.get(func)
     if is_factory is None:
         arguments = func._schema.arguments
@@ -83,7 +83,7 @@ def _make_on_ranks(mesh: "Mesh", func: OpOverload, args: tuple[object, ...], kwa
 
 
 def _upload(mesh: "Mesh", local: torch.Tensor) -> MeshTensor:
-    """Sends a local tensor to each rank, where it is a value of its own from then on."""
+    """Sends a local tensor to each rank, which then has its own value."""
     stream = mesh.on(ACTIVE.stream).stream
     return upload(stream, local, own_values(stream.layout))
 
@@ -112,7 +112,7 @@ class Activation(contextlib.AbstractContextManager[M]):
         return self._mesh
 
     def end(self) -> None:
-        """Makes the mesh before it the active one again. Does nothing where it has ended, or in another thread."""
+        """Makes the previous mesh the active one again. Does nothing after its end, or in another thread."""
         if self not in _active.all:
             return
         _active.all.remove(self)

@@ -53,7 +53,7 @@ class TensorFrames(LentFrames):
             reported_elsewhere(self._done)
 
     def _restated(self, error: ActorError) -> BaseException:
-        """The error of the operation that has failed to make an argument, in place of an actor's that lacks it."""
+        """The error of the operation that failed to make an argument, in place of the error of an actor without it."""
         if isinstance(error.exception, LostInputError) and self._done is not None:
             try:
                 self._done.get()

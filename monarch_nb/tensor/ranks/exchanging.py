@@ -93,7 +93,7 @@ def reduced(
 
 
 def _require_own(operation: str, *tensors: object) -> None:
-    """Raises RankTensorError for what is no tensor of the ranks' own values."""
+    """Raises RankTensorError for anything but tensors of the ranks' own values."""
     for tensor in tensors:
         if tensor is not None and not (isinstance(tensor, MeshTensor) and tensor.meta.is_own):
             raise RankTensorError(

@@ -16,7 +16,7 @@ from monarch_nb.tensor.ranks.tensor import RankTensor
 
 
 class State(NamedTuple):
-    """The states of a rank's generators: that of the CPU, and that of its GPU, which is empty without one."""
+    """The states of a rank's CPU generator and GPU generator; the latter is empty without a GPU."""
 
     cpu: RankTensor
     cuda: RankTensor

@@ -112,7 +112,7 @@ def gradient_execution_order(
 def _input_of(value: torch.Tensor | GradientEdge) -> _Input:
     if isinstance(value, GradientEdge):
         return value.node, value.output_nr
-    with on_lane(_lane_of(value)):  # that of a leaf is found by a view of it
+    with on_lane(_lane_of(value)):  # a view of a leaf gives its edge
         edge = get_gradient_edge(value)
     return edge.node, edge.output_nr
 
@@ -146,7 +146,7 @@ class _BackwardPass:
         self._tie = count().__next__
 
     def begin(self, roots: list[_Input], gradients: "list[torch.Tensor | None]") -> None:
-        """Finds out what is needed in which stage."""
+        """Works out which gradients each stage needs."""
         users: defaultdict[_Input, list[_Node]] = defaultdict(list)
         visited: set[_Node] = set()
         to_visit = [node for node, _ in roots]
@@ -200,7 +200,7 @@ class _BackwardPass:
         self._gradients[edge] = before if gradient is None else gradient
 
     def _begin(self, node: _Node) -> None:
-        """Notes that all gradients that a node takes are there."""
+        """Notes that all gradients that a node takes are computed."""
         stages = {self._stages[edge] for edge in node.next_functions if edge in self._stages}
         if stages:
             self._last[node] = max(stages)
@@ -251,7 +251,7 @@ class _BackwardPass:
         return dict(zip(inputs, gradients, strict=True))
 
     def _all_results(self, node: _Node) -> "Sequence[torch.Tensor | None]":
-        """A node's results, as many as it has next functions."""
+        """All results of a node, one for each of its next functions."""
         if node not in self._computed:
             if not self._ones.isdisjoint(self._incoming[node]):
                 raise ValueError("grad_generator: give the gradient of this GradientEdge, in grad_roots")
@@ -277,7 +277,7 @@ class _BackwardPass:
 
 
 def _fitting(gradient: torch.Tensor | None, target: _Input) -> torch.Tensor | None:
-    """A gradient in the shape and type of what it is the gradient of."""
+    """A gradient in the shape and type of its target."""
     if gradient is None:
         return None
     metadata = target[0]._input_metadata[target[1]]

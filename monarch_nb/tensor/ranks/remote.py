@@ -197,7 +197,7 @@ class Remote(SendsToPorts):
         return functools.partial(_result, inputs, outcome, references)
 
     def _first(self, inputs: RemoteArguments, command: CallRemote, key: object) -> Callable[[], Any]:
-        """Calls it; the results are named once it is known what they are."""
+        """Calls it; the results are named once the ranks have described them."""
         stream = inputs.mesh.stream
         bundle = stream.hold_object()
         command = with_writes(command, inputs.tensors, bundle=bundle.number)

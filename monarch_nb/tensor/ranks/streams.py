@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.ranks.tensor import RankTensor
     from monarch_nb.tensor.stream import Stream as CommandStream
 
-_tags = count(-1, -1)  # those of tensors that move count up
+_tags = count(-1, -1)  # tags of tensors that move count up
 _numbers = count()
 _open: "weakref.WeakValueDictionary[int, Borrow]" = weakref.WeakValueDictionary()  # by tag
 
@@ -157,5 +157,5 @@ class Borrow:
                 UserWarning,
                 stacklevel=2,
             )
-            with contextlib.suppress(Exception):  # the mesh may be gone
+            with contextlib.suppress(Exception):  # the mesh may have ended
                 self.drop()

@@ -43,7 +43,7 @@ class SimulatedProcesses:
         """There is no group."""
 
     def revive(self, stream: "Stream") -> None:
-        """Raises ContentsLostError: what was stopped does not come back."""
+        """Raises ContentsLostError for a stopped stream, which cannot be revived."""
         if stream.lost is not None:
             raise ContentsLostError(stream.lost)
 

@@ -124,7 +124,7 @@ class Simulator:
             self.trace_file.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
 
     def _finish(self) -> None:
-        """Writes what is written at the end."""
+        """Writes the trace, and the history if it is kept."""
         self._write()
         if self._history_is_kept:
             self.export_ir(self._history_path)

@@ -66,7 +66,7 @@ class Simulation:
         )
         self.finish: Callable[[], object] = bool  # at the end of the simulation
         self.records: list[dict[str, object]] | None = [] if records else None
-        self.under_way: dict[int, tuple[SimulatedStream, int]] = {}  # what is sent, by tag
+        self.under_way: dict[int, tuple[SimulatedStream, int]] = {}  # sent tensors, by tag
         self.borrows: dict[int, SimulatedBorrow] = {}  # by tag
         self._clock = clock
 

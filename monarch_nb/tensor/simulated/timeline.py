@@ -80,7 +80,7 @@ class SimulatedTimeline:
             self._add(rank, lane, name, "operation", start, start + duration, site)
 
     def exchange(self, groups: Iterable[Sequence[int]], lane: Lane, name: str, site: "CallSite | None") -> None:
-        """The ranks of each group exchange values, once all of them are there."""
+        """The ranks of each group exchange values, once all of them have arrived."""
         for group in groups:
             starts = {rank: self._start(rank, lane) for rank in group}
             end = max(starts.values()) + EXCHANGE
@@ -105,7 +105,7 @@ class SimulatedTimeline:
             self._add(source, lane, "send", "exchange", start, ends[source], site)
 
     def recorded(self, ranks: Sequence[int], lane: Lane) -> dict[int, float]:
-        """When a stream has done what was issued so far, by rank: for `wait`."""
+        """When a stream has done all commands issued so far, by rank: for `wait`."""
         return {rank: self.clock(rank, lane) for rank in ranks}
 
     def wait(self, lane: Lane, recorded: Mapping[int, float], name: str, site: "CallSite | None") -> None:
@@ -122,7 +122,7 @@ class SimulatedTimeline:
         return SimulatedMemory(nbytes, ranks, lane)
 
     def release(self, memory: SimulatedMemory) -> None:
-        """A holder of memory is no more; the last one frees it once the stream has done what was issued."""
+        """Removes a holder of memory; the last one frees it once the stream has done all issued commands."""
         memory.holders -= 1
         if not memory.holders:
             for rank in memory.ranks:
@@ -145,7 +145,7 @@ def lane_name(lane: Lane) -> str:
 
 
 def groups(timeline: SimulatedTimeline) -> list[list[int]]:
-    """The ranks, with those together that do the same at the same times."""
+    """The ranks, grouped by equal tasks at equal times."""
     by_tasks: dict[object, list[int]] = {}
     for rank in sorted(timeline.tasks):
         tasks = tuple((lane_name(lane), tuple(tasks)) for lane, tasks in timeline.tasks[rank].items())

@@ -171,7 +171,7 @@ class TensorWorker(_Executor):
 
     def __init__(self) -> None:
         super().__init__()
-        for advice in ("_collective_utils", "_redistribute"):  # which the program cannot take: it has called neither
+        for advice in ("_collective_utils", "_redistribute"):  # advice for functions that the program has not called
             logging.getLogger(f"torch.distributed.tensor.{advice}").setLevel(logging.ERROR)
         self.member = self._member = Membership(
             current_runtime(), self._progress, self._running_number, self._usage, self._values, self._settle

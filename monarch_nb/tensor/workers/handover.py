@@ -20,8 +20,8 @@ from monarch_nb.tensor.failure import Failure, LostInputError
 from monarch_nb.tensor.groups.service import GROUPS
 
 _POLL_S = 0.05  # how often a side that waits looks whether the other one can still come
-_REGROUP_S = 5.0  # after the end of a group of processes, commands of before come within that time or not at all
-Tag = tuple[str, int]  # the process that has issued it, and a number
+_REGROUP_S = 5.0  # after the end of a process group, its commands arrive within this time or never
+Tag = tuple[str, int]  # the issuing process, and a number
 
 
 class _Placeholders(threading.local):
@@ -49,7 +49,7 @@ class TensorHandover:
         self.values: Sequence[torch.Tensor] = ()
         self.lost: Failure | None = None  # what the sender could not make
         self.withdrawn = ""  # why nothing will be given
-        self.begun = False  # the actor has come to it
+        self.begun = False  # the actor has reached this call
         self.result: object = None
         self.error: BaseException | None = None
         self.done = threading.Event()
@@ -82,7 +82,7 @@ class TensorHandover:
 
 
 class _Handovers:
-    """Those of this process, until both sides have come."""
+    """The handovers of this process, until both sides have arrived."""
 
     def __init__(self) -> None:
         self._open: dict[Tag, TensorHandover] = {}
@@ -152,7 +152,7 @@ class GivenArguments(LentArguments):
         return run_on_loop if is_async else run
 
     def _called(self, handover: TensorHandover, method: Callable[..., object]) -> object:
-        """Calls the method with what was given; not where that is lost."""
+        """Calls the method with the tensors, unless they are lost."""
         if handover.lost is not None:
             raise LostInputError(handover.lost)
         if handover.withdrawn:
@@ -169,7 +169,7 @@ class GivenArguments(LentArguments):
         def own_copy(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.clone() if tensor.untyped_storage()._cdata in memories else tensor
 
-        return tree_map_only(torch.Tensor, own_copy, value)  # operations go on while the answer is sent
+        return tree_map_only(torch.Tensor, own_copy, value)  # operations continue while the answer is sent
 
     def _failed(self, handover: TensorHandover, error: BaseException, *, replies: bool) -> None:
         handover.error = error

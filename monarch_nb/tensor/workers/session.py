@@ -103,7 +103,7 @@ class WorkerSession:
         self._interruptible, self._transit, self._envs = interruptible, transit, envs
         self._order, self._connect, self._generators = order, connect, generators
         self._turn_done = 0  # operations done where its turn, which may wait for others, last began or ended
-        self.is_whole = is_whole  # it has the tensors of the stream
+        self.is_whole = is_whole  # this process has the tensors of the stream
         self.env: Env = TensorEnv()
         self._plans: dict[Number, Executable | Unusable] = {}
         self._journal = BatchJournal(self._plans)
@@ -191,7 +191,7 @@ class WorkerSession:
         self, first: int, numbers: Sequence[Number], objects: Sequence[object], turn: Turn | None = None
     ) -> tuple[list[Failure], list[object]]:
         """Runs a batch from operation `first` on, a part of it in its turn; returns failures and requested values."""
-        self._turn_done, THREAD.generators = first, self._generators  # first: what is done stays done
+        self._turn_done, THREAD.generators = first, self._generators  # first: operations done remain done
         self._number, self._failures, self._first, self._is_running, self.is_whole = first - 1, [], first, True, True
         self._journal.note(first, numbers, objects)
         values: list[object] = []
@@ -445,7 +445,7 @@ class WorkerSession:
         return None
 
     def _call(self, command: CallRemote) -> object:
-        """Calls a function of the program; returns what is asked of what it returns."""
+        """Calls a function of the program; returns the part of its result that the command asks for."""
         if command.only is not None and command.only != self._rank:
             return None
         self._changed: Sequence[Number] = ()  # by the call so far
@@ -527,7 +527,7 @@ class WorkerSession:
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _failed(self, plan: PlanSignature, command: Sequence[Number], error: BaseException) -> None:
-        """Marks the results of a failed operation as lost, and what it writes to if it has begun."""
+        """Marks the results of a failed operation as lost, and its targets if it has begun."""
         tensors = command[plan.tensors]
         before = (self.env[number] for number in tensors)
         lost = next((value for value in before if isinstance(value, LostTensor)), None)
@@ -554,7 +554,7 @@ class WorkerSession:
         self.env.update(dict.fromkeys(numbers, lost))
 
     def _own_failure(self, operation: str, error: BaseException) -> Failure:
-        """Reports an error in what this rank does with values of its own; others go on, and so does this one."""
+        """Reports an error in an operation on this rank's own values; all ranks continue."""
         if isinstance(error, LostInputError):
             return error.failure
         failure = self._described(operation, error, traceback.format_exception_only(error), apart=True)

@@ -24,7 +24,7 @@ from monarch_nb.tensor.commands import Turn
 from monarch_nb.tensor.failure import Failure, LostTensor
 
 _POLL_S = 0.05  # how often what waits looks whether the generation has ended
-_HEADER = 67  # numbers: what is lost, or dtype, dimensions and sizes, of which PyTorch has 64 at most
+_HEADER = 67  # numbers: the loss, or dtype, dimensions and sizes, at most 64 in PyTorch
 _DTYPES = sorted(
     {value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str
 )  # both ends have the same PyTorch
@@ -36,10 +36,10 @@ class Transit:
     def __init__(self) -> None:
         self._own_values: dict[int, torch.Tensor | LostTensor] = {}  # for this process itself, by tag
         self._pending: deque[tuple[Any, torch.Tensor]] = deque()
-        self._lock = threading.Lock()  # held to look at what is under way: streams have threads of their own
+        self._lock = threading.Lock()  # of the pending sends: each stream has its own thread
 
     def clear(self) -> None:
-        """Forgets what was sent in a generation that is over."""
+        """Forgets the values sent in an ended generation."""
         self._own_values.clear()
         self._pending.clear()
 
@@ -108,13 +108,13 @@ class StreamOrder:
         self._waiting = 0
 
     def advanced(self) -> None:
-        """Has those that wait look again: a stream has done what others may wait for."""
+        """Wakes the waiting threads: a stream has done operations that they may wait for."""
         if self._waiting:
             with self._changed:
                 self._changed.notify_all()
 
     def await_done(self, stream: int, operations: int) -> None:
-        """Blocks until a stream has done so many operations. Raises RuntimeError where the generation ends before."""
+        """Blocks until a stream has done so many operations. Raises RuntimeError if the generation ends first."""
         if self._has_done(stream, operations):
             return
         with self._changed:

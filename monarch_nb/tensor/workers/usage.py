@@ -12,7 +12,7 @@ from monarch_nb.runtime.tensor_memory import is_out_of_memory
 from monarch_nb.tensor.verbs import MemoryUsed, Spent
 
 _MOST_HELD = 256  # tensors that an error of memory names
-_SETTLES_S = 0.2  # for a device to do what it has been given, where it waits for no other rank
+_SETTLES_S = 0.2  # for a device to finish its work, unless it waits for another rank
 G = TypeVar("G")
 R = TypeVar("R")
 
@@ -104,7 +104,7 @@ def mark_on_device(*stream: object) -> Any:
 
 
 def device_settles() -> bool:
-    """Whether the device does what it has been given within a moment: else it waits in a collective. Blocks as long."""
+    """Whether the device soon finishes its work: else it waits in a collective. Blocks for up to `_SETTLES_S`."""
     mark, end = mark_on_device(torch.cuda.default_stream()), monotonic() + _SETTLES_S
     while not mark.query():
         if monotonic() > end:
