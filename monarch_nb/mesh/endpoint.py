@@ -210,7 +210,7 @@ class Endpoint(Generic[P, R]):
             call.fail(failure)
             return
         unread = state.procs.unread
-        if unread is not None and not state.inner and state.uid in state.procs.actors:  # what `results` can list
+        if unread is not None and not state.inner and state.uid in state.procs.actors:  # a call that `results` can list
             unread.add(call)
         try:
             if isinstance(frames, LentFrames):
@@ -321,13 +321,13 @@ Endpoint.__doc__ = PerObject(_declared_doc, Endpoint.__doc__)  # type: ignore[as
 
 
 class SendsToPorts(ABC):
-    """What is called like an endpoint and is none, such as a function on the ranks of a mesh."""
+    """A callable that is used like an endpoint, such as a function on the ranks of a mesh."""
 
     @abstractmethod
     def send_to(
         self, port: Port[Any] | None, args: tuple[object, ...], kwargs: dict[str, object], *, single: bool
     ) -> None:
-        """Calls it on all, or on one alone; answers go to the port."""
+        """Calls it on all ranks, or on one alone; answers go to the port."""
 
 
 def send(

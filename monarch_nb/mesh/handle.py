@@ -1,4 +1,4 @@
-"""What references to proc and actor meshes have in common: the record of a mesh, and the ranks of it that are meant."""
+"""The base of references to proc and actor meshes: the record of a mesh, and the referenced ranks."""
 
 from typing import Generic, Self, TypeVar
 
@@ -11,7 +11,7 @@ S = TypeVar("S", bound=MeshState, covariant=True)
 class Handle(MeshTrait, Generic[S]):
     """A reference to a mesh, or to a slice of one. Cheap to copy and to send; all handles of a mesh share its record.
 
-    What engines need of it is behind `state_of` and `region_of`: the endpoints of actors are attributes of their
+    Engines use it through `state_of` and `region_of`: the endpoints of actors are attributes of their
     handles, so these have as few names of their own as can be.
     """
 
@@ -54,7 +54,7 @@ def state_of(mesh: Handle[S]) -> S:
 
 
 def form_of(mesh: Handle[MeshState]) -> Region | None:
-    """What travels of the ranks that a handle means: None for the whole mesh."""
+    """The ranks of a handle in messages: None for the whole mesh."""
     return mesh._fixed
 
 

@@ -52,12 +52,12 @@ class HostMesh(MeshTrait):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
         return self._record.name
 
     @property
     def record(self) -> HostRecord:
-        """What all handles of it share."""
+        """The record that all its handles share."""
         return self._record
 
     @property
@@ -105,7 +105,7 @@ class HostMesh(MeshTrait):
 
     @property
     def _inner_host_mesh(self) -> "HostMesh | None":
-        """None once it was shut down: torchmonarch's programs look there."""
+        """None after its shutdown: torchmonarch's programs read this."""
         return None if self._record.ended else self
 
     @property
@@ -344,7 +344,7 @@ def host_labels(hosts: Sequence[str]) -> Region:
 
 
 def _rebuilt(name: str, hosts: tuple[str, ...], region: Region, python: str | None, identity: str) -> HostMesh:
-    """What arrives of a host mesh: a reference, which cannot shut its hosts down."""
+    """The unpickled form of a host mesh: a reference, which cannot shut its hosts down."""
     with contextlib.suppress(UnreachableError):  # its use raises an error
         operations().reach(hosts, name)
     return HostMesh(name, hosts, region, python=python, owned=False, identity=identity)

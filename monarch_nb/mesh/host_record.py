@@ -37,13 +37,13 @@ class HostSource(Protocol):
         """
 
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
-        """What its engine says of hosts that are lost; blocks for some seconds at most.
+        """The fate of lost hosts according to its engine; blocks for some seconds at most.
 
         Raises NoMoreHostsError where the engine does not answer within that time.
         """
 
     def give_back(self, hosts: Sequence[str]) -> None:
-        """Some of its hosts are not used any more, or are dead."""
+        """Takes back hosts that are not used any more, or are dead."""
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class HostSource(Protocol):
         """The text from which another process that gets the mesh makes such a source; "" where it cannot."""
 
     def __str__(self) -> str:
-        """What people call it."""
+        """Its name for people."""
 
 
 class RecordedSource:
@@ -91,11 +91,11 @@ class RecordedSource:
         return self.opened().more(target, timeout, instead=instead)
 
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
-        """What its engine says of hosts that are lost."""
+        """The fate of lost hosts according to its engine."""
         return self.opened().fate(hosts)
 
     def give_back(self, hosts: Sequence[str]) -> None:
-        """Some of its hosts are not used any more, or are dead."""
+        """Takes back hosts that are not used any more, or are dead."""
         self.opened().give_back(hosts)
 
     @property
@@ -120,7 +120,7 @@ class RecordedSource:
         self.opened().key_changed()
 
     def written(self) -> str:
-        """What was written down."""
+        """The text that was written down."""
         return self._text if self._source is None else self._source.written()
 
     def __str__(self) -> str:
@@ -179,7 +179,7 @@ class HostRecord:
         _name(self.ids)
 
     def places(self, hosts: Collection[str]) -> str:
-        """Some of its hosts as people write them: "hosts=1-2"."""
+        """Some of its hosts as text: "hosts=1-2"."""
         ids = self.ids.get()
         return places_of(self.region, [rank for rank in self.region.ranks() if ids[rank] in hosts])
 
@@ -239,5 +239,5 @@ def _record_with(identity: str, hosts: Collection[str]) -> HostRecord | None:
         return max(same, key=lambda record: record.source is not None)  # references have none
     with_source = [record for record in records if record.source is not None and record.ids.exception(0) is None]
     matches = [record for record in with_source if not set(record.hosts).isdisjoint(hosts)]
-    # A job that this process has loaded itself is preferred to what another one has written down of it.
+    # A job that this process has loaded itself is preferred to the record of another process.
     return next((match for match in matches if not isinstance(match.source, RecordedSource)), same[0] if same else None)

@@ -113,7 +113,7 @@ class HostNoticeWithdrawn(Struct, frozen=True):
 
 
 class HostMessage(Struct, frozen=True):
-    """What else people are to know of hosts: one has taken the place of another, a spare one is lost."""
+    """Other news of hosts for people: one has replaced another, a spare one is lost."""
 
     text: str
 

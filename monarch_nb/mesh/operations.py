@@ -28,7 +28,7 @@ class ProcsWanted(Struct, frozen=True):
     extent: Extent  # of the hosts, then of `per_host`
     env: Mapping[str, str | None]
     bootstrap: Callable[[], object] | None
-    setup: tuple[tuple[str, str], ...]  # sources of set-up cells, and what tracebacks call them
+    setup: tuple[tuple[str, str], ...]  # sources of set-up cells, and their names in tracebacks
     proc_bind: tuple[dict[str, str], ...]  # by process of a host; or empty
     launch: tuple[Launch, ...]  # by rank, if not the default command
     python: str | None
@@ -68,7 +68,7 @@ class Operations(Protocol):
         """Detaches a mesh of processes with all on it; blocks until its hosts have taken it over."""
 
     def detach_hosts(self, hosts: Sequence[str], host_mesh: str, lease: object) -> None:
-        """The same for all meshes that were spawned from here on a host mesh."""
+        """As `detach`, for all meshes that were spawned from here on a host mesh."""
 
     def source_of(self, written: str) -> HostSource:
         """The source of hosts that another process has written down. Blocks. Raises NoMoreHostsError."""

@@ -62,7 +62,7 @@ class MeshRegistry:
         """Whether the process that started this one has detached it, and no other process has attached it."""
         return self.started_by in self._runtime.local.away
 
-    # -- what this process owns and knows ---------------------------------------------------------------------------
+    # -- meshes that this process owns or references ----------------------------------------------------------------
 
     def spec_of(self, state: MeshState) -> MeshSpec:
         """Returns the specification of a mesh for supervision, with the extent that it is growing to."""

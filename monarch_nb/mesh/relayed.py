@@ -27,7 +27,7 @@ _MAX_TRIES = 5  # to ask a process that does not answer
 
 
 class _SentPart(NamedTuple):
-    """What was sent of a call to one actor, or to a subtree of hosts."""
+    """The part of a call that was sent to one actor, or to a subtree of hosts."""
 
     call: PendingCall[object]
     header: Header

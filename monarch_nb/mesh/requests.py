@@ -70,11 +70,11 @@ class _Request(Generic[R]):
             resolve_future(self.future, answer)
 
     def lost(self, header: Header, reason: str) -> None:
-        """It will not be answered."""
+        """Fails the request, which will not be answered."""
         self.fail(reason)
 
     def fail(self, reason: str) -> None:
-        """It will not be answered."""
+        """Fails the request, which will not be answered."""
         self.runtime.ports.close(self.number, self.dst)
         fail_future(self.future, UnansweredError(with_host_names(reason)))
 

@@ -33,7 +33,7 @@ class Resized(Struct, frozen=True):
 
 
 def more_of(more: Mapping[str, object], label: str, name: str) -> object:
-    """What `grow(hosts=2)` asks for along the dimension of hosts: a number, or names. Raises ValueError."""
+    """The request of `grow(hosts=2)` along the dimension of hosts: a number, or names. Raises ValueError."""
     target = _along(more, label, name, f"grow({label}=2)")
     if isinstance(target, (list, tuple)):
         if not target or not all(isinstance(host, str) and host for host in target) or len({*target}) < len(target):

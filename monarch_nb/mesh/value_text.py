@@ -1,4 +1,4 @@
-"""How the values of a mesh read: few lines however many ranks there are, equal values once."""
+"""Text for the values of a mesh: few lines for any number of ranks, equal values once."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ HASHED = 16 * 2**20  # bytes; larger arrays are equal only to themselves
 
 
 def describe(count: int, get: Callable[[int], object], locate: Callable[[list[int]], str], *, full: bool = True) -> str:
-    """What follows a value mesh's heading: lines of their own, or the rest of its line where there is nothing to see.
+    """The text after a value mesh's heading: further lines, or the rest of its line if there are no values to show.
 
     `locate` names places, `full` says that there are no others in the mesh. Never raises for what a value or its
     decoding does.
@@ -123,7 +123,7 @@ def _kind(value: object) -> str:
 
 
 def _array_text(value: Any) -> str | None:
-    """What a tensor or array of more than a few elements is like; None for anything else."""
+    """A summary of a tensor or array of more than a few elements; None for anything else."""
     kind = _kind(value)
     if not kind:
         return None

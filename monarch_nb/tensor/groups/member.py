@@ -21,7 +21,7 @@ from monarch_nb.tensor.verbs import (
     Values,
 )
 
-INTERRUPT_GRACE_S = 0.3  # time for an interrupt to end what runs without further help
+INTERRUPT_GRACE_S = 0.3  # time for an interrupt to end the running code without further help
 
 
 class Membership:
@@ -45,7 +45,7 @@ class Membership:
         self.world = TorchGroups()
         self.progress, self._running, self.usage, self.values = progress, running, usage, values
         self.group = ""
-        self.over: CutGroup | None = None  # what ended this generation
+        self.over: CutGroup | None = None  # the message that ended this generation
         self._runtime, self._settle = runtime, settle
         self._controller, self._generation = "", -1
         self._failed_everywhere: dict[int, int] = {}  # by stream, the last operation known to have failed on all ranks

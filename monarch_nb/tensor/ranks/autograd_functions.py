@@ -13,7 +13,7 @@ _Function = type[torch.autograd.Function]
 
 
 class RankContext(torch.autograd.function.FunctionCtx):
-    """What an autograd function has as `ctx` on a rank, in its forward pass and in its backward pass."""
+    """The `ctx` of an autograd function on a rank, in its forward pass and in its backward pass."""
 
     to_save: tuple[torch.Tensor, ...] = ()
     needs_input_grad: tuple[bool, ...] = ()
@@ -21,7 +21,7 @@ class RankContext(torch.autograd.function.FunctionCtx):
 
     @property
     def saved_tensors(self) -> tuple[torch.Tensor, ...]:
-        """What `save_for_backward` was called with."""
+        """The arguments of `save_for_backward`."""
         return self.to_save
 
 

@@ -48,7 +48,7 @@ def fake_call(function: Callable[..., R], *args: object, **kwargs: object) -> R:
 def flatten(
     tree: object, wanted: Callable[[object], bool]
 ) -> tuple[list[object], Callable[[Sequence[object]], object]]:
-    """The wanted leaves of a tree, and what makes the tree again of others."""
+    """The wanted leaves of a tree, and a function that rebuilds the tree with other leaves."""
     leaves, shape = tree_flatten(tree)
     indices = [index for index, leaf in enumerate(leaves) if wanted(leaf)]
 
@@ -62,7 +62,7 @@ def flatten(
 
 
 def flattener(tree: object) -> Callable[[object], list[object]]:
-    """What returns the leaves of trees of this form."""
+    """A function that returns the leaves of trees of this form."""
     return tree_leaves
 
 

@@ -87,7 +87,7 @@ def get_rng_state_remote() -> RankTensor:
 
 
 def set_rng_state_remote(new_state: RankTensor) -> None:
-    """Sets it."""
+    """Sets the state of each rank's generator of the CPU."""
     _draw_apart(seeded=False)
     Remote(torch.set_rng_state, propagate="inspect")(new_state)
 

@@ -66,7 +66,7 @@ def grad_generator(
 
 
 class GradientGenerator(Iterator["torch.Tensor | None"]):
-    """What `grad_generator` returns, under the name that torchmonarch has for it in `monarch.gradient`.
+    """The iterator of `grad_generator`, under the name that torchmonarch has for it in `monarch.gradient`.
 
     `context_restorer` is not called: each gradient is computed on the mesh and stream of its operation anyway.
     """
@@ -142,7 +142,7 @@ class _BackwardPass:
         self._ready: list[tuple[int, int, int, _Node]] = []  # a heap: the stage, and the latest nodes first
         self._ones: set[_Input] = set()
         self._users: defaultdict[_Node, set[_Node]] = defaultdict(set)  # by node
-        self._computed: dict[_Node, Sequence[torch.Tensor | None]] = {}  # by node: what later stages need
+        self._computed: dict[_Node, Sequence[torch.Tensor | None]] = {}  # by node: results for later stages
         self._tie = count().__next__
 
     def begin(self, roots: list[_Input], gradients: "list[torch.Tensor | None]") -> None:

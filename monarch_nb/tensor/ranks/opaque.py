@@ -121,7 +121,7 @@ class ModuleStep(torch.autograd.Function):
         needed: list[bool],
         *leaves: object,
     ) -> tuple[object, ...]:
-        """Calls it."""
+        """Calls the module."""
         args, kwargs, _ = tree_unflatten(leaves, tree)
         ctx.set_materialize_grads(False)
 

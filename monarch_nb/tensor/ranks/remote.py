@@ -120,7 +120,7 @@ class RemoteArguments:
         return value
 
     def key(self) -> object:
-        """What the shapes of results may depend on, on one mesh; None where that cannot be compared."""
+        """The facts that the shapes of results may depend on, on one mesh; None if they cannot be compared."""
         memories: dict[object, int] = {}
         tensors = {tensor.reference.number: tensor for tensor in self.tensors}
         key = (_facts(self.args, tensors, memories), _facts(self.kwargs, tensors, memories))
@@ -132,7 +132,7 @@ class RemoteArguments:
 
 
 def _facts(value: object, tensors: Mapping[int, RankTensor], memories: dict[object, int]) -> object:
-    """What the shapes of results may depend on in one argument. `memories` are numbered as they come."""
+    """The facts of one argument that the shapes of results may depend on. `memories` are numbered in order."""
     if isinstance(value, TensorOf):
         tensor = tensors[value.number]
         memory = tensor.reference.memory or tensor.reference
@@ -172,9 +172,9 @@ class Remote(SendsToPorts):
     def issued(
         self, inputs: RemoteArguments, args: tuple[object, ...], kwargs: dict[str, object], key: object = None
     ) -> Callable[[], Any]:
-        """Issues a call with `inputs`; returns what returns its results, and waits where their shapes are not known.
+        """Issues a call with `inputs`; returns a function that returns its results, and waits for unknown shapes.
 
-        `args` and `kwargs` are what `propagate` gets; `key` what shapes depend on, None where that is not known.
+        `args` and `kwargs` are for `propagate`; shapes depend on `key`, which is None if that is unknown.
         """
         if self._propagate == "mocked":
             raise NotImplementedError("propagate='mocked': give a function that computes on tensors without values")
@@ -250,7 +250,7 @@ class Remote(SendsToPorts):
     def send_to(
         self, port: Port[Any] | None, args: tuple[object, ...], kwargs: dict[str, object], *, single: bool
     ) -> None:
-        """Calls it on each rank, or on some one; what they return goes to a port, if there is one."""
+        """Calls it on each rank, or on any one; results go to the port, if any."""
         if port is None:
             self.broadcast(*args, **kwargs)
             return
@@ -313,7 +313,7 @@ def _of_rank(values: _Answers, rank: int) -> Future[Any]:
 
 
 def with_writes(command: CallRemote, writes: Sequence[RankTensor], **changed: Any) -> CallRemote:
-    """The same command, which changes these tensors."""
+    """The command with these tensors as those that it changes."""
     numbers = tuple(tensor.reference.number for tensor in writes)
     return replace(command, writes=numbers, **changed)
 
@@ -344,7 +344,7 @@ def _result(inputs: RemoteArguments, outcome: Returned, references: Sequence[Ref
 
 
 def _predict(function: Callable[..., object], inputs: RemoteArguments, args: object, kwargs: object) -> Returned:
-    """What a propagating function returns for tensors without values, which it may change in place."""
+    """The result of a propagating function for tensors without values, which it may change in place."""
     layout = inputs.mesh.stream.layout
     fakes: dict[int, torch.Tensor] = {}
     leaves, tree = tree_flatten((args, kwargs))

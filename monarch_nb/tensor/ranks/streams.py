@@ -135,7 +135,7 @@ class Borrow:
         try:
             if self._borrower.lost is None:
                 self._borrower.issue_object(GiveBack(self._tag))
-                self._borrower.flush()  # before what the other stream does with it
+                self._borrower.flush()  # before the lender uses the memory
             if self._borrower.lost is None and self._lender.lost is None:
                 self._lender.issue_object(Await(self._borrower.number, self._borrower.sent()))
         finally:

@@ -24,7 +24,7 @@ class ExecutionTimer:
     _lock = threading.Lock()
     _measured: ClassVar[defaultdict[str, list[float]]] = defaultdict(list)
     _begun: ClassVar[defaultdict[tuple[str, bool], list[Any]]] = defaultdict(list)  # by name, and whether on a GPU
-    _pending: ClassVar[defaultdict[str, list[tuple[Any, Any]]]] = defaultdict(list)  # what a GPU may not have done
+    _pending: ClassVar[defaultdict[str, list[tuple[Any, Any]]]] = defaultdict(list)  # parts that a GPU may still run
 
     @classmethod
     @contextmanager

@@ -20,7 +20,7 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 class SimulatorBackendMode(enum.Enum):
-    """What a simulator does with operations."""
+    """The work of a simulator on operations."""
 
     SIMULATE = enum.auto()  # simulates them, and writes a trace
     SIMULATE_WITH_REPORT_ONLY = enum.auto()  # simulates them only
@@ -29,10 +29,10 @@ class SimulatorBackendMode(enum.Enum):
 
 
 class SimulatorTraceMode(enum.Enum):
-    """What a simulator's trace shows."""
+    """The content of a simulator's trace."""
 
     STREAM_ONLY = enum.auto()  # the streams of the ranks, as if the controller took no time
-    CONTROLLER_TRACE_ONLY = enum.auto()  # when the controller has issued what
+    CONTROLLER_TRACE_ONLY = enum.auto()  # the commands of the controller, with their times
     EVERYTHING = enum.auto()  # both: nothing begins before it was issued
 
 
@@ -80,7 +80,7 @@ class Simulator:
 
     @property
     def timeline(self) -> SimulatedTimeline:
-        """What each stream of each rank does when."""
+        """The tasks of each stream of each rank, with their times."""
         return self._simulation.timeline
 
     @property

@@ -54,7 +54,7 @@ class SimulatedBorrow:
 
 
 class Simulation:
-    """What the streams of one simulated set of ranks share.
+    """The state that the streams of one simulated set of ranks share.
 
     `records` has each command, if that was asked for. With a `clock` nothing begins before it was issued.
     """
@@ -294,7 +294,7 @@ class SimulatedStream(Stream):
         return ValueMesh(extent, [_zeros(meta) for _ in range(count)])
 
     def _predict(self, command: CallRemote) -> Returned:
-        """What a function returns for tensors without values."""
+        """The result of a function for tensors without values."""
         function: Any = function_at(command.function) if isinstance(command.function, str) else command.function
         fakes: dict[int, torch.Tensor] = {}
         with disabled(), FakeTensorMode(), torch.no_grad():
@@ -311,7 +311,7 @@ class SimulatedStream(Stream):
             versions = [tensor._version for tensor in inputs]
             return returned(function(*args, **kwargs), inputs, versions, self.layout)
 
-    # -- what streams with workers do -------------------------------------------------------------------------------
+    # -- methods of streams with workers ----------------------------------------------------------------------------
 
     def resume_if_healed(self) -> None:
         """Raises ContentsLostError if the mesh was stopped."""

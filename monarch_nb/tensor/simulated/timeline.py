@@ -1,4 +1,4 @@
-"""What each stream of each simulated rank does, one task after the other, in microseconds, and what memory it holds."""
+"""The tasks of each stream of each simulated rank, one after the other, in microseconds, and the memory in use."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.origin import CallSite
 
 OPERATION, EXCHANGE, SENDING, COPYING, WAITING = 10.0, 100.0, 100.0, 1.0, 0.5  # how long each takes
-_WITHOUT_KERNEL = frozenset({"aten.view"})  # what takes no time of a device
+_WITHOUT_KERNEL = frozenset({"aten.view"})  # operations that take no device time
 
 Lane = Hashable  # a stream of the program
 labels: list[str] = []  # added to the names of tasks: see `monarch.set_meta`
@@ -17,7 +17,7 @@ labels: list[str] = []  # added to the names of tasks: see `monarch.set_meta`
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTask:
-    """What a stream of a rank does from `start` to `end`. `kind` is "operation", "exchange" or "wait"."""
+    """A task of a stream of a rank from `start` to `end`. `kind` is "operation", "exchange" or "wait"."""
 
     name: str
     kind: str
@@ -61,7 +61,7 @@ class SimulatedTimeline:
         return [nbytes for _, nbytes in self.memory_of(rank)]
 
     def memory_of(self, rank: int) -> list[tuple[float, int]]:
-        """How many bytes a rank holds, and from when on."""
+        """The bytes that a rank holds, with the times of changes."""
         nbytes, steps = 0, []
         for when, more in sorted(self.memory[rank], key=lambda change: change[0]):
             nbytes += more

@@ -182,9 +182,9 @@ class TensorWorker(_Executor):
         self._order = StreamOrder(self._done, lambda: self._member.over is not None)
         self._transit = Transit()
         self._stream_workers: weakref.WeakSet[StreamWorker] = weakref.WeakSet()
-        self._own = Generators()  # from which what the main stream runs draws
+        self._own = Generators()  # for operations of the main stream
         self._generators: weakref.WeakValueDictionary[int, Generators] = weakref.WeakValueDictionary({0: self._own})
-        self._interrupts = False  # what runs in this process is being interrupted
+        self._interrupts = False  # this process is being interrupted
         self._batches: dict[int, int] = {}  # the last batch of each stream
         self._receipts: dict[int, Receipt] = {}  # its receipt, since a batch may arrive twice
 
@@ -193,7 +193,7 @@ class TensorWorker(_Executor):
             session.settle()
 
     def local_tensors(self) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
-        """What the streams of this process hold here, by the numbers of stream and tensor."""
+        """The tensors that the streams hold in this process, by the numbers of stream and tensor."""
         for stream, session in tuple(self._sessions.items()):
             for number, value in tuple(session.env.items()):
                 if isinstance(value, DTensor):

@@ -21,7 +21,7 @@ class DifferentShapesError(ValueError):
 
 
 class Agreement:
-    """Of all ranks of a mesh, on the inputs of one operation."""
+    """The agreement of all ranks of a mesh on the inputs of one operation."""
 
     def __init__(self, mesh: DeviceMesh, operation: str) -> None:
         self._mesh, self._operation = mesh, operation

@@ -30,7 +30,7 @@ class ReturnedTensor:
 
 @dataclass(frozen=True)
 class Returned:
-    """What a call has returned, with `ReturnedTensor`s for tensors; `written` are arguments that it changed."""
+    """The result of a call, with `ReturnedTensor`s for tensors; `written` are arguments that it changed."""
 
     tree: object
     written: tuple[int, ...]
@@ -42,7 +42,7 @@ class Returned:
 
 
 def function_at(path: str) -> Callable[..., object]:
-    """What a path names, such as "math.sqrt". Raises ImportError or AttributeError."""
+    """The function at a path such as "math.sqrt". Raises ImportError or AttributeError."""
     module, _, rest = path.partition(".")
     value: Any = importlib.import_module(module)
     prefix = module
@@ -58,9 +58,9 @@ def function_at(path: str) -> Callable[..., object]:
 def filled_in(
     value: T, tensor: Callable[[Number], DTensor], mesh: DeviceMesh, shards: dict[Number, torch.Tensor] | None = None
 ) -> T:
-    """An argument as a function gets it, with tensors and groups for what stands for them; `tensor` finds a tensor.
+    """An argument as a function gets it, with tensors and groups for their placeholders; `tensor` finds a tensor.
 
-    With `given`, tensors are local ones, which are noted there.
+    With `shards`, tensors are local ones, which are noted there.
     """
 
     def filled(leaf: object) -> object:
@@ -78,7 +78,7 @@ def filled_in(
 
 
 def sendable(value: T) -> T:
-    """What a function has returned. Raises TypeError for what cannot be sent, which would spoil the whole reply."""
+    """Returns a function's result. Raises TypeError if it cannot be sent, which would spoil the whole reply."""
     if value is not None and type(value) not in (int, float, bool, str, torch.Tensor):
         try:
             encode(value, current_runtime())
@@ -99,7 +99,7 @@ class Resolved:
 
 
 def returned(value: object, inputs: Sequence[torch.Tensor], versions: Sequence[int], layout: MeshLayout) -> Returned:
-    """Describes what a call has returned; `given` are the tensors among its arguments, with their versions before."""
+    """Describes what a call has returned; `inputs` are the tensors among its arguments, with their versions before."""
     memories = {tensor.untyped_storage()._cdata: index for index, tensor in reversed([*enumerate(inputs)])}
 
     def described(tensor: torch.Tensor) -> ReturnedTensor:

@@ -34,7 +34,7 @@ _placeholders = _Placeholders()
 
 
 def given_tensor(index: int) -> torch.Tensor:
-    """What the placeholder of a tensor is unpickled as: the value of this process."""
+    """The value of this process for the placeholder of a tensor, which is unpickled by this function."""
     return _placeholders.values[index]
 
 
@@ -47,7 +47,7 @@ class TensorHandover:
 
     def __init__(self) -> None:
         self.values: Sequence[torch.Tensor] = ()
-        self.lost: Failure | None = None  # what the sender could not make
+        self.lost: Failure | None = None  # the failure of the sender
         self.withdrawn = ""  # why nothing will be given
         self.begun = False  # the actor has reached this call
         self.result: object = None
@@ -206,7 +206,7 @@ def _loaded(encoded: EncodedObject, values: Sequence[torch.Tensor]) -> tuple[Seq
 
 
 class _RegroupTimeout:
-    """How long an actor waits for a worker whose group is over."""
+    """The time that an actor waits for a worker whose group is over."""
 
     def __init__(self) -> None:
         self._over_since: float | None = None

@@ -63,7 +63,7 @@ class OpaqueRef:
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
-    """What is kept of a tensor that a function has returned: for one that stands for an object, itself."""
+    """A returned tensor without its graph; one that stands for an object remains itself."""
     return tensor if hasattr(tensor, _VALUE) else tensor.detach()
 
 

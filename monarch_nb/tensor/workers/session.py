@@ -580,7 +580,7 @@ class WorkerSession:
             for failed in over.failures
         ):
             self._failures.append(failure)
-        else:  # a consequence of what has ended the generation
+        else:  # a consequence of the end of the generation
             failure = self._generation_failure()
         if self._halted is None:
             self._halt(failure, (self._number, self._number + 1))

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from monarch_nb.tensor.commands import Turn
 from monarch_nb.tensor.failure import Failure, LostTensor
 
-_POLL_S = 0.05  # how often what waits looks whether the generation has ended
+_POLL_S = 0.05  # between two checks of a waiting thread for the end of the generation
 _HEADER = 67  # numbers: the loss, or dtype, dimensions and sizes, at most 64 in PyTorch
 _DTYPES = sorted(
     {value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str
@@ -31,7 +31,7 @@ _DTYPES = sorted(
 
 
 class Transit:
-    """What one process sends to others of its group. A new generation of the group has nothing under way."""
+    """The values that one process sends to others of its group. A new generation begins with none."""
 
     def __init__(self) -> None:
         self._own_values: dict[int, torch.Tensor | LostTensor] = {}  # for this process itself, by tag
