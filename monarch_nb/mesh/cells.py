@@ -45,7 +45,7 @@ def run_on(mesh: AnyMesh, source: str, *, filename: str = "<cell>") -> Future[Va
     compile(source, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     remember_source(filename, source)
     if isinstance(mesh, ActorMesh):
-        return _on_actors(mesh, source, filename)
+        return _run_on_actors(mesh, source, filename)
     return cast("Future[ValueMesh[Any]]", mesh._console.cell.call(source, filename, mesh))
 
 
@@ -103,7 +103,7 @@ class RankWatch(Generic[R]):
         answers = values_or_errors(run_on_each(self._mesh, _source("begin_watch", code), filename=_FILE), None)
         failure = next((answer for answer in answers.values() if isinstance(answer, Exception)), None)
         if failure is not None:
-            values_or_errors(self._ended(), UNDONE_S)
+            values_or_errors(self._end(), UNDONE_S)
             if (reason := reason_of(failure)) == WITHOUT_TORCH:
                 raise RuntimeError(reason) from None
             raise failure
@@ -111,7 +111,7 @@ class RankWatch(Generic[R]):
     def end(self, within: float, matter: str) -> tuple[dict[int, R], list[str]]:
         """Ends on all ranks. Returns their answers by base rank, and notes on those that did not report `matter`."""
         results, notes = dict[int, R](), list[str]()
-        answers: Mapping[int, R | Exception | None] = values_or_errors(self._ended(), within)
+        answers: Mapping[int, R | Exception | None] = values_or_errors(self._end(), within)
         for rank, answer in answers.items():
             if isinstance(answer, Exception):
                 location = places_of(self.procs.region, [rank]) or self.state.name
@@ -120,7 +120,7 @@ class RankWatch(Generic[R]):
                 results[rank] = answer
         return results, notes
 
-    def _ended(self) -> dict[int, Future[ValueMesh[Any]]]:
+    def _end(self) -> dict[int, Future[ValueMesh[Any]]]:
         return run_on_each(self._mesh, _source("end_watch", repr(self._number)), filename=_FILE)
 
 
@@ -145,7 +145,7 @@ def end_watch(number: int) -> object:
     return _ends.pop(number)()
 
 
-def _on_actors(mesh: ActorMesh[Any], source: str, filename: str) -> Future[ValueMesh[Any]]:
+def _run_on_actors(mesh: ActorMesh[Any], source: str, filename: str) -> Future[ValueMesh[Any]]:
     runtime = current_runtime()
     state, region = mesh._state, mesh._region
     call = PendingCall(

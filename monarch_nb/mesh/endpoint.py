@@ -45,7 +45,7 @@ R = TypeVar("R", covariant=True)
 T = TypeVar("T")
 _NO_ARGUMENTS = encode(((), {}))[0]
 F = TypeVar("F", bound=Callable[..., object])
-_GIVES = {
+_RETURN_TYPES = {
     "call": "Future[ValueMesh[{}]]",
     "call_one": "Future[{}]",
     "choose": "Future[{}]",
@@ -120,10 +120,10 @@ def _signature(bound: Adverb) -> inspect.Signature:
     endpoint = bound.args[0]
     signature = _declared_signature(endpoint)
     annotation: object = signature.return_annotation
-    form = _GIVES.get(bound.func.__name__)
+    form = _RETURN_TYPES.get(bound.func.__name__)
     if endpoint._current().explicit_response_port or annotation is signature.empty or form is None:
         return signature.replace(return_annotation=signature.empty)
-    return signature.replace(return_annotation=_Shown(form.format(_annotation(annotation))))
+    return signature.replace(return_annotation=_Annotation(form.format(_annotation(annotation))))
 
 
 def _annotation(annotation: object) -> str:
@@ -135,7 +135,7 @@ def _doc(bound: Adverb) -> str:
     return "\n\n".join(filter(None, (_declared_doc(bound.args[0]), f"{bound.func.__name__}: {own}")))
 
 
-class _Shown:
+class _Annotation:
     """An annotation for display only."""
 
     def __init__(self, text: str) -> None:
@@ -252,16 +252,16 @@ class Endpoint(Generic[P, R]):
                 f"call_one requires exactly 1 actor, but mesh has {len(region)}: "
                 f"slice {self._mesh._state.name} to one, or use .call() or .choose()"
             )
-        return self._one(region, args, kwargs)
+        return self._call_member(region, args, kwargs)
 
     @_adverb
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Runs it on one member, picked uniformly at random."""
         region = self._mesh._region
         rank = region.ndslice.get(random.randrange(len(region)))
-        return self._one(Region((), NDSlice(rank, (), ())), args, kwargs)
+        return self._call_member(Region((), NDSlice(rank, (), ())), args, kwargs)
 
-    def _one(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Future[R]:
+    def _call_member(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Future[R]:
         frames = self._frames(args, kwargs, region)
         call = self._pending(region, lambda replies: replies[0]())
         self._begin(call, region, frames)

@@ -47,7 +47,7 @@ class RelayedCalls:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         runtime.verbs.handle(RELAY_CHANGED, lambda changed, asker: self._relay_changed(changed.relay))
-        runtime.verbs.handle(RECEIVED, self._received)
+        runtime.verbs.handle(RECEIVED, self._on_query)
 
     def _relay_changed(self, relay: str) -> None:
         """Ends the calls that are lost with a relay, once another one runs. Does not block."""
@@ -70,9 +70,9 @@ class RelayedCalls:
         else:
             ports = tuple(part.header.port for part in waiting)
             answer = request(self._runtime, address, CASTS, p.AskCasts(ports, final=bool(before)))
-        when_done(answer, functools.partial(self._answered, relay, address, waiting, before, tries))
+        when_done(answer, functools.partial(self._on_answer, relay, address, waiting, before, tries))
 
-    def _answered(
+    def _on_answer(
         self,
         relay: str,
         address: str,
@@ -103,7 +103,7 @@ class RelayedCalls:
             retries = [part for part in parts if any((part.call.call, index) in doubtful for index in part.unanswered)]
             self._runtime.later(AGAIN_S, lambda: self._ask(relay, address, retries, doubtful, tries))
 
-    def _received(self, message: AskReceived, asker: Asker[CallsReceived]) -> CallsReceived:
+    def _on_query(self, message: AskReceived, asker: Asker[CallsReceived]) -> CallsReceived:
         return CallsReceived(tuple(self._state_of(call, message.final) for call in message.calls))
 
     def _state_of(self, call: SentCall, final: bool) -> str:

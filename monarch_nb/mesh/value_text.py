@@ -29,7 +29,7 @@ def describe(count: int, get: Callable[[int], object], locate: Callable[[list[in
         return f" None on {_all_ranks(count) if full else locate(list(range(count)))}"
     groups, unseen = grouped(count, get)
     shown = groups if len(groups) + bool(unseen) <= LINES else groups[: LINES - 1]
-    lines = [f"  {_named(ranks, count, locate, full)}{text}" for ranks, text in shown]
+    lines = [f"  {_prefix(ranks, count, locate, full)}{text}" for ranks, text in shown]
     hidden = sum(len(ranks) for ranks, _ in groups[len(shown) :]) + unseen
     if hidden:
         lines.append(f"  … and {hidden} more rank{'s' if hidden > 1 else ''}; see .items() or .get(rank)")
@@ -106,7 +106,7 @@ def _line(text: str) -> str:
     return joined if len(joined) <= WIDTH else joined[: WIDTH - 1] + "…"
 
 
-def _named(ranks: list[int], count: int, locate: Callable[[list[int]], str], full: bool) -> str:
+def _prefix(ranks: list[int], count: int, locate: Callable[[list[int]], str], full: bool) -> str:
     if full and len(ranks) == count > 1:
         return f"all {count} ranks: "
     location = locate(ranks)

@@ -53,7 +53,7 @@ def _of_rank(rank: int, port: int, results: Any) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"tcp://127.0.0.1:{port}")
     name, operations = dist.group.WORLD.group_name, torch.ops._c10d_functional
     own = torch.arange(4.0) + rank
-    staged = lambda operation, *args, **kwargs: staging._staged(operation.default)(*args, **kwargs)  # noqa: E731
+    staged = lambda operation, *args, **kwargs: staging._stage(operation.default)(*args, **kwargs)  # noqa: E731
     room, changed = torch.zeros(8), own.clone()
     found = {
         "all_reduce": staged(operations.all_reduce, own, "sum", name),

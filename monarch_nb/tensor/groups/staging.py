@@ -45,7 +45,7 @@ class Staging:
             for name in names:
                 packet = getattr(getattr(torch.ops, space), name, None)
                 if packet is not None:  # older versions of PyTorch lack some
-                    library.impl(name, _staged(packet.default), key)
+                    library.impl(name, _stage(packet.default), key)
 
     def end(self) -> None:
         """Takes the kernels back."""
@@ -53,7 +53,7 @@ class Staging:
             self._libraries.pop()._destroy()
 
 
-def _staged(operation: OpOverload) -> Callable[..., object]:
+def _stage(operation: OpOverload) -> Callable[..., object]:
     in_place = operation._schema.name.endswith("_")
 
     def call(*args: object, **kwargs: object) -> object:

@@ -180,7 +180,7 @@ class TorchGroups:
         """
         names = []
         for dim in range(mesh.ndim):
-            members = tuple(int(rank) for rank in _along(mesh, dim, self.rank))
+            members = tuple(int(rank) for rank in _members_along(mesh, dim, self.rank))
             if members not in self._lines:
                 self._lines[members] = self._group(f"{name}/{dim}", list(members))
             names.append(self._lines[members])
@@ -230,7 +230,7 @@ def _backend_of(devices: Sequence[str]) -> str:
     return _SHARED
 
 
-def _along(mesh: DeviceMesh, dim: int, rank: int) -> Sequence[int]:
+def _members_along(mesh: DeviceMesh, dim: int, rank: int) -> Sequence[int]:
     """The members of a mesh that differ from a rank in one coordinate at most."""
     ranks = mesh.mesh
     index = (ranks == rank).nonzero()[0].tolist()

@@ -43,7 +43,7 @@ class TensorFrames(LentFrames):
     def sending(self, call: str, pending: PendingCall[object] | None = None) -> Iterator[None]:
         """See `LentFrames`."""
         if pending is not None:
-            pending.restated = self._restated
+            pending.restated = self._restate
         tensors = self._inputs.tensors
         with in_order(self._inputs.mesh, self._tag), rewriting(tensor.reference for tensor in tensors):
             yield
@@ -52,7 +52,7 @@ class TensorFrames(LentFrames):
             self._done = self._inputs.mesh.stream.requested([(OBJECT, command)], self._title)
             reported_elsewhere(self._done)
 
-    def _restated(self, error: ActorError) -> BaseException:
+    def _restate(self, error: ActorError) -> BaseException:
         """The error of the operation that failed to make an argument, in place of the error of an actor without it."""
         if isinstance(error.exception, LostInputError) and self._done is not None:
             try:
@@ -76,7 +76,7 @@ def tensors_of(
             f"{title}.rref: the endpoint does not say what it returns. @endpoint(propagate=function), or "
             "as_endpoint(mesh.method, propagate=function): the function is called with tensors that have no values"
         )
-    tensors, encoded = collected(args, kwargs)
+    tensors, encoded = collect(args, kwargs)
     mesh = None if tensors else Mesh.for_ranks(ProcMesh(state_of(actors).procs, region_of(actors)))
     inputs, tag = RemoteArguments(tensors, {}, title, mesh), _new_tag()
     check_processes(actors, inputs.mesh, title)
@@ -115,7 +115,7 @@ def lent_frames(
     Raises ValueError for tensors that are not on the processes of these actors, RankTensorError for those of two meshes
     and for those of another stream than the active one.
     """
-    tensors, encoded = collected(args, kwargs)
+    tensors, encoded = collect(args, kwargs)
     inputs = RemoteArguments(tensors, {}, title)
     check_processes(actors, inputs.mesh, title)
     return TensorFrames(actors, title, inputs, encoded)
@@ -128,7 +128,7 @@ def frames_by_rank(
 
     Copies, since a heal makes the actors again. Blocks. Raises as `lent_frames`, TensorError for a failed tensor.
     """
-    tensors, encoded = collected(args, kwargs)
+    tensors, encoded = collect(args, kwargs)
     mesh = RemoteArguments(tensors, {}, title).mesh
     check_processes(procs, mesh, title)
     shards = [tensor.local_shards().values() for tensor in tensors]
@@ -136,7 +136,7 @@ def frames_by_rank(
     return [*encode(ArgumentsByRank(encoded, values), current_runtime())]
 
 
-def collected(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[RankTensor, ...], EncodedObject]:
+def collect(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[RankTensor, ...], EncodedObject]:
     """The tensors among arguments, and these encoded, with placeholders for them."""
     before, COLLECTED.tensors = COLLECTED.tensors, []
     try:

@@ -133,7 +133,7 @@ class ValueSlice:
 
     def to_mesh(self, mesh: "Mesh | ProcMesh", stream: "Stream | None" = None) -> "RankTensor":
         """See `Tensor.to_mesh`."""
-        return moved(self._tensor, self._part, mesh, stream or self._tensor.stream)
+        return move(self._tensor, self._part, mesh, stream or self._tensor.stream)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self._part.sizes.items())
@@ -146,7 +146,7 @@ def sliced(tensor: "RankTensor", coordinates: dict[str, Selector]) -> ValueSlice
     return ValueSlice(tensor, tensor.mesh.region.sliced(**coordinates))
 
 
-def moved(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "Stream") -> "RankTensor":
+def move(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "Stream") -> "RankTensor":
     """Brings what the ranks of a part of a mesh have to another mesh: along dimensions of equal names, to all others.
 
     Values go from process to process, or through this one between meshes on different processes, which blocks.

@@ -216,7 +216,7 @@ class _BackwardPass:
             all_results = self._all_results(node)
             results = {}
             for index, edge in needed:
-                self._add(edge, _fitting(all_results[index], edge))
+                self._add(edge, _fit(all_results[index], edge))
         for edge, gradient in results.items():
             self._add(edge, gradient)
         if is_last:
@@ -276,7 +276,7 @@ class _BackwardPass:
         return self._computed[node]
 
 
-def _fitting(gradient: torch.Tensor | None, target: _Input) -> torch.Tensor | None:
+def _fit(gradient: torch.Tensor | None, target: _Input) -> torch.Tensor | None:
     """A gradient in the shape and type of its target."""
     if gradient is None:
         return None

@@ -25,7 +25,7 @@ from monarch_nb.tensor.ranks.fetching import rank_at
 from monarch_nb.tensor.ranks.tensor import RankTensor
 from monarch_nb.tensor.references import Reference
 from monarch_nb.tensor.views import rewriting, share
-from monarch_nb.tensor.workers.calls import Resolved, Returned, ReturnedTensor, returned
+from monarch_nb.tensor.workers.calls import Resolved, Returned, ReturnedTensor, to_returned
 from monarch_nb.tensor.workers.opaque import OpaqueRef
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Remote(SendsToPorts):
         if not (propagate in _WAYS if not callable(propagate) else True):
             raise ValueError(f"propagate={propagate!r} is none of None, 'cached', 'inspect', 'mocked' and a function")
         self._name = function if isinstance(function, str) else getattr(function, "__name__", repr(function))
-        self._function, self._propagate = _resolved(function, self._name), propagate
+        self._function, self._propagate = _resolve(function, self._name), propagate
         self._cached: weakref.WeakKeyDictionary[CommandStream, dict[object, Returned]] = weakref.WeakKeyDictionary()
         if not isinstance(function, str):
             functools.update_wrapper(self, function, updated=())
@@ -279,7 +279,7 @@ class Remote(SendsToPorts):
         return f"<remote {self._name}>"
 
 
-def _resolved(function: Callable[..., object] | str, name: str) -> Callable[..., object] | str:
+def _resolve(function: Callable[..., object] | str, name: str) -> Callable[..., object] | str:
     answer = next((answer for resolver in function_resolvers if (answer := resolver(function)) is not None), None)
     return function if answer is None else Resolved(answer, name)
 
@@ -352,17 +352,17 @@ def _predict(function: Callable[..., object], inputs: RemoteArguments, args: obj
         for tensor in inputs.tensors:
             fakes[tensor.reference.number] = _fake(tensor.meta, layout.device)
 
-        def filled_in(leaf: object) -> object:
+        def fill_in(leaf: object) -> object:
             if isinstance(leaf, RankTensor):
                 return fakes[leaf.reference.number]
             return mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-        filled = [filled_in(leaf) for leaf in leaves]
+        filled = [fill_in(leaf) for leaf in leaves]
         fake_inputs = [fakes[tensor.reference.number] for tensor in inputs.tensors]
         versions = [fake._version for fake in fake_inputs]
         fake_args, fake_kwargs = tree_unflatten(filled, tree)
         value = function(*fake_args, **fake_kwargs)
-        return returned(value, fake_inputs, versions, layout)
+        return to_returned(value, fake_inputs, versions, layout)
 
 
 def _fake(meta: Meta, device: str) -> torch.Tensor:

@@ -59,10 +59,10 @@ class SimulatedMesh(Mesh):
         key = (region, lane)
         stream = simulation.streams.get(key)
         if stream is None:
-            stream = simulation.streams[key] = self._simulated(lane)
+            stream = simulation.streams[key] = self._new_stream(lane)
         self._stream = stream
 
-    def _simulated(self, lane: Lane | None) -> SimulatedStream:
+    def _new_stream(self, lane: Lane | None) -> SimulatedStream:
         prepare()
         simulation, region = self._simulation, self._own_region
         propagator = Propagator(self.layout, leaf=MeshTensor)

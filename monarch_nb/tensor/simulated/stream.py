@@ -37,7 +37,7 @@ from monarch_nb.tensor.ranks.active import disabled
 from monarch_nb.tensor.references import Item, LogicalMemory, Reference, WriteRecord
 from monarch_nb.tensor.simulated.timeline import SimulatedMemory, SimulatedTimeline
 from monarch_nb.tensor.stream import Stream
-from monarch_nb.tensor.workers.calls import Returned, function_at, returned
+from monarch_nb.tensor.workers.calls import Returned, function_at, to_returned
 from monarch_nb.tensor.workers.plans import PlanSignature
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class SimulatedStream(Stream):
         if self.watcher is not None:
             self.watcher.issued(command, site)
         if command[0] == OBJECT:
-            self._object(command[1], site)
+            self._run_object(command[1], site)
         else:
             self._operation(command, site)
 
@@ -133,9 +133,9 @@ class SimulatedStream(Stream):
         """Frees unreferenced tensors of all streams in simulated time."""
         for stream in tuple(self.simulation.streams.values()):
             if stream.held.ended:
-                stream.held.free(stream._freed)
+                stream.held.free(stream._release)
 
-    def _freed(self, item: Item) -> None:
+    def _release(self, item: Item) -> None:
         number = item[0][1]
         assert isinstance(number, int)
         self._borrowed.pop(number, None)
@@ -156,7 +156,7 @@ class SimulatedStream(Stream):
             signature = self._signatures[number] = PlanSignature(definition)
         inputs, results = (cast(Sequence[int], command[part]) for part in (signature.tensors, signature.results))
         name = definition.operation.removesuffix(".default")
-        dims = _dims_exchanged(definition) if isinstance(definition, Define) else ()
+        dims = _exchange_dims(definition) if isinstance(definition, Define) else ()
         self._run(name, inputs, site, results=results, writes=[inputs[index] for index in signature.writes], dims=dims)
 
     def _run(
@@ -217,7 +217,7 @@ class SimulatedStream(Stream):
 
     # -- commands other than operations -----------------------------------------------------------------------------
 
-    def _object(self, command: object, site: CallSite | None) -> None:
+    def _run_object(self, command: object, site: CallSite | None) -> None:
         simulation, timeline = self.simulation, self.simulation.timeline
         match command:
             case PutTensor() | Locals() | MakeParts():
@@ -280,7 +280,7 @@ class SimulatedStream(Stream):
     def _value(self, command: tuple[object, ...], site: CallSite | None) -> ValueMesh[Any]:
         extent, count, subject = self._own_region.extent, len(self.ranks), command[1]
         if command[0] == OBJECT:
-            self._object(subject, site)
+            self._run_object(subject, site)
             if isinstance(subject, CallRemote) and subject.bundle is not None:
                 shown = self._predict(subject)
                 return ValueMesh(extent, [shown] * count)
@@ -309,7 +309,7 @@ class SimulatedStream(Stream):
             args, kwargs = tree_map_only(GroupOf, lambda _: None, (args, kwargs))
             inputs = list(fakes.values())
             versions = [tensor._version for tensor in inputs]
-            return returned(function(*args, **kwargs), inputs, versions, self.layout)
+            return to_returned(function(*args, **kwargs), inputs, versions, self.layout)
 
     # -- methods of streams with workers ----------------------------------------------------------------------------
 
@@ -349,7 +349,7 @@ def _zeros(meta: Meta) -> torch.Tensor:
         return torch.zeros(meta.shape, dtype=meta.dtype)
 
 
-def _dims_exchanged(definition: Define) -> tuple[int, ...]:
+def _exchange_dims(definition: Define) -> tuple[int, ...]:
     """The dimensions of the mesh along which a plan exchanges values."""
     steps = definition.program.steps
     if not any(isinstance(step, Redistribute) for step in steps):

@@ -13,8 +13,8 @@ def events(timeline: SimulatedTimeline, shown: str, *, grouped: bool) -> list[Ev
     """The events of a trace. `shown` is a trace mode: "stream_only", "controller_trace_only" or "everything"."""
     entries: list[Event] = []
     if shown != "stream_only":
-        entries += _named("process", _CONTROLLER, 0, "Controller")
-        entries += _named("thread", _CONTROLLER, _CONTROLLER, "Controller")
+        entries += _name_events("process", _CONTROLLER, 0, "Controller")
+        entries += _name_events("thread", _CONTROLLER, _CONTROLLER, "Controller")
         for name, when, command, site in timeline.issued:
             entries.append(_event(name, "issued", when, 0, _CONTROLLER, _CONTROLLER, command, site))
     if shown == "controller_trace_only":
@@ -23,10 +23,10 @@ def events(timeline: SimulatedTimeline, shown: str, *, grouped: bool) -> list[Ev
     for ranks in groups(timeline) if grouped else [[rank] for rank in sorted(timeline.tasks)]:
         number += 1
         process, first = number, ranks[0]
-        entries += _named("process", process, 0, ranks_named(ranks))
+        entries += _name_events("process", process, 0, ranks_named(ranks))
         for lane, tasks in timeline.tasks[first].items():
             number += 1
-            entries += _named("thread", process, number, lane_name(lane))
+            entries += _name_events("thread", process, number, lane_name(lane))
             for task in tasks:
                 if task.end > task.start:
                     entries.append(
@@ -48,7 +48,7 @@ def events(timeline: SimulatedTimeline, shown: str, *, grouped: bool) -> list[Ev
     return entries
 
 
-def _named(kind: str, process: int, thread: int, name: str) -> list[Event]:
+def _name_events(kind: str, process: int, thread: int, name: str) -> list[Event]:
     return [{"name": f"{kind}_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}]
 
 

@@ -152,7 +152,7 @@ class _Executor(Actor):
             self.busy, THREAD.runs_operations = 0, False
 
     @contextmanager
-    def _executes(self, session: WorkerSession) -> Iterator[None]:
+    def _executing_session(self, session: WorkerSession) -> Iterator[None]:
         self._executing = session
         try:
             yield
@@ -271,7 +271,7 @@ class TensorWorker(_Executor):
         turn: Turn | None = None,
     ) -> Receipt:
         """Executes a batch of a stream; with a turn, streams of this process run at the same time."""
-        return self.executed(self, stream, number, first, numbers, objects, turn)
+        return self.execute(self, stream, number, first, numbers, objects, turn)
 
     @endpoint
     def close(self, stream: int) -> None:
@@ -308,7 +308,7 @@ class TensorWorker(_Executor):
         self._ended.add(stream)
         self._member.world.drop(_mesh_name(stream))
 
-    def executed(
+    def execute(
         self,
         executor: _Executor,
         stream: int,
@@ -330,7 +330,7 @@ class TensorWorker(_Executor):
                 session = self._open(stream, opening, connected=not opening.in_turn)
                 commands, first, objects = commands[1:], first + 1, tuple(objects_left)
                 turn = None if turn is None else Turn(turn.begin - 1, turn.end - 1, turn.after)
-            with executor._executes(session):
+            with executor._executing_session(session):
                 failures, values = session.run(first, commands, objects, turn)
         self._order.advanced()
         over = self._member.world.generation if session.is_halted else -1
@@ -436,7 +436,7 @@ class StreamWorker(_Executor):
         worker, recorder, began = self._worker, current_runtime().recorder, time.monotonic()
         threading.current_thread().name = f"stream {name}"
         try:
-            return worker.executed(self, stream, number, first, numbers, objects, turn)
+            return worker.execute(self, stream, number, first, numbers, objects, turn)
         finally:
             if recorder is not None:
                 recorder.stretch("span", f"stream {name}", began)

@@ -55,7 +55,7 @@ def function_at(path: str) -> Callable[..., object]:
     return function
 
 
-def filled_in(
+def fill_in(
     value: T, tensor: Callable[[Number], DTensor], mesh: DeviceMesh, shards: dict[Number, torch.Tensor] | None = None
 ) -> T:
     """An argument as a function gets it, with tensors and groups for their placeholders; `tensor` finds a tensor.
@@ -63,7 +63,7 @@ def filled_in(
     With `shards`, tensors are local ones, which are noted there.
     """
 
-    def filled(leaf: object) -> object:
+    def fill(leaf: object) -> object:
         if isinstance(leaf, TensorOf):
             dtensor = tensor(leaf.number)
             if shards is not None:
@@ -71,10 +71,10 @@ def filled_in(
                 return dtensor._local_tensor
             return dtensor if leaf.sharded else dtensor.to_local()
         if isinstance(leaf, OpaqueRef):
-            return OpaqueRef.of_key(mapped(leaf.key, filled))
+            return OpaqueRef.of_key(mapped(leaf.key, fill))
         return mesh.get_group(leaf.dims[0]) if isinstance(leaf, GroupOf) else leaf
 
-    return mapped(value, filled)
+    return mapped(value, fill)
 
 
 def sendable(value: T) -> T:
@@ -98,11 +98,11 @@ class Resolved:
         return self._resolvable.resolve()(*args, **kwargs)
 
 
-def returned(value: object, inputs: Sequence[torch.Tensor], versions: Sequence[int], layout: MeshLayout) -> Returned:
+def to_returned(value: object, inputs: Sequence[torch.Tensor], versions: Sequence[int], layout: MeshLayout) -> Returned:
     """Describes what a call has returned; `inputs` are the tensors among its arguments, with their versions before."""
     memories = {tensor.untyped_storage()._cdata: index for index, tensor in reversed([*enumerate(inputs)])}
 
-    def described(tensor: torch.Tensor) -> ReturnedTensor:
+    def describe(tensor: torch.Tensor) -> ReturnedTensor:
         meta = Meta.of(layout, tuple(tensor.shape), tensor.dtype, own_values(layout), stride=tensor.stride())
         source = memories.get(tensor.untyped_storage()._cdata, -1)
         if source < 0:
@@ -111,15 +111,15 @@ def returned(value: object, inputs: Sequence[torch.Tensor], versions: Sequence[i
         return ReturnedTensor(meta, source, elements * tensor.dtype.itemsize)
 
     written = (index for index, (t, version) in enumerate(zip(inputs, versions, strict=True)) if t._version != version)
-    return Returned(tree_map_only(torch.Tensor, described, value), tuple(written))
+    return Returned(tree_map_only(torch.Tensor, describe, value), tuple(written))
 
 
 def off_device(value: object) -> object:
     """Converts results for sending: DTensors to shards, on the CPU."""
 
-    def moved(leaf: object) -> object:
+    def move(leaf: object) -> object:
         if isinstance(leaf, DTensor):
             leaf = leaf.to_local()
         return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf
 
-    return mapped(value, moved)
+    return mapped(value, move)

@@ -121,9 +121,9 @@ class GivenArguments(LentArguments):
                 timeout = _RegroupTimeout()
                 while not handover.wait(_POLL_S):
                     timeout.check()
-                return self._finished(handover, self._called(handover, method))
+                return self._finish(handover, self._call_method(handover, method))
             except BaseException as error:
-                self._failed(handover, error, replies=replies)
+                self._fail(handover, error, replies=replies)
                 return None
             finally:
                 HANDOVERS.close(self._tag)
@@ -138,12 +138,12 @@ class GivenArguments(LentArguments):
                         await asyncio.wait_for(arrival.wait(), _POLL_S)
                     except TimeoutError:
                         timeout.check()
-                value = self._called(handover, method)
+                value = self._call_method(handover, method)
                 if inspect.isawaitable(value):
                     value = await value
-                return self._finished(handover, value)
+                return self._finish(handover, value)
             except BaseException as error:
-                self._failed(handover, error, replies=replies)
+                self._fail(handover, error, replies=replies)
                 return None
             finally:
                 HANDOVERS.close(self._tag)
@@ -151,16 +151,16 @@ class GivenArguments(LentArguments):
 
         return run_on_loop if is_async else run
 
-    def _called(self, handover: TensorHandover, method: Callable[..., object]) -> object:
+    def _call_method(self, handover: TensorHandover, method: Callable[..., object]) -> object:
         """Calls the method with the tensors, unless they are lost."""
         if handover.lost is not None:
             raise LostInputError(handover.lost)
         if handover.withdrawn:
             raise NotGivenError(handover.withdrawn)
-        args, kwargs = _loaded(self._encoded, handover.values)
+        args, kwargs = _load(self._encoded, handover.values)
         return method(*args, **kwargs)
 
-    def _finished(self, handover: TensorHandover, value: object) -> object:
+    def _finish(self, handover: TensorHandover, value: object) -> object:
         if self._returns:
             handover.result = value
             return None
@@ -171,7 +171,7 @@ class GivenArguments(LentArguments):
 
         return tree_map_only(torch.Tensor, own_copy, value)  # operations continue while the answer is sent
 
-    def _failed(self, handover: TensorHandover, error: BaseException, *, replies: bool) -> None:
+    def _fail(self, handover: TensorHandover, error: BaseException, *, replies: bool) -> None:
         handover.error = error
         by_operation = self._returns or isinstance(error, LostInputError | NotGivenError)  # its failure is reported
         if replies or not by_operation or not isinstance(error, Exception):
@@ -192,10 +192,10 @@ class ArgumentsByRank:
 
 
 def _of_this_rank(encoded: EncodedObject, values: Mapping[int, Sequence[torch.Tensor]]) -> object:
-    return _loaded(encoded, values[current_runtime().context().actor_instance.base_rank])
+    return _load(encoded, values[current_runtime().context().actor_instance.base_rank])
 
 
-def _loaded(encoded: EncodedObject, values: Sequence[torch.Tensor]) -> tuple[Sequence[object], dict[str, object]]:
+def _load(encoded: EncodedObject, values: Sequence[torch.Tensor]) -> tuple[Sequence[object], dict[str, object]]:
     """Arguments with these tensors in the places of placeholders."""
     _placeholders.values = values
     try:

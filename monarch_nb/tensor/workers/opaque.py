@@ -62,7 +62,7 @@ class OpaqueRef:
         return f"OpaqueRef({self._key!r})"
 
 
-def detached(tensor: torch.Tensor) -> torch.Tensor:
+def detach(tensor: torch.Tensor) -> torch.Tensor:
     """A returned tensor without its graph; one that stands for an object remains itself."""
     return tensor if hasattr(tensor, _VALUE) else tensor.detach()
 
@@ -72,13 +72,13 @@ def on_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return tensor if hasattr(tensor, _VALUE) else tensor.to(device)
 
 
-def _unflattened(leaves: Iterable[object], context: object) -> OpaqueRef:
+def _unflatten(leaves: Iterable[object], context: object) -> OpaqueRef:
     return OpaqueRef.of_key(next(iter(leaves)))
 
 
 def register_opaque(kind: type[OpaqueRef]) -> None:
     """Has trees of tensors contain the references of a class, which come back as `OpaqueRef`."""
-    register_pytree_node(kind, lambda reference: ([reference.key], None), _unflattened)
+    register_pytree_node(kind, lambda reference: ([reference.key], None), _unflatten)
 
 
 register_opaque(OpaqueRef)

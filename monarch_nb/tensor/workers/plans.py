@@ -80,11 +80,11 @@ def empty(meta: Meta, mesh: DeviceMesh) -> DTensor:
     return maker(making, mesh)()
 
 
-def made_in_parts(command: MakeParts, mesh: DeviceMesh) -> DTensor:
+def make_in_parts(command: MakeParts, mesh: DeviceMesh) -> DTensor:
     """Makes a tensor from the local part that a function returns. Raises ValueError if the part does not fit."""
     pieces = one_piece_each(command.made.placements)
     if pieces != command.made.placements:
-        tensor = made_in_parts(replace(command, made=command.made.placed(pieces)), mesh)
+        tensor = make_in_parts(replace(command, made=command.made.placed(pieces)), mesh)
         return placed_otherwise(tensor, command.made.placements)
     meta = command.made
     sizes, offsets = compute_local_shape_and_global_offset(meta.shape, mesh, meta.placements)

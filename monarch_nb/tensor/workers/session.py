@@ -48,10 +48,10 @@ from monarch_nb.tensor.replicas import StreamContents, receive, send
 from monarch_nb.tensor.seeds import BORROWED, THREAD, Generators, drawn_by_function
 from monarch_nb.tensor.verbs import MemoryUsed
 from monarch_nb.tensor.workers.agreement import DifferentShapesError
-from monarch_nb.tensor.workers.calls import filled_in, function_at, off_device, returned, sendable
+from monarch_nb.tensor.workers.calls import fill_in, function_at, off_device, sendable, to_returned
 from monarch_nb.tensor.workers.handover import withdraw
 from monarch_nb.tensor.workers.journal import REQUESTS, BatchJournal
-from monarch_nb.tensor.workers.opaque import detached
+from monarch_nb.tensor.workers.opaque import detach
 from monarch_nb.tensor.workers.plans import (
     Env,
     Executable,
@@ -61,7 +61,7 @@ from monarch_nb.tensor.workers.plans import (
     distributed,
     empty,
     layout_of,
-    made_in_parts,
+    make_in_parts,
     own,
     wrap_shard,
 )
@@ -249,7 +249,7 @@ class WorkerSession:
                 if code == OBJECT:
                     position += 1
                     self._running = ""
-                    self._object(pending.popleft(), values)
+                    self._run_object(pending.popleft(), values)
                     continue
                 if code in REQUESTS:
                     self._running = "full_tensor" if code != SHARDS else "local_shards"
@@ -270,7 +270,7 @@ class WorkerSession:
                 try:
                     plan.run(command)
                 except BaseException as error:
-                    self._failed(plan, command, error)
+                    self._fail(plan, command, error)
                 position += plan.length
         return position
 
@@ -297,7 +297,7 @@ class WorkerSession:
                 position += 1
                 command = pending.popleft()
                 if isinstance(command, Define | Making | Trace | DrawFrom):
-                    self._object(command, values)
+                    self._run_object(command, values)
                 elif isinstance(command, PutTensor | Locals | MakeParts | Take):
                     self.env[command.result] = lost
                 elif isinstance(command, CallRemote | Name):
@@ -372,9 +372,9 @@ class WorkerSession:
 
     # -- commands other than operations -----------------------------------------------------------------------------
 
-    def _object(self, command: object, values: list[object]) -> None:
+    def _run_object(self, command: object, values: list[object]) -> None:
         try:
-            value = self._do(command)
+            value = self._dispatch(command)
         except BaseException as error:
             if isinstance(command, Name) or (isinstance(command, CallRemote) and not command.joined):
                 value = failure = self._own_failure(getattr(command, "name", "remote"), error)
@@ -396,7 +396,7 @@ class WorkerSession:
         if isinstance(command, RunFunction) or (isinstance(command, CallRemote) and command.has_reply):
             values.append(value)
 
-    def _do(self, command: object) -> object:
+    def _dispatch(self, command: object) -> object:
         match command:
             case Define() | Making():
                 self._plans[command.number] = Executable(command, self.env, self._mesh, self._stopwatch)
@@ -407,7 +407,7 @@ class WorkerSession:
                 self.env[command.result] = wrap_shard(command.tensors[self._rank], command.made, self._mesh)
             case MakeParts():
                 with drawn_by_function(), self._interruptible():
-                    self.env[command.result] = made_in_parts(command, self._mesh)
+                    self.env[command.result] = make_in_parts(command, self._mesh)
             case Cell():
                 self._stopwatch.begin(command.number)
             case Send():
@@ -439,7 +439,7 @@ class WorkerSession:
             case Name():
                 self._keep(command.results, self.env.pop(command.bundle))
             case RunFunction():
-                args, kwargs = filled_in((command.args, command.kwargs), self.tensor, self._mesh)
+                args, kwargs = fill_in((command.args, command.kwargs), self.tensor, self._mesh)
                 with torch.enable_grad(), drawn_by_function(), self._interruptible():
                     return sendable(off_device(command.function(*args, **kwargs)))
         return None
@@ -450,7 +450,7 @@ class WorkerSession:
             return None
         self._changed: Sequence[Number] = ()  # by the call so far
         inputs: dict[Number, torch.Tensor] = {}
-        args, kwargs = filled_in((command.args, command.kwargs), self.tensor, self._mesh, inputs)
+        args, kwargs = fill_in((command.args, command.kwargs), self.tensor, self._mesh, inputs)
         function = function_at(command.function) if isinstance(command.function, str) else command.function
         versions = [tensor._version for tensor in inputs.values()]
         try:
@@ -461,11 +461,11 @@ class WorkerSession:
             self._changed = [number for (number, tensor), version in pairs if tensor._version != version]
         if command.replies:
             return sendable(off_device(value))
-        results = [own(detached(leaf), self._mesh) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        results = [own(detach(leaf), self._mesh) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         if command.bundle is None:
             self._keep(command.results, results)
             return None
-        described = sendable(returned(value, list(inputs.values()), versions, layout_of(self._mesh)))
+        described = sendable(to_returned(value, list(inputs.values()), versions, layout_of(self._mesh)))
         self.env[command.bundle] = results
         return described
 
@@ -526,7 +526,7 @@ class WorkerSession:
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
-    def _failed(self, plan: PlanSignature, command: Sequence[Number], error: BaseException) -> None:
+    def _fail(self, plan: PlanSignature, command: Sequence[Number], error: BaseException) -> None:
         """Marks the results of a failed operation as lost, and its targets if it has begun."""
         tensors = command[plan.tensors]
         before = (self.env[number] for number in tensors)
@@ -557,7 +557,7 @@ class WorkerSession:
         """Reports an error in an operation on this rank's own values; all ranks continue."""
         if isinstance(error, LostInputError):
             return error.failure
-        failure = self._described(operation, error, traceback.format_exception_only(error), apart=True)
+        failure = self._describe(operation, error, traceback.format_exception_only(error), apart=True)
         self._failures.append(failure)
         return failure
 
@@ -569,7 +569,7 @@ class WorkerSession:
         if isinstance(error, LostInputError):
             return error.failure
         lines = format_exception(error) if operation == "run" else traceback.format_exception_only(error)
-        failure = self._described(operation, error, lines)
+        failure = self._describe(operation, error, lines)
         if self._member.over is None and self._member.all_failed(failure, self._ranks, self._begun):
             failure = replace(failure, apart=is_own)
             self._failures.append(failure)
@@ -586,7 +586,7 @@ class WorkerSession:
             self._halt(failure, (self._number, self._number + 1))
         return failure
 
-    def _described(self, operation: str, error: BaseException, lines: Sequence[str], *, apart: bool = False) -> Failure:
+    def _describe(self, operation: str, error: BaseException, lines: Sequence[str], *, apart: bool = False) -> Failure:
         kind, largest = type(error).__name__, held_if_full(error, self.env)
         text = "".join(lines)
         return Failure(self._number, operation, self._rank, kind, str(error), text, self._stream, apart, largest)
