@@ -116,12 +116,12 @@ class AgentsWanted:
 def deduplicated(descriptions: Mapping[str, str]) -> dict[str, str]:
     """Shortens descriptions of hosts, by name: lines below the first, such as a log's, appear once."""
     first: dict[str, str] = {}
-    said = {}
+    shortened = {}
     for name, description in descriptions.items():
         line, more, _ = description.partition("\n")
-        said[name] = description if not more or description not in first else f"{line}, as {first[description]} is"
+        shortened[name] = description if not more or description not in first else f"{line}, as {first[description]} is"
         first.setdefault(description, name)
-    return said
+    return shortened
 
 
 def log_words(lines: Sequence[str]) -> str:
@@ -241,10 +241,10 @@ def living_jobs(adapter: JobAdapter, kind: str) -> dict[str, Running]:
     jobs = {}
     for number, job in kept_jobs(adapter.folder(), kind).items():
         try:
-            seen = adapter.look(job)
+            states = adapter.look(job)
         except EngineError:  # it may be running
             jobs[number] = job
             continue
-        if any(each.state != "ended" for each in seen.values()):
+        if any(state.state != "ended" for state in states.values()):
             jobs[number] = job
     return jobs

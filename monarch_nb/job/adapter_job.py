@@ -83,7 +83,7 @@ class AdapterJob(JobTrait):
     `patience` seconds, the job is given up; None: never. Raises LookupError for an unknown kind.
     """
 
-    _transient = frozenset({"_given", "_arrival", "_sources", "_more", "_use"})
+    _transient = frozenset({"_host_meshes", "_arrival", "_sources", "_later_arrivals", "_use"})
     _form: ClassVar[type[msgspec.Struct] | None] = AdapterForm
 
     def __init__(
@@ -137,10 +137,10 @@ class AdapterJob(JobTrait):
 
     def _restored(self) -> None:
         adapter_of(self._kind)  # raises for an unknown kind
-        self._given: list[HostMesh] = []
+        self._host_meshes: list[HostMesh] = []
         self._arrival: Arrival | None = None
         self._sources: dict[str, JobHosts] = {}
-        self._more: list[Arrival] = []  # of later hosts
+        self._later_arrivals: list[Arrival] = []  # of later hosts
         self._use: FolderUse | None = None
         _jobs.add(self)
 
@@ -177,9 +177,9 @@ class AdapterJob(JobTrait):
 
     def _start(self, folder: Path) -> None:
         roles = {mesh: self._role(mesh) for mesh in self._meshes}
-        spares = {mesh: [f"{mesh}_{role.hosts + one}" for one in range(role.spares)] for mesh, role in roles.items()}
+        spares = {mesh: [f"{mesh}_{role.hosts + n}" for n in range(role.spares)] for mesh, role in roles.items()}
         names = tuple(name for mesh in self._meshes for name in (*self._names(mesh), *spares[mesh]))
-        self._spares = tuple(name for each in spares.values() for name in each)
+        self._spares = tuple(name for group in spares.values() for name in group)
         roles = {mesh: msgspec.structs.replace(role, hosts=role.hosts + role.spares) for mesh, role in roles.items()}
         wanted = AgentsWanted(str(self._applied.apply_id), names, folder, self._env, self._options, roles, self._keep)
         job = self.running({})
@@ -191,7 +191,7 @@ class AdapterJob(JobTrait):
             except EngineError as error:
                 logger.warning("%s of a job that was interrupted may run on: %s", ", ".join(agents), error)
 
-        started: Agents = _whole(lambda: self._adapter.start(wanted), undo)
+        started: Agents = _uninterrupted(lambda: self._adapter.start(wanted), undo)
         self._agents = dict(started)
 
     def _state(self) -> JobState:
@@ -208,14 +208,14 @@ class AdapterJob(JobTrait):
         source = self._sources[mesh]
         ids = source.hosts(coming.get()) if source.changed else coming
         hosts = HostMesh(mesh, ids, host_labels(names), owned=True, source=source)
-        self._given.append(hosts)
+        self._host_meshes.append(hosts)
         return hosts
 
     def _coming(self) -> Arrival:
         if self._arrival is None or not self._arrival.belongs_here():
             self._use_folder()
             roles = {mesh: self._role(mesh) for mesh in self._meshes}
-            self._more = []
+            self._later_arrivals = []
             for source in self._sources.values():
                 source.close()
             agents = {name: agent for name, agent in self._agents.items() if name not in self._spares}
@@ -243,15 +243,15 @@ class AdapterJob(JobTrait):
     def _present(self) -> Progress:
         """Returns the current progress, with hosts that came later and those that have gone since."""
         attached = current_runtime().part(HostRoutes).attached
-        there, descriptions, ends = dict[str, str](), dict[str, str](), dict[str, str]()
+        ids, descriptions, ends = dict[str, str](), dict[str, str](), dict[str, str]()
         for arrival in self.arrivals:
-            there.update(arrival.joined)
+            ids.update(arrival.joined)
             ends.update(arrival.ends)
             descriptions.update(arrival.progress.missing)
         joined, missing = list[str](), dict[str, str]()
         agents, spares = self.agents, set(self.spare_agents)
         for name in [name for name in agents if name not in spares]:
-            host = there.get(name, "")
+            host = ids.get(name, "")
             if agents[name].join == HERE or (host in attached and not attached[host].lost):
                 joined.append(name)
             elif host in attached:
@@ -260,9 +260,9 @@ class AdapterJob(JobTrait):
                 missing[name] = "was returned"
             else:
                 missing[name] = descriptions.get(name, "came to another program with this job, not to this one")
-        kept = [source.spares for source in self._sources.values()]
-        waiting = tuple(name for each in kept for name in each.waiting())
-        return Progress(len(joined) + len(missing), tuple(joined), missing, waiting, sum(each.wanted for each in kept))
+        pools = [source.spares for source in self._sources.values()]
+        waiting = tuple(name for pool in pools for name in pool.waiting())
+        return Progress(len(joined) + len(missing), tuple(joined), missing, waiting, sum(pool.target for pool in pools))
 
     def wait(self, timeout: float | None = None, tell: Callable[[Progress], object] | None = None) -> Progress:
         """Blocks until all hosts have joined; `tell` is called with the progress whenever it has changed.
@@ -276,14 +276,14 @@ class AdapterJob(JobTrait):
         arrival, deadline, last = job._coming(), None if timeout is None else time.monotonic() + timeout, ""
         try:
             while True:
-                decided, now = arrival.wait(_PROGRESS_S), job._present()
-                if tell is not None and str(now) != last:
-                    last = str(now)
-                    tell(now)
+                decided, progress = arrival.wait(_PROGRESS_S), job._present()
+                if tell is not None and str(progress) != last:
+                    last = str(progress)
+                    tell(progress)
                 if decided:
                     break
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError(str(now))
+                    raise TimeoutError(str(progress))
         except KeyboardInterrupt:
             self.kill()
             raise
@@ -312,11 +312,11 @@ class AdapterJob(JobTrait):
     def arrivals(self) -> list[Arrival]:
         """The arrivals of its hosts."""
         spares = [arrival for source in self._sources.values() for arrival in source.spares.arrivals]
-        return [*([] if self._arrival is None else [self._arrival]), *self._more, *spares]
+        return [*([] if self._arrival is None else [self._arrival]), *self._later_arrivals, *spares]
 
     def arrived(self, arrival: Arrival) -> None:
         """Adds an arrival of later hosts."""
-        self._more.append(arrival)
+        self._later_arrivals.append(arrival)
 
     def running(self, agents: dict[str, Agent]) -> Running:
         """Returns the job with only these agents."""
@@ -335,9 +335,9 @@ class AdapterJob(JobTrait):
         self._ids |= hosts
         try:
             with locked(self._folder):
-                now = self._job.now()
-                if now.folder and any(now.hosts.get(name) != host for name, host in hosts.items()):
-                    msgspec.structs.replace(now, hosts={**now.hosts, **hosts}).save()
+                saved = self._job.now()
+                if saved.folder and any(saved.hosts.get(name) != host for name, host in hosts.items()):
+                    msgspec.structs.replace(saved, hosts={**saved.hosts, **hosts}).save()
         except (OSError, EngineError) as error:  # the job is about to end, or its folder cannot be written
             logger.info("%s: who loads the job does not know the ids of %s: %s", self.known_as, ", ".join(hosts), error)
 
@@ -362,7 +362,7 @@ class AdapterJob(JobTrait):
         if self._applied.path is not None:
             self.dump(self._applied.path)
 
-    def wanting(self, mesh: str, names: Sequence[str], places: Sequence[str]) -> AgentsWanted:
+    def wanting(self, mesh: str, names: Sequence[str], machines: Sequence[str]) -> AgentsWanted:
         """Returns the request for more hosts of a mesh. Raises EngineError if nothing can be requested."""
         if not self._folder:
             raise EngineError("the job has no folder: its hosts were started by a program of the user's own")
@@ -375,7 +375,7 @@ class AdapterJob(JobTrait):
             self._options,
             roles,
             self._keep,
-            tuple(places),
+            tuple(machines),
         )
 
     def written(self, mesh: str) -> str:
@@ -389,10 +389,10 @@ class AdapterJob(JobTrait):
 
     def taken_up(self) -> None:
         """Takes over the agents from its folder, which other processes may have changed. Raises EngineError."""
-        now = self._job.now()
+        saved = self._job.now()
         if self._folder and not Path(self._folder).is_dir():
             raise EngineError(f"its folder {self._folder} is not here: it was killed, or started on another machine")
-        self._agents, self._spares, self._ids = dict(now.agents), now.spares, {**self._ids, **now.hosts}
+        self._agents, self._spares, self._ids = dict(saved.agents), saved.spares, {**self._ids, **saved.hosts}
 
     def source(self, mesh: str) -> JobHosts:
         """Returns the source of a mesh's hosts in this process."""
@@ -411,8 +411,8 @@ class AdapterJob(JobTrait):
     def _lost(self) -> str:
         if not self._agents:
             return "it has no hosts"
-        seen = self._adapter.look(self.running({n: a for n, a in self._agents.items() if n not in self._spares}))
-        ended = {name: each.description for name, each in seen.items() if each.state == "ended"}
+        states = self._adapter.look(self.running({n: a for n, a in self._agents.items() if n not in self._spares}))
+        ended = {name: state.description for name, state in states.items() if state.state == "ended"}
         return "; ".join(f"{name} {how}" for name, how in deduplicated(ended).items())
 
     def can_run(self, spec: JobTrait) -> bool:
@@ -438,7 +438,7 @@ class AdapterJob(JobTrait):
                     shutil.rmtree(job.folder, ignore_errors=True)
 
             try:
-                _whole(end)
+                _uninterrupted(end)
             except BaseException:
                 self._agents = agents
                 raise
@@ -450,7 +450,7 @@ class AdapterJob(JobTrait):
 
     def _give_up(self) -> None:
         """Stops what this program has on its hosts, as the job is about to be killed, and waits for no more hosts."""
-        for mesh in self._given:
+        for mesh in self._host_meshes:
             give_up(mesh, _KILLED)
         for source in self._sources.values():
             source.close()
@@ -458,7 +458,7 @@ class AdapterJob(JobTrait):
             arrival.stop("the job was killed")
 
 
-def _whole(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+def _uninterrupted(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
     """Runs `work` to its end: an interrupt ends only the wait, and a later result is passed to `undo`."""
     done: FutureResult[T] = FutureResult()
 

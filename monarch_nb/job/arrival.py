@@ -25,7 +25,7 @@ from monarch_nb.wire import error_line
 
 _LOOK_S, _LOOK_MAX_S = 0.02, 2.0  # between checks of the agents while hosts are missing
 _KNOCK_S = 1.0
-_AT_ONCE = 32
+_POOL_SIZE = 32
 _TICK_S = 0.5
 _CUT_LOOK_S = 1.0  # the same while a host that has joined is out of touch
 _UNKNOWN = Seen("ended", "is not known to its engine any more")
@@ -38,25 +38,25 @@ class HostsMissingError(RuntimeError):
 
     def __init__(self, job: str, missing: Mapping[str, str]) -> None:
         self.missing = dict(missing)
-        reasons = "\n".join(f"  {name} {why}" for name, why in deduplicated(missing).items())
+        reasons = "\n".join(f"  {name} {reason}" for name, reason in deduplicated(missing).items())
         super().__init__(f"{len(missing)} of the hosts of {job} will not come:\n{reasons}" + _MORE)
 
 
 class Arrival:
     """Follows the agents of one job, on a thread of its own, for as long as this process uses them."""
 
-    def __init__(self, adapter: JobAdapter, job: Running, roles: Mapping[str, Role], what: str, patience: float | None,
-                 came: Callable[[Mapping[str, str]], object]) -> None:  # fmt: skip
-        """`came` is called with the ids of hosts that have just joined, by name, on the arrival's thread."""
+    def __init__(self, adapter: JobAdapter, job: Running, roles: Mapping[str, Role], title: str, patience: float | None,
+                 on_joined: Callable[[Mapping[str, str]], object]) -> None:  # fmt: skip
+        """`on_joined` is called with the ids of hosts that have just joined, by name, on the arrival's thread."""
         self.hosts: dict[str, Future[tuple[str, ...]]] = {
             mesh: pending_future(describe=lambda: str(self.progress)) for mesh in roles
         }
         self._adapter = adapter
         self._job = job
         self._roles = roles
-        self._what = what
+        self._title = title
         self._patience = patience  # seconds for the scheduler to start all of them
-        self._came = came
+        self._on_joined = on_joined
         self._begun = time.monotonic()
         self._runtime = current_runtime()
         self._joined: dict[str, str] = {}  # host ids, by name
@@ -119,7 +119,7 @@ class Arrival:
             give_up(part, reason)
         for future in self.hosts.values():
             if not future.done():
-                fail_future(future, RuntimeError(f"{self._what}: {reason}"))
+                fail_future(future, RuntimeError(f"{self._title}: {reason}"))
 
     def _decided(self) -> bool:
         return self._ended.is_set() or all(future.done() for future in self.hosts.values())
@@ -149,24 +149,24 @@ class Arrival:
         """The names of hosts that may still join."""
         return [name for name in self._job.agents if name not in self._joined and not self.hosts[mesh_of(name)].done()]
 
-    def _take(self, seen: Mapping[str, Seen], names: Iterable[str]) -> None:
+    def _take(self, states: Mapping[str, Seen], names: Iterable[str]) -> None:
         ready, failed, descriptions, given_up = {}, {}, {}, {}
         stuck: dict[str, list[str]] = {}
         late = self._patience is not None and time.monotonic() - self._begun > self._patience
         for name in names:
-            now, wanted = seen.get(name, _UNKNOWN), self._roles[mesh_of(name)].gpus
-            if now.state == "ended":
-                failed[name] = now.description
-            elif now.state == "waiting" and late:
-                given_up[name] = f"has not been started within {self._patience:g} s: {now.description}"
-            elif wanted and now.gpus is not None and now.gpus < wanted:
-                failed[name] = f"has {now.gpus} GPUs, and {wanted} were asked for ({now.description})"
-            elif now.state == "running" and now.joins:
-                ready[name] = now
+            state, gpus = states.get(name, _UNKNOWN), self._roles[mesh_of(name)].gpus
+            if state.state == "ended":
+                failed[name] = state.description
+            elif state.state == "waiting" and late:
+                given_up[name] = f"has not been started within {self._patience:g} s: {state.description}"
+            elif gpus and state.gpus is not None and state.gpus < gpus:
+                failed[name] = f"has {state.gpus} GPUs, and {gpus} were asked for ({state.description})"
+            elif state.state == "running" and state.joins:
+                ready[name] = state
             else:
-                descriptions[name] = now.description or now.state
-                if now.stuck:
-                    stuck.setdefault(now.description, []).append(name)
+                descriptions[name] = state.description or state.state
+                if state.stuck:
+                    stuck.setdefault(state.description, []).append(name)
         self._describe(descriptions)
         self._warn(stuck)
         if ready:
@@ -182,7 +182,7 @@ class Arrival:
             if description not in self._warned:
                 self._warned.add(description)
                 if not watched:
-                    show_host_message(f"{self._what}: {sentence(names, description)}")
+                    show_host_message(f"{self._title}: {sentence(names, description)}")
 
     def _withdraw(self, descriptions: Mapping[str, str]) -> dict[str, str]:
         """Withdraws agents that nobody waits for any more, so that none starts later."""
@@ -197,15 +197,15 @@ class Arrival:
     def _attach(self, ready: Mapping[str, Seen]) -> dict[str, str]:
         """Attaches those that answer; returns those that never will, with the reasons."""
         self._set_up_gateway(ready)
-        with ThreadPoolExecutor(min(_AT_ONCE, len(ready)), "monarch-join") as pool:
-            found = dict(zip(ready, pool.map(self._address, ready, ready.values()), strict=True))
-        silent = {name: ready[name] for name, address in found.items() if not address}
+        with ThreadPoolExecutor(min(_POOL_SIZE, len(ready)), "monarch-join") as pool:
+            addresses = dict(zip(ready, pool.map(self._address, ready, ready.values()), strict=True))
+        silent = {name: ready[name] for name, address in addresses.items() if not address}
         failed = self._time_out_silent(silent)
-        names = {address: name for name, address in found.items() if address}
+        names = {address: name for name, address in addresses.items() if address}
         if not names or self._over():
             return failed
         part = attach_to_workers(
-            name=self._what, ca="trust_all_connections", workers=list(names), private_key=self._key
+            name=self._title, ca="trust_all_connections", workers=list(names), private_key=self._key
         )
         with self._changed:
             self._parts.append(part)
@@ -216,25 +216,25 @@ class Arrival:
             ids = part.host_ids
         except AttachError as error:
             with self._changed:
-                self._parts = [each for each in self._parts if each is not part]
+                self._parts = [mesh for mesh in self._parts if mesh is not part]
             self._unreached.update(error.errors)
-            for address, why in error.errors.items():
+            for address, reason in error.errors.items():
                 name = names.get(address)
-                if name is not None and (isinstance(why, TrustError) or not isinstance(why, TransportError)):
-                    failed[name] = f"cannot take part: {why}"
+                if name is not None and (isinstance(reason, TrustError) or not isinstance(reason, TransportError)):
+                    failed[name] = f"cannot take part: {reason}"
             self._describe({name: f"runs, but: {error.errors.get(address, error)}" for address, name in names.items()})
             return failed
-        right = {}
+        joined = {}
         for (address, name), host in zip(names.items(), ids, strict=True):
             if ready[name].host not in ("", host):
                 self._foreign_addresses.add(address)
             else:
-                right[name] = host
-        for host in right.values() if self._adapter.watch_s else ():
+                joined[name] = host
+        for host in joined.values() if self._adapter.watch_s else ():
             if (remote := self._remote_of(host)) is not None:
                 remote.has_engine = True
-        self._came(right)  # before anybody can use them, and lose them
-        for name, host in right.items():
+        self._on_joined(joined)  # before anybody can use them, and lose them
+        for name, host in joined.items():
             failed.update(self._register(name, host))
         return failed
 
@@ -249,8 +249,8 @@ class Arrival:
             return
         gateway = self._job.options.get("attach_to", "")
         if not gateway and self._job.options.get("through_first"):
-            for name, seen in ready.items():
-                gateway = self._address(name, seen)
+            for name, state in ready.items():
+                gateway = self._address(name, state)
                 if gateway:
                     self._gateways[name] = gateway
                     break
@@ -263,23 +263,23 @@ class Arrival:
 
     def _register(self, name: str, host: str) -> dict[str, str]:
         with self._changed:
-            other = next((known for known, theirs in self._joined.items() if theirs == host), None)
-            if other is not None:
-                return {name: f"is host {host}, as {other} is: it was named twice"}
+            twin = next((key for key, joined in self._joined.items() if joined == host), None)
+            if twin is not None:
+                return {name: f"is host {host}, as {twin} is: it was named twice"}
             self._joined[name] = host
             self._adapter.joined(self._job, name)
             self._changed.notify_all()
         mesh = mesh_of(name)
-        whole = [each for each in self._job.agents if mesh_of(each) == mesh]
-        if all(each in self._joined for each in whole) and not self.hosts[mesh].done():
-            resolve_future(self.hosts[mesh], tuple(self._joined[each] for each in whole))
+        members = [member for member in self._job.agents if mesh_of(member) == mesh]
+        if all(member in self._joined for member in members) and not self.hosts[mesh].done():
+            resolve_future(self.hosts[mesh], tuple(self._joined[member] for member in members))
         return {}
 
-    def _address(self, name: str, seen: Seen) -> str:
+    def _address(self, name: str, state: Seen) -> str:
         """Returns the first of an agent's addresses at which something listens."""
         if name in self._gateways:
             return self._gateways[name]
-        self._dialled[name] = addresses = tuple(self._adapter.join(self._job, name, seen.joins))
+        self._dialled[name] = addresses = tuple(self._adapter.join(self._job, name, state.joins))
         gateway = self._runtime.part(HostRoutes).gateway
         if gateway is not None and self._unreached.issuperset(addresses):
             self._unreached.difference_update(addresses)
@@ -295,15 +295,15 @@ class Arrival:
 
     def _time_out_silent(self, silent: Mapping[str, Seen]) -> dict[str, str]:
         now, failed = time.monotonic(), {}
-        for name, seen in silent.items():
+        for name, state in silent.items():
             since = self._silent_since.setdefault(name, now)
             if now - since > settings.mesh_attach_config_timeout:
-                tried = ", ".join(self._dialled.get(name) or seen.joins)
+                tried = ", ".join(self._dialled.get(name) or state.joins)
                 failed[name] = (
-                    f"runs ({seen.description}), but nobody answers at {tried} for {now - since:.0f} s: "
+                    f"runs ({state.description}), but nobody answers at {tried} for {now - since:.0f} s: "
                     f"check whether a firewall is between, with monarch-nb doctor, or {self._adapter.detour(self._job)}"
                 )
-        self._describe({name: f"runs ({seen.description}), but does not answer yet" for name, seen in silent.items()})
+        self._describe({name: f"runs ({state.description}), but does not answer yet" for name, state in silent.items()})
         return failed
 
     def _describe(self, descriptions: Mapping[str, str]) -> None:
@@ -315,9 +315,9 @@ class Arrival:
     def _fail(self, failed: Mapping[str, str]) -> None:
         self._describe(failed)
         for mesh in {mesh_of(name) for name in failed}:
-            reasons = {name: why for name, why in failed.items() if mesh_of(name) == mesh}
+            reasons = {name: reason for name, reason in failed.items() if mesh_of(name) == mesh}
             if not self.hosts[mesh].done():
-                fail_future(self.hosts[mesh], HostsMissingError(f"{mesh} ({self._what})", reasons))
+                fail_future(self.hosts[mesh], HostsMissingError(f"{mesh} ({self._title})", reasons))
         if failed:
             with self._changed:
                 self._changed.notify_all()
@@ -333,14 +333,14 @@ class Arrival:
                 continue
             last = time.monotonic()
             try:
-                seen = self._adapter.look(self._job)
+                states = self._adapter.look(self._job)
             except Exception:  # nothing is known
                 continue
             ended: dict[str, list[str]] = {}  # the names of hosts, by what the engine says of their end
             for name in [name for name in tuple(self._job.agents) if name in self._joined]:
-                now = seen.get(name, _UNKNOWN)
-                if now.state in ("ended", "waiting") and name not in self.ends:
-                    ended.setdefault(now.description, []).append(name)
+                state = states.get(name, _UNKNOWN)
+                if state.state in ("ended", "waiting") and name not in self.ends:
+                    ended.setdefault(state.description, []).append(name)
             for end, names in ended.items():
                 self.ends.update(dict.fromkeys(names, end))
                 for name in names:

@@ -35,14 +35,14 @@ def worker_line(wanted: AgentsWanted, file: str, rank_from: str, known_as: str =
     return shlex.join(words)
 
 
-def seen_of(job: Running, name: str, where: str) -> Seen:
+def seen_of(job: Running, name: str, suffix: str) -> Seen:
     """Returns the state of an agent that its scheduler lists as running, with its own report."""
     report = read_report(Path(job.folder, f"{name}.json"))
     if report is None:
-        return Seen("running", f"runs{where}, without a report yet of where it listens")
+        return Seen("running", f"runs{suffix}, without a report yet of where it listens")
     if report.ended:
-        return Seen("ended", f"is gone, on {report.machine}{where}: {report.ended}")
-    return Seen("running", f"on {report.machine}{where}", report.joins, report.gpus, report.host)
+        return Seen("ended", f"is gone, on {report.machine}{suffix}: {report.ended}")
+    return Seen("running", f"on {report.machine}{suffix}", report.joins, report.gpus, report.host)
 
 
 def look_again(folder: str) -> None:

@@ -70,16 +70,16 @@ def main(words: Sequence[str]) -> int:
 
 
 def _tidy(_: argparse.Namespace) -> int:
-    found = False
+    removed = False
     for job in _leftovers(0.0, _complain):
-        found = True
+        removed = True
         sys.stdout.write(f"removed: {job.kind} job {job.job[:SHORT]}, started {ago(job.started)}\n")
     for path in (Path(DEFAULT_JOB_PATH), *Path(job_file("")).parent.glob("*.json")):
         if _names_nothing(str(path)):
-            found = True
+            removed = True
             path.unlink(missing_ok=True)
             sys.stdout.write(f"removed: {path}, whose job is gone\n")
-    if not found:
+    if not removed:
         sys.stdout.write("nothing is left of jobs that ended by themselves\n")
     return 0
 
@@ -112,12 +112,12 @@ def _ls(_: argparse.Namespace) -> int:
     rows = [("JOB", "KIND", "MESHES", "HOSTS", "STARTED")]
     described, wrong = described_jobs(), wrong_jobs()
     running = listed_jobs(_complain)
-    rows += [(each.label, each.kind, each.meshes, each.hosts, each.started) for each in running]
-    up = {each.name for each in running}
-    for name, said in described.items():
+    rows += [(job.label, job.kind, job.meshes, job.hosts, job.started) for job in running]
+    up = {job.name for job in running}
+    for name, table in described.items():
         if name not in up and name not in wrong:
-            meshes = said["meshes"] if isinstance(said["meshes"], dict) else {}
-            rows.append((name, str(said["kind"]), ", ".join(meshes), "not started", "monarch-nb job start " + name))
+            meshes = table["meshes"] if isinstance(table["meshes"], dict) else {}
+            rows.append((name, str(table["kind"]), ", ".join(meshes), "not started", "monarch-nb job start " + name))
     if len(rows) == 1 and not wrong:
         sys.stdout.write(
             "no job runs, and there is no monarch.toml here that describes one: a program or cell starts one, as "
@@ -128,8 +128,8 @@ def _ls(_: argparse.Namespace) -> int:
     for row in rows if len(rows) > 1 else ():
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         sys.stdout.write("  ".join([*cells, row[4]]).rstrip() + "\n")
-    for what in wrong.values():
-        sys.stderr.write(f"monarch-nb job ls: {what}\n")
+    for problem in wrong.values():
+        sys.stderr.write(f"monarch-nb job ls: {problem}\n")
     return int(bool(wrong))
 
 
@@ -143,9 +143,9 @@ def _find_living(word: str) -> AdapterJob:
 
 def _start(options: argparse.Namespace) -> int:
     job = job_named(options.job)
-    asked = options.keep or ("" if "keep" in described_jobs()[options.job] else _KEEP)
-    if asked and isinstance(job, AdapterJob) and (options.keep or job.can_end_itself):
-        job.keep_for(asked)
+    keep = options.keep or ("" if "keep" in described_jobs()[options.job] else _KEEP)
+    if keep and isinstance(job, AdapterJob) and (options.keep or job.can_end_itself):
+        job.keep_for(keep)
     job.state(job_file(options.job))
     running = job._running
     if isinstance(running, AdapterJob):
@@ -159,8 +159,8 @@ def _start(options: argparse.Namespace) -> int:
             raise
         sys.stdout.write(f"{options.job} runs, after {time.monotonic() - began:.1f} s\n")
         if running.keep is not None:
-            kept = format_duration(round(running.keep * 1e9))
-            sys.stdout.write(f"It ends by itself once no program has used it for {kept} (--keep), or with: "
+            duration = format_duration(round(running.keep * 1e9))
+            sys.stdout.write(f"It ends by itself once no program has used it for {duration} (--keep), or with: "
                              f"monarch-nb job kill {options.job}\n")  # fmt: skip
     sys.stdout.write(
         f"In a notebook: %mesh NAME --job {options.job}. In Python:\n"
@@ -183,9 +183,9 @@ def _attach(options: argparse.Namespace) -> int:
 
 def _kill(options: argparse.Namespace) -> int:
     job = find_job(options.job)
-    what = job._described()
+    description = job._described()
     job.kill()
-    sys.stdout.write(f"ended: {what}\n")
+    sys.stdout.write(f"ended: {description}\n")
     return 0
 
 

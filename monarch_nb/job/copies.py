@@ -36,7 +36,7 @@ Tree = dict[str, FolderEntry]
 
 def tree_of(root: Path) -> Tree:
     """What is below a folder, by relative path; links as they are, of other file systems only the folder itself."""
-    found: Tree = {}
+    tree: Tree = {}
     device = root.stat().st_dev
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in _SKIPPED)
@@ -46,13 +46,13 @@ def tree_of(root: Path) -> Tree:
                 facts = path.lstat()
                 relative = path.relative_to(root).as_posix()
                 if path.is_symlink():
-                    found[relative] = FolderEntry("link", target=os.readlink(path))
+                    tree[relative] = FolderEntry("link", target=os.readlink(path))
                 elif path.is_dir():
-                    found[relative] = FolderEntry("folder")
+                    tree[relative] = FolderEntry("folder")
                 elif path.is_file():
-                    found[relative] = FolderEntry("file", facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777)
+                    tree[relative] = FolderEntry("file", facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777)
         folders[:] = [name for name in folders if _device(Path(folder, name)) == device]
-    return found
+    return tree
 
 
 def _device(folder: Path) -> int | None:
@@ -62,9 +62,9 @@ def _device(folder: Path) -> int | None:
     return None
 
 
-def changed(wanted: Tree, have: Tree) -> list[str]:
+def changed(target: Tree, have: Tree) -> list[str]:
     """The files of a tree whose bytes another one lacks."""
-    return [name for name, entry in wanted.items() if entry.kind == "file" and have.get(name) != entry]
+    return [name for name, entry in target.items() if entry.kind == "file" and have.get(name) != entry]
 
 
 def read_pieces(root: Path, names: Iterable[str]) -> Iterator[list[FilePiece]]:
@@ -102,13 +102,13 @@ class Copy:
                 file.seek(piece.offset)
                 file.write(piece.data)
 
-    def settle(self, wanted: Tree, fresh: Iterable[str]) -> None:
+    def settle(self, target: Tree, fresh: Iterable[str]) -> None:
         """Makes it be what is wanted, of which the bytes of the `fresh` files have come."""
         have = tree_of(self.root) if self.root.is_dir() else {}
         drafts = {self._draft(name).relative_to(self.root).as_posix() for name in fresh}
-        for name in sorted(have.keys() - wanted.keys() - drafts, reverse=True):  # what is in a folder before it
+        for name in sorted(have.keys() - target.keys() - drafts, reverse=True):  # what is in a folder before it
             remove(self.root / name)
-        for name, entry in wanted.items():
+        for name, entry in target.items():
             path = self.root / name
             if name in have and have[name].kind != entry.kind:
                 remove(path)
@@ -119,7 +119,7 @@ class Copy:
                 path.unlink(missing_ok=True)
                 path.symlink_to(entry.target)
         for name in fresh:
-            draft, entry = self._draft(name), wanted[name]
+            draft, entry = self._draft(name), target[name]
             if draft.exists():
                 draft.chmod(entry.mode)
                 os.utime(draft, ns=(entry.mtime_ns, entry.mtime_ns))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from monarch_nb.job.adapter_job import AdapterJob
 
 logger = logging.getLogger("monarch_nb.job")
-_keeping = threading.Lock()  # for a job without a folder to lock
+_no_folder = threading.Lock()  # for a job without a folder to lock
 _ANSWER_S = 4.0  # for a scheduler to report the fate of hosts
 _LOCK_S = 0.02  # between two attempts
 
@@ -39,13 +39,13 @@ class JobHosts:
     def __init__(self, job: "AdapterJob", mesh: str) -> None:
         self._job, self._mesh = job, mesh
         self._lock = threading.Lock()
-        self._came: list[str] = []  # behind those that it had at first
-        self._went: set[str] = set()
-        self._instead: dict[str, str] = {}  # which host is in the place of which
+        self._added: list[str] = []  # behind those that it had at first
+        self._removed: set[str] = set()
+        self._replacements: dict[str, str] = {}  # which host is in the place of which
         self.spares = Spares(mesh, job.known_as, start=self._start_spares, drop=self._drop_spare)
         agents = {name: job.agents[name] for name in job.spare_agents if mesh_of(name) == mesh and name in job.agents}
-        if wanted := job.role_of(mesh).spares or len(agents):
-            self.spares.follow(self._arrivals_of(agents), wanted)
+        if count := job.role_of(mesh).spares or len(agents):
+            self.spares.follow(self._arrivals_of(agents), count)
 
     @property
     def job(self) -> "AdapterJob":
@@ -55,15 +55,15 @@ class JobHosts:
     @property
     def changed(self) -> bool:
         """Whether the mesh has other hosts than at first, as this process knows it."""
-        return bool(self._came or self._went or self._instead)
+        return bool(self._added or self._removed or self._replacements)
 
     def hosts(self, first: Sequence[str]) -> list[str]:
         """The ids of its hosts, each in its place; `first` are those that it had at first."""
-        return [host for host in map(self._now, (*first, *self._came)) if host not in self._went]
+        return [host for host in map(self._current, (*first, *self._added)) if host not in self._removed]
 
-    def _now(self, host: str) -> str:
-        while host in self._instead:
-            host = self._instead[host]
+    def _current(self, host: str) -> str:
+        while host in self._replacements:
+            host = self._replacements[host]
         return host
 
     def __str__(self) -> str:
@@ -76,20 +76,20 @@ class JobHosts:
 
     def take_spares(self, dead: Sequence[str]) -> dict[str, str]:
         """Spares for as many of these hosts as there are some, at once: which host is in the place of which."""
-        job, instead = self._job, dict[str, str]()
-        names = self._names_of(dead)
-        taken: dict[str, tuple[str, Arrival]] = {}
+        job, names, instead = self._job, self._names_of(dead), dict[str, str]()
+        spares: dict[str, tuple[str, Arrival]] = {}
         try:
-            with self._alone():
+            with self._exclusive():
                 free = set(job.spare_agents)  # another process of this user may have taken some
-                while len(taken) < len(dead) and (some := self.spares.take(len(dead) - len(taken))):
-                    taken.update({name: each for name, each in some.items() if name in free})
-                self._put({names[lost]: name for lost, name in zip(dead, taken, strict=False) if lost in names}, taken)
+                while len(spares) < len(dead) and (offered := self.spares.take(len(dead) - len(spares))):
+                    spares.update({name: spare for name, spare in offered.items() if name in free})
+                swaps = {names[lost]: name for lost, name in zip(dead, spares, strict=False) if lost in names}
+                self._swap(swaps, spares)
         except OSError as error:
-            show_host_message(f"{job.known_as}: who loads the job takes {', '.join(taken)} for spares: {error}")
-        for lost, (name, (host, arrival)) in zip(dead, taken.items(), strict=False):
+            show_host_message(f"{job.known_as}: who loads the job takes {', '.join(spares)} for spares: {error}")
+        for lost, (name, (host, arrival)) in zip(dead, spares.items(), strict=False):
             job.arrived(arrival)
-            self._instead[lost] = instead[lost] = host
+            self._replacements[lost] = instead[lost] = host
             old = f"{names.get(lost, 'a lost host')} ({host_name(lost)})"
             show_host_message(f"{job.known_as}: the spare host {name} ({host_name(host)}) took the place of {old}")
         return instead
@@ -97,46 +97,46 @@ class JobHosts:
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
         """Returns what its scheduler reports of lost hosts; blocks for some seconds at most."""
         names, agents = self._names_of(hosts), self._job.agents
-        known = {name: agents[name] for name in names.values() if name in agents}
+        listed = {name: agents[name] for name in names.values() if name in agents}
 
         def look() -> Mapping[str, Seen]:
-            return self._job.adapter.look(self._job.running(known)) if known else {}
+            return self._job.adapter.look(self._job.running(listed)) if listed else {}
 
         try:
-            found = run_in_background(look, f"the engine of {self} is asked").get(_ANSWER_S)
+            states = run_in_background(look, f"the engine of {self} is asked").get(_ANSWER_S)
         except TimeoutError:
             raise NoMoreHostsError(f"the engine of {self} has not answered within {_ANSWER_S:g} s: see what it says "
                                    "with monarch-nb job ls, and heal again once it answers") from None  # fmt: skip
         except Exception as error:
             raise NoMoreHostsError(f"the engine of {self} cannot be asked for its hosts: {error}") from error
-        return {host: _fate(host, names.get(host, ""), found, str(self)) for host in hosts}
+        return {host: _fate(host, names.get(host, ""), states, str(self)) for host in hosts}
 
     def _names_of(self, hosts: Collection[str]) -> dict[str, str]:
         """The names of these hosts, by their ids, as far as they are known."""
-        here = {host: name for arrival in self._job.arrivals for name, host in arrival.joined.items()}
-        known = {host: name for name, host in self._job.host_ids.items()} | here
-        return {host: known[host] for host in hosts if host in known}
+        joined = {host: name for arrival in self._job.arrivals for name, host in arrival.joined.items()}
+        names = {host: name for name, host in self._job.host_ids.items()} | joined
+        return {host: names[host] for host in hosts if host in names}
 
-    def _put(self, places: Mapping[str, str], new: Collection[str]) -> None:
-        """The agents `new` are part of the mesh, in the `places` of others by name, which are part of none any more."""
+    def _swap(self, swaps: Mapping[str, str], new: Collection[str]) -> None:
+        """Puts the agents `new` in the mesh: `swaps` has, for each that leaves it, the one in its place, by name."""
         agents = self._job.agents
-        moved = {name: agents[name] for name in places.values() if name in agents}
-        line: dict[str, Agent] = {}
+        moved = {name: agents[name] for name in swaps.values() if name in agents}
+        ordered: dict[str, Agent] = {}
         for name, agent in agents.items():
-            if places.get(name) in moved:
-                line[places[name]] = moved[places[name]]
+            if swaps.get(name) in moved:
+                ordered[swaps[name]] = moved[swaps[name]]
             if name not in moved:
-                line[name] = agent
-        line |= {name: agent for name, agent in agents.items() if name not in line}
-        self._job.keep_agents(line, [*(name for name in self._job.spare_agents if name not in new), *places])
+                ordered[name] = agent
+        ordered |= {name: agent for name, agent in agents.items() if name not in ordered}
+        self._job.keep_agents(ordered, [*(name for name in self._job.spare_agents if name not in new), *swaps])
 
-    def _alone(self, check: Callable[[], object] = lambda: None) -> contextlib.AbstractContextManager[None]:
+    def _exclusive(self, check: Callable[[], object] = lambda: None) -> contextlib.AbstractContextManager[None]:
         """Nobody else changes the job within, in this process or another one that has it."""
         return locked(self._job.running({}).folder, check)
 
     def key_file(self, force: bool) -> Path | None:
         """The file with the job's key, if any. Raises TrustError while hosts have not joined yet, unless `force`."""
-        missing = [name for each in (*self._job.arrivals, *self.spares.arrivals) for name in each.missing()]
+        missing = [name for arrival in (*self._job.arrivals, *self.spares.arrivals) for name in arrival.missing()]
         if missing and not force:
             late = ", ".join(missing)
             raise TrustError(f"{self}: the key was not changed: {late} could not join. Wait for all, or use force=True")
@@ -161,25 +161,25 @@ class JobHosts:
         self.spares.close()
 
     def more(
-        self, wanted: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
+        self, target: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
     ) -> tuple[str, ...]:  # fmt: skip
         """Requests so many hosts, or one on each of these machines, and waits for them.
 
         If not all come, those that have been started are ended. The same happens if an interrupt ends the wait, which
         does not wait for that end; the end of this program does.
         """
-        asked = _Asked()
-        done: Future[tuple[str, ...]] = pending_future(describe=asked.describe)
-        given = (done, asked, wanted, tuple(instead), timeout)
-        thread = threading.Thread(target=self._settle, args=given, daemon=True)
+        request = _Request()
+        done: Future[tuple[str, ...]] = pending_future(describe=request.describe)
+        arguments = (done, request, target, tuple(instead), timeout)
+        thread = threading.Thread(target=self._settle, args=arguments, daemon=True)
         try:
             thread.start()
             return done.get()
         except Exception:
             raise
         except BaseException as stop:
-            description = asked.describe()
-            held_back(self._give_up, asked, thread)
+            description = request.describe()
+            held_back(self._give_up, request, thread)
             if isinstance(stop, KeyboardInterrupt):
                 text = f"stopped waiting for hosts of {self}: {description}. "
                 text += "What has come of it ends, and nothing has changed"
@@ -192,7 +192,7 @@ class JobHosts:
             names = {name: host for host, name in self._names_of(hosts).items()}
             for arrival in self._job.arrivals:
                 arrival.forget(hosts)
-            self._went.update(hosts)
+            self._removed.update(hosts)
             routes = current_runtime().part(HostRoutes)
             for host in hosts:
                 if (remote := routes.attached.get(host)) is not None and remote.lost:
@@ -205,28 +205,28 @@ class JobHosts:
 
     # -- on a thread of its own, which no interrupt ends
 
-    def _settle(self, done: Future[tuple[str, ...]], asked: "_Asked", wanted: "int | Sequence[str]",
+    def _settle(self, done: Future[tuple[str, ...]], request: "_Request", target: "int | Sequence[str]",
                 instead: Sequence[str], timeout: float) -> None:  # fmt: skip
         try:
-            resolve_future(done, self._ask(asked, wanted, instead, time.monotonic() + timeout, timeout))
+            resolve_future(done, self._ask(request, target, instead, time.monotonic() + timeout, timeout))
         except BaseException as error:
             fail_future(done, error)
 
     def _ask(
-        self, asked: "_Asked", wanted: "int | Sequence[str]", instead: Sequence[str], until: float, timeout: float
+        self, request: "_Request", target: "int | Sequence[str]", instead: Sequence[str], until: float, timeout: float
     ) -> tuple[str, ...]:
-        places, count = ((), wanted) if isinstance(wanted, int) else (tuple(wanted), len(wanted))
+        machines, count = ((), target) if isinstance(target, int) else (tuple(target), len(target))
         with self._lock:
             started: dict[str, Agent] = {}
             try:
-                arrival = self._start(asked, count, places, started)
+                arrival = self._start(request, count, machines, started)
                 hosts = arrival.hosts[self._mesh].get(max(0.0, until - time.monotonic()))
-                asked.came(hosts)
+                request.complete(hosts)
                 self._take(hosts, instead, list(started))
                 return hosts
             except Exception as error:
-                description = asked.describe()
-                asked.give_up()
+                description = request.describe()
+                request.give_up()
                 self._end(self._job.running(self._job.agents), started)
                 if isinstance(error, TimeoutError):
                     raise NoMoreHostsError(
@@ -243,28 +243,28 @@ class JobHosts:
     def _take(self, hosts: Sequence[str], instead: Sequence[str], names: Sequence[str]) -> None:
         """They are part of the mesh from now on; `names` are theirs."""
         if not instead:
-            self._came += hosts
+            self._added += hosts
             return
         old = self._names_of(instead)
-        places = {old[lost]: name for lost, name in zip(instead, names, strict=True) if lost in old}
+        swaps = {old[lost]: name for lost, name in zip(instead, names, strict=True) if lost in old}
         try:
-            with self._alone():
-                self._put(places, names)
+            with self._exclusive():
+                self._swap(swaps, names)
         except OSError as error:
             logger.warning("%s: who loads the job finds %s behind its other hosts: %s", self, ", ".join(names), error)
-        self._instead.update(zip(instead, hosts, strict=True))
+        self._replacements.update(zip(instead, hosts, strict=True))
 
-    def _start(self, asked: "_Asked", count: int, places: tuple[str, ...], started: dict[str, Agent]) -> Arrival:
+    def _start(self, request: "_Request", count: int, machines: tuple[str, ...], started: dict[str, Agent]) -> Arrival:
         adapter = self._job.adapter
-        if places and not adapter.takes_places:
+        if machines and not adapter.takes_places:
             raise EngineError(f"its engine chooses the machines. Say how many: hosts={count}")
-        asked.check()
-        job = self._add(count, places, started, asked.check, spare=False)
+        request.check()
+        job = self._add(count, machines, started, request.check, spare=False)
         roles = {self._mesh: self._job.role_of(self._mesh)}
-        wanted = msgspec.structs.replace(job, agents=dict(started))
-        arrival = Arrival(adapter, wanted, roles, str(self), None, self._job.joined)
+        started_job = msgspec.structs.replace(job, agents=dict(started))
+        arrival = Arrival(adapter, started_job, roles, str(self), None, self._job.joined)
         self._job.arrived(arrival)
-        asked.wait_for(arrival)
+        request.wait_for(arrival)
         return arrival
 
     # -- spares
@@ -280,17 +280,17 @@ class JobHosts:
                 raise
 
     def _add(
-        self, count: int, places: tuple[str, ...], started: dict[str, Agent], check: Callable[[], object],
+        self, count: int, machines: tuple[str, ...], started: dict[str, Agent], check: Callable[[], object],
         *, spare: bool,
     ) -> Running:  # fmt: skip
         """Has the engine start so many agents more, which are written down; the job as it was before."""
         chooses, nothing = self._job.adapter.chooses, contextlib.nullcontext()
-        with self._alone(check) if chooses else nothing:
-            with nothing if chooses else self._alone(check):
+        with self._exclusive(check) if chooses else nothing:
+            with nothing if chooses else self._exclusive(check):
                 job = self._job.running(self._job.agents)
-                wanted = self._job.wanting(self._mesh, _next_names(job, self._mesh, count), places)
+                wanted = self._job.wanting(self._mesh, _next_names(job, self._mesh, count), machines)
             started.update(self._job.adapter.add(job, wanted))
-            with nothing if chooses else self._alone():
+            with nothing if chooses else self._exclusive():
                 spares = [*self._job.spare_agents, *(started if spare else ())]
                 self._job.keep_agents({**self._job.agents, **started}, spares)
         return job
@@ -298,7 +298,7 @@ class JobHosts:
     def _drop_spare(self, name: str) -> None:
         with self._lock:
             job = self._job.running(self._job.agents)
-            self._end(job, {each: agent for each, agent in job.agents.items() if each == name})
+            self._end(job, {key: agent for key, agent in job.agents.items() if key == name})
 
     def _arrivals_of(self, agents: dict[str, Agent]) -> dict[str, Arrival]:
         """One for each: that one does not come is no matter of the others."""
@@ -317,18 +317,18 @@ class JobHosts:
         except Exception as error:
             logger.warning("%s: %s may run on: %s", self, ", ".join(agents), error)
         try:
-            with self._alone():
+            with self._exclusive():
                 self._job.keep_agents({name: agent for name, agent in self._job.agents.items() if name not in agents})
         except EngineError:  # it was killed, and has none
             return
 
-    def _give_up(self, asked: "_Asked", thread: threading.Thread) -> None:
-        came = asked.give_up()
-        work: Callable[[], object] = (lambda: self.give_back(came)) if came else thread.join
+    def _give_up(self, request: "_Request", thread: threading.Thread) -> None:
+        hosts = request.give_up()
+        work: Callable[[], object] = (lambda: self.give_back(hosts)) if hosts else thread.join
         threading.Thread(target=work, name="monarch-hosts-end", daemon=False).start()
 
 
-class _Asked:
+class _Request:
     """One request for hosts, between who waits for them and the thread that has them come."""
 
     def __init__(self) -> None:
@@ -352,7 +352,7 @@ class _Asked:
             self._arrival = arrival
         self.check()
 
-    def came(self, hosts: tuple[str, ...]) -> None:
+    def complete(self, hosts: tuple[str, ...]) -> None:
         """They are there. Raises RuntimeError once it was given up."""
         with self._lock:
             self.check()
@@ -374,7 +374,7 @@ def locked(folder: str, check: Callable[[], object] = lambda: None) -> Iterator[
     Raises EngineError where the folder is gone with its job.
     """
     if not folder:
-        with _keeping:
+        with _no_folder:
             yield
         return
     try:
@@ -382,7 +382,7 @@ def locked(folder: str, check: Callable[[], object] = lambda: None) -> Iterator[
     except FileNotFoundError:
         raise EngineError("the job was killed: its folder is gone") from None
     try:
-        while not _taken(fd):
+        while not _try_lock(fd):
             check()
             time.sleep(_LOCK_S)
         yield
@@ -392,7 +392,7 @@ def locked(folder: str, check: Callable[[], object] = lambda: None) -> Iterator[
         os.close(fd)
 
 
-def _taken(fd: int) -> bool:
+def _try_lock(fd: int) -> bool:
     """Whether the lock is ours now; so it is where the file system has none."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -403,12 +403,12 @@ def _taken(fd: int) -> bool:
     return True
 
 
-def _fate(host: str, name: str, seen: Mapping[str, Seen], job: str) -> Fate:
+def _fate(host: str, name: str, states: Mapping[str, Seen], job: str) -> Fate:
     if not name:
         return Fate(True, f"it is no host of {job} any more")
-    now = seen.get(name, Seen("ended", "is not known to its engine any more"))
-    other = now.host not in ("", host)  # its engine has started another agent in its place
-    return Fate(other or now.state in ("ended", "waiting"), f"{name} {now.description or now.state}")
+    state = states.get(name, Seen("ended", "is not known to its engine any more"))
+    replaced = state.host not in ("", host)  # its engine has started another agent in its place
+    return Fate(replaced or state.state in ("ended", "waiting"), f"{name} {state.description or state.state}")
 
 
 def _more(count: int) -> str:
@@ -418,10 +418,10 @@ def _more(count: int) -> str:
 def _next_names(job: Running, mesh: str, count: int) -> tuple[str, ...]:
     """Names that no host of the mesh has or had: what those have left in the job's folder is not taken for news."""
     folder = Path(job.folder)
-    left = [path.stem for path in folder.glob(f"{mesh}_*")] if job.folder else []
-    numbers = [name.rpartition("_")[2] for name in (*job.agents, *left) if mesh_of(name) == mesh]
+    leftovers = [path.stem for path in folder.glob(f"{mesh}_*")] if job.folder else []
+    numbers = [name.rpartition("_")[2] for name in (*job.agents, *leftovers) if mesh_of(name) == mesh]
     first = max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
-    names = tuple(f"{mesh}_{first + place}" for place in range(count))
+    names = tuple(f"{mesh}_{first + index}" for index in range(count))
     if job.folder:
         (folder / f"{names[-1]}.asked").touch(0o600)  # also those that never came are not named so again
     return names

@@ -74,18 +74,18 @@ class Helper:
         for folder in state_folder().glob(f"{_AGENTS}*"):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 lists = list(folder.glob(f"*.{_LIST}"))
-                mine = [path for path in lists if path.name.startswith(f"{os.uname().nodename}.")]
-                job = Running("", str(folder), {name: each for path in mine for name, each in _listed(path).items()})
-                ended = all(seen.state == "ended" for seen in self._processes.look(job).values())
-                if lists == mine and ended and time.time() - newest(folder) > KEPT_S:
+                own = [path for path in lists if path.name.startswith(f"{os.uname().nodename}.")]
+                job = Running("", str(folder), {name: agent for path in own for name, agent in _listed(path).items()})
+                ended = all(state.state == "ended" for state in self._processes.look(job).values())
+                if lists == own and ended and time.time() - newest(folder) > KEPT_S:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _until_ready(self, job: Running) -> dict[str, Seen]:
         deadline = time.monotonic() + _READY_S
         while True:
-            seen = dict(self._processes.look(job))
-            if time.monotonic() > deadline or all(one.state == "ended" or one.joins for one in seen.values()):
-                return seen
+            states = dict(self._processes.look(job))
+            if time.monotonic() > deadline or all(state.state == "ended" or state.joins for state in states.values()):
+                return states
             time.sleep(_LOOK_S)
 
     def _list(self, folder: Path, add: Agents, drop: Collection[str]) -> Agents:

@@ -22,15 +22,15 @@ def new_service_proc_id() -> ProcId:
 
 def serialize_service_proc_ids(proc_ids: Sequence[ProcId]) -> str:
     """Ids as text for `SERVICE_PROC_IDS_ENV`."""
-    return json.dumps([str(each) for each in proc_ids])
+    return json.dumps([str(proc_id) for proc_id in proc_ids])
 
 
 def deserialize_service_proc_ids(serialized: str) -> list[ProcId]:
     """What `serialize_service_proc_ids` has written. Raises ValueError for anything else."""
     texts = json.loads(serialized)
-    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{serialized[:80]!r} is not a JSON list of process ids")
-    return [ProcId.from_string(each) for each in texts]
+    return [ProcId.from_string(text) for text in texts]
 
 
 def ranked_service_proc_id_from_env(*, rank_env: str = SERVICE_PROC_RANK_ENV) -> ProcId | None:

@@ -76,7 +76,7 @@ def tidied(kind: str, adapter: JobAdapter, keep_s: float = KEPT_S, report: Calla
 def _tidied(adapter: JobAdapter, job: Running, keep_s: float) -> bool:
     folder = Path(job.folder)
     with _unused(folder) as free:
-        if not free or any(seen.state != "ended" for seen in adapter.look(job).values()):
+        if not free or any(state.state != "ended" for state in adapter.look(job).values()):
             return False
         if time.time() - newest(folder) < keep_s:
             (folder / "key").unlink(missing_ok=True)
@@ -120,8 +120,8 @@ def newest(folder: Path) -> float:
 def _sweep_half_made(folder: Path) -> None:
     for path in folder.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            mine = path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid()
-            if mine and not (path / JOB_FILE).exists() and time.time() - newest(path) > _HALF_MADE_S:
+            own = path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid()
+            if own and not (path / JOB_FILE).exists() and time.time() - newest(path) > _HALF_MADE_S:
                 with _unused(path) as free:
                     if free:
                         shutil.rmtree(path, ignore_errors=True)

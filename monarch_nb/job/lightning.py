@@ -50,8 +50,8 @@ class LightningJob(AdapterJob):
             "machine": machine, "teamspace": teamspace, "studio": studio, "interruptible": interruptible,
             "max_runtime": max_runtime, "python": python_exe, "port": monarch_port,
         }  # fmt: skip
-        given = {name: value for name, value in options.items() if value is not None}
-        super().__init__("lightning", meshes, env, options=given)
+        options = {name: value for name, value in options.items() if value is not None}
+        super().__init__("lightning", meshes, env, options=options)
 
 
 class Lightning(JobAdapter):
@@ -90,9 +90,9 @@ class Lightning(JobAdapter):
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
         """Asks for another Lightning job, with so many machines of the same kind."""
         agents: dict[str, Agent] = {}
-        called = f"monarch-{wanted.job[:8]}-{wanted.names[-1].replace('_', '-')}"
+        job_name = f"monarch-{wanted.job[:8]}-{wanted.names[-1].replace('_', '-')}"
         try:
-            self._run(wanted, called, wanted.names, agents)
+            self._run(wanted, job_name, wanted.names, agents)
         except BaseException as error:
             self.kill(structs.replace(job, agents=agents))
             raise EngineError(f"Lightning has started no job: {error}") from error
@@ -100,45 +100,45 @@ class Lightning(JobAdapter):
 
     def release(self, going: Running, job: Running) -> None:
         """Stops Lightning jobs of which no agent stays; the machine of an agent that has ended goes back by itself."""
-        stays = {_called(agent) for name, agent in job.agents.items() if name not in going.agents}
-        ended = {name: agent for name, agent in going.agents.items() if _called(agent) not in stays}
+        stays = {_job_name(agent) for name, agent in job.agents.items() if name not in going.agents}
+        ended = {name: agent for name, agent in going.agents.items() if _job_name(agent) not in stays}
         self.kill(structs.replace(job, agents=ended))
 
     @staticmethod
-    def _run(wanted: AgentsWanted, called: str, names: Sequence[str], agents: dict[str, Agent]) -> None:
+    def _run(wanted: AgentsWanted, job_name: str, names: Sequence[str], agents: dict[str, Agent]) -> None:
         options = wanted.options
-        asked = {name: options[name] for name in ("teamspace", "studio", "interruptible", "max_runtime")
-                 if name in options}  # fmt: skip
+        arguments = {name: options[name] for name in ("teamspace", "studio", "interruptible", "max_runtime")
+                     if name in options}  # fmt: skip
         kind = _sdk()
-        agents.update({name: Agent(f"{called}/{rank}") for rank, name in enumerate(names)})
-        kind.run(name=called, machine=options["machine"], num_machines=len(names),
-                 command=_command(wanted), env=wanted.environment_of(names[0]) or None, **asked)  # fmt: skip
+        agents.update({name: Agent(f"{job_name}/{rank}") for rank, name in enumerate(names)})
+        kind.run(name=job_name, machine=options["machine"], num_machines=len(names),
+                 command=_command(wanted), env=wanted.environment_of(names[0]) or None, **arguments)  # fmt: skip
 
     def look(self, job: Running) -> Mapping[str, Seen]:
         """Returns the states of the machines according to Lightning."""
-        port, found, seen = job.options["port"], dict[str, list[Any]](), {}
+        port, machines, states = job.options["port"], dict[str, list[Any]](), {}
         for name, agent in job.agents.items():
-            called, _, rank = agent.id.partition("/")
-            if called not in found:
-                found[called] = _machines(job, called)
-            machine = next((one for one in found[called] if (one.rank or 0) == int(rank)), None)
-            if machine is None and found[called]:
-                seen[name] = Seen("waiting", f"waits: Lightning job {called} has no machine of rank {rank} yet")
+            job_name, _, rank = agent.id.partition("/")
+            if job_name not in machines:
+                machines[job_name] = _machines(job, job_name)
+            machine = next((node for node in machines[job_name] if (node.rank or 0) == int(rank)), None)
+            if machine is None and machines[job_name]:
+                states[name] = Seen("waiting", f"waits: Lightning job {job_name} has no machine of rank {rank} yet")
             elif machine is None:
-                seen[name] = Seen("ended", f"is gone: Lightning knows no job {called} any more")
+                states[name] = Seen("ended", f"is gone: Lightning knows no job {job_name} any more")
             else:
-                seen[name] = _seen(machine, called, port)
-        return seen
+                states[name] = _seen(machine, job_name, port)
+        return states
 
     def kill(self, job: Running) -> None:
         """Stops the Lightning jobs. Raises EngineError where Lightning does not answer: they may run on."""
-        for called in dict.fromkeys(map(_called, job.agents.values())):
-            found = _job(job, called)
+        for job_name in dict.fromkeys(map(_job_name, job.agents.values())):
+            remote = _job(job, job_name)
             try:
-                if found is not None and str(found.status) not in _ENDED:
-                    found.stop()
+                if remote is not None and str(remote.status) not in _ENDED:
+                    remote.stop()
             except Exception as error:
-                raise EngineError(f"Lightning has not stopped the job {called}: {error}") from error
+                raise EngineError(f"Lightning has not stopped the job {job_name}: {error}") from error
 
     def running(self) -> Mapping[str, Running]:
         """Those whose folders this machine has."""
@@ -146,11 +146,12 @@ class Lightning(JobAdapter):
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:
         """The last lines of the machine's log, as Lightning keeps it."""
-        called, _, rank = job.agents[name].id.partition("/")
-        return next((_last_lines(one, count) for one in _machines(job, called) if (one.rank or 0) == int(rank)), [])
+        job_name, _, rank = job.agents[name].id.partition("/")
+        machines = (machine for machine in _machines(job, job_name) if (machine.rank or 0) == int(rank))
+        return next((_last_lines(machine, count) for machine in machines), [])
 
 
-def _called(agent: Agent) -> str:
+def _job_name(agent: Agent) -> str:
     """Lightning's name of the job of an agent."""
     return agent.id.partition("/")[0]
 
@@ -163,14 +164,14 @@ def _command(wanted: AgentsWanted) -> str:
     return shlex.join(words)
 
 
-def _seen(machine: Any, called: str, port: int) -> Seen:
+def _seen(machine: Any, job_name: str, port: int) -> Seen:
     status, address = str(machine.status), machine.private_ip_address
     if status in _ENDED:
         words = log_words(_last_lines(machine, ALL_LINES))
-        return Seen("ended", f"is gone: its machine of Lightning job {called} {_ENDED[status]}{words}")
+        return Seen("ended", f"is gone: its machine of Lightning job {job_name} {_ENDED[status]}{words}")
     if status in _WAITING or not address:
-        return Seen("waiting", f"waits: its machine of Lightning job {called} is {status}")
-    return Seen("running", f"at {address}, of Lightning job {called}", (f"tcp://{address}:{port}",))
+        return Seen("waiting", f"waits: its machine of Lightning job {job_name} is {status}")
+    return Seen("running", f"at {address}, of Lightning job {job_name}", (f"tcp://{address}:{port}",))
 
 
 def _last_lines(machine: Any, count: int) -> list[str]:
@@ -180,21 +181,21 @@ def _last_lines(machine: Any, count: int) -> list[str]:
         return []
 
 
-def _machines(job: Running, called: str) -> list[Any]:
-    found = _job(job, called)
-    if found is None:
+def _machines(job: Running, job_name: str) -> list[Any]:
+    remote = _job(job, job_name)
+    if remote is None:
         return []
     try:
-        return list(found.machines) if found.num_machines > 1 else [found]
+        return list(remote.machines) if remote.num_machines > 1 else [remote]
     except Exception as error:
-        raise EngineError(f"Lightning does not report the machines of {called}: {error}") from error
+        raise EngineError(f"Lightning does not report the machines of {job_name}: {error}") from error
 
 
-def _job(job: Running, called: str) -> Any:
+def _job(job: Running, job_name: str) -> Any:
     """Lightning's job of that name; None if there is none."""
     kind = _sdk()
     try:
-        return kind(name=called, teamspace=job.options.get("teamspace"))
+        return kind(name=job_name, teamspace=job.options.get("teamspace"))
     except ValueError as error:
         if "does not exist" in str(error):
             return None

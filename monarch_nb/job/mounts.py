@@ -25,7 +25,7 @@ __all__ = ["GatherMount", "MountHandler", "gather_mount", "remotemount"]
 logger = logging.getLogger("monarch_nb.mounts")
 _REFRESH_S = 2.0
 _ANSWER_S = 300.0
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 class WantedMount(NamedTuple):
@@ -67,10 +67,10 @@ class WantedMount(NamedTuple):
 
     def meshes_of(self, meshes: Iterable[str]) -> list[str]:
         """The meshes that it is for. Raises ValueError for a name that the job does not have."""
-        known = list(meshes)
-        if missing := [name for name in self.meshes or () if name not in known]:
-            raise ValueError(f"{self}: the job has no mesh {missing[0]!r}, but {', '.join(map(repr, known))}")
-        return [name for name in known if self.meshes is None or name in self.meshes]
+        names = list(meshes)
+        if missing := [name for name in self.meshes or () if name not in names]:
+            raise ValueError(f"{self}: the job has no mesh {missing[0]!r}, but {', '.join(map(repr, names))}")
+        return [name for name in names if self.meshes is None or name in self.meshes]
 
     def folder_of(self, mesh: str, meshes: Iterable[str]) -> str:
         """Where the folder of a mesh comes: of several gathered meshes each has its own."""
@@ -106,10 +106,10 @@ class RemoteMountActor(Actor):
         self._point.parent.mkdir(parents=True, exist_ok=True)
         mark = f".{self._point.name}.mnb-"
         if self._point.is_symlink():
-            left = self._point.parent / os.readlink(self._point)
-            if not re.fullmatch(rf"{re.escape(mark)}[0-9a-f]+", left.name):
-                raise FileExistsError(f"{self._point} is a link to {left}: choose another mount point")
-            shutil.rmtree(left, ignore_errors=True)  # of a program that was killed
+            target = self._point.parent / os.readlink(self._point)
+            if not re.fullmatch(rf"{re.escape(mark)}[0-9a-f]+", target.name):
+                raise FileExistsError(f"{self._point} is a link to {target}: choose another mount point")
+            shutil.rmtree(target, ignore_errors=True)  # of a program that was killed
             self._point.unlink()
         elif self._point.is_dir():
             if any(self._point.iterdir()):
@@ -133,9 +133,9 @@ class RemoteMountActor(Actor):
         self._open.write(pieces)
 
     @endpoint
-    def settle(self, wanted: Tree, fresh: list[str]) -> None:
+    def settle(self, target: Tree, fresh: list[str]) -> None:
         """All that is needed has come."""
-        self._open.settle(wanted, fresh)
+        self._open.settle(target, fresh)
 
     @endpoint
     def close(self) -> None:
@@ -195,12 +195,12 @@ class MountHandler:
         if self._copies is None:
             raise RuntimeError(f"{self.mntpoint} is not mounted: open() comes first")
         source, copies = Path(self.sourcepath), self._copies
-        wanted = tree_of(source)
-        lacking = [changed(wanted, have) for _, have in copies.have.call().get(_ANSWER_S)]
-        fresh = [name for name in wanted if any(name in each for each in map(set, lacking))]
+        tree = tree_of(source)
+        lacking = [changed(tree, have) for _, have in copies.have.call().get(_ANSWER_S)]
+        fresh = [name for name in tree if any(name in names for names in map(set, lacking))]
         for pieces in read_pieces(source, fresh):  # the same to all: a body is sent once to each host
             copies.write.call(pieces).get(_ANSWER_S)
-        copies.settle.call(wanted, fresh).get(_ANSWER_S)
+        copies.settle.call(tree, fresh).get(_ANSWER_S)
 
     def close(self) -> None:
         """Removes it from the hosts; blocks. Nothing where it is not open."""
@@ -258,7 +258,7 @@ class GatherMount:
         self._procs: ProcMesh | None = host_mesh.spawn_procs(name="gathered")
         self._sources: Any = self._procs.spawn("gather_mount", GatherSourceActor, remote_mount_point)
         self._copies: dict[int, Copy] = {}
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
         self._closed = threading.Event()
         try:
             self.refresh()
@@ -270,16 +270,16 @@ class GatherMount:
 
     def refresh(self) -> None:
         """Copies what has changed on the hosts; blocks. Raises RuntimeError once it is closed."""
-        with self._one:
+        with self._lock:
             if self._closed.is_set():
                 raise RuntimeError(f"{self.local_mount_point} is not mounted any more")
-            for point, wanted in self._sources.tree.call().get(_ANSWER_S):
-                self._take(point, wanted)
+            for point, tree in self._sources.tree.call().get(_ANSWER_S):
+                self._take(point, tree)
 
     def close(self, deadline: float | None = None) -> None:
         """Ends it and removes the copies from the local folder; blocks. `deadline` is not needed here."""
         self._closed.set()
-        with self._one:
+        with self._lock:
             procs, self._procs = self._procs, None
             if procs is None:
                 return
@@ -293,20 +293,20 @@ class GatherMount:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take(self, point: Point, wanted: Tree) -> None:
+    def _take(self, point: Point, tree: Tree) -> None:
         copy = self._copies.setdefault(point.rank, Copy(self._root / place_of(point)))
         copy.root.mkdir(parents=True, exist_ok=True)
         source = self._sources.slice(**dict(point))
-        fresh = changed(wanted, tree_of(copy.root))
+        fresh = changed(tree, tree_of(copy.root))
         for name in fresh:
-            size, offset = wanted[name].size, 0
+            size, offset = tree[name].size, 0
             while offset < size or offset == 0:
                 data = source.read.call_one(name, offset).get(_ANSWER_S) if size else b""
                 copy.write([FilePiece(name, offset, data)])
                 offset += len(data)
                 if not data:
                     break
-        copy.settle(wanted, fresh)
+        copy.settle(tree, fresh)
 
     def _follow(self, interval: float) -> None:
         while not self._closed.wait(interval):
@@ -337,12 +337,12 @@ class JobMounts:
     def __init__(self) -> None:
         self._open: dict[tuple[WantedMount, str], MountHandler | GatherMount] = {}
 
-    def follow(self, wanted: Iterable[WantedMount], meshes: Mapping[str, HostMesh]) -> None:
+    def follow(self, mounts: Iterable[WantedMount], meshes: Mapping[str, HostMesh]) -> None:
         """Opens what is not open, closes what is not wanted any more, and copies what has changed; blocks.
 
         What was open on hosts that were lost is opened again. Raises RuntimeError, which names folder and mesh.
         """
-        folders = {(each, mesh): each.folder_of(mesh, meshes) for each in wanted for mesh in each.meshes_of(meshes)}
+        folders = {(mount, mesh): mount.folder_of(mesh, meshes) for mount in mounts for mesh in mount.meshes_of(meshes)}
         for key in self._open.keys() - folders.keys():
             self._close(key)
         for key, folder in folders.items():
@@ -383,6 +383,6 @@ class JobMounts:
 
 def say_once(log: logging.Logger, text: str) -> None:
     """Warns of what is other here than in torchmonarch, once in a process."""
-    if text not in _said:
-        _said.add(text)
+    if text not in _warned:
+        _warned.add(text)
         log.warning("%s", text)

@@ -57,8 +57,8 @@ class JobsFileError(ValueError):
 
 def find_file(start: "str | os.PathLike[str] | None" = None) -> Path | None:
     """Returns the monarch.toml of a folder, or of one above it, or None."""
-    place = Path(start or ".").absolute()
-    return next((folder / FILE for folder in (place, *place.parents) if (folder / FILE).is_file()), None)
+    base = Path(start or ".").absolute()
+    return next((folder / FILE for folder in (base, *base.parents) if (folder / FILE).is_file()), None)
 
 
 def described_jobs(file: Path | None = None) -> dict[str, dict[str, object]]:
@@ -83,13 +83,13 @@ def described_jobs(file: Path | None = None) -> dict[str, dict[str, object]]:
 
 def wrong_jobs(file: Path | None = None) -> dict[str, str]:
     """Returns what is wrong with jobs that the file describes, by name. Raises as `described_jobs` does."""
-    found = {}
+    problems = {}
     for name, table in described_jobs(file).items():
         try:
             _job_of(name, table, file)
         except JobsFileError as error:
-            found[name] = str(error)
-    return found
+            problems[name] = str(error)
+    return problems
 
 
 def job_named(name: str, file: Path | None = None) -> JobTrait:
@@ -103,7 +103,7 @@ def job_named(name: str, file: Path | None = None) -> JobTrait:
         if file is None:
             raise LookupError(f"there is no job {name!r}: neither this folder nor one above has a {FILE}{_MORE}")
         raise LookupError(
-            f"there is no job {name!r}{_meant(name, jobs)}: {file} has {', '.join(sorted(jobs)) or 'none'}"
+            f"there is no job {name!r}{_suggestion(name, jobs)}: {file} has {', '.join(sorted(jobs)) or 'none'}"
         )
     return _job_of(name, jobs[name], file)
 
@@ -123,10 +123,10 @@ def _job_of(name: str, table: object, file: Path | None) -> JobTrait:
         raise JobsFileError(f"{file}: [jobs.{name}]: {message}") from None
 
 
-def _meant(word: str, known: Iterable[str]) -> str:
+def _suggestion(word: str, names: Iterable[str]) -> str:
     """Returns a question for the name that was probably meant, or ""."""
-    near = difflib.get_close_matches(word, list(known), 1, 0.7)
-    return f" (did you mean {near[0]}?)" if near else ""
+    matches = difflib.get_close_matches(word, list(names), 1, 0.7)
+    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def job_file(name: str) -> str:
@@ -147,16 +147,16 @@ def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
     named = filename == os.path.basename(filename)
     if named and os.path.exists(job_file(filename)):
         return load_file(job_file(filename))
-    found = sorted(path.stem for path in Path(job_file("")).parent.glob("*.json"))
-    if filename == DEFAULT_JOB_PATH and len(found) == 1:
-        return load_file(job_file(found[0]))
+    names = sorted(path.stem for path in Path(job_file("")).parent.glob("*.json"))
+    if filename == DEFAULT_JOB_PATH and len(names) == 1:
+        return load_file(job_file(names[0]))
     started = (
-        f"by name {', '.join(found)} {'was' if len(found) == 1 else 'were'} started" if found else "none was started"
+        f"by name {', '.join(names)} {'was' if len(names) == 1 else 'were'} started" if names else "none was started"
     )
     if named and filename in described_jobs():
         raise FileNotFoundError(f"{filename} was not started from this folder: monarch-nb job start {filename}")
-    which = f": say which, as job_load({found[0]!r})" if len(found) > 1 else ""
-    raise FileNotFoundError(f"there is no job in {filename}, and {started} from this folder{which}")
+    hint = f": say which, as job_load({names[0]!r})" if len(names) > 1 else ""
+    raise FileNotFoundError(f"there is no job in {filename}, and {started} from this folder{hint}")
 
 
 class ListedJob(NamedTuple):
@@ -206,11 +206,11 @@ def listed_jobs(report: Callable[[str], object]) -> list[ListedJob]:
 
 def _hosts_text(job: AdapterJob, report: Callable[[str], object]) -> str:
     try:
-        seen = job._adapter.look(job._job)
+        states = [agent.state for agent in job._adapter.look(job._job).values()]
     except EngineError as error:
         report(f"{job._kind}: {error}")
         return "not known"
-    counts = {state: sum(each.state == state for each in seen.values()) for state in ("running", "waiting", "ended")}
+    counts = {state: states.count(state) for state in ("running", "waiting", "ended")}
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "not known"
 
 
@@ -240,11 +240,11 @@ def find_job(word: str, report: Callable[[str], object] = logger.warning) -> Ada
         if not isinstance(saved, AdapterJob):
             raise LookupError(f"{word} was not started from this folder: monarch-nb job start {word}")
         return saved
-    found = [job for job in _all_running(report) if word and str(job.apply_id).startswith(word)]
-    if len(found) != 1:
-        known = f"monarch.toml describes {', '.join(described_jobs()) or 'none'}"
-        raise LookupError(f"{len(found) or 'no'} jobs that run begin with {word!r}, and {known}: monarch-nb job ls")
-    return found[0]
+    jobs = [job for job in _all_running(report) if word and str(job.apply_id).startswith(word)]
+    if len(jobs) != 1:
+        listed = f"monarch.toml describes {', '.join(described_jobs()) or 'none'}"
+        raise LookupError(f"{len(jobs) or 'no'} jobs that run begin with {word!r}, and {listed}: monarch-nb job ls")
+    return jobs[0]
 
 
 def hosts_wanted(job: JobTrait) -> dict[str, int]:
@@ -255,7 +255,7 @@ def hosts_wanted(job: JobTrait) -> dict[str, int]:
 def arguments_of(kind: str) -> frozenset[str]:
     """Returns the names of the arguments that jobs of a kind take, beside their meshes."""
     if kind == "kubernetes":
-        found = {
+        names = {
             *inspect.signature(KubernetesJob).parameters,
             *_OF_IMAGES,
             "port",
@@ -263,9 +263,9 @@ def arguments_of(kind: str) -> frozenset[str]:
             "label_selector",
             "spares",
         }
-        return frozenset(found)
-    made = _CLASSES.get(kind)
-    own = frozenset() if made is None else frozenset(inspect.signature(made).parameters) - {"meshes"}
+        return frozenset(names)
+    cls = _CLASSES.get(kind)
+    own = frozenset() if cls is None else frozenset(inspect.signature(cls).parameters) - {"meshes"}
     return own | {"keep", "spares"} if own else own
 
 
@@ -279,35 +279,33 @@ def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait
         return LocalJob(tuple(meshes))
     if "keep" in arguments:
         keep = arguments.pop("keep")
-        kept = make_job(kind, meshes, **arguments)
-        if isinstance(kept, AdapterJob):
-            kept.keep_for(keep)
-        return kept
-    known = arguments_of(kind)
-    for wrong in (name for name in arguments if known and name not in known):
-        meant = _meant(wrong, known) or f": it takes {', '.join(sorted(known))}"
-        raise TypeError(f"a {kind} job takes no {wrong!r}{meant}")
+        job = make_job(kind, meshes, **arguments)
+        if isinstance(job, AdapterJob):
+            job.keep_for(keep)
+        return job
+    accepted = arguments_of(kind)
+    for wrong in (name for name in arguments if accepted and name not in accepted):
+        hint = _suggestion(wrong, accepted) or f": it takes {', '.join(sorted(accepted))}"
+        raise TypeError(f"a {kind} job takes no {wrong!r}{hint}")
     if kind == "ssh":
         return SSHJob(meshes=meshes, **arguments)
     if kind == "kubernetes":
         return _kubernetes(meshes, arguments)
     spares = arguments.pop("spares", 0)
-    roles = {name: _role(name, said, spares) for name, said in meshes.items()}
-    made = _CLASSES.get(kind)
-    if made is not None:
-        wanted: Any = made
-        job: JobTrait = wanted(roles, **arguments)
-        return job
+    roles = {name: _role(name, spec, spares) for name, spec in meshes.items()}
+    cls: Callable[..., JobTrait] | None = _CLASSES.get(kind)
+    if cls is not None:
+        return cls(roles, **arguments)
     if kind not in kinds():
         raise LookupError(
-            f"there is no kind of jobs {kind!r} here{_meant(kind, kinds())}: there are {', '.join(kinds())}"
+            f"there is no kind of jobs {kind!r} here{_suggestion(kind, kinds())}: there are {', '.join(kinds())}"
         )
     return AdapterJob(kind, roles, arguments.pop("env", None), options=arguments)
 
 
-def _role(name: str, said: object, spares: int) -> Role:
+def _role(name: str, spec: object, spares: int) -> Role:
     try:
-        role = said if isinstance(said, Role) else Role(hosts=said) if isinstance(said, int) else converted(said, Role)
+        role = spec if isinstance(spec, Role) else Role(hosts=spec) if isinstance(spec, int) else converted(spec, Role)
     except msgspec.ValidationError as error:
         raise ValueError(f"{name}: {error}") from None
     return msgspec.structs.replace(role, spares=role.spares or spares)
@@ -318,14 +316,14 @@ def _kubernetes(meshes: Mapping[str, Any], arguments: dict[str, Any]) -> Kuberne
     common = {name: arguments.pop(name) for name in (*_OF_IMAGES, "port", "secret", "label_selector", "spares")
               if name in arguments}  # fmt: skip
     job = KubernetesJob(kubeconfig=None if config is None else KubeConfig.from_path(config), **arguments)
-    for name, said in meshes.items():
-        if isinstance(said, Role):
-            resources = {"resources": {"nvidia.com/gpu": said.gpus}} if said.gpus else {}
-            said = {"hosts": said.hosts, **({"spares": said.spares} if said.spares else {}), **resources}
-        wanted = {**common, **({"hosts": said} if isinstance(said, int) else said)}
-        image = {key: wanted.pop(key) for key in _OF_IMAGES if key in wanted}
+    for name, entry in meshes.items():
+        if isinstance(entry, Role):
+            resources = {"resources": {"nvidia.com/gpu": entry.gpus}} if entry.gpus else {}
+            entry = {"hosts": entry.hosts, **({"spares": entry.spares} if entry.spares else {}), **resources}
+        options = {**common, **({"hosts": entry} if isinstance(entry, int) else entry)}
+        image = {key: options.pop(key) for key in _OF_IMAGES if key in options}
         spec = ImageSpec(**image) if "image" in image else None
-        job.add_mesh(name, wanted.pop("hosts", 1), image_spec=spec, **wanted)
+        job.add_mesh(name, options.pop("hosts", 1), image_spec=spec, **options)
     return job
 
 

@@ -193,8 +193,8 @@ class ProcessAdapter(JobAdapter):
         """Blocks until workers and their agents are gone."""
         while True:
             sockets = (agent.join.removeprefix("ipc://") for agent in agents.values())
-            gone = not any(map(self._alive, agents.values()))
-            if gone and not any(os.path.exists(path) for path in sockets if path):
+            ended = not any(map(self._alive, agents.values()))
+            if ended and not any(os.path.exists(path) for path in sockets if path):
                 return True
             if time.monotonic() >= deadline:
                 return False

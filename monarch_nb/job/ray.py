@@ -56,8 +56,8 @@ class Keeper:
         """An agent that ends by itself gives its place in the cluster back, the last one those of its group."""
         while True:
             time.sleep(_PULSE_S)
-            seen = self._helper.answer(Ask(do="look", job=self._job.job)).seen.values()
-            if all(one.state == "ended" and UNUSED_WORDS in one.description for one in seen):
+            states = self._helper.answer(Ask(do="look", job=self._job.job)).seen.values()
+            if all(state.state == "ended" and UNUSED_WORDS in state.description for state in states):
                 _leave_ray(self._group)
 
     def ask(self, request: bytes) -> bytes:
@@ -69,8 +69,8 @@ def _leave_ray(group: str) -> None:
     """Ends this actor of Ray's, and its placement group if it is the last one there."""
     import ray
 
-    others = {one["name"] for one in ray.util.list_named_actors(all_namespaces=True)}
-    if not any(other.startswith(f"{group}-") for other in others - {ray.get_runtime_context().get_actor_name()}):
+    names = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
+    if not any(name.startswith(f"{group}-") for name in names - {ray.get_runtime_context().get_actor_name()}):
         _remove(ray, group)
     os._exit(0)
 
@@ -118,19 +118,19 @@ class Ray(JobAdapter):
             role = wanted.role(name)
             bundles.append({"CPU": float(role.cpus or 1), **({"GPU": float(role.gpus)} if role.gpus else {})})
         key = wanted.secret.read_text()
-        where = {"bundle_label_selector": [dict(labels)] * len(bundles)} if labels else {}
+        selector = {"bundle_label_selector": [dict(labels)] * len(bundles)} if labels else {}
         try:
             group = ray.util.placement_group(
-                bundles, strategy=options.get("strategy", _SPREAD), name=group_name, lifetime="detached", **where
+                bundles, strategy=options.get("strategy", _SPREAD), name=group_name, lifetime="detached", **selector
             )
-            place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             for number, name in enumerate(wanted.names):
                 ask = Ask(do="start", job=f"{wanted.job}-{name.replace('_', '-')}", key=key, bound=True,
                           keep_s=wanted.keep_s, names={name: wanted.environment_of(name)})  # fmt: skip
                 ray.remote(Keeper).options(
                     name=job.agents[name].id, namespace=_SPACE, lifetime="detached", num_cpus=bundles[number]["CPU"],
                     num_gpus=bundles[number].get("GPU", 0), max_restarts=0,
-                    scheduling_strategy=place(group, placement_group_bundle_index=number),
+                    scheduling_strategy=strategy(group, placement_group_bundle_index=number),
                 ).remote(msgspec.json.encode(ask), group_name)  # fmt: skip
         except BaseException:  # an interrupt too
             self._end(job, {group_name})
@@ -140,29 +140,29 @@ class Ray(JobAdapter):
     def look(self, job: Running) -> Mapping[str, Seen]:
         """How Ray's actors are, and the agents beside them."""
         ray = _ray(job.options)
-        asked, seen = {}, {}
+        refs, states = {}, {}
         for name, agent in job.agents.items():
             try:
                 keeper = ray.get_actor(agent.id, namespace=_SPACE)
                 ask = Ask(do="look", job=f"{job.job}-{name.replace('_', '-')}")
-                asked[name] = keeper.ask.remote(msgspec.json.encode(ask))
+                refs[name] = keeper.ask.remote(msgspec.json.encode(ask))
             except ValueError:
-                seen[name] = Seen("ended", "is gone: Ray knows its actor no more")
-        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
-        lacks = _lacks(ray, job) if len(ready) < len(asked) else {}
-        for name, answer in asked.items():
+                states[name] = Seen("ended", "is gone: Ray knows its actor no more")
+        ready, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=_ANSWER_S) if refs else ([], [])
+        lacks = _lacks(ray, job) if len(ready) < len(refs) else {}
+        for name, answer in refs.items():
             if answer not in ready:
-                seen[name] = lacks.get(_group(name, job.agents[name])) or Seen(
+                states[name] = lacks.get(_group(name, job.agents[name])) or Seen(
                     "waiting", "waits for a node of Ray's with what it needs, or its Ray actor is busy"
                 )
                 continue
             try:
                 reply = json_decoder(HelperReply).decode(ray.get(answer))
-                seen[name] = reply.seen.get(name, Seen("ended", reply.error or "did not start"))
+                states[name] = reply.seen.get(name, Seen("ended", reply.error or "did not start"))
             except ray.exceptions.RayError as error:
                 words = str(error).strip().splitlines()
-                seen[name] = Seen("ended", f"is gone: {words[0] if words else type(error).__name__}")
-        return seen
+                states[name] = Seen("ended", f"is gone: {words[0] if words else type(error).__name__}")
+        return states
 
     def kill(self, job: Running) -> None:
         """Ends the agents, Ray's actors and the placement groups."""
@@ -200,38 +200,38 @@ def _group(name: str, agent: Agent) -> str:
 
 def _groups(ray: Any, job: Running) -> list[dict[str, Any]]:
     """Returns Ray's entries of the placement groups of a job."""
-    groups = [each for each in ray.util.placement_group_table().values() if each["state"] != "REMOVED"]
-    return [each for each in groups if each["name"].partition("+")[0] == job.job]
+    groups = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+    return [group for group in groups if group["name"].partition("+")[0] == job.job]
 
 
 def _lacks(ray: Any, job: Running) -> dict[str, Seen]:
     """The placement groups of a job that wait for what no node has, used or not, by their names."""
-    nodes = [each["Resources"] for each in ray.nodes() if each["Alive"]]
-    found = {}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    states = {}
     for group in _groups(ray, job):
         if group["state"] != "PENDING":
             continue
         bundles = list(group["bundles"].values())
         apart = group["strategy"] == _SPREAD
         few = apart and len(bundles) > len(nodes)
-        lacking = next((each for each in bundles if not any(_fits(each, node) for node in nodes)), None)
+        lacking = next((bundle for bundle in bundles if not any(_fits(bundle, node) for node in nodes)), None)
         if lacking is not None:
-            wanted = ", ".join(f"{count:g} {what}" for what, count in sorted(lacking.items()))
+            needs = ", ".join(f"{count:g} {name}" for name, count in sorted(lacking.items()))
             most = ", ".join(
-                f"{max((node.get(what, 0) for node in nodes), default=0):g} {what}" for what in sorted(lacking)
+                f"{max((node.get(name, 0) for node in nodes), default=0):g} {name}" for name in sorted(lacking)
             )
-            why = f"{wanted} on one node, and of {counted(len(nodes), 'node')} none has that (the most: {most})"
+            reason = f"{needs} on one node, and of {counted(len(nodes), 'node')} none has that (the most: {most})"
         elif few:
-            why = f"{counted(len(bundles), 'node')}, and the cluster has {len(nodes)} (strategy='PACK' shares them)"
+            reason = f"{counted(len(bundles), 'node')}, and the cluster has {len(nodes)} (strategy='PACK' shares them)"
         else:
             continue
-        description = f"waits for {why}. It will wait for ever, unless Ray gets such nodes"
-        found[group["name"]] = Seen("waiting", description, stuck=True)
-    return found
+        description = f"waits for {reason}. It will wait for ever, unless Ray gets such nodes"
+        states[group["name"]] = Seen("waiting", description, stuck=True)
+    return states
 
 
 def _fits(bundle: Mapping[str, float], node: Mapping[str, float]) -> bool:
-    return all(node.get(what, 0) >= count for what, count in bundle.items())
+    return all(node.get(resource, 0) >= count for resource, count in bundle.items())
 
 
 def _remove(ray: Any, group: str) -> None:

@@ -59,32 +59,32 @@ def _machine() -> str:
     return socket.gethostname()
 
 
-def encode(record: JobRecord, what: str) -> bytes:
+def encode(record: JobRecord, class_name: str) -> bytes:
     """Formats a record as JSON. Raises TypeError, naming the attribute, for anything but plain data."""
     for name, value in record.fields.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"{what} cannot be saved: its attribute {name!r} is not plain data ({error}). Jobs are saved as JSON; "
-                "name what need not be saved in the class's _transient"
+                f"{class_name} cannot be saved: its attribute {name!r} is not plain data ({error}). Jobs are saved as "
+                "JSON; name what need not be saved in the class's _transient"
             ) from None
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
-def decode(data: bytes, where: str) -> JobRecord:
+def decode(data: bytes, source: str) -> JobRecord:
     """Reads the record in a file. Raises JobFileError."""
     if data[:1] == b"\x80":
         raise JobFileError(
-            f"{where} is a pickle, as torchmonarch writes. Opening it would run what is in it, so it is not opened; "
+            f"{source} is a pickle, as torchmonarch writes. Opening it would run what is in it, so it is not opened; "
             "remove it, or choose another path"
         )
     try:
         record = json_decoder(JobRecord).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise JobFileError(f"{where} holds no job: {error}. Remove it, or choose another path") from None
+        raise JobFileError(f"{source} holds no job: {error}. Remove it, or choose another path") from None
     if record.format != FORMAT:
-        raise JobFileError(f"{where} was written by another version ({record.format!r}): remove it")
+        raise JobFileError(f"{source} was written by another version ({record.format!r}): remove it")
     return record
 
 
@@ -125,29 +125,29 @@ def read(path: str) -> bytes:
 
 def write(path: str, data: bytes) -> None:
     """Replaces a job's file at once, for this user only; follows a link at `path`. Makes its folder."""
-    place = Path(os.path.realpath(path))
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_private(place, data)
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(target, data)
 
 
-def ago(then: float) -> str:
+def ago(moment: float) -> str:
     """Formats a moment for people: the local time and how long ago that is."""
-    seconds = max(0.0, time.time() - then)
+    seconds = max(0.0, time.time() - moment)
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             elapsed = f"{seconds / unit:.0f} {name}"
             break
     else:
         elapsed = f"{seconds:.0f} seconds"
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(then))} ({elapsed} ago)"
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(moment))} ({elapsed} ago)"
 
 
 def origin_text(origin: JobOrigin | None) -> str:
     """Describes who started a job, for people."""
     if origin is None:
         return "by an unknown process"
-    where = "" if origin.machine == _machine() else f" on {origin.machine}"
-    return f"by process {origin.pid}{where} (`{origin.command}`) in {origin.folder}"
+    machine = "" if origin.machine == _machine() else f" on {origin.machine}"
+    return f"by process {origin.pid}{machine} (`{origin.command}`) in {origin.folder}"
 
 
 def plain(fields: Mapping[str, Any], transient: frozenset[str]) -> dict[str, Any]:

@@ -32,11 +32,11 @@ def opened(written: str) -> str:
     except (msgspec.MsgspecError, LookupError) as error:
         raise EngineError(f"there is no way to it that this version knows: {error}") from None
     adapter.hold(tunnel.job, True)
-    ways = adapter.join(tunnel.job, tunnel.name, tunnel.joins)
-    way = next((each for each in ways if knock(each, _KNOCK_S)), "")
-    if not way:
+    joins = adapter.join(tunnel.job, tunnel.name, tunnel.joins)
+    address = next((join for join in joins if knock(join, _KNOCK_S)), "")
+    if not address:
         raise EngineError(f"{tunnel.name} of the {tunnel.job.kind} job {tunnel.job.job[:8]} does not answer")
-    return way
+    return address
 
 
 def hosts_again(written: str) -> JobHosts:
@@ -45,17 +45,17 @@ def hosts_again(written: str) -> JobHosts:
     Raises NoMoreHostsError if the job cannot be loaded here.
     """
     try:
-        wanted = json_decoder(WrittenHosts).decode(written)
-        job = job_from(wanted.job.encode(), "the record of the mesh", load=True)
+        record = json_decoder(WrittenHosts).decode(written)
+        job = job_from(record.job.encode(), "the record of the mesh", load=True)
         if not isinstance(job, AdapterJob):
             raise JobFileError(f"{kind_of(job)} gives no hosts")
-        for known in jobs_here(job.apply_id):
-            return known.source(wanted.mesh)
+        for local in jobs_here(job.apply_id):
+            return local.source(record.mesh)
         job.taken_up()
     except (msgspec.MsgspecError, EngineError, JobFileError, LookupError) as error:
         raise NoMoreHostsError(f"the job that gave the mesh its hosts cannot be asked: {error}") from None
-    job._applied.path = wanted.path if wanted.path is not None and _is_at(wanted.path, job) else None
-    hosts = job.source(wanted.mesh)
+    job._applied.path = record.path if record.path is not None and _is_at(record.path, job) else None
+    hosts = job.source(record.mesh)
     for arrival in job.arrivals:
         arrival.wait(_COME_S)
     return hosts
@@ -93,18 +93,18 @@ class HostOfJob(Struct, frozen=True):
 
 def hosts_of_job(job: AdapterJob) -> list[HostOfJob]:
     """Returns all of them. Blocks; opens the job's tunnels. Raises EngineError if the scheduler cannot be asked."""
-    running, found = job._job, []
+    running, hosts = job._job, []
     key = Path(running.folder, "key")
     job._adapter.hold(running, True)
-    for name, seen in job._adapter.look(running).items():
+    for name, state in job._adapter.look(running).items():
         joins: tuple[str, ...] = ()
         wrong = ""
-        if seen.state == "running" and seen.joins:
+        if state.state == "running" and state.joins:
             try:
-                joins = tuple(job._adapter.join(running, name, seen.joins))
+                joins = tuple(job._adapter.join(running, name, state.joins))
             except EngineError as error:
                 wrong = str(error)
-        found.append(
-            HostOfJob(name, seen.state == "running", seen.description, joins, key if key.exists() else None, wrong)
+        hosts.append(
+            HostOfJob(name, state.state == "running", state.description, joins, key if key.exists() else None, wrong)
         )
-    return found
+    return hosts

@@ -85,22 +85,22 @@ def read_report(path: Path) -> AgentReport | None:
 def own_addresses(port: int, known_as: str = "") -> tuple[str, ...]:
     """Returns where others may reach a port of this machine: the name it is known as, its own name, its addresses."""
     names = [known_as, socket.getfqdn(), platform.node(), *_numbers()]
-    good = [name for name in names if name and not name.startswith(("localhost", "127.")) and name != "::1"]
-    return tuple(f"tcp://{f'[{name}]' if ':' in name else name}:{port}" for name in dict.fromkeys(good))
+    usable = [name for name in names if name and not name.startswith(("localhost", "127.")) and name != "::1"]
+    return tuple(f"tcp://{f'[{name}]' if ':' in name else name}:{port}" for name in dict.fromkeys(usable))
 
 
 def _numbers() -> list[str]:
     """Returns IP addresses from which this machine would connect to others. Nothing is sent for that."""
-    found = []
+    addresses = []
     for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((far, 9))
-                found.append(probe.getsockname()[0])
+                addresses.append(probe.getsockname()[0])
         except OSError:
             continue
     try:
         entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
-        return found
-    return found + [str(entry[4][0]).partition("%")[0] for entry in entries]
+        return addresses
+    return addresses + [str(entry[4][0]).partition("%")[0] for entry in entries]

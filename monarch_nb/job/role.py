@@ -26,10 +26,10 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 def read_roles(meshes: "Mapping[str, int | Role]") -> dict[str, Role]:
     """Returns the roles of a job's meshes, for which a number of hosts is enough. Raises ValueError."""
     roles = {}
-    for name, wanted in meshes.items():
+    for name, entry in meshes.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"{name!r} cannot name a mesh: it must be a name as Python has them")
-        role = wanted if isinstance(wanted, Role) else Role(hosts=wanted)
+        role = entry if isinstance(entry, Role) else Role(hosts=entry)
         if isinstance(role.hosts, bool) or not isinstance(role.hosts, int) or role.hosts < 1:
             raise ValueError(f"{name}={role.hosts!r}: a mesh has a whole number of hosts, at least 1")
         if isinstance(role.spares, bool) or not isinstance(role.spares, int) or role.spares < 0:

@@ -54,10 +54,10 @@ class SkyPilotJob(AdapterJob):
         idle_minutes: int = 10, python_exe: str = "python3", monarch_port: int = 26600,
         env: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        asked = {"infra": infra, "accelerators": accelerators, "cpus": cpus, "memory": memory, "image_id": image}
-        wanted = {name: value for name, value in asked.items() if value is not None} | dict(resources or {})
+        shortcuts = {"infra": infra, "accelerators": accelerators, "cpus": cpus, "memory": memory, "image_id": image}
+        requested = {name: value for name, value in shortcuts.items() if value is not None} | dict(resources or {})
         options = {
-            "resources": {**wanted, "use_spot": use_spot}, "setup": setup, "idle_minutes": idle_minutes,
+            "resources": {**requested, "use_spot": use_spot}, "setup": setup, "idle_minutes": idle_minutes,
             "python": python_exe, "port": monarch_port,
         }  # fmt: skip
         super().__init__("skypilot", meshes, env, options=options)
@@ -83,7 +83,7 @@ class SkyPilot(JobAdapter):
         ended = {name: agent for name, agent in going.agents.items() if _cluster(agent) not in stays}
         self.kill(structs.replace(job, agents=ended))
 
-    def _launch(self, wanted: AgentsWanted, called: str) -> Agents:
+    def _launch(self, wanted: AgentsWanted, prefix: str) -> Agents:
         alike: dict[str, list[str]] = {}
         for name in wanted.names:
             role = structs.replace(wanted.role(name), hosts=1, spares=0)
@@ -91,7 +91,7 @@ class SkyPilot(JobAdapter):
         agents: dict[str, Agent] = {}
         try:
             for number, names in enumerate(alike.values()):
-                cluster = f"{called}-{number}"
+                cluster = f"{prefix}-{number}"
                 agents.update({name: Agent(f"{cluster}/{rank}") for rank, name in enumerate(names)})
                 request = _ask("launch", _task(wanted, names), cluster_name=cluster, down=True,
                                idle_minutes_to_autostop=wanted.options["idle_minutes"])  # fmt: skip
@@ -111,13 +111,13 @@ class SkyPilot(JobAdapter):
     def _state(cluster: str, request: str) -> tuple[Any, Seen | None]:
         """Returns the handle of a cluster whose task runs, or what is said of all its nodes instead."""
         sky = _sdk()
-        found = _get("status", cluster_names=[cluster], refresh=sky.StatusRefreshMode.AUTO)
-        status = found[0].status.name if found else ""
+        clusters = _get("status", cluster_names=[cluster], refresh=sky.StatusRefreshMode.AUTO)
+        status = clusters[0].status.name if clusters else ""
         if status == "UP":
             jobs = _get("job_status", cluster)
             task = next((state.name for state in jobs.values() if state is not None), "")
             if task == "RUNNING":
-                return found[0].handle, None
+                return clusters[0].handle, None
             if task in _ENDED:
                 words = log_words(_log(cluster))
                 return None, Seen("ended", f"is gone: its task on SkyPilot's cluster {cluster} {_ENDED[task]}{words}")
@@ -130,10 +130,10 @@ class SkyPilot(JobAdapter):
         if launch is not None and launch.status in ("FAILED", "CANCELLED"):
             try:
                 sky.get(request)
-                why = "it was cancelled"
+                reason = "it was cancelled"
             except Exception as error:
-                why = str(error)
-            return None, Seen("ended", f"is gone: SkyPilot has not launched the cluster {cluster}: {why}")
+                reason = str(error)
+            return None, Seen("ended", f"is gone: SkyPilot has not launched the cluster {cluster}: {reason}")
         if status or (launch is not None and launch.status != "SUCCEEDED"):
             now = (launch.status_msg if launch is not None else "") or "is being provisioned"
             return None, Seen("waiting", f"waits: SkyPilot's cluster {cluster}: {now}")
@@ -144,8 +144,8 @@ class SkyPilot(JobAdapter):
         if instead is not None:
             return instead
         cluster, rank = _cluster(agent), int(agent.id.split("/")[1])
-        known = [handle.cached_external_ips or [], handle.cached_internal_ips or []]
-        addresses = dict.fromkeys(ips[rank] for ips in known if rank < len(ips) and ips[rank])
+        ip_lists = [handle.cached_external_ips or [], handle.cached_internal_ips or []]
+        addresses = dict.fromkeys(ips[rank] for ips in ip_lists if rank < len(ips) and ips[rank])
         if not addresses:
             return Seen("waiting", f"waits: node {rank} of SkyPilot's cluster {cluster} has no address yet")
         joins = tuple(f"tcp://{address}:{job.options['port']}" for address in addresses)
@@ -176,8 +176,8 @@ class SkyPilot(JobAdapter):
         """Returns the last lines of the node, as SkyPilot keeps them."""
         _, rank, *_ = job.agents[name].id.split("/")
         lines = _log(_cluster(job.agents[name]))
-        mine = [line for line in lines if (found := _RANK.search(line)) is None or found[1] == rank]
-        return mine[-count:]
+        own = [line for line in lines if (match := _RANK.search(line)) is None or match[1] == rank]
+        return own[-count:]
 
     def shell(self, job: Running, name: str) -> list[str]:
         """Returns an SSH command by the names that SkyPilot gives to nodes."""
@@ -209,19 +209,19 @@ def _task(wanted: AgentsWanted, names: Sequence[str]) -> Any:
 
 def _resources(options: Mapping[str, Any], role: Role) -> dict[str, Any]:
     """Returns the arguments of SkyPilot's resources for a host: the job's, and over them the role's."""
-    wanted = {**options["resources"], "ports": [str(options["port"])]}
+    arguments = {**options["resources"], "ports": [str(options["port"])]}
     if role.gpus is not None:
-        kind = str(wanted.get("accelerators") or "").partition(":")[0]
+        kind = str(arguments.get("accelerators") or "").partition(":")[0]
         if not kind:
             raise EngineError(f"{role.gpus} GPUs on each host: of which kind? accelerators='H100' names it")
-        wanted["accelerators"] = f"{kind}:{role.gpus}"
+        arguments["accelerators"] = f"{kind}:{role.gpus}"
     if role.cpus is not None:
-        wanted["cpus"] = str(role.cpus)
+        arguments["cpus"] = str(role.cpus)
     if role.memory:
-        wanted["memory"] = role.memory.removesuffix("B").removesuffix("i").removesuffix("G")
+        arguments["memory"] = role.memory.removesuffix("B").removesuffix("i").removesuffix("G")
     if role.image:
-        wanted["image_id"] = f"docker:{role.image}"
-    return wanted
+        arguments["image_id"] = f"docker:{role.image}"
+    return arguments
 
 
 def _log(cluster: str) -> list[str]:

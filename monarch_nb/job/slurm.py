@@ -50,7 +50,7 @@ _ENDS = {
     "FAILED": "has failed",
 }
 # A job that is being cleaned up may be reported as COMPLETING alone: the reason then has how it ended.
-_WHY = {"NonZeroExitCode": "FAILED", "TimeLimit": "TIMEOUT", "OutOfMemory": "OUT_OF_MEMORY", "NodeFail": "NODE_FAIL"}
+_CODES = {"NonZeroExitCode": "FAILED", "TimeLimit": "TIMEOUT", "OutOfMemory": "OUT_OF_MEMORY", "NodeFail": "NODE_FAIL"}
 # Reasons that time alone does not remove: what somebody has to do.
 _STUCK = {
     "PartitionConfig": "partition {partition} does not have {nodes} like that: ask for fewer or smaller ones, or "
@@ -113,8 +113,8 @@ class SlurmJob(AdapterJob):
             "gpus_per_node": gpus_per_node, "cpus_per_task": cpus_per_task, "mem": mem, "account": account, "qos": qos,
             "through_first": out_of_cluster, "attach_to": attach_to, "bind_to": bind_to,
         }  # fmt: skip
-        given = {name: value for name, value in options.items() if value or name == "exclusive"}
-        super().__init__("slurm", meshes, env, options=given, patience=job_start_timeout)
+        options = {name: value for name, value in options.items() if value or name == "exclusive"}
+        super().__init__("slurm", meshes, env, options=options, patience=job_start_timeout)
 
     def add_mesh(self, name: str, num_nodes: "int | Role") -> None:
         """Another mesh, of so many nodes. Raises ValueError after the job was applied."""
@@ -131,8 +131,8 @@ class SlurmJob(AdapterJob):
         share = scope.job_gen_task_slurm(
             partition=partition, gpus_per_task=gpus_per_task, tasks_per_node=tasks_per_node
         )
-        wanted = {"exclusive": False, "cpus_per_task": share["cpus_per_task"], "mem": share["memory"]}
-        self._options = {**self._options, **wanted}
+        overrides = {"exclusive": False, "cpus_per_task": share["cpus_per_task"], "mem": share["memory"]}
+        self._options = {**self._options, **overrides}
 
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
@@ -181,11 +181,11 @@ class Slurm(JobAdapter):
         The first node of a batch job, where its script runs, remains with the others.
         """
         stays = {name: agent for name, agent in job.agents.items() if name not in going.agents}
-        kept = {_number(agent) for agent in stays.values()}
-        ended = {name: agent for name, agent in going.agents.items() if _number(agent) not in kept}
+        remaining = {_number(agent) for agent in stays.values()}
+        ended = {name: agent for name, agent in going.agents.items() if _number(agent) not in remaining}
         self.kill(structs.replace(job, agents=ended))
         for number in dict.fromkeys(map(_number, going.agents.values())):
-            if number in kept:
+            if number in remaining:
                 self._give_back(number, {node for name, agent in going.agents.items()
                                          if _number(agent) == number and (node := _node(job, name))})  # fmt: skip
 
@@ -218,8 +218,8 @@ class Slurm(JobAdapter):
         """Returns what all hosts of the batch job have written, with srun's rank prefixes."""
         number, _, rank = job.agents[name].id.partition("/")
         lines = last_lines(_logs(job, number), ALL_LINES)
-        mine = [line.partition(": ")[2] for line in lines if line.partition(": ")[0].strip() == rank]
-        return (mine or lines)[-count:]
+        own = [line.partition(": ")[2] for line in lines if line.partition(": ")[0].strip() == rank]
+        return (own or lines)[-count:]
 
     def shell(self, job: Running, name: str) -> list[str]:
         """Returns a step of the same batch job, on the node of the agent."""
@@ -229,17 +229,17 @@ class Slurm(JobAdapter):
 
     @staticmethod
     def _submit(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) -> dict[str, Agent]:
-        said = ask(["sbatch", "--parsable"], _PACKAGE, _script(wanted, names, file, number))
-        slurm = said.strip().splitlines()[-1].partition(";")[0]
+        output = ask(["sbatch", "--parsable"], _PACKAGE, _script(wanted, names, file, number))
+        slurm = output.strip().splitlines()[-1].partition(";")[0]
         if number:
-            with open(wanted.folder / OTHER_JOBS, "a") as others:
-                others.write(f"{slurm}\n")
+            with open(wanted.folder / OTHER_JOBS, "a") as stream:
+                stream.write(f"{slurm}\n")
         return {name: Agent(f"{slurm}/{rank}") for rank, name in enumerate(names)}
 
-    def _give_back(self, number: str, gone: Collection[str]) -> None:
-        first, *others = _nodes(self._state(number)) or [""]
-        stays = [node for node in others if node not in gone]
-        if len(stays) < len(others):
+    def _give_back(self, number: str, ended: Collection[str]) -> None:
+        first, *rest = _nodes(self._state(number)) or [""]
+        stays = [node for node in rest if node not in ended]
+        if len(stays) < len(rest):
             ask(["scontrol", "update", f"JobId={number}", f"NodeList={','.join([first, *stays])}"], _PACKAGE)
 
     def _runs(self, number: str) -> bool:
@@ -248,21 +248,21 @@ class Slurm(JobAdapter):
 
     def _await_end(self, numbers: Sequence[str], living: Collection[str], seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and any(set(_states(self._state(each))) & set(living) for each in numbers):
+        while time.monotonic() < deadline and any(set(_states(self._state(n))) & set(living) for n in numbers):
             time.sleep(_LOOK_S)
 
     def _state(self, number: str) -> dict[str, object]:
         """Returns squeue's entry of a batch job; empty if it knows none of that number."""
         try:
             text = ask(["squeue", "--json", "--states=all", f"--jobs={number}"], _PACKAGE)
-            found: list[dict[str, Any]] = json.loads(text).get("jobs", [])
+            entries: list[dict[str, Any]] = json.loads(text).get("jobs", [])
         except EngineError as error:
             if "Invalid job id" in str(error):
                 return {}
             raise
         except ValueError as error:
             raise EngineError(f"squeue --json gave no JSON ({error}): Slurm 20.11 or newer is needed") from None
-        return next((each for each in found if str(each.get("job_id")) == number), {})
+        return next((entry for entry in entries if str(entry.get("job_id")) == number), {})
 
     def _seen(self, job: Running, name: str, state: Mapping[str, object]) -> Seen:
         number = _number(job.agents[name])
@@ -271,7 +271,7 @@ class Slurm(JobAdapter):
             return Seen("ended", f"(Slurm job {number}) is not known to Slurm any more")
         if states[0] in _WAITING:
             again = " again, after it was requeued" if state.get("restart_cnt") else ""
-            reason, stuck = _why_it_waits(number, state)
+            reason, stuck = _waiting_reason(number, state)
             description = f"waits in Slurm's queue{again} (job {number}: {reason})"
             if stuck:
                 description = f"{description}, and will for ever: {stuck}"
@@ -279,12 +279,12 @@ class Slurm(JobAdapter):
         if states[0] in _RUNNING and "COMPLETING" not in states:
             return seen_of(job, name, f", Slurm job {number}")
         reason = str(state.get("state_reason") or "")
-        end = next((each for each in states if each != "COMPLETING" and each not in _RUNNING), None)
-        end = end or _WHY.get(reason, "COMPLETING")
+        end = next((code for code in states if code != "COMPLETING" and code not in _RUNNING), None)
+        end = end or _CODES.get(reason, "COMPLETING")
         how = _ENDS.get(end, end.lower())
-        why = f" ({reason})" if reason not in ("", "None", *_WHY) else ""
+        suffix = f" ({reason})" if reason not in ("", "None", *_CODES) else ""
         words = log_words(last_lines(_logs(job, number), ALL_LINES))
-        return Seen("ended", f"is gone: Slurm job {number} {how}{why}{words}")
+        return Seen("ended", f"is gone: Slurm job {number} {how}{suffix}{words}")
 
 
 def _number(agent: Agent) -> str:
@@ -297,7 +297,7 @@ def _node(job: Running, name: str) -> str:
     return "" if report is None or not report.joins else report.joins[0].removeprefix("tcp://").rpartition(":")[0]
 
 
-def _why_it_waits(number: str, state: Mapping[str, Any]) -> tuple[str, str]:
+def _waiting_reason(number: str, state: Mapping[str, Any]) -> tuple[str, str]:
     """Returns Slurm's reason and, if it does not pass by itself, what it means and what to do."""
     reason = str(state.get("state_reason") or "None")
     if reason == "None":
@@ -306,8 +306,8 @@ def _why_it_waits(number: str, state: Mapping[str, Any]) -> tuple[str, str]:
     count = nodes.get("number") if isinstance(nodes, dict) else nodes  # newer versions have numbers so
     words = {"number": number, "partition": state.get("partition"), "nodes": counted(int(count or 1), "node")}
     stuck = _STUCK.get(reason, "it asks for more than a limit allows" if _LIMITS.fullmatch(reason) else "")
-    said = str(state.get("state_description") or "")
-    return f"{reason}, {said}" if said and said != reason else reason, stuck.format_map(words)
+    message = str(state.get("state_description") or "")
+    return f"{reason}, {message}" if message and message != reason else reason, stuck.format_map(words)
 
 
 def _states(state: Mapping[str, Any]) -> list[str]:
@@ -328,31 +328,31 @@ def _logs(job: Running, number: str) -> list[Path]:
 
 def _script(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) -> str:
     """Returns the script for sbatch, for hosts that are alike."""
-    given, role = wanted.options, wanted.role(names[0])
-    logs = given.get("log_dir") or wanted.folder
+    config, role = wanted.options, wanted.role(names[0])
+    logs = config.get("log_dir") or wanted.folder
     options = {
-        "job-name": given.get("job_name", "monarch_job"),
+        "job-name": config.get("job_name", "monarch_job"),
         "nodes": len(names),
         "nodelist": ",".join(wanted.places) or None,
-        "ntasks-per-node": given.get("ntasks_per_node", 1),
+        "ntasks-per-node": config.get("ntasks_per_node", 1),
         "output": f"{logs}/slurm_%j_{number}.out",
-        "time": given.get("time_limit"),
-        "partition": given.get("partition"),
-        "account": given.get("account"),
-        "qos": given.get("qos"),
-        "gpus-per-node": role.gpus if role.gpus is not None else given.get("gpus_per_node"),
-        "cpus-per-task": role.cpus if role.cpus is not None else given.get("cpus_per_task"),
-        "mem": role.memory or given.get("mem"),
+        "time": config.get("time_limit"),
+        "partition": config.get("partition"),
+        "account": config.get("account"),
+        "qos": config.get("qos"),
+        "gpus-per-node": role.gpus if role.gpus is not None else config.get("gpus_per_node"),
+        "cpus-per-task": role.cpus if role.cpus is not None else config.get("cpus_per_task"),
+        "mem": role.memory or config.get("mem"),
         "container-image": role.image or None,
     }
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH --{name}={_plain(name, value)}" for name, value in options.items() if value is not None]
     # A requeued job has other hosts, and one lost node is no reason to take the others away.
     lines += ["#SBATCH --no-requeue", "#SBATCH --no-kill"]
-    lines += ["#SBATCH --exclusive"] if given.get("exclusive", True) else []
-    lines += [f"#SBATCH {_plain('slurm_args', word)}" for word in given.get("slurm_args", ()) if _OPTION.match(word)]
+    lines += ["#SBATCH --exclusive"] if config.get("exclusive", True) else []
+    lines += [f"#SBATCH {_plain('slurm_args', word)}" for word in config.get("slurm_args", ()) if _OPTION.match(word)]
     work = f"{_SRUN.format(nodes=len(names))} {worker_line(wanted, file, 'SLURM_PROCID', '$SLURMD_NODENAME')}"
-    client = given.get("client_script")
+    client = config.get("client_script")
     if client is None or number:
         # SIGTERM is for the agents, to which Slurm sends it as well: srun would react by killing them at once.
         return "\n".join([
@@ -363,12 +363,12 @@ def _script(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) 
             "exit $status",
             "",
         ])  # fmt: skip
-    python, job_file = shlex.quote(str(given.get("python", "python3"))), shlex.quote(str(wanted.folder / "batch.json"))
+    python, batch = shlex.quote(str(config.get("python", "python3"))), shlex.quote(str(wanted.folder / "batch.json"))
     return "\n".join([
         *lines,
         f"{work} &",
-        f"until [ -s {job_file} ]; do sleep 0.2; done",
-        f"MONARCH_BATCH_JOB=1 MONARCH_NB_BATCH_JOB={job_file} {python} {shlex.quote(str(client))}",
+        f"until [ -s {batch} ]; do sleep 0.2; done",
+        f"MONARCH_BATCH_JOB=1 MONARCH_NB_BATCH_JOB={batch} {python} {shlex.quote(str(client))}",
         "status=$?",
         f"others=$(cat {shlex.quote(str(wanted.folder / OTHER_JOBS))} 2>/dev/null)",
         f"scancel --quiet --signal={END.name[3:]} $SLURM_JOB_ID $others",

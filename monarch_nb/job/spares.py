@@ -13,7 +13,7 @@ from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents
 from monarch_nb.runtime import Future, current_runtime, when_done
 from monarch_nb.supervision import Intensity
 
-_ASKED, _WITHIN_S = 3, 600.0  # limits how often a failed spare is replaced
+_REFILLS, _WITHIN_S = 3, 600.0  # limits how often a failed spare is replaced
 
 
 class Spares:
@@ -26,45 +26,45 @@ class Spares:
         """`start` requests so many hosts, which then come; `drop` gives one up, by name."""
         self._mesh, self._known_as, self._start, self._drop = mesh, known_as, start, drop
         self._lock = threading.RLock()
-        self._coming: dict[str, Arrival] = {}  # by name; they have joined, or may yet
-        self._wanted = 0
-        self._asked = Intensity(_ASKED, _WITHIN_S)
+        self._arrivals: dict[str, Arrival] = {}  # by name; they have joined, or may yet
+        self._target = 0
+        self._limit = Intensity(_REFILLS, _WITHIN_S)
         self._closed = False
         self._runtime = current_runtime()
 
-    def follow(self, arrivals: dict[str, Arrival], wanted: int) -> None:
+    def follow(self, arrivals: dict[str, Arrival], count: int) -> None:
         """These have been asked for; so many are to be there."""
         with self._lock:
-            self._wanted = wanted
-            self._coming.update(arrivals)
-            if self._happened not in self._runtime.part(MeshEvents).listeners and not self._closed:
-                self._runtime.part(MeshEvents).listeners.append(self._happened)
+            self._target = count
+            self._arrivals.update(arrivals)
+            if self._on_event not in self._runtime.part(MeshEvents).listeners and not self._closed:
+                self._runtime.part(MeshEvents).listeners.append(self._on_event)
         for name, arrival in arrivals.items():
-            when_done(arrival.hosts[self._mesh], partial(self._came, name))
+            when_done(arrival.hosts[self._mesh], partial(self._on_arrival, name))
 
     @property
     def arrivals(self) -> list[Arrival]:
         """How they come in."""
         with self._lock:
-            return list(self._coming.values())
+            return list(self._arrivals.values())
 
     @property
-    def wanted(self) -> int:
+    def target(self) -> int:
         """How many there should be."""
-        return self._wanted
+        return self._target
 
     def waiting(self) -> dict[str, str]:
         """The ids of those that can be used now, by name. Does not block."""
         attached = self._runtime.part(HostRoutes).attached
         with self._lock:
-            there = {name: host for name, arrival in self._coming.items() if (host := _joined(arrival, self._mesh))}
-        return {name: host for name, host in there.items() if host in attached and not attached[host].lost}
+            hosts = {name: host for name, arrival in self._arrivals.items() if (host := _joined(arrival, self._mesh))}
+        return {name: host for name, host in hosts.items() if host in attached and not attached[host].lost}
 
     def take(self, count: int) -> dict[str, tuple[str, Arrival]]:
         """At most so many of them, at once, by name: the id of each, and how it came. They are spares no more."""
         with self._lock:
-            taken = dict(list(self.waiting().items())[:count])
-            return {name: (host, self._coming.pop(name)) for name, host in taken.items()}
+            spares = dict(list(self.waiting().items())[:count])
+            return {name: (host, self._arrivals.pop(name)) for name, host in spares.items()}
 
     def refill(self) -> None:
         """Asks the engine for as many as are missing, in the background; nothing where it gives none."""
@@ -75,52 +75,52 @@ class Spares:
         with self._lock:
             self._closed = True
         listeners = self._runtime.part(MeshEvents).listeners
-        if self._happened in listeners:
-            listeners.remove(self._happened)
+        if self._on_event in listeners:
+            listeners.remove(self._on_event)
 
     def _refill(self) -> None:
         with self._lock:
-            missing = 0 if self._closed else self._wanted - len(self._coming)
+            missing = 0 if self._closed else self._target - len(self._arrivals)
             if missing <= 0:
                 return
-            wait = self._asked.wait(self._mesh, 0, time.monotonic())
+            wait = self._limit.wait(self._mesh, 0, time.monotonic())
             if wait is not None:
                 show_host_message(
-                    f"{self._known_as}: {self._mesh} has no spare host any more: {_ASKED} came to nothing within "
+                    f"{self._known_as}: {self._mesh} has no spare host any more: {_REFILLS} came to nothing within "
                     f"{_WITHIN_S:.0f} s"
                 )
                 return
-            self._asked.count(self._mesh, 0, time.monotonic())
+            self._limit.count(self._mesh, 0, time.monotonic())
         try:
             arrivals = self._start(missing)
         except (EngineError, OSError, ValueError) as error:
             if not self._closed:
                 show_host_message(f"{self._known_as}: there is no new spare host for {self._mesh}: {error}")
             return
-        self.follow(arrivals, self._wanted)
+        self.follow(arrivals, self._target)
 
     # -- what becomes of them, on threads of the engine ---------------------------------------------------------------
 
-    def _came(self, name: str, came: Future[tuple[str, ...]]) -> None:
-        error = came.exception(0)
+    def _on_arrival(self, name: str, future: Future[tuple[str, ...]]) -> None:
+        error = future.exception(0)
         if error is not None:
-            why = error.missing.get(name, "") if isinstance(error, HostsMissingError) else ""
-            self._gone(name, why or str(error))
+            reason = error.missing.get(name, "") if isinstance(error, HostsMissingError) else ""
+            self._lose(name, reason or str(error))
 
-    def _happened(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, HostLost):
             with self._lock:
-                names = [name for name, each in self._coming.items() if _joined(each, self._mesh) == event.host]
+                names = [name for name, arrival in self._arrivals.items() if _joined(arrival, self._mesh) == event.host]
             remote = self._runtime.part(HostRoutes).attached.get(event.host)
             for name in names:
-                self._gone(name, f"(host {event.host}) is lost: {remote.lost if remote is not None else 'it is gone'}")
+                self._lose(name, f"(host {event.host}) is lost: {remote.lost if remote is not None else 'it is gone'}")
 
-    def _gone(self, name: str, why: str) -> None:
+    def _lose(self, name: str, reason: str) -> None:
         with self._lock:
-            arrival = None if self._closed else self._coming.pop(name, None)
+            arrival = None if self._closed else self._arrivals.pop(name, None)
         if arrival is None:
             return
-        show_host_message(f"{self._known_as}: the spare host {name} {why}. No mesh was on it")
+        show_host_message(f"{self._known_as}: the spare host {name} {reason}. No mesh was on it")
 
         def replace() -> None:
             arrival.stop("it came to nothing")

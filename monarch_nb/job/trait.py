@@ -134,9 +134,9 @@ class JobTrait(UpstreamServices, ABC):
         running = self._running
         assert running is not None
         state = running._state()
-        wanted = self._wanted_mounts or running._wanted_mounts
-        self._mounts.follow(wanted, state._hosts)
-        for mount in wanted:
+        mounts = self._wanted_mounts or running._wanted_mounts
+        self._mounts.follow(mounts, state._hosts)
+        for mount in mounts:
             for mesh in mount.meshes_of(state._hosts) if mount.python else ():
                 state._hosts[mesh] = state._hosts[mesh].with_python_executable(mount.python)
         return state
@@ -242,12 +242,12 @@ def _started_by() -> JobTrait | None:
     return job
 
 
-def job_from(data: bytes, where: str, *, load: bool) -> JobTrait:
+def job_from(data: bytes, source: str, *, load: bool) -> JobTrait:
     """A job of what `dumps` gave, which is `where`; with `load` the module of its class is imported."""
-    record = files.decode(data, where)
+    record = files.decode(data, source)
     cls = files.find_class(record.kind, load=load)
     if not isinstance(cls, type) or not issubclass(cls, JobTrait):
-        raise JobFileError(f"{where} names {record.kind}, which is not a job")
+        raise JobFileError(f"{source} names {record.kind}, which is not a job")
     job: JobTrait = cls.__new__(cls)
     job._fresh()
     job._applied = AppliedRecord(record.apply_id, record.started, record.origin)
@@ -259,7 +259,7 @@ def job_from(data: bytes, where: str, *, load: bool) -> JobTrait:
         job._wanted_mounts = tuple(map(WantedMount.saved, job._wanted_mounts))
         job._restored()
     except Exception as error:
-        raise JobFileError(f"{where} holds no {cls.__name__}: {type(error).__name__}: {error}. Remove it") from None
+        raise JobFileError(f"{source} holds no {cls.__name__}: {type(error).__name__}: {error}. Remove it") from None
     return job
 
 

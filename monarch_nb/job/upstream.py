@@ -94,5 +94,5 @@ class UpstreamServices:
 
         Of several meshes each gets a folder with its name. `kill()` removes the copies.
         """
-        wanted = WantedMount.to_here(remote_mount_point, local_mount_point, meshes)
-        self._wanted_mounts = (*self._wanted_mounts, wanted)
+        mount = WantedMount.to_here(remote_mount_point, local_mount_point, meshes)
+        self._wanted_mounts = (*self._wanted_mounts, mount)

@@ -54,17 +54,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--known-as", default="", help="the name by which others know this machine")
     parser.add_argument("--keep", type=float, help="end once no program has used this host for so many seconds")
     parser.add_argument("--bound", action="store_true", help="end with the process that has started this one")
-    given = parser.parse_args(argv)
-    key, report_file = given.key, given.report
-    if given.folder is not None:
-        rank = next(int(os.environ[name]) for name in given.rank_from.split(",") if name in os.environ)
-        me = json_decoder(list[WantedHost]).decode((given.folder / given.wanted).read_bytes())[rank]
+    arguments = parser.parse_args(argv)
+    key, report_file = arguments.key, arguments.report
+    if arguments.folder is not None:
+        rank = next(int(os.environ[name]) for name in arguments.rank_from.split(",") if name in os.environ)
+        me = json_decoder(list[WantedHost]).decode((arguments.folder / arguments.wanted).read_bytes())[rank]
         os.environ.update(me.env)
-        key, report_file = given.folder / "key", given.folder / f"{me.name}.json"
-    if given.bound or given.folder is not None:
+        key, report_file = arguments.folder / "key", arguments.folder / f"{me.name}.json"
+    if arguments.bound or arguments.folder is not None:
         threading.Thread(target=_end_with, args=(os.getppid(),), name="monarch-launcher", daemon=True).start()
     _name_user()
-    _work(given.address, _secret(key), report_file, os.path.expandvars(given.known_as), given.keep)
+    _work(arguments.address, _secret(key), report_file, os.path.expandvars(arguments.known_as), arguments.keep)
     return 0
 
 
@@ -123,14 +123,14 @@ def _work(address: str, key: bytes | Path | None, report_file: Path | None, know
 def _of_engine() -> PreemptionNotice:
     """Returns the notice that this process has just been given; asks Slurm, if that has started it."""
     number, begun = os.environ.get("SLURM_JOB_ID", ""), time.monotonic()
-    known = grace(os.environ)
-    if number and known is None:
-        asked = (("scontrol", "--oneliner", "show", "job", number), ("scontrol", "show", "config"))
-        with ThreadPoolExecutor(len(asked)) as pool:
-            job, settings = pool.map(_ask, asked)
+    seconds = grace(os.environ)
+    if number and seconds is None:
+        commands = (("scontrol", "--oneliner", "show", "job", number), ("scontrol", "show", "config"))
+        with ThreadPoolExecutor(len(commands)) as pool:
+            job, settings = pool.map(_ask, commands)
         return of_slurm(number, job, settings, time.time(), time.monotonic() - begun)
     by = f"Slurm job {number}" if number else "Kubernetes" if _KUBERNETES in os.environ else "SIGTERM"
-    return PreemptionNotice(by=by, seconds=known)
+    return PreemptionNotice(by=by, seconds=seconds)
 
 
 def of_slurm(number: str, job: str, settings: str, now: float, since: float = 0.0) -> PreemptionNotice:
@@ -143,13 +143,13 @@ def of_slurm(number: str, job: str, settings: str, now: float, since: float = 0.
     fields = dict(_FIELD.findall(job))
     state, end = fields.get("JobState", ""), _seconds(fields.get("EndTime", ""))
     wait = _KILL_WAIT.search(settings)
-    left = None if wait is None else max(0.0, float(wait[1]) - since)
+    remaining = None if wait is None else max(0.0, float(wait[1]) - since)
     preempted = "is preempted" if _seconds(fields.get("PreemptTime", "")) is not None else ""
     how = _ENDS.get(state) or _REASONS.get(fields.get("Reason", "")) or preempted or "is being ended"
     if state == "RUNNING":
-        left = None if end is None else max(0.0, end - now)
+        remaining = None if end is None else max(0.0, end - now)
         how = preempted or "ends soon"
-    return PreemptionNotice(by=f"Slurm job {number} {how}", seconds=left)
+    return PreemptionNotice(by=f"Slurm job {number} {how}", seconds=remaining)
 
 
 def _seconds(text: str) -> float | None:
@@ -163,9 +163,9 @@ def _seconds(text: str) -> float | None:
 def _ask(line: Sequence[str]) -> str:
     """What it answers; empty if it does not. Slurm's signals come in bursts, and may end the first that is started."""
     deadline = time.monotonic() + _ASK_S
-    while (left := deadline - time.monotonic()) > 0:
+    while (remaining := deadline - time.monotonic()) > 0:
         try:
-            done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=left,
+            done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=remaining,
                                   check=False, start_new_session=True)  # fmt: skip
         except (OSError, subprocess.SubprocessError):
             return ""

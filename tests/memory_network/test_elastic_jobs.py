@@ -348,7 +348,7 @@ def test_engines_that_choose_are_asked_one_at_a_time(hosts: JobHosts, job: Job, 
     until(lambda: len(engine.asked) == 1, "one has asked")
     folder = os.open(job.folder, os.O_RDONLY)
     try:
-        assert not elastic._taken(folder)
+        assert not elastic._try_lock(folder)
     finally:
         os.close(folder)
     assert len(engine.asked) == 1

@@ -59,14 +59,14 @@ def test_failures_name_the_dialled_address_the_alias_and_the_remedy(
     error: OSError, story: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("asyncssh", reason="NOT TESTED HERE: pip install 'monarch-nb[ssh]'")
-    from monarch_nb.job.ssh.machine import advice, meant
+    from monarch_nb.job.ssh.machine import advice, dial_target
 
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host box\n  HostName 10.1.2.3\n  Port 2022\nHost far\n  ProxyJump box\n")
-    told = advice(error, meant("me@box", {}), 20.0)
+    told = advice(error, dial_target("me@box", {}), 20.0)
     assert story in told
     assert "Errno" not in told
-    assert (meant("me@box", {}).jumps, meant("far", {}).jumps) == (False, True)
-    assert str(meant("node7", {})) == "port 22 of node7"
-    assert str(meant("node7:99", {"port": 99})) == "port 99 of node7"
+    assert (dial_target("me@box", {}).jumps, dial_target("far", {}).jumps) == (False, True)
+    assert str(dial_target("node7", {})) == "port 22 of node7"
+    assert str(dial_target("node7:99", {"port": 99})) == "port 99 of node7"

@@ -70,13 +70,13 @@ def _request(
 ) -> Any:  # fmt: skip
     """One request to the API. Raises EngineError, with its words."""
     client = api_client(options.get("kubeconfig", ""))
-    sent = "application/merge-patch+json" if verb == "PATCH" else "application/json"
-    headers = {"Accept": "*/*" if plain else "application/json", "Content-Type": sent}
+    content_type = "application/merge-patch+json" if verb == "PATCH" else "application/json"
+    headers = {"Accept": "*/*" if plain else "application/json", "Content-Type": content_type}
     try:
         # The client's own connection and credentials, whose interface is the same in all its versions.
-        for each in client.configuration.auth_settings().values():
-            if each["in"] == "header" and each["value"]:
-                headers[each["key"]] = each["value"]
+        for setting in client.configuration.auth_settings().values():
+            if setting["in"] == "header" and setting["value"]:
+                headers[setting["key"]] = setting["value"]
         url = f"{client.configuration.host}{path}{f'?{urlencode(query)}' if query else ''}"
         data = None if body is None else json.dumps(body)
         response = client.rest_client.pool_manager.request(
@@ -119,7 +119,7 @@ class Kubernetes(JobAdapter):
 
     def __init__(self) -> None:
         self._forwards: dict[tuple[str, str], tuple[subprocess.Popen[str], str]] = {}
-        self._held: Counter[str] = Counter()  # uses of jobs
+        self._uses: Counter[str] = Counter()  # uses of jobs
         self._lives: dict[tuple[str, str], str] = {}  # which life of its pod was seen, by job and name
         self._joined: dict[tuple[str, str], str] = {}  # and which has joined
         self._lists: dict[str, tuple[float, list[Any]]] = {}  # what the API has listed, and when
@@ -147,17 +147,17 @@ class Kubernetes(JobAdapter):
         of others that have ended.
         """
         mesh, count = mesh_of(wanted.names[0]), len(wanted.names)
-        config, there = job.options["meshes"][mesh], self._there(job, mesh)
-        ended = {name for name, seen in self.look(job).items() if seen.state == "ended"}
+        config, ranks = job.options["meshes"][mesh], self._pod_ranks(job, mesh)
+        ended = {name for name, state in self.look(job).items() if state.state == "ended"}
         used = _ranks({name: agent for name, agent in job.agents.items() if name not in ended}, mesh)
-        free = [rank for rank in there if rank not in used]
+        free = [rank for rank in ranks if rank not in used]
         if config["provisioned"]:
-            last = max((*used, *there), default=-1)
+            last = max((*used, *ranks), default=-1)
             free += range(last + 1, last + 1 + count - len(free))
-            self._scale(job, mesh, max((*used, *there, *free[:count])) + 1)
+            self._scale(job, mesh, max((*used, *ranks, *free[:count])) + 1)
         elif len(free) < count:
             raise EngineError(
-                f"there are {len(there)} pods of {mesh} ({config['selector']}), of which {len(free)} are not used yet. "
+                f"there are {len(ranks)} pods of {mesh} ({config['selector']}), of which {len(free)} are not used yet. "
                 "They were not made by this job: have whatever made them make more, as by kubectl scale, and grow again"
             )
         space = job.options["namespace"]
@@ -169,58 +169,58 @@ class Kubernetes(JobAdapter):
             if not job.options["meshes"][mesh]["provisioned"]:
                 continue
             stays = _ranks({name: agent for name, agent in job.agents.items() if name not in going.agents}, mesh)
-            wanted = max(stays, default=-1) + 1
-            if wanted <= max(self._there(job, mesh), default=-1):
-                self._scale(job, mesh, wanted)
-            held = sorted(rank for rank in _ranks(going.agents, mesh) - stays if rank < wanted)
-            if held:
+            count = max(stays, default=-1) + 1
+            if count <= max(self._pod_ranks(job, mesh), default=-1):
+                self._scale(job, mesh, count)
+            idle = sorted(rank for rank in _ranks(going.agents, mesh) - stays if rank < count)
+            if idle:
                 raise EngineError(
-                    f"{', '.join(f'{mesh}-{rank}' for rank in held)}: of the pods of a set only the last can be given "
+                    f"{', '.join(f'{mesh}-{rank}' for rank in idle)}: of the pods of a set only the last can be given "
                     "back. It stays, idle, is the first that a mesh grows onto, and goes once no pod behind it is used"
                 )
 
     def look(self, job: Running) -> Mapping[str, Seen]:
         """How the pods are."""
-        seen: dict[str, Seen] = {}
+        states: dict[str, Seen] = {}
         for mesh, config in job.options["meshes"].items():
             names = [name for name in job.agents if mesh_of(name) == mesh]
             if not names:
                 continue
             path = f"/api/v1/namespaces/{job.options['namespace']}/pods"
-            found = _request(job.options, "GET", path, query=[("labelSelector", config["selector"])])
-            pods = {rank_of(pod, config["rank_label"]): pod for pod in found.get("items") or ()}
+            reply = _request(job.options, "GET", path, query=[("labelSelector", config["selector"])])
+            pods = {rank_of(pod, config["rank_label"]): pod for pod in reply.get("items") or ()}
             for name in names:
                 rank = _rank(job.agents[name])
                 pod = pods.get(rank)
                 if pod is None:
                     text = f"waits: there is no pod of {mesh} with rank {rank} ({config['selector']})"
                     warning = self._warning(job, mesh) if config["provisioned"] else ""
-                    now = Seen("waiting", f"{text}{warning}", stuck=_NOT_ALLOWED in warning)
+                    state = Seen("waiting", f"{text}{warning}", stuck=_NOT_ALLOWED in warning)
                 else:
-                    now = self._explained(job, pod, seen_of(pod, config["port"]))
-                seen[name] = self._of_one_life(job, name, pod, now)
-        return seen
+                    state = self._explain(job, pod, seen_of(pod, config["port"]))
+                states[name] = self._check_life(job, name, pod, state)
+        return states
 
-    def _explained(self, job: Running, pod: Mapping[str, Any], seen: Seen) -> Seen:
+    def _explain(self, job: Running, pod: Mapping[str, Any], state: Seen) -> Seen:
         """Adds why a pod waits, as far as its status does not say that, and whether time alone will not help."""
-        if seen.state != "waiting":
-            return seen
+        if state.state != "waiting":
+            return state
         if unexplained(pod):
-            return Seen("waiting", f"{seen.description}{self._warning(job, pod['metadata']['name'])}")
+            return Seen("waiting", f"{state.description}{self._warning(job, pod['metadata']['name'])}")
         if unschedulable(pod) and (lack := lack_of(pod, self._nodes(job))):
-            text = f"{seen.description}, and will for ever unless the cluster gets other nodes: {lack}"
+            text = f"{state.description}, and will for ever unless the cluster gets other nodes: {lack}"
             return Seen("waiting", text, stuck=True)
-        return seen
+        return state
 
     def _warning(self, job: Running, name: str) -> str:
         """The last warning about an object; empty if there is none, or it may not be read."""
         path = f"/api/v1/namespaces/{job.options['namespace']}/events"
-        return warning_of(self._listed(job, path, [("fieldSelector", f"involvedObject.name={name},type=Warning")]))
+        return warning_of(self._list(job, path, [("fieldSelector", f"involvedObject.name={name},type=Warning")]))
 
     def _nodes(self, job: Running) -> list[Any]:
-        return self._listed(job, "/api/v1/nodes", [])
+        return self._list(job, "/api/v1/nodes", [])
 
-    def _listed(self, job: Running, path: str, query: list[tuple[str, str]]) -> list[Any]:
+    def _list(self, job: Running, path: str, query: list[tuple[str, str]]) -> list[Any]:
         """All items of a list, which may be some seconds old; none if the API refuses to give it."""
         key = f"{job.job} {path} {query}"
         since, items = self._lists.get(key, (0.0, []))
@@ -236,13 +236,13 @@ class Kubernetes(JobAdapter):
         """A pod that is made anew, or started again, is another host from now on."""
         self._joined[(job.job, name)] = self._lives.get((job.job, name), "")
 
-    def _of_one_life(self, job: Running, name: str, pod: Mapping[str, Any] | None, seen: Seen) -> Seen:
-        life, known = "" if pod is None else life_of(pod), self._joined.get((job.job, name), "")
-        if not known:
+    def _check_life(self, job: Running, name: str, pod: Mapping[str, Any] | None, state: Seen) -> Seen:
+        life, joined = "" if pod is None else life_of(pod), self._joined.get((job.job, name), "")
+        if not joined:
             self._lives[(job.job, name)] = life
-        elif life != known and seen.state != "ended":
-            return Seen("ended", f"is gone: its pod has ended. In its place: {seen.description}")
-        return seen
+        elif life != joined and state.state != "ended":
+            return Seen("ended", f"is gone: its pod has ended. In its place: {state.description}")
+        return state
 
     def kill(self, job: Running) -> None:
         """Deletes what was made for the job; pods that were there before stay as they are."""
@@ -256,8 +256,8 @@ class Kubernetes(JobAdapter):
     def hold(self, job: Running, keep: bool) -> None:
         """Ways into the cluster end with the last use."""
         with self._lock:
-            self._held[job.job] += 1 if keep else -1
-            last = self._held[job.job] <= 0
+            self._uses[job.job] += 1 if keep else -1
+            last = self._uses[job.job] <= 0
         if last:
             self._forget(job)
 
@@ -319,7 +319,7 @@ class Kubernetes(JobAdapter):
             sets = f"/apis/apps/v1/namespaces/{space}/statefulsets"
             _create_object(options, sets, make.stateful_set(mesh, wanted.job, config, template))
 
-    def _scaled(self, job: Running, mesh: str) -> tuple[str, dict[str, Any]]:
+    def _pod_set(self, job: Running, mesh: str) -> tuple[str, dict[str, Any]]:
         """What pods of a mesh are made of: its path, and what the API has there."""
         space = job.options["namespace"]
         path = f"/apis/{make.GROUP}/{make.VERSION}/namespaces/{space}/{make.PLURAL}/{mesh}"
@@ -329,30 +329,30 @@ class Kubernetes(JobAdapter):
             path = f"/apis/apps/v1/namespaces/{space}/statefulsets/{mesh}"
             return path, _request(job.options, "GET", path)
 
-    def _there(self, job: Running, mesh: str) -> list[int]:
+    def _pod_ranks(self, job: Running, mesh: str) -> list[int]:
         """The ranks of the pods of a mesh, whether they run yet or not."""
         config = job.options["meshes"][mesh]
         if config["provisioned"]:
-            return list(range(int(self._scaled(job, mesh)[1]["spec"]["replicas"])))
+            return list(range(int(self._pod_set(job, mesh)[1]["spec"]["replicas"])))
         path = f"/api/v1/namespaces/{job.options['namespace']}/pods"
-        found = _request(job.options, "GET", path, query=[("labelSelector", config["selector"])]).get("items") or ()
-        return sorted(rank for pod in found if (rank := rank_of(pod, config["rank_label"])) is not None)
+        pods = _request(job.options, "GET", path, query=[("labelSelector", config["selector"])]).get("items") or ()
+        return sorted(rank for pod in pods if (rank := rank_of(pod, config["rank_label"])) is not None)
 
     def _scale(self, job: Running, mesh: str, pods: int) -> None:
-        path, now = self._scaled(job, mesh)
-        if int(now["spec"]["replicas"]) != pods:
+        path, resource = self._pod_set(job, mesh)
+        if int(resource["spec"]["replicas"]) != pods:
             _request(job.options, "PATCH", path, body={"spec": {"replicas": pods}})
 
     def _read_key(self, wanted: AgentsWanted, mesh: str, config: Mapping[str, Any]) -> None:
         """The key of pods that are there already, from their Secret; none if they have none."""
         name = config.get("secret") or make.secret_name(mesh)
         try:
-            found = _request(wanted.options, "GET", f"/api/v1/namespaces/{wanted.options['namespace']}/secrets/{name}")
+            secret = _request(wanted.options, "GET", f"/api/v1/namespaces/{wanted.options['namespace']}/secrets/{name}")
         except NotThereError:
             if config.get("secret"):
                 raise EngineError(f"there is no Secret {name} in namespace {wanted.options['namespace']}") from None
             return
-        key = base64.b64decode((found.get("data") or {}).get("key", ""))
+        key = base64.b64decode((secret.get("data") or {}).get("key", ""))
         file = wanted.folder / "key"
         if file.exists() and file.read_bytes() != key:
             raise EngineError(f"{mesh} has another key than the other meshes: use a job of its own for it")
@@ -371,8 +371,8 @@ class Kubernetes(JobAdapter):
                 f"/api/v1/namespaces/{space}/secrets/{make.secret_name(mesh)}",
             ):
                 try:
-                    found = _request(job.options, "GET", path)
-                    if ((found.get("metadata") or {}).get("labels") or {}).get(make.JOB_LABEL) != job.job:
+                    resource = _request(job.options, "GET", path)
+                    if ((resource.get("metadata") or {}).get("labels") or {}).get(make.JOB_LABEL) != job.job:
                         continue
                     _request(job.options, "DELETE", path)
                 except NotThereError:
@@ -408,23 +408,23 @@ class Kubernetes(JobAdapter):
         process = start_bound(line, errors=subprocess.STDOUT)
         assert process.stdout is not None
         try:
-            said = process.stdout.readline()
-            if not said.startswith(_FORWARDING):
-                raise EngineError(f"kubectl port-forward to {name} has failed: {said.strip() or 'it has ended'}")
+            output = process.stdout.readline()
+            if not output.startswith(_FORWARDING):
+                raise EngineError(f"kubectl port-forward to {name} has failed: {output.strip() or 'it has ended'}")
         except BaseException:  # an interrupt too
             end_bound(process)
             raise
         threading.Thread(target=_drain, args=(process.stdout,), name="monarch-forward", daemon=True).start()
-        way = f"tcp://127.0.0.1:{said.removeprefix(_FORWARDING).split()[0]}"
-        where = f"port {port} of pod {self._pod(job, name)}, through kubectl port-forward"
-        opened_here(way, job, name, (address,), Tunnel(where))
+        way = f"tcp://127.0.0.1:{output.removeprefix(_FORWARDING).split()[0]}"
+        route = f"port {port} of pod {self._pod(job, name)}, through kubectl port-forward"
+        opened_here(way, job, name, (address,), Tunnel(route))
         with self._lock:
             self._forwards[(job.job, name)] = (process, way)
         return way
 
     def _forget(self, job: Running) -> None:
         with self._lock:
-            self._held.pop(job.job, None)
+            self._uses.pop(job.job, None)
             mine = [key for key in self._forwards if key[0] == job.job]
             for listed in [key for key in self._lists if key.startswith(f"{job.job} ")]:
                 del self._lists[listed]

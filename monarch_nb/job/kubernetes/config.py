@@ -67,7 +67,7 @@ def api_client(saved: str) -> Any:
         else:
             config.load_incluster_config(client_configuration=configuration)
     except Exception as error:  # the client lets errors of all kinds through, for files of all kinds
-        where = f"the kubeconfig {saved} cannot be used" if saved else "this process does not run in a pod"
-        raise EngineError(f"{where}: {error}. Name one with kubeconfig=KubeConfig.from_path(...)") from None
+        problem = f"the kubeconfig {saved} cannot be used" if saved else "this process does not run in a pod"
+        raise EngineError(f"{problem}: {error}. Name one with kubeconfig=KubeConfig.from_path(...)") from None
     configuration.retries = 1
     return client.ApiClient(configuration)

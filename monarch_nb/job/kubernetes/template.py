@@ -63,35 +63,35 @@ def secret(mesh: str, job: str, key: bytes, env: Mapping[str, str]) -> dict[str,
     }
 
 
-def pod_template(mesh: str, wanted: Json, env: Mapping[str, str]) -> dict[str, Any]:
+def pod_template(mesh: str, config: Json, env: Mapping[str, str]) -> dict[str, Any]:
     """The pods of a mesh: the user's own template or an image, with the key mounted and a worker as their command.
 
     Pods of an image meet the pod security standard "restricted", those with FUSE aside, which are privileged. The group
     of a pod reads the key, as whoever its container runs.
     """
-    template: dict[str, Any] = wanted.get("pod_template") or _pod(wanted)
+    template: dict[str, Any] = config.get("pod_template") or _pod(config)
     spec = dict(template.get("spec") or {})
     spec["securityContext"] = {
         "fsGroup": USER,
         "fsGroupChangePolicy": "OnRootMismatch",
         **(spec.get("securityContext") or {}),
     }
-    worker, *others = spec.get("containers") or [{}]
+    worker, *sidecars = spec.get("containers") or [{}]
     worker = dict(worker)
     if not worker.get("command"):
         worker["command"] = ["python", "-P", "-m", "monarch_nb.job.worker"]
-        worker["args"] = [f"tcp://0.0.0.0:{wanted['port']}", "--key", f"{_FOLDER}/key"]
+        worker["args"] = [f"tcp://0.0.0.0:{config['port']}", "--key", f"{_FOLDER}/key"]
     mounts = [{"name": _VOLUME, "mountPath": _FOLDER, "readOnly": True}]
-    variables: list[dict[str, Any]] = [{"name": "MONARCH_PORT", "value": str(wanted["port"])}]
-    if all(each.get("name") != GRACE for each in worker.get("env", ())):
+    variables: list[dict[str, Any]] = [{"name": "MONARCH_PORT", "value": str(config["port"])}]
+    if all(variable.get("name") != GRACE for variable in worker.get("env", ())):
         variables.append({"name": GRACE, "value": str(spec.get("terminationGracePeriodSeconds", _GRACE_S))})
     variables += [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name(mesh), "key": f"env-{name}"}}} for name in env
     ]
     worker["volumeMounts"] = [*worker.get("volumeMounts", ()), *mounts]
     worker["env"] = [*worker.get("env", ()), *variables]
-    worker.setdefault("ports", [{"containerPort": wanted["port"], "name": "monarch"}])
-    worker.setdefault("readinessProbe", {"tcpSocket": {"port": wanted["port"]}, "periodSeconds": 2})
+    worker.setdefault("ports", [{"containerPort": config["port"], "name": "monarch"}])
+    worker.setdefault("readinessProbe", {"tcpSocket": {"port": config["port"]}, "periodSeconds": 2})
     volume = {
         "name": _VOLUME,
         "secret": {
@@ -100,65 +100,65 @@ def pod_template(mesh: str, wanted: Json, env: Mapping[str, str]) -> dict[str, A
             "items": [{"key": "key", "path": "key", "mode": 0o400}],
         },
     }
-    spec.update(containers=[worker, *others], volumes=[*spec.get("volumes", ()), *_volumes(wanted), volume])
+    spec.update(containers=[worker, *sidecars], volumes=[*spec.get("volumes", ()), *_volumes(config), volume])
     metadata = dict(template.get("metadata") or {})
     metadata["labels"] = {**(metadata.get("labels") or {}), **labels_of(mesh)}
     return {"metadata": metadata, "spec": spec}
 
 
-def _pod(wanted: Json) -> dict[str, object]:
-    spec: dict[str, Any] = {"containers": [_container(wanted)]}
-    if not wanted.get("enable_fuse"):
-        user = wanted.get("run_as_user", USER)
+def _pod(config: Json) -> dict[str, object]:
+    spec: dict[str, Any] = {"containers": [_container(config)]}
+    if not config.get("enable_fuse"):
+        user = config.get("run_as_user", USER)
         ids = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
         spec["securityContext"] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, **ids}
     return {"spec": spec}
 
 
-def _container(wanted: Json) -> dict[str, Any]:
-    container: dict[str, Any] = {"name": "worker", "image": wanted["image"]}
-    if wanted.get("resources"):
-        amounts = {name: str(amount) for name, amount in wanted["resources"].items()}
+def _container(config: Json) -> dict[str, Any]:
+    container: dict[str, Any] = {"name": "worker", "image": config["image"]}
+    if config.get("resources"):
+        amounts = {name: str(amount) for name, amount in config["resources"].items()}
         container["resources"] = {"requests": amounts, "limits": amounts}
-    if wanted.get("enable_fuse"):
+    if config.get("enable_fuse"):
         container["securityContext"] = {"privileged": True}
         container["volumeMounts"] = [{"name": "dev-fuse", "mountPath": "/dev/fuse"}]
     else:
         container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    if wanted.get("shared_memory_size"):
+    if config.get("shared_memory_size"):
         shared = {"name": "dev-shm", "mountPath": "/dev/shm"}
         container["volumeMounts"] = [*container.get("volumeMounts", ()), shared]
     return container
 
 
-def _volumes(wanted: Json) -> list[dict[str, object]]:
+def _volumes(config: Json) -> list[dict[str, object]]:
     volumes: list[dict[str, object]] = []
-    if wanted.get("enable_fuse"):
+    if config.get("enable_fuse"):
         volumes.append({"name": "dev-fuse", "hostPath": {"path": "/dev/fuse", "type": "CharDevice"}})
-    if wanted.get("shared_memory_size"):
-        memory = {"medium": "Memory", "sizeLimit": wanted["shared_memory_size"]}
+    if config.get("shared_memory_size"):
+        memory = {"medium": "Memory", "sizeLimit": config["shared_memory_size"]}
         volumes.append({"name": "dev-shm", "emptyDir": memory})
     return volumes
 
 
-def monarch_mesh(mesh: str, job: str, wanted: Json, template: Json) -> dict[str, object]:
+def monarch_mesh(mesh: str, job: str, config: Json, template: Json) -> dict[str, object]:
     """The resource that torchmonarch's operator makes pods of."""
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "MonarchMesh",
-        "metadata": _metadata(mesh, job, wanted),
-        "spec": {"replicas": wanted["replicas"], "port": wanted["port"], "podTemplate": dict(template)},
+        "metadata": _metadata(mesh, job, config),
+        "spec": {"replicas": config["replicas"], "port": config["port"], "podTemplate": dict(template)},
     }
 
 
-def stateful_set(mesh: str, job: str, wanted: Json, template: Json) -> dict[str, object]:
+def stateful_set(mesh: str, job: str, config: Json, template: Json) -> dict[str, object]:
     """The same where that operator is not installed: Kubernetes makes the pods itself."""
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _metadata(mesh, job, wanted),
+        "metadata": _metadata(mesh, job, config),
         "spec": {
-            "replicas": wanted["replicas"],
+            "replicas": config["replicas"],
             "serviceName": f"{mesh}-svc",
             "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": labels_of(mesh)},
@@ -167,9 +167,9 @@ def stateful_set(mesh: str, job: str, wanted: Json, template: Json) -> dict[str,
     }
 
 
-def service(mesh: str, job: str, wanted: Json) -> dict[str, object]:
+def service(mesh: str, job: str, config: Json) -> dict[str, object]:
     """Gives the pods names."""
-    ports = [{"port": wanted["port"], "name": "monarch"}]
+    ports = [{"port": config["port"], "name": "monarch"}]
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -178,9 +178,9 @@ def service(mesh: str, job: str, wanted: Json) -> dict[str, object]:
     }
 
 
-def _metadata(mesh: str, job: str, wanted: Json) -> dict[str, object]:
-    labels = {**(wanted.get("labels") or {}), JOB_LABEL: job}
-    annotations = {"annotations": dict(wanted["annotations"])} if wanted.get("annotations") else {}
+def _metadata(mesh: str, job: str, config: Json) -> dict[str, object]:
+    labels = {**(config.get("labels") or {}), JOB_LABEL: job}
+    annotations = {"annotations": dict(config["annotations"])} if config.get("annotations") else {}
     return {"name": mesh, "labels": labels, **annotations}
 
 
@@ -209,8 +209,8 @@ def _port_of(pod: Json, default: int) -> int:
 def life_of(pod: Json) -> str:
     """Names a pod from one start of its worker to the next; empty if the API gives no uid."""
     uid = (pod.get("metadata") or {}).get("uid", "")
-    starts = [each.get("restartCount", 0) for each in (pod.get("status") or {}).get("containerStatuses") or ()]
-    return f"{uid}/{sum(starts)}" if uid else ""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    return f"{uid}/{sum(status.get('restartCount', 0) for status in statuses)}" if uid else ""
 
 
 def seen_of(pod: Json, port: int) -> Seen:
@@ -218,23 +218,23 @@ def seen_of(pod: Json, port: int) -> Seen:
     status = pod.get("status") or {}
     name, phase = (pod.get("metadata") or {}).get("name", "?"), status.get("phase", "Unknown")
     node = (pod.get("spec") or {}).get("nodeName")
-    where = f"pod {name}{f' on {node}' if node else ''}"
+    location = f"pod {name}{f' on {node}' if node else ''}"
     if (pod.get("metadata") or {}).get("deletionTimestamp"):
-        return Seen("ended", f"is gone: {where} is being deleted")
+        return Seen("ended", f"is gone: {location} is being deleted")
     if phase in ("Failed", "Succeeded"):
-        why = status.get("reason") or _terminated(status) or phase
+        reason = status.get("reason") or _terminated(status) or phase
         message = f": {_short(status['message'])}" if status.get("message") else ""
-        return Seen("ended", f"is gone: {where} has ended ({why}{message})")
+        return Seen("ended", f"is gone: {location} has ended ({reason}{message})")
     trouble = _waiting(status)
     if trouble:
-        return Seen("waiting", f"waits: {where}: {trouble}")
+        return Seen("waiting", f"waits: {location}: {trouble}")
     if phase != "Running":
-        return Seen("waiting", f"waits: {where} is {phase}{_condition(status) or _begins(status)}")
-    ready = {each.get("type"): each.get("status") for each in status.get("conditions") or ()}.get("Ready")
+        return Seen("waiting", f"waits: {location} is {phase}{_condition(status) or _begins(status)}")
+    ready = {entry.get("type"): entry.get("status") for entry in status.get("conditions") or ()}.get("Ready")
     if ready == "False" or not status.get("podIP"):
-        return Seen("running", f"{where} runs, and is not ready yet")
+        return Seen("running", f"{location} runs, and is not ready yet")
     address = str(status["podIP"])
-    return Seen("running", where, (f"tcp://{f'[{address}]' if ':' in address else address}:{_port_of(pod, port)}",))
+    return Seen("running", location, (f"tcp://{f'[{address}]' if ':' in address else address}:{_port_of(pod, port)}",))
 
 
 def unexplained(pod: Json) -> bool:
@@ -246,25 +246,25 @@ def unexplained(pod: Json) -> bool:
 def unschedulable(pod: Json) -> bool:
     """Whether the scheduler has looked for a node and found none."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(each.get("type") == "PodScheduled" and each.get("reason") == "Unschedulable" for each in conditions)
+    return any(entry.get("type") == "PodScheduled" and entry.get("reason") == "Unschedulable" for entry in conditions)
 
 
 def warning_of(events: Iterable[Json]) -> str:
     """The last warning among some events, such as " (FailedMount: ...)"; empty if there is none."""
-    warnings = [each for each in events if each.get("type") == "Warning" and each.get("message")]
+    warnings = [event for event in events if event.get("type") == "Warning" and event.get("message")]
     last = max(warnings, key=_time_of, default=None)
     return "" if last is None else f" ({last.get('reason')}: {_short(last['message'])})"
 
 
 def lack_of(pod: Json, nodes: Sequence[Json]) -> str:
     """What a pod asks for that no node of the cluster has, even an empty one; empty if one has all of it."""
-    wanted = _requests(pod)
+    requests = _requests(pod)
     offers = [(node.get("status") or {}).get("allocatable") or {} for node in nodes]
-    if not nodes or any(all(quantity(o.get(name, 0)) >= need for name, (need, _) in wanted.items()) for o in offers):
+    if not nodes or any(all(quantity(o.get(name, 0)) >= need for name, (need, _) in requests.items()) for o in offers):
         return ""
     of = f"of {counted(len(nodes), 'node')} none has"
     lacks = []
-    for name, (need, text) in wanted.items():
+    for name, (need, text) in requests.items():
         largest = max((offer.get(name, 0) for offer in offers), key=quantity)
         if quantity(largest) < need:
             lacks.append(
@@ -272,7 +272,7 @@ def lack_of(pod: Json, nodes: Sequence[Json]) -> str:
             )
     if lacks:
         return "; ".join(lacks)
-    together = ", ".join(f"{name}={text}" for name, (_, text) in wanted.items())
+    together = ", ".join(f"{name}={text}" for name, (_, text) in requests.items())
     return f"it asks for {together}, and {of} all of that"
 
 
@@ -307,13 +307,13 @@ def _waiting(status: Json) -> str:
         reason = waiting.get("reason")
         if reason and reason not in _USUAL:
             ended = _terminated({"containerStatuses": [{"state": container.get("lastState") or {}}]})
-            said = _short(waiting.get("message") or container.get("image") or "")
-            return f"{reason} ({said}){f', {ended}' if ended else ''}"
+            message = _short(waiting.get("message") or container.get("image") or "")
+            return f"{reason} ({message}){f', {ended}' if ended else ''}"
     return ""
 
 
 def _begins(status: Json) -> str:
-    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
+    states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
     reasons = [reason for state in states if (reason := (state.get("waiting") or {}).get("reason"))]
     return f" ({reasons[0]})" if reasons else ""
 
@@ -328,11 +328,11 @@ def _terminated(status: Json) -> str:
 
 def _condition(status: Json) -> str:
     """Why a pod is not scheduled, or else another condition that is false and has more to say than what is usual."""
-    false = [each for each in status.get("conditions") or () if each.get("status") == "False" and each.get("message")]
-    false.sort(key=lambda each: each.get("type") != "PodScheduled")
-    for each in false:
-        if each.get("reason") != "ContainersNotReady":
-            return f" ({each.get('reason')}: {_short(each['message'])})"
+    conditions = status.get("conditions") or ()
+    false = [entry for entry in conditions if entry.get("status") == "False" and entry.get("message")]
+    for condition in sorted(false, key=lambda entry: entry.get("type") != "PodScheduled"):
+        if condition.get("reason") != "ContainersNotReady":
+            return f" ({condition.get('reason')}: {_short(condition['message'])})"
     return ""
 
 

@@ -73,23 +73,23 @@ class SSH(JobAdapter):
         self._lock = threading.RLock()
         self._thread: SSHLoop | None = None
         self._machines: dict[tuple[str, str], SSHMachine] = {}
-        self._held: dict[str, int] = {}  # jobs that connections are kept for
+        self._uses: dict[str, int] = {}  # jobs that connections are kept for
 
     def start(self, wanted: AgentsWanted) -> Agents:
         """Starts an agent for each name, on the machine that the job's options have for it."""
         job = Running(wanted.job, str(wanted.folder), {}, dict(wanted.options))
-        places = dict(zip(wanted.names, places_at_first(wanted.options), strict=True))
+        machines = dict(zip(wanted.names, places_at_first(wanted.options), strict=True))
         self.hold(job, True)
         try:
-            wrong = self._start(job, wanted, places)
+            wrong = self._start(job, wanted, machines)
             if wrong:
-                many = f"{len(wrong)} of {len({*places.values()})} machines"
+                many = f"{len(wrong)} of {len({*machines.values()})} machines"
                 raise EngineError(f"agents could not be started on {many}:\n{listed(wrong)}")
         except BaseException:  # an interrupt too
-            self._kill(job, list(dict.fromkeys(places.values())), forgive=True)
+            self._kill(job, list(dict.fromkeys(machines.values())), forgive=True)
             self.hold(job, False)
             raise
-        return {name: Agent(machine) for name, machine in places.items()}
+        return {name: Agent(machine) for name, machine in machines.items()}
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
         """As at first, on the machines that are named, or on those of the job that have none of its agents.
@@ -102,14 +102,14 @@ class SSH(JobAdapter):
             while lacking := [name for name in wanted.names if name not in started]:
                 if len(free) < len(lacking) and ended:
                     ended = False
-                    free += (job.agents[name].id for name, seen in self.look(job).items() if seen.state == "ended")
-                places = dict(zip(lacking, free, strict=False))
-                if len(places) < len(lacking):
+                    free += (job.agents[name].id for name, state in self.look(job).items() if state.state == "ended")
+                machines = dict(zip(lacking, free, strict=False))
+                if len(machines) < len(lacking):
                     raise EngineError(refusal(job, len(wanted.names), wanted.places, wrong))
-                del free[: len(places)]
-                failed = self._start(job, wanted, places)
+                del free[: len(machines)]
+                failed = self._start(job, wanted, machines)
                 wrong.update(failed)
-                agents = {name: Agent(machine) for name, machine in places.items()}
+                agents = {name: Agent(machine) for name, machine in machines.items()}
                 started.update({name: agent for name, agent in agents.items() if agent.id not in failed})
                 self._release(job, {name: agent for name, agent in agents.items() if agent.id in failed}, forgive=True)
         except BaseException:
@@ -125,21 +125,21 @@ class SSH(JobAdapter):
         """Returns the states of the agents from the helpers on their machines."""
         machines = dict.fromkeys(agent.id for agent in job.agents.values())
         answers = self._ask(job, {machine: Ask(do="look", job=job.job) for machine in machines})
-        seen = {}
+        states = {}
         for name, agent in job.agents.items():
             answer = answers[agent.id]
             if isinstance(answer, HelperReply):
-                now = answer.seen.get(name, Seen("ended", "is not known there any more"))
-                seen[name] = now._replace(description=f"on {agent.id}, {now.description}")
+                state = answer.seen.get(name, Seen("ended", "is not known there any more"))
+                states[name] = state._replace(description=f"on {agent.id}, {state.description}")
             else:
-                seen[name] = Seen("unknown", str(answer))
-        return seen
+                states[name] = Seen("unknown", str(answer))
+        return states
 
     def kill(self, job: Running) -> None:
         """Ends the agents. Raises EngineError for machines that cannot be asked: what is there stays."""
         self._kill(job, list(dict.fromkeys(agent.id for agent in job.agents.values())), forgive=False)
         with self._lock:
-            self._held.pop(job.job, None)
+            self._uses.pop(job.job, None)
             self._tidy()
 
     def running(self) -> Mapping[str, Running]:
@@ -155,7 +155,7 @@ class SSH(JobAdapter):
             return direct
         with self._lock:
             loop = self._loop
-        here = f"tcp://127.0.0.1:{asyncio.run_coroutine_threadsafe(machine.way(port), loop).result(_LONGEST_S)}"
+        address = f"tcp://127.0.0.1:{asyncio.run_coroutine_threadsafe(machine.way(port), loop).result(_LONGEST_S)}"
 
         def listens(seconds: float) -> bool | None:
             work = asyncio.run_coroutine_threadsafe(machine.knock(port), loop)
@@ -165,9 +165,9 @@ class SSH(JobAdapter):
                 work.cancel()
                 return None
 
-        where = f"port {port} of {machine.name}, through SSH"
-        opened_here(here, job, name, tuple(joins), Tunnel(where, listens, machine.trouble))
-        return (here,)
+        route = f"port {port} of {machine.name}, through SSH"
+        opened_here(address, job, name, tuple(joins), Tunnel(route, listens, machine.trouble))
+        return (address,)
 
     def detour(self, job: Running) -> str:
         """The SSH connection."""
@@ -196,14 +196,14 @@ class SSH(JobAdapter):
     def hold(self, job: Running, keep: bool) -> None:
         """Connections of this job stay, or may be closed; the last one ends the thread of them all."""
         with self._lock:
-            held = self._held.pop(job.job, 0) + (1 if keep else -1)
-            if held > 0:
-                self._held[job.job] = held
+            count = self._uses.pop(job.job, 0) + (1 if keep else -1)
+            if count > 0:
+                self._uses[job.job] = count
             self._tidy()
 
     def _tidy(self) -> None:
         for key, machine in tuple(self._machines.items()):
-            if not machine.busy and not machine.jobs & self._held.keys():
+            if not machine.busy and not machine.jobs & self._uses.keys():
                 asyncio.run_coroutine_threadsafe(machine.close(), self._loop)
                 del self._machines[key]
         if not self._machines and self._thread is not None:
@@ -218,21 +218,21 @@ class SSH(JobAdapter):
             return self._thread.loop
 
     def _machine(self, job: Running, name: str) -> SSHMachine:
-        given = {option: value for option, value in job.options.items() if option not in ("machines", "more")}
+        options = {option: value for option, value in job.options.items() if option not in ("machines", "more")}
         with self._lock:
-            machine = self._machines.setdefault((name, repr(sorted(given.items()))), SSHMachine(name, given))
+            machine = self._machines.setdefault((name, repr(sorted(options.items()))), SSHMachine(name, options))
             machine.jobs.add(job.job)
             return machine
 
     def _ask(self, job: Running, requests: Mapping[str, Ask]) -> dict[str, HelperReply | EngineError]:
-        async def one(machine: SSHMachine, request: Ask) -> HelperReply | EngineError:
+        async def ask_one(machine: SSHMachine, request: Ask) -> HelperReply | EngineError:
             try:
                 return await machine.ask(request)
             except EngineError as error:
                 return error
 
-        async def all_of_them(machines: Sequence[SSHMachine]) -> list[HelperReply | EngineError]:
-            return await asyncio.gather(*(one(*each) for each in zip(machines, requests.values(), strict=True)))
+        async def ask_all(machines: Sequence[SSHMachine]) -> list[HelperReply | EngineError]:
+            return await asyncio.gather(*(ask_one(*pair) for pair in zip(machines, requests.values(), strict=True)))
 
         with self._lock:
             machines = [self._machine(job, name) for name in requests]
@@ -241,7 +241,7 @@ class SSH(JobAdapter):
             loop = self._loop
         try:
             # An interrupt ends the wait, not the work: what a machine has begun to start is ended in its turn.
-            answers = asyncio.run_coroutine_threadsafe(all_of_them(machines), loop).result(_LONGEST_S)
+            answers = asyncio.run_coroutine_threadsafe(ask_all(machines), loop).result(_LONGEST_S)
             return dict(zip(requests, answers, strict=True))
         finally:
             with self._lock:
@@ -249,7 +249,7 @@ class SSH(JobAdapter):
                     machine.busy -= 1
                 self._tidy()
 
-    def _start(self, job: Running, wanted: AgentsWanted, places: Mapping[str, str]) -> dict[str, str]:
+    def _start(self, job: Running, wanted: AgentsWanted, machines: Mapping[str, str]) -> dict[str, str]:
         """Starts an agent for each name on its machine; which machines have failed, and why."""
         key = wanted.secret.read_text()
         reach, port = wanted.options.get("reach", "auto"), wanted.options.get("port", 0)
@@ -258,15 +258,15 @@ class SSH(JobAdapter):
             machine: Ask(
                 do="start", job=wanted.job, address=bind, known_as=read_machine(machine).host, key=key,
                 keep_s=wanted.keep_s,
-                names={name: wanted.environment_of(name) for name, place in places.items() if place == machine},
+                names={name: wanted.environment_of(name) for name, assigned in machines.items() if assigned == machine},
             )
-            for machine in dict.fromkeys(places.values())
+            for machine in dict.fromkeys(machines.values())
         }  # fmt: skip
         answers = self._ask(job, requests)
-        wrong = {machine: str(each) for machine, each in answers.items() if isinstance(each, EngineError)}
+        wrong = {machine: str(answer) for machine, answer in answers.items() if isinstance(answer, EngineError)}
         for machine, answer in answers.items():
             if isinstance(answer, HelperReply):
-                dead = [f"{name} {seen.description}" for name, seen in answer.seen.items() if seen.state == "ended"]
+                dead = [f"{name} {state.description}" for name, state in answer.seen.items() if state.state == "ended"]
                 wrong.update({machine: f"{machine}: {'; '.join(dead)}"} if dead else {})
         return wrong
 
@@ -274,7 +274,7 @@ class SSH(JobAdapter):
         names: dict[str, dict[str, dict[str, str]]] = {}
         for name, agent in agents.items():
             names.setdefault(agent.id, {})[name] = {}
-        self._end(job, {machine: Ask(do="end", job=job.job, names=each) for machine, each in names.items()}, forgive)
+        self._end(job, {machine: Ask(do="end", job=job.job, names=group) for machine, group in names.items()}, forgive)
 
     def _kill(self, job: Running, machines: Sequence[str], *, forgive: bool) -> None:
         self._end(job, {machine: Ask(do="kill", job=job.job) for machine in machines}, forgive)

@@ -23,7 +23,7 @@ class LoginJob(AdapterJob):
         if isinstance(spares, bool) or not isinstance(spares, int) or spares < 0:
             raise ValueError(f"spares={spares!r} must be a whole number of machines of each mesh, 0 for none")
         super().__init__(kind, {}, env, options={**options, "machines": {}}, patience=patience)
-        self._gpus, self._of_each = gpus, spares  # how many of the machines of each mesh are spares
+        self._gpus, self._spares_per_mesh = gpus, spares  # how many of the machines of each mesh are spares
         for name, hosts in machines.items():
             self.add_mesh(name, hosts)
 
@@ -36,11 +36,11 @@ class LoginJob(AdapterJob):
             raise ValueError(f"{name}={hosts!r}: a mesh needs a list of machines, such as ['node1', 'user@node2:2222']")
         if self.active:
             raise ValueError("the job runs: a mesh can only be added before")
-        machines, spares = {**self._options["machines"], name: list(hosts)}, self._of_each
+        machines, spares = {**self._options["machines"], name: list(hosts)}, self._spares_per_mesh
         if len(hosts) <= spares:
             raise ValueError(f"{name} has {len(hosts)} machines, of which {spares} are to be spares: name more of them")
         self._wish(
-            {mesh: Role(hosts=len(each) - spares, spares=spares, gpus=self._gpus) for mesh, each in machines.items()}
+            {mesh: Role(hosts=len(names) - spares, spares=spares, gpus=self._gpus) for mesh, names in machines.items()}
         )
         self._options = {**self._options, "machines": machines}
 
@@ -62,13 +62,13 @@ def _read_ssh_args(words: Sequence[str]) -> dict[str, object]:
     parser.add_argument("-F", dest="config", action="append")
     parser.add_argument("-J", dest="tunnel")
     parser.add_argument("-o", dest="settings", action="append", default=[])
-    given = vars(parser.parse_args(list(words)))
-    for setting in given.pop("settings"):
+    options = vars(parser.parse_args(list(words)))
+    for setting in options.pop("settings"):
         name, _, value = setting.partition("=")
         if name.lower() != "userknownhostsfile" or not value:
             parser.error(f"-o {setting} is not understood")
-        given["known_hosts"] = value
-    return {name: value for name, value in given.items() if value is not None}
+        options["known_hosts"] = value
+    return {name: value for name, value in options.items() if value is not None}
 
 
 class SSHJob(LoginJob):

@@ -29,7 +29,7 @@ _FIRST_S, _LAST_S = 0.5, 3.0  # between attempts to have it again
 _SSHD = 22
 _NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EADDRNOTAVAIL)
 _AT_ONCE = 1 << 18  # bytes
-_THERE = "127.0.0.1"
+_LOOPBACK = "127.0.0.1"
 
 
 class ConnectionState:
@@ -46,14 +46,14 @@ class ConnectionState:
         """Whether it has broken."""
         return self._cut_at is not None
 
-    def lost(self, now: float, why: str) -> None:
+    def lost(self, now: float, reason: str) -> None:
         """Records that it has broken."""
         if self._cut_at is None:
-            self._cut_at, self._cut_by, self._failure, self._pause = now, why, "", _FIRST_S
+            self._cut_at, self._cut_by, self._failure, self._pause = now, reason, "", _FIRST_S
 
-    def failed(self, why: str) -> None:
+    def failed(self, reason: str) -> None:
         """Records a failed attempt to restore it."""
-        self._failure = why
+        self._failure = reason
         self._pause = min(1.5 * self._pause, _LAST_S)
 
     def back(self) -> None:
@@ -73,7 +73,7 @@ class ConnectionState:
         return f"{text}; the last attempt to have it again: {self._failure}" if self._failure else text
 
 
-class Meant(NamedTuple):
+class DialTarget(NamedTuple):
     """What a machine's name means to SSH, once its configuration was read."""
 
     name: str  # as users write it
@@ -82,22 +82,22 @@ class Meant(NamedTuple):
     jumps: bool = False  # by another machine, or a command, which dials it
 
     def __str__(self) -> str:
-        there, alias = f"port {self.port} of {self.host}", read_machine(self.name).host
-        return there if alias == self.host else f"{there} (which {alias} is in ~/.ssh/config)"
+        text, alias = f"port {self.port} of {self.host}", read_machine(self.name).host
+        return text if alias == self.host else f"{text} (which {alias} is in ~/.ssh/config)"
 
 
-def meant(name: str, given: dict[str, Any]) -> Meant:
-    """What SSH dials for a machine; `given` are asyncssh's options. Its name itself where nobody can say."""
+def dial_target(name: str, arguments: dict[str, Any]) -> DialTarget:
+    """What SSH dials for a machine; `arguments` are asyncssh's options. Its name itself where nobody can say."""
     host = read_machine(name).host
     own = Path.home() / ".ssh" / "config"
-    config = given.get("config") or ([own] if own.is_file() else [])
+    config = arguments.get("config") or ([own] if own.is_file() else [])
     try:
-        number = {"port": given["port"]} if "port" in given else {}
+        number = {"port": arguments["port"]} if "port" in arguments else {}
         options = asyncssh.SSHClientConnectionOptions(host=host, config=config, **number)
-        jumps = bool(options.tunnel or options.proxy_command or given.get("tunnel"))
-        return Meant(name, options.host or host, options.port or _SSHD, jumps)
+        jumps = bool(options.tunnel or options.proxy_command or arguments.get("tunnel"))
+        return DialTarget(name, options.host or host, options.port or _SSHD, jumps)
     except (OSError, ValueError, asyncssh.Error):
-        return Meant(name, host, int(given.get("port", _SSHD)))
+        return DialTarget(name, host, int(arguments.get("port", _SSHD)))
 
 
 def _reason(error: BaseException) -> str:
@@ -106,7 +106,7 @@ def _reason(error: BaseException) -> str:
     return text.strip() or type(error).__name__
 
 
-def advice(error: BaseException, to: Meant, seconds: float) -> str:
+def advice(error: BaseException, to: DialTarget, seconds: float) -> str:
     """Describes a failed connection and what to do."""
     alone = read_machine(to.name)
     by_hand = (
@@ -172,7 +172,7 @@ class PortForward:
         if connection is None:
             return None
         try:
-            _, writer = await connection.open_connection(_THERE, self.port)
+            _, writer = await connection.open_connection(_LOOPBACK, self.port)
         except asyncssh.ChannelOpenError as error:
             if error.code == asyncssh.OPEN_CONNECT_FAILED and self._connection() is connection:
                 return False
@@ -189,7 +189,7 @@ class PortForward:
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncssh.Error):
             if connection is None:
                 return
-            from_there, to_there = await connection.open_connection(_THERE, self.port)
+            from_there, to_there = await connection.open_connection(_LOOPBACK, self.port)
             passing = {asyncio.create_task(_pass(reader, to_there)), asyncio.create_task(_pass(from_there, writer))}
             try:
                 # Peers of ours close both directions at once: the end of one is the end of both.
@@ -222,7 +222,7 @@ class SSHMachine:
         self.busy = 0  # requests on their way
         self.address = ""  # the one that SSH dialled, a number; "" where a jump host did
         self._options = options
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._client: _Client | None = None  # of the connection that stands, or is being made
         self._connection: asyncssh.SSHClientConnection | None = None
         self._helper: asyncssh.SSHClientProcess[bytes] | None = None
@@ -233,7 +233,7 @@ class SSHMachine:
 
     async def ask(self, request: Ask) -> HelperReply:
         """What the helper answers. Raises EngineError."""
-        async with self._one:
+        async with self._lock:
             for attempt in (0, 1):
                 fresh = self._helper is None
                 helper = self._helper or await self._begin()
@@ -258,7 +258,7 @@ class SSHMachine:
 
         Raises EngineError where that machine lets nobody through.
         """
-        async with self._one:
+        async with self._lock:
             await self._connected()
             way = self._ways.get(port)
             if way is None:
@@ -328,14 +328,14 @@ class SSHMachine:
         if self._connection is not None:
             return self._connection
         client = self._client = _Client(self._lost)
-        to = meant(self.name, self._given)
+        to = dial_target(self.name, self._ssh_options)
         try:
             connection = await asyncio.wait_for(self._connect(client), _CONNECT_S)
         except (OSError, asyncssh.Error, TimeoutError, ValueError) as error:
             self._drop()
-            why = advice(error, to, _CONNECT_S)
-            self._standing.failed(why)
-            raise EngineError(f"{self.name}: {why}") from error
+            reason = advice(error, to, _CONNECT_S)
+            self._standing.failed(reason)
+            raise EngineError(f"{self.name}: {reason}") from error
         if client.ended:
             self._drop()
             raise EngineError(f"{self.name}: the SSH connection was lost at once")
@@ -345,24 +345,24 @@ class SSHMachine:
         return connection
 
     @property
-    def _given(self) -> dict[str, object]:
+    def _ssh_options(self) -> dict[str, object]:
         """The options of asyncssh."""
         user, _, port = read_machine(self.name)
-        given: dict[str, Any] = {name: self._options[name] for name in _FOR_ASYNCSSH if name in self._options}
+        options: dict[str, Any] = {name: self._options[name] for name in _FOR_ASYNCSSH if name in self._options}
         number = port or self._options.get("ssh_port")
         if number:
-            given["port"] = int(number)
+            options["port"] = int(number)
         if user:
-            given["username"] = user
-        return given
+            options["username"] = user
+        return options
 
     async def _connect(self, client: "_Client") -> asyncssh.SSHClientConnection:
-        given = self._given
+        options = self._ssh_options
         if self._standing.cut:
-            given["connect_timeout"] = _AGAIN_S
+            options["connect_timeout"] = _AGAIN_S
         host = read_machine(self.name).host
         connection, _ = await asyncssh.create_connection(
-            lambda: client, host, keepalive_interval=_BEAT_S, keepalive_count_max=_BEATS, **given
+            lambda: client, host, keepalive_interval=_BEAT_S, keepalive_count_max=_BEATS, **options
         )
         return connection
 
@@ -380,7 +380,7 @@ class SSHMachine:
             self._cut.clear()
             while self._connection is None:
                 await asyncio.sleep(self._standing.pause)
-                async with self._one:
+                async with self._lock:
                     try:
                         await self._connected()
                     except EngineError:
@@ -390,8 +390,8 @@ class SSHMachine:
         while line := await helper.stdout.readline():
             if line.startswith(HELLO.encode()):
                 return
-        said = (await helper.stderr.read()).decode(errors="replace").strip().splitlines()
-        raise ConnectionError(" | ".join(said[-_LINES:]) or f"it ended with status {helper.exit_status}")
+        errors = (await helper.stderr.read()).decode(errors="replace").strip().splitlines()
+        raise ConnectionError(" | ".join(errors[-_LINES:]) or f"it ended with status {helper.exit_status}")
 
     def _dismiss(self) -> None:
         """The helper does not answer; ways stay, if the connection does."""

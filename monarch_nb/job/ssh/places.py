@@ -14,20 +14,20 @@ def places_at_first(options: Mapping[str, Any]) -> list[str]:
 
 def unused(job: Running, mesh: str) -> list[str]:
     """The machines of a mesh, and those that any may grow onto, which have no agent of the job; as often as named."""
-    taken = Counter(agent.id for agent in job.agents.values())
+    used = Counter(agent.id for agent in job.agents.values())
     named = [*job.options["machines"].get(mesh, ()), *job.options.get("more", ())]
     before, free = Counter[str](), list[str]()
     for machine in named:
         before[machine] += 1
-        if before[machine] > taken[machine]:
+        if before[machine] > used[machine]:
             free.append(machine)
     return free
 
 
-def refusal(job: Running, count: int, places: Sequence[str], wrong: Mapping[str, str]) -> str:
+def refusal(job: Running, count: int, machines: Sequence[str], wrong: Mapping[str, str]) -> str:
     """Why there are not so many agents more; `wrong` says of machines that were tried what was wrong there."""
     failed = f"agents could not be started on {', '.join(wrong)}:\n{listed(wrong)}" if wrong else ""
-    if places:
+    if machines:
         return failed
     used = ", ".join(dict.fromkeys(agent.id for agent in job.agents.values()))
     return (
@@ -39,7 +39,7 @@ def refusal(job: Running, count: int, places: Sequence[str], wrong: Mapping[str,
 
 def listed(wrong: Mapping[str, str]) -> str:
     """A line for each."""
-    return "\n".join(f"  {why}" for why in wrong.values())
+    return "\n".join(f"  {reason}" for reason in wrong.values())
 
 
 class MachineName(NamedTuple):
@@ -52,15 +52,15 @@ class MachineName(NamedTuple):
 
 def read_machine(machine: str) -> MachineName:
     """The parts of a machine's name. The address of IPv6 stands alone, or in brackets where a port follows it."""
-    user, _, place = machine.rpartition("@")
-    if place.startswith("[") and "]" in place:
-        host, _, rest = place[1:].partition("]")
+    user, _, address = machine.rpartition("@")
+    if address.startswith("[") and "]" in address:
+        host, _, rest = address[1:].partition("]")
         if not rest or (rest[0] == ":" and rest[1:].isdecimal()):
             return MachineName(user, host, rest[1:])
-    host, colon, port = place.rpartition(":")
+    host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and ":" not in host:
         return MachineName(user, host, port)
-    return MachineName(user, place, "")
+    return MachineName(user, address, "")
 
 
 def addresses(joins: Sequence[str], dialled: str, port: int) -> tuple[str, ...]:

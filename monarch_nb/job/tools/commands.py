@@ -28,9 +28,9 @@ Line = tuple[str, bytes]  # which stream, what; an empty stream: this rank is do
 def rank_environment() -> dict[str, str]:
     """The place of this process in its mesh, for commands it starts."""
     point = current_runtime().context().actor_instance.rank
-    places = {f"MONARCH_RANK_{label}": str(index) for label, index in point.items()}
+    coordinates = {f"MONARCH_RANK_{label}": str(index) for label, index in point.items()}
     sizes = zip(point.extent.labels, point.extent.sizes, strict=True)
-    return {**places, **{f"MONARCH_SIZE_{label}": str(size) for label, size in sizes}}
+    return {**coordinates, **{f"MONARCH_SIZE_{label}": str(size) for label, size in sizes}}
 
 
 def usable_folder(workdir: str | None, client_folder: str) -> str | None:
@@ -52,8 +52,8 @@ class CommandActor(Actor):
         port: "Port[Line]",
     ) -> int:
         """Its exit status; 128 + n for signal n. Output goes line by line to the port, or to files in `output_dir`."""
-        place = rank_environment()
-        everything = {**os.environ, **place, **env}
+        rank_variables = rank_environment()
+        everything = {**os.environ, **rank_variables, **env}
         folder = usable_folder(workdir, client_folder)
         try:
             if output_dir is None:

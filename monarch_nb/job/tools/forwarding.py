@@ -123,8 +123,8 @@ class DestinationActor(Actor):
     @endpoint
     async def aim(self, port: PortNumber) -> None:
         """Where connections go from now on."""
-        place = current_runtime().context().actor_instance.rank
-        self._port = checked_port("dst_port", port(place) if callable(port) else port)
+        point = current_runtime().context().actor_instance.rank
+        self._port = checked_port("dst_port", port(point) if callable(port) else port)
 
     @endpoint
     async def open(self, to: "Port[Message]") -> "Port[Message]":
@@ -150,8 +150,8 @@ class SourceActor(Actor):
     @endpoint
     async def place(self, address: Address) -> tuple[str, str, int]:
         """Where it will listen: machine, address there, port."""
-        rank = current_runtime().context().actor_instance.rank
-        self._place = (socket.gethostname(), *checked_address(address(rank) if callable(address) else address))
+        point = current_runtime().context().actor_instance.rank
+        self._place = (socket.gethostname(), *checked_address(address(point) if callable(address) else address))
         return self._place
 
     @endpoint
@@ -171,12 +171,12 @@ class SourceActor(Actor):
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         to, of = Channel[Message].open()
         try:
-            there = (await self._destination.open.call(quiet(to))).values()[0]
+            remote = (await self._destination.open.call(quiet(to))).values()[0]
         except Exception as error:  # nobody listens there, which the client gets as an error
             self.logger.warning("a forwarded connection could not be made: %s", error)
             writer.transport.abort()
             return
-        self._connections.add(_Connection(reader, writer, there, of))
+        self._connections.add(_Connection(reader, writer, remote, of))
 
     async def __cleanup__(self, exc: Exception | None) -> None:
         if self._server is not None:
@@ -212,12 +212,12 @@ class PortForwarder(Actor):
         try:
             await destination.aim.call(dst_port)
             firsts: dict[tuple[str, str, int], int] = {}
-            for rank, place in enumerate((await source.place.call(src_address)).values()):
-                firsts.setdefault(place, rank)
+            for rank, address in enumerate((await source.place.call(src_address)).values()):
+                firsts.setdefault(address, rank)
             await source.check.call(frozenset(firsts.values()))
             await source.listen.call(destination)
         except BaseException:
-            stops = [each.stop("the forward could not be made") for each in (source, destination)]
+            stops = [end.stop("the forward could not be made") for end in (source, destination)]
             for stop in stops:
                 with contextlib.suppress(Exception):
                     await stop
@@ -230,10 +230,10 @@ def quiet(port: "Port[Message]") -> "Port[Message]":
     return port
 
 
-def checked_port(what: str, port: object) -> int:
+def checked_port(name: str, port: object) -> int:
     """A TCP port. Raises ValueError."""
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
-        raise ValueError(f"{what} must be a whole number from 1 to 65535, not {port!r}")
+        raise ValueError(f"{name} must be a whole number from 1 to 65535, not {port!r}")
     return port
 
 

@@ -80,20 +80,20 @@ class StoreJob(JobTrait):
         LOCAL_WORLD_SIZE unless it is given. Blocks until the workers listen. Raises RuntimeError for a variable that
         is missing or a worker that does not start, ValueError for sizes that do not fit and another transport.
         """
-        world, each = _number("WORLD_SIZE", world_size), _number("LOCAL_WORLD_SIZE", local_world_size)
+        world, size = _number("WORLD_SIZE", world_size), _number("LOCAL_WORLD_SIZE", local_world_size)
         mine, local = _number("RANK", rank), _number("LOCAL_RANK", local_rank)
-        if world % each:
-            raise ValueError(f"WORLD_SIZE ({world}) must be divisible by LOCAL_WORLD_SIZE ({each})")
+        if world % size:
+            raise ValueError(f"WORLD_SIZE ({world}) must be divisible by LOCAL_WORLD_SIZE ({size})")
         if transport != "ipc" and transport not in _ENCRYPTED:
             raise ValueError(f"transport={transport!r} is none of 'ipc', {', '.join(map(repr, _ENCRYPTED))}")
         key = _key(store, first=mine == 0) if transport != "ipc" and (local == 0 or mine == 0) else None
         if local == 0:
-            host = mine // each
+            host = mine // size
             met = _start(f"{name}_{host}", monarch_port, key)
             store.set(f"{_PREFIX}workers/{host}", msgspec.json.encode(met))
         if mine != 0:
             return None
-        met_at = [json_decoder(_Met).decode(store.get(f"{_PREFIX}workers/{host}")) for host in range(world // each)]
+        met_at = [json_decoder(_Met).decode(store.get(f"{_PREFIX}workers/{host}")) for host in range(world // size)]
         job = cls([_reached(met, f"{name}_{host}") for host, met in enumerate(met_at)], name)
         job._key = key
         return job
@@ -138,8 +138,8 @@ def host_mesh_from_store(
     return None if job is None else job.state()._hosts[name]
 
 
-def _number(name: str, given: int | None) -> int:
-    text = str(given) if given is not None else os.environ.get(name)
+def _number(name: str, value: int | None) -> int:
+    text = str(value) if value is not None else os.environ.get(name)
     if text is None:
         raise RuntimeError(
             f"StoreJob.from_store needs {name}, which torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE), "
@@ -184,9 +184,9 @@ def _start(name: str, port: int, key: bytes | None) -> _Met:
         process.kill()
         process.wait()
         _workers.remove((process, folder))
-        said = "\n".join(log.read_text(errors="replace").splitlines()[-_LINES:])
+        output = "\n".join(log.read_text(errors="replace").splitlines()[-_LINES:])
         remove_run_folder(folder)
-        raise RuntimeError(f"the worker {name} did not start; it said:\n{said or '(nothing)'}")
+        raise RuntimeError(f"the worker {name} did not start; it said:\n{output or '(nothing)'}")
     return _Met(report.joins, boot_id())
 
 
