@@ -83,7 +83,7 @@ class _ArrowStream(ctypes.Structure):
     )
 
 
-class _Held:
+class _OwnedArray:
     """A record batch, whose memory lives as long as any array on it."""
 
     def __init__(self, array: _Array) -> None:
@@ -174,13 +174,13 @@ def _bits(address: int | None, start: int, length: int) -> NDArray[np.bool_]:
 
 def _texts(kind: str, array: Any, start: int, length: int) -> list[str | None]:
     buffers = [array.buffers[number] for number in range(array.n_buffers)]
-    there = _bits(buffers[0], start, length) if buffers[0] and array.null_count else None
+    valid = _bits(buffers[0], start, length) if buffers[0] and array.null_count else None
     if kind == "vu":
-        found = [_viewed(buffers, start + row) for row in range(length)]
+        values = [_viewed(buffers, start + row) for row in range(length)]
     else:
         ends = _values(buffers[1], "int32" if kind == "u" else "int64", start, length + 1, None).tolist()
-        found = [ctypes.string_at(buffers[2] + a, b - a) for a, b in itertools.pairwise(ends)]
-    return [text.decode() if there is None or there[row] else None for row, text in enumerate(found)]
+        values = [ctypes.string_at(buffers[2] + a, b - a) for a, b in itertools.pairwise(ends)]
+    return [text.decode() if valid is None or valid[row] else None for row, text in enumerate(values)]
 
 
 def _viewed(buffers: list[int], row: int) -> bytes:
@@ -219,9 +219,9 @@ def batches_of_stream(source: Any) -> Iterator[dict[str, Any]]:
         _check(stream, stream.get_next(address, ctypes.addressof(array)))
         if not array.release:
             return
-        held = _Held(array)
+        batch = _OwnedArray(array)
         yield {
-            column.name: _column_of(column, array.child(number), held, array.offset, array.length)
+            column.name: _column_of(column, array.child(number), batch, array.offset, array.length)
             for number, column in enumerate(columns)
         }
 

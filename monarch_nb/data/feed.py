@@ -122,12 +122,12 @@ class Feed:
 
     def _mine(self) -> tuple[int, int]:
         """The rank and part of the calling actor."""
-        here = current_runtime().context()
-        point = next((p for p in (here.message_rank, here.actor_instance.rank) if p.extent == self._extent), None)
+        context = current_runtime().context()
+        point = next((p for p in (context.message_rank, context.actor_instance.rank) if p.extent == self._extent), None)
         if point is None:
             raise ValueError(
                 f"this feed is for a mesh of {dict(self._extent)}, and this actor is one of "
-                f"{dict(here.message_rank.extent)}: make the feed for the mesh that iterates over it"
+                f"{dict(context.message_rank.extent)}: make the feed for the mesh that iterates over it"
             )
         return point.rank, _part(point, self._split)
 

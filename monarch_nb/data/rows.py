@@ -63,7 +63,7 @@ class Rows:
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._batches = iter(batches)
-        self._left: deque[tuple[Batch, int]] = deque()  # batches that were begun, and the rows gone from them
+        self._partial: deque[tuple[Batch, int]] = deque()  # batches that were begun, and the rows gone from them
 
     def skip(self, count: int) -> int:
         """Skips rows; returns how many there were."""
@@ -81,18 +81,18 @@ class Rows:
 
     def _pieces(self, count: int) -> Iterator[tuple[Batch, int, int]]:
         while count:
-            if not self._left:
+            if not self._partial:
                 batch = next(self._batches, None)
                 if batch is None:
                     return
-                self._left.append((batch, 0))
+                self._partial.append((batch, 0))
                 continue
-            batch, gone = self._left.popleft()
-            size = min(count, rows_of(batch) - gone)
-            if gone + size < rows_of(batch):
-                self._left.appendleft((batch, gone + size))
+            batch, start = self._partial.popleft()
+            size = min(count, rows_of(batch) - start)
+            if start + size < rows_of(batch):
+                self._partial.appendleft((batch, start + size))
             if size:
-                yield batch, gone, size
+                yield batch, start, size
             count -= size
 
 

@@ -32,18 +32,18 @@ class Ledger:
         self.done = [0] * ranks  # by rank: steps that it is done with
         self.ended: int | None = None  # how many steps there are, once that is known
         self._ahead = ahead
-        self._held: deque[Step] = deque()
+        self._steps: deque[Step] = deque()
         self._first = 0  # the number of the first that is held
 
     @property
     def held(self) -> int:
         """Number of steps held."""
-        return len(self._held)
+        return len(self._steps)
 
     @property
     def next(self) -> int:
         """Number of the next step to read."""
-        return self._first + len(self._held)
+        return self._first + len(self._steps)
 
     @property
     def slowest(self) -> int:
@@ -63,14 +63,14 @@ class Ledger:
         if step is None:
             self.ended = self.next
         else:
-            self._held.append(step)
+            self._steps.append(step)
 
     def finish(self, rank: int, steps: int) -> bool:
         """Records that a rank is done with its first `steps`; returns whether that makes room."""
         self.done[rank] = max(self.done[rank], steps)
         first = self._first
-        while self._held and self._first < self.slowest:
-            self._held.popleft()
+        while self._steps and self._first < self.slowest:
+            self._steps.popleft()
             self._first += 1
         return self._first > first
 
@@ -79,7 +79,7 @@ class Ledger:
         index = number - self._first
         if index < 0:
             raise LookupError(f"batch {number} is gone: all ranks were done with it")
-        return self._held[index] if index < len(self._held) else None
+        return self._steps[index] if index < len(self._steps) else None
 
 
 class ServedFeed:
@@ -107,9 +107,9 @@ class ServedFeed:
     async def pull(self, part: int, step: int) -> Encoded | None:
         """Waits for a part of a step; None after the last step."""
         while True:
-            held = self.ledger.step(step)
-            if held is not None:
-                return held.parts[part]  # None: the last step has nothing for this part
+            ready = self.ledger.step(step)
+            if ready is not None:
+                return ready.parts[part]  # None: the last step has nothing for this part
             if self.ledger.ended is not None and step >= self.ledger.ended:
                 return None
             self._read_on()
@@ -247,8 +247,8 @@ _servers: "WeakKeyDictionary[Runtime, Any]" = WeakKeyDictionary()
 def server() -> FeedServer:
     """The server of this process."""
     runtime = current_runtime()
-    found = _servers.get(runtime)
-    if found is None or state_of(found).stopped:  # the user may have stopped the actor
-        found = _servers[runtime] = this_proc().spawn("feeds", FeedServer)
-    actor: FeedServer = found
+    handle = _servers.get(runtime)
+    if handle is None or state_of(handle).stopped:  # the user may have stopped the actor
+        handle = _servers[runtime] = this_proc().spawn("feeds", FeedServer)
+    actor: FeedServer = handle
     return actor
