@@ -20,8 +20,8 @@ from monarch_nb.host.gpus import devices
 from monarch_nb.host.linux import has_pidfd, portable, rdma_devices
 from monarch_nb.host.packages import installed
 
-_WANTED = ("monarch-nb", "pyzmq", "msgspec", "cloudpickle")
-_ALSO = ("torch", "numpy", "torchmonarch", "nixl-cu12", "nixl-cu13")
+_REQUIRED = ("monarch-nb", "pyzmq", "msgspec", "cloudpickle")
+_OPTIONAL = ("torch", "numpy", "torchmonarch", "nixl-cu12", "nixl-cu13")
 _SHARED = Path("/dev/shm")
 
 
@@ -82,13 +82,13 @@ def facts_of_this_machine() -> Facts:
 
 
 def _versions() -> dict[str, str]:
-    found = {name: installed(name) for name in (*_WANTED, *_ALSO)}
-    found["monarch-nb"] = found["monarch-nb"] or __version__  # it runs, though it may be no more than on the path
-    return {name: version for name, version in found.items() if version or name in _WANTED}
+    versions = {name: installed(name) for name in (*_REQUIRED, *_OPTIONAL)}
+    versions["monarch-nb"] = versions["monarch-nb"] or __version__  # it runs, though it may be no more than on the path
+    return {name: version for name, version in versions.items() if version or name in _REQUIRED}
 
 
-def _limits(which: int) -> tuple[int, int]:
-    soft, hard = resource.getrlimit(which)
+def _limits(kind: int) -> tuple[int, int]:
+    soft, hard = resource.getrlimit(kind)
     return (
         sys.maxsize if soft == resource.RLIM_INFINITY else soft,
         sys.maxsize if hard == resource.RLIM_INFINITY else hard,
@@ -113,10 +113,10 @@ def _shared_memory() -> int | None:
 def _folder_problem(folder: Path) -> str:
     try:
         with (
-            tempfile.TemporaryDirectory(dir=folder, prefix="mnb-doctor-") as made,
+            tempfile.TemporaryDirectory(dir=folder, prefix="mnb-doctor-") as probe,
             socket.socket(socket.AF_UNIX) as door,
         ):
-            door.bind(os.path.join(made, "socket"))
+            door.bind(os.path.join(probe, "socket"))
     except OSError as error:
         return str(error)
     return ""
@@ -157,7 +157,7 @@ def _gpu_models() -> tuple[str, ...]:
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with contextlib.suppress(OSError):
             texts.append(file.read_text())
-    return tuple(found[1].strip() for text in texts if (found := re.search(r"^Model:(.+)$", text, re.MULTILINE)))
+    return tuple(match[1].strip() for text in texts if (match := re.search(r"^Model:(.+)$", text, re.MULTILINE)))
 
 
 def _gpu_driver() -> str:
@@ -165,8 +165,8 @@ def _gpu_driver() -> str:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
         return ""
-    found = re.search(r"\b(\d{3,}\.\d+(\.\d+)?)\b", text)
-    return found[1] if found else ""
+    match = re.search(r"\b(\d{3,}\.\d+(\.\d+)?)\b", text)
+    return match[1] if match else ""
 
 
 def _torch_cuda() -> str:
@@ -178,5 +178,5 @@ def _torch_cuda() -> str:
         text = Path(spec.origin).with_name("version.py").read_text()
     except OSError:
         return ""
-    found = re.search(r"^cuda(?:: [^=]+)? = '([\d.]+)'", text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"^cuda(?:: [^=]+)? = '([\d.]+)'", text, re.MULTILINE)
+    return match[1] if match else ""

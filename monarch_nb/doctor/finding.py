@@ -47,5 +47,5 @@ def summary(findings: Iterable[Check]) -> str:
     return f"{' and '.join(filter(None, counts))}. The lines below the marks say what to do."
 
 
-def _many(count: int, what: str, mark: str) -> str:
-    return f"{counted(count, what)} ({mark})" if count else ""
+def _many(count: int, noun: str, mark: str) -> str:
+    return f"{counted(count, noun)} ({mark})" if count else ""

@@ -76,11 +76,11 @@ def _python(facts: Facts, controller: Facts | None) -> Check:
     minor = tuple(int(part) for part in facts.python.split(".")[:2])
     if minor < _PYTHON:
         return Check("Python", "error", fact, "Use Python 3.11 or newer.")
-    wanted = ".".join(controller.python.split(".")[:2]) if controller is not None else ""
-    if wanted and ".".join(map(str, minor)) != wanted:
+    expected = ".".join(controller.python.split(".")[:2]) if controller is not None else ""
+    if expected and ".".join(map(str, minor)) != expected:
         return Check(
-            "Python", "error", f"{fact}; the controller runs {wanted}",
-            f"Start the agent there with Python {wanted}: code travels only between the same minor versions.",
+            "Python", "error", f"{fact}; the controller runs {expected}",
+            f"Start the agent there with Python {expected}: code travels only between the same minor versions.",
         )  # fmt: skip
     return Check("Python", "ok", fact)
 
@@ -97,10 +97,10 @@ def _versions(facts: Facts, controller: Facts | None) -> Check:
             "`import monarch_nb`, and %load_ext monarch_nb in a notebook.",
         )  # fmt: skip
     if controller is not None:
-        wanted, installed = controller.versions["monarch-nb"], facts.versions["monarch-nb"]
-        if wanted != installed:
+        expected, installed = controller.versions["monarch-nb"], facts.versions["monarch-nb"]
+        if expected != installed:
             return Check(
-                "versions", "error", f"monarch-nb {installed}; the controller has {wanted}",
+                "versions", "error", f"monarch-nb {installed}; the controller has {expected}",
                 f"Install the same version there: {how_to_install()}",
             )  # fmt: skip
         compared = [name for name in _COMPARED if name in facts.versions and name in controller.versions]

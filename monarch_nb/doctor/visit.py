@@ -34,10 +34,10 @@ def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str,
     begun = time.monotonic()
     started = {name: (host.spawn_procs(name="doctor"), time.monotonic()) for name, host in hosts.items()}
     findings: dict[str, list[Check]] = {}
-    for name, (procs, at) in started.items():
+    for name, (procs, since) in started.items():
         try:
             facts = procs.run(facts_of_this_machine).get(max(0.1, begun + timeout - time.monotonic())).item()
-            took = f"started and answered within {time.monotonic() - at:.1f} s"
+            took = f"started and answered within {time.monotonic() - since:.1f} s"
             findings[name] = [Check("a process", "ok", took), *judge(facts, controller)]
         except Exception as error:
             findings[name] = [Check("a process", "error", f"did not start: {error}", _ADVICE)]
@@ -82,8 +82,8 @@ def visit_endpoints(
     return findings
 
 
-def _key(there: bool) -> Check:
-    if there:
+def _key(encrypted: bool) -> Check:
+    if encrypted:
         return Check("key", "ok", "both sides have it; messages are encrypted")
     return Check("key", "ok", "none; it is not needed for connections inside a machine")
 
@@ -99,19 +99,19 @@ def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: fl
         return [Check("address", "error", str(error))]
     except (TrustError, OSError) as error:
         return [Check("key", "error", str(error), _KEY)]
-    found = [_name(host, port)]
-    if found[-1].level == "ok":
-        found.append(_port(endpoint, port, timeout))
-    if found[-1].level == "ok":
-        found.append(_agent(endpoint, timeout))
-    if found[-1].level == "ok":
-        found += _key_and_versions(endpoint, keys, timeout)
-    return found
+    checks = [_name(host, port)]
+    if checks[-1].level == "ok":
+        checks.append(_port(endpoint, port, timeout))
+    if checks[-1].level == "ok":
+        checks.append(_agent(endpoint, timeout))
+    if checks[-1].level == "ok":
+        checks += _key_and_versions(endpoint, keys, timeout)
+    return checks
 
 
-def shut(found: list[Check]) -> bool:
+def shut(checks: list[Check]) -> bool:
     """Whether one of them is."""
-    return any(each.level == "error" for each in found)
+    return any(check.level == "error" for check in checks)
 
 
 def _socket(path: str) -> Check:
