@@ -81,9 +81,9 @@ class Table(ScrollView):
 
     def head(self) -> str:
         """The names of the columns, as wide as what is in sight wants them."""
-        seen = self.lines(self.scroll_offset.y, max(1, self.size.height))
+        lines = self.lines(self.scroll_offset.y, max(1, self.size.height))
         self._widths = tuple(
-            min(widest, max(len(head), *(len(line[column]) for line in seen))) if seen else len(head)
+            min(widest, max(len(head), *(len(line[column]) for line in lines))) if lines else len(head)
             for column, (head, widest) in enumerate(zip(HEADS, _WIDEST, strict=True))
         )
         return "  ".join(
@@ -125,7 +125,7 @@ class Top(App[None]):
     #head { height: 1; text-style: underline; }
     #detail { height: auto; max-height: 4; padding: 0 1; border-top: solid $primary; }
     Input { display: none; height: 3; }
-    Input.asked { display: block; }
+    Input.searching { display: block; }
     Table { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -142,7 +142,7 @@ class Top(App[None]):
         self.watching = watching
         self.look = ViewChoice()
         self.looks = 0  # how often the state was looked at
-        self._seen: tuple[int, ViewChoice] | None = None
+        self._drawn: tuple[int, ViewChoice] | None = None
         self.table = Table()
 
     def compose(self) -> ComposeResult:
@@ -165,9 +165,9 @@ class Top(App[None]):
     def look_again(self) -> None:
         """Draws what has changed since the last look, if anything has; the times that pass are drawn anyway."""
         with self.watching.lock:
-            seen = (self.watching.version, self.look)
-            if seen != self._seen:
-                self._seen = seen
+            view = (self.watching.version, self.look)
+            if view != self._drawn:
+                self._drawn = view
                 self.looks += 1
                 document = self.watching.document
                 shown, totals = rows(document, self.look), summary(document)
@@ -191,8 +191,8 @@ class Top(App[None]):
             parts.append(f"found {len(self.table.rows):,} of: {look.query}")
         return " · ".join(parts)
 
-    def _say(self, where: str, text: str) -> None:
-        self.query_one(f"#{where}", Static).update(text)
+    def _say(self, widget: str, text: str) -> None:
+        self.query_one(f"#{widget}", Static).update(text)
 
     def _turn(self, look: ViewChoice) -> None:
         self.look = look
@@ -201,9 +201,9 @@ class Top(App[None]):
 
     def action_find(self) -> None:
         """Opens the search field."""
-        asked = self.query_one(Input)
-        asked.add_class("asked")
-        asked.focus()
+        search = self.query_one(Input)
+        search.add_class("searching")
+        search.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Searches while it is typed."""
@@ -211,7 +211,7 @@ class Top(App[None]):
 
     def on_input_submitted(self) -> None:
         """Returns to the rows."""
-        self.query_one(Input).remove_class("asked")
+        self.query_one(Input).remove_class("searching")
         self.table.focus()
 
     def action_sort(self) -> None:
@@ -231,8 +231,8 @@ class Top(App[None]):
 
     async def action_back(self) -> None:
         """Leaves a host, or the search."""
-        asked = self.query_one(Input)
-        asked.value = ""
-        asked.remove_class("asked")
+        search = self.query_one(Input)
+        search.value = ""
+        search.remove_class("searching")
         self.table.focus()
         self._turn(self.look._replace(query="", host="", by_host=None))

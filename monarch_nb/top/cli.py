@@ -61,20 +61,20 @@ def _list() -> int:
     return 0
 
 
-def _chosen(wanted: str | None) -> ConnectionFile:
-    if wanted is not None and not wanted.isdigit():
+def _chosen(choice: str | None) -> ConnectionFile:
+    if choice is not None and not choice.isdigit():
         try:
-            return read(Path(wanted).expanduser())
+            return read(Path(choice).expanduser())
         except FileNotFoundError:
             raise LookupError(
-                f"there is no connection file {wanted}: monarch-nb top --list shows the controllers that can be watched"
+                f"there is no connection file {choice}: monarch-nb top --list shows the controllers that can be watched"
             ) from None
-    chosen = [connection for _, connection in connections() if wanted is None or connection.pid == int(wanted)]
+    chosen = [connection for _, connection in connections() if choice is None or connection.pid == int(choice)]
     if not chosen:
         raise LookupError(
             _NOBODY
-            if wanted is None
-            else f"process {wanted} cannot be watched; monarch-nb top --list shows those that can"
+            if choice is None
+            else f"process {choice} cannot be watched; monarch-nb top --list shows those that can"
         )
     return chosen[0]
 

@@ -47,13 +47,13 @@ def folder() -> Path:
     return path
 
 
-def made(what: str = "") -> tuple[Path, ConnectionFile]:
+def new_connection(description: str = "") -> tuple[Path, ConnectionFile]:
     """The file of this process, not written yet, and what will be in it."""
     name = secrets.token_hex(4)  # short: so must be the path of a socket
-    place = folder()
-    program = what or f"the program {Path(sys.argv[0]).name or 'python'}"
-    return place / f"{name}.json", ConnectionFile(
-        socket=str(place / f"{name}.sock"), secret=secrets.token_hex(32), pid=os.getpid(), what=program,
+    directory = folder()
+    program = description or f"the program {Path(sys.argv[0]).name or 'python'}"
+    return directory / f"{name}.json", ConnectionFile(
+        socket=str(directory / f"{name}.sock"), secret=secrets.token_hex(32), pid=os.getpid(), what=program,
         since=time.time(), version=__version__,
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def connections() -> list[tuple[Path, ConnectionFile]]:
         if connection.lives:
             running.append((path, connection))
         else:
-            for left in (path, Path(connection.socket)):
+            for stale in (path, Path(connection.socket)):
                 with contextlib.suppress(OSError):
-                    left.unlink()
+                    stale.unlink()
     return sorted(running, key=lambda pair: -pair[1].since)

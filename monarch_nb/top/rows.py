@@ -105,10 +105,10 @@ def _ranks(document: Document, uid: str, look: ViewChoice) -> Iterator[Row]:
         point = _point(sizes, index)
         if fits is not None and not fits(record, point, index, host):
             continue
-        place = " ".join(f"{label}={coordinate}" for label, coordinate in zip(labels, point, strict=True))
-        what = record.get("endpoint") or record.get("detail") or ""
+        position = " ".join(f"{label}={coordinate}" for label, coordinate in zip(labels, point, strict=True))
+        text = str(record.get("endpoint") or record.get("detail") or "")
         yield Row(
-            (uid, host, index), host, mesh["name"], place or "one", record["state"], str(what), record.get("since"),
+            (uid, host, index), host, mesh["name"], position or "one", record["state"], text, record.get("since"),
             record.get("cpu"), record.get("memory"), record.get("rate"), 0, record.get("memory_kind", "Pss"),
         )  # fmt: skip
 
@@ -116,10 +116,10 @@ def _ranks(document: Document, uid: str, look: ViewChoice) -> Iterator[Row]:
 def _rates(document: Document, uid: str) -> dict[int, float]:
     """Calls a second by process: of all actors on it. Actors on a part of the processes are found by their strides."""
     rates: dict[int, float] = {}
-    for other, mesh in document["meshes"].items():
+    for mesh_uid, mesh in document["meshes"].items():
         if mesh.get("on") != uid or mesh.get("stopped"):
             continue
-        for index, record in document["ranks"].get(other, {}).items():
+        for index, record in document["ranks"].get(mesh_uid, {}).items():
             if rate := record.get("rate"):
                 point = _point(mesh["sizes"], int(index))
                 picked = mesh.get("picked")
@@ -141,8 +141,8 @@ def _together(uid: str, host: str, group: list[Row]) -> Row:
     worst = min(states, key=WORST_FIRST.index)
     bad = [row for row in group if row.state == worst]
     counts = ", ".join(f"{states[state]} {state}" for state in WORST_FIRST if states[state])
-    what = Counter(row.what for row in bad if row.what).most_common(1)
-    about = f"{counts}: {what[0][0]}" if what else counts
+    causes = Counter(row.what for row in bad if row.what).most_common(1)
+    about = f"{counts}: {causes[0][0]}" if causes else counts
     since = [row.since for row in bad if row.since is not None]
     return Row(
         (uid, host, -1), host, group[0].mesh, counted(len(group), "rank"), worst, about,
@@ -201,7 +201,7 @@ Fits = Callable[[Mapping[str, object], Sequence[int], int, str], bool]
 """Decides whether a rank matches: its record with its state, its point, its index, the name of its host."""
 
 _SCALES = {"": 1.0, "%": 0.01, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
-_PLACE = re.compile(r"(\w+)=(\d*)(?:(:)(\d*))?")
+_COORDINATE = re.compile(r"(\w+)=(\d*)(?:(:)(\d*))?")
 _RANKS = re.compile(r"(\d+)(?:-(\d+))?")
 _MEASURED = re.compile(r"(cpu|memory|gpu|gpu_memory|queue|rate|errors|calls)([<>])(\d+(?:\.\d+)?)(%|kb|mb|gb)?")
 
@@ -219,10 +219,10 @@ def fitting(query: str, labels: Sequence[str]) -> Fits | None:
 def _fit(word: str, labels: Sequence[str]) -> Fits:
     if word in WORST_FIRST:
         return lambda record, point, index, host: record["state"] == word
-    place = _PLACE.fullmatch(word)
-    if place is not None and place[1] in labels and (place[2] or place[3]):
-        dim, begin = labels.index(place[1]), int(place[2] or 0)
-        end = (int(place[4]) if place[4] else float("inf")) if place[3] else begin + 1
+    coordinate = _COORDINATE.fullmatch(word)
+    if coordinate is not None and coordinate[1] in labels and (coordinate[2] or coordinate[3]):
+        dim, begin = labels.index(coordinate[1]), int(coordinate[2] or 0)
+        end = (int(coordinate[4]) if coordinate[4] else float("inf")) if coordinate[3] else begin + 1
         return lambda record, point, index, host: begin <= point[dim] < end
     ranks = _RANKS.fullmatch(word)
     if ranks is not None:
@@ -230,10 +230,10 @@ def _fit(word: str, labels: Sequence[str]) -> Fits:
         return lambda record, point, index, host: first <= index <= last
     measured = _MEASURED.fullmatch(word)
     if measured is not None:
-        what, limit = measured[1], float(measured[3]) * _SCALES[measured[4] or ""]
+        field, limit = measured[1], float(measured[3]) * _SCALES[measured[4] or ""]
         if measured[2] == ">":
-            return lambda record, point, index, host: _measure(record, what, -math.inf) > limit
-        return lambda record, point, index, host: _measure(record, what, math.inf) < limit
+            return lambda record, point, index, host: _measure(record, field, -math.inf) > limit
+        return lambda record, point, index, host: _measure(record, field, math.inf) < limit
     return lambda record, point, index, host: (
         word in host.lower()
         or word in str(record.get("endpoint", "")).lower()
@@ -241,6 +241,6 @@ def _fit(word: str, labels: Sequence[str]) -> Fits:
     )
 
 
-def _measure(record: Mapping[str, object], what: str, unknown: float) -> float:
-    value = record.get(what)
+def _measure(record: Mapping[str, object], field: str, unknown: float) -> float:
+    value = record.get(field)
     return value if isinstance(value, int | float) else unknown

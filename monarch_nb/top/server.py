@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 class StoreServer:
     """Serves one store until it is closed. `path` is the connection file."""
 
-    def __init__(self, store: Store, what: str = "") -> None:
+    def __init__(self, store: Store, description: str = "") -> None:
         self._store = store
-        self.path, self._connection = files.made(what)
+        self.path, self._connection = files.new_connection(description)
         self._lock = threading.Lock()
         self._watchers: set[_Watcher] = set()
         self._closed = False

@@ -47,15 +47,15 @@ class Watching:
             self._peer.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
-        why = f"{self.connection.what} (process {self.connection.pid}) has ended, or does not serve any more"
+        reason = f"{self.connection.what} (process {self.connection.pid}) has ended, or does not serve any more"
         try:
             with self._peer, self._peer.makefile("rb") as lines:
                 for line in lines:
                     self._take(msgspec.json.decode(line))
         except (OSError, msgspec.DecodeError) as error:
-            why = f"{why}: {error}"
+            reason = f"{reason}: {error}"
         with self.lock:
-            self.over = why
+            self.over = reason
             self.lock.notify_all()
         self._changed()
 
