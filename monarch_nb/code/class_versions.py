@@ -30,11 +30,11 @@ class ClassVersions:
             state.edition += 1
             frames = tuple(bytes(frame) for frame in encode(Newest(state.cls), self._runtime))
             message = self._newest[state.uid] = NewClass(state.uid, state.edition, state.kind, frames)
-        asked: list[Future[object]] = [
+        requests: list[Future[object]] = [
             request(self._runtime, holder, NEW_CLASS, message) for holder in tuple(self.holders.get(state.uid, ()))
         ]
-        done = settle(asked, lambda: f"some processes that refer to {state.name} do not have its new class yet")
-        if asked:
+        done = settle(requests, lambda: f"some processes that refer to {state.name} do not have its new class yet")
+        if requests:
             self._runtime.later(PATIENCE, lambda: resolve_future(done, None))
         return done
 

@@ -21,7 +21,7 @@ from monarch_nb.host.linux import process_state, seconds_since
 from monarch_nb.wire import travels_by_value
 
 _lock = threading.RLock()
-_seen: dict[str, tuple[int, int]] = {}  # module -> time and size of its file as it was loaded here
+_stamps: dict[str, tuple[int, int]] = {}  # module -> time and size of its file as it was loaded here
 _OURS = ("monarch_nb", "monarch_kernel", "monarch")
 
 
@@ -35,7 +35,7 @@ class Reloaded(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)
-def _born(pid: int) -> int:
+def _start_ns(pid: int) -> int:
     """When this process began, in wall-clock nanoseconds: modules were loaded after that."""
     try:
         _, ticks = process_state(pid)
@@ -91,10 +91,10 @@ def _stamp(file: str) -> tuple[int, int] | None:
 
 
 def _is_edited(name: str, file: str) -> bool:
-    now, seen = _stamp(file), _seen.get(name)
-    if now is None:
+    current, loaded = _stamp(file), _stamps.get(name)
+    if current is None:
         return False
-    return now != seen if seen is not None else now[0] > _born(os.getpid())
+    return current != loaded if loaded is not None else current[0] > _start_ns(os.getpid())
 
 
 # -- loading them again ------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def _load_again(name: str, file: str) -> None:
         os.unlink(importlib.util.cache_from_source(file))
     importlib.reload(module)
     if stamp is not None:
-        _seen[name] = stamp
+        _stamps[name] = stamp
     _rebind(vars(sys.modules["__main__"]), before, vars(module))
 
 

@@ -44,9 +44,9 @@ class Installed(Struct, frozen=True):
             changes = ", ".join(_change(name, *versions) for name, versions in sorted(run.changed.items()))
             outcome = f"pip has failed, with status {run.status}" if run.status else changes or "nothing has changed"
             lines.append(f"{self.mesh} {run.where}".rstrip() + f" ({run.python}): {outcome}")
-        for name, where in sorted(self.loaded.items()):
+        for name, ranks in sorted(self.loaded.items()):
             lines.append(
-                f"{name} is loaded on {where or 'its process'} as it was before: %heal {self.mesh} --kill starts the "
+                f"{name} is loaded on {ranks or 'its process'} as it was before: %heal {self.mesh} --kill starts the "
                 "processes anew; what their host keeps loaded for new ones, as torch, it has until it is started anew"
             )
         return "\n".join(lines)
@@ -76,7 +76,7 @@ def run_pip(procs: ProcMesh, words: Sequence[str]) -> Installed:
     first: dict[str, int] = {}
     for rank in region.ranks():
         first.setdefault(state.layout.host_of(rank), rank)
-    leaders = _some(procs, list(first.values()))
+    leaders = _part(procs, list(first.values()))
     token = uuid.uuid4().hex
     try:
         leaders.run(_mark, token).get()  # all write their mark before any reads the others'
@@ -86,28 +86,28 @@ def run_pip(procs: ProcMesh, words: Sequence[str]) -> Installed:
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank, environment in environments.items():
         groups.setdefault(environment, []).append(rank)
-    outcomes = _some(procs, [ranks[0] for ranks in groups.values()]).run(_pip, list(words)).get().values()
+    outcomes = _part(procs, [ranks[0] for ranks in groups.values()]).run(_pip, list(words)).get().values()
     done, before = [], dict[str, str]()
     for (environment, ranks), (status, changed) in zip(groups.items(), outcomes, strict=True):
         hosts = {state.layout.host_of(rank) for rank in ranks}
-        there = [rank for rank in region.ranks() if state.layout.host_of(rank) in hosts]
-        done.append(PipResult(environment[0], _where(region, there), status, changed))
+        members = [rank for rank in region.ranks() if state.layout.host_of(rank) in hosts]
+        done.append(PipResult(environment[0], _ranks_text(region, members), status, changed))
         before.update({name: version for name, (version, _) in changed.items() if version})
     loaded: dict[str, list[int]] = {}
     for rank, names in zip(region.ranks(), procs.run(_look_again, sorted(before)).get().values(), strict=True):
         for name in names:
             loaded.setdefault(name, []).append(rank)
-    installed = Installed(state.name, tuple(done), {name: _where(region, ranks) for name, ranks in loaded.items()})
+    installed = Installed(state.name, tuple(done), {name: _ranks_text(region, ranks) for name, ranks in loaded.items()})
     if any(run.status for run in done):
         raise PipError(installed)
     return installed
 
 
-def _some(procs: ProcMesh, ranks: Sequence[int]) -> ProcMesh:
+def _part(procs: ProcMesh, ranks: Sequence[int]) -> ProcMesh:
     return part_of(procs, region_of_ranks(["rank"], [len(ranks)], ranks))
 
 
-def _where(region: Region, ranks: Sequence[int]) -> str:
+def _ranks_text(region: Region, ranks: Sequence[int]) -> str:
     """The places of some ranks; along the first dimension alone where they are all that there are there."""
     if len(region.labels) < 2:
         return places_of(region, ranks)

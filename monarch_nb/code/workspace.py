@@ -85,8 +85,8 @@ def _everywhere(
     meshes: Sequence[ProcMesh], function: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs
 ) -> list[T]:
     """Results of a function in all processes of some meshes, together."""
-    asked = [future for mesh in meshes for future in _on_living(mesh, function, *args, **kwargs)]
-    return [answer for future in asked for answers in future.get().values() for answer in answers]
+    futures = [future for mesh in meshes for future in _on_living(mesh, function, *args, **kwargs)]
+    return [answer for future in futures for answers in future.get().values() for answer in answers]
 
 
 def reload_actors(changed: frozenset[str], report: Report) -> None:
@@ -103,16 +103,16 @@ def owned_actors() -> list[ActorState]:
 
 def reload_each(states: Sequence[ActorState], report: Report) -> None:
     """Gives actor meshes the newest definitions of their classes; notes go into the report."""
-    asked: list[tuple[str, Future[None]]] = []
+    reloads: list[tuple[str, Future[None]]] = []
     for state in states:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                asked.append((state.name, reload_mesh(ActorMesh(state, state.region))))
+                reloads.append((state.name, reload_mesh(ActorMesh(state, state.region))))
             except Exception as error:
                 report.notes.append(f"{state.name} keeps its old class: {text_of(error)}")
         report.notes += [text_of(warning.message) for warning in caught]
-    for name, future in asked:
+    for name, future in reloads:
         failed = future.exception()
         if failed is None:
             report.meshes += (name,)
@@ -156,9 +156,9 @@ def _on_living(
 
 def folders_of(workspace: object) -> list[Path]:
     """The folders that a workspace names: a path, several, or an object with `dirs`. Raises what is wrong with them."""
-    given: Any = getattr(workspace, "dirs", workspace)
-    many: list[str | os.PathLike[str]] = [given] if isinstance(given, str | os.PathLike) else list(given)
-    folders = [Path(path).expanduser().resolve() for path in many]
+    source: Any = getattr(workspace, "dirs", workspace)
+    paths: list[str | os.PathLike[str]] = [source] if isinstance(source, str | os.PathLike) else list(source)
+    folders = [Path(path).expanduser().resolve() for path in paths]
     for folder in folders:
         if not folder.is_dir():
             raise NotADirectoryError(f"sync_workspace: {folder} is not a folder")
@@ -185,10 +185,10 @@ def sync(
     names = [f"{folder.name}-{hashlib.blake2b(str(folder).encode(), digest_size=4).hexdigest()}" for folder in folders]
     copied = _copy(name, python, far, dict(zip(names, folders, strict=True))) if far else {}
     by_host = {host: copied.get(host) or [str(folder) for folder in folders] for host in hosts}
-    for host, places in by_host.items():
+    for host, paths in by_host.items():
         first_on_path = runtime.part(MeshRegistry).workspaces.setdefault(host, [])
-        first_on_path[:0] = [folder for folder in places if folder not in first_on_path]
-    roots = list(dict.fromkeys(folder for places in by_host.values() for folder in places))
+        first_on_path[:0] = [folder for folder in paths if folder not in first_on_path]
+    roots = list(dict.fromkeys(folder for paths in by_host.values() for folder in paths))
     procs = [mesh for mesh in get_active_proc_meshes() if not set(hosts).isdisjoint(state_of(mesh).hosts)]
     if auto_reload:
         return reload_code(roots, procs=procs, paths=by_host)
@@ -240,21 +240,21 @@ def _manifest(root: Path) -> dict[str, File]:
     return files
 
 
-def _missing_files(job: str, name: str, wanted: Mapping[str, File]) -> list[str]:
+def _missing_files(job: str, name: str, manifest: Mapping[str, File]) -> list[str]:
     """The files that a copy lacks, or has otherwise. Runs on the host."""
     folder = _folder(job, name)
     have = _manifest(folder) if folder.is_dir() else {}
-    return [file for file, facts in wanted.items() if have.get(file) != facts]
+    return [file for file, facts in manifest.items() if have.get(file) != facts]
 
 
-def _update_copy(job: str, name: str, wanted: Mapping[str, File], contents: Mapping[str, bytes]) -> str:
+def _update_copy(job: str, name: str, manifest: Mapping[str, File], contents: Mapping[str, bytes]) -> str:
     """Writes the files whose contents are given, each at one stroke, and removes those that are not wanted any more.
 
     Runs on the host, and returns the path of the copy there.
     """
     root = _folder(job, name)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for file in _manifest(root).keys() - wanted.keys():
+    for file in _manifest(root).keys() - manifest.keys():
         (root / file).unlink(missing_ok=True)
     for file, data in contents.items():
         target = root / file
@@ -263,7 +263,7 @@ def _update_copy(job: str, name: str, wanted: Mapping[str, File], contents: Mapp
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         fresh.write_bytes(data)
-        fresh.chmod(0o700 if wanted[file].executable else 0o600)
+        fresh.chmod(0o700 if manifest[file].executable else 0o600)
         fresh.replace(target)
     return str(root)
 
@@ -277,16 +277,16 @@ def _copy(mesh: str, python: str | None, hosts: list[str], folders: dict[str, Pa
     job = current_runtime().address.replace("/", "-")
     helpers = HostMesh(mesh, hosts, host_labels(hosts), python=python).spawn_procs(name="sync_workspace")
     try:
-        places: dict[str, list[str]] = {host: [] for host in hosts}
+        copies: dict[str, list[str]] = {host: [] for host in hosts}
         for name, folder in folders.items():
-            wanted = _manifest(folder)
-            lacking = helpers.run(_missing_files, job, name, wanted).get().values()
+            manifest = _manifest(folder)
+            lacking = helpers.run(_missing_files, job, name, manifest).get().values()
             needed = {file for files in lacking for file in files}
             contents = {file: (folder / file).read_bytes() for file in needed}
-            for host, place in zip(
-                hosts, helpers.run(_update_copy, job, name, wanted, contents).get().values(), strict=True
+            for host, path in zip(
+                hosts, helpers.run(_update_copy, job, name, manifest, contents).get().values(), strict=True
             ):
-                places[host].append(place)
-        return places
+                copies[host].append(path)
+        return copies
     finally:
         helpers.stop("the workspace is there").get()
