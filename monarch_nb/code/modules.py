@@ -66,13 +66,13 @@ def _source(module: object) -> str | None:
 
 def local_modules(roots: Sequence[str] = ()) -> dict[str, str]:
     """Loaded modules with their files: those below `roots`, or else all that are no installed packages."""
-    below = tuple(f"{os.path.realpath(root)}{os.sep}" for root in roots)
+    prefixes = tuple(f"{os.path.realpath(root)}{os.sep}" for root in roots)
     files = {}
     for name, module in tuple(sys.modules.copy().items()):
         file = _source(module) if name == getattr(module, "__name__", None) else None
         if file is None or file.startswith(_foreign()) or "site-packages" in file:
             continue
-        if not below or file.startswith(below):
+        if not prefixes or file.startswith(prefixes):
             files[name] = file
     return files
 
@@ -138,20 +138,20 @@ def _defined_in(value: object, module: str) -> bool:
     return isinstance(value, type | types.FunctionType) and value.__module__ == module
 
 
-def _rebind(namespace: dict[str, object], before: Mapping[int, tuple[str, object]], now: Mapping[str, object]) -> None:
+def _rebind(namespace: dict[str, object], before: Mapping[int, tuple[str, object]], new: Mapping[str, object]) -> None:
     """Rebinds names that were imported from the module to its new objects."""
     for name, value in tuple(namespace.items()):
         attribute, old = before.get(id(value), ("", None))
-        if attribute and old is value and attribute in now:
-            namespace[name] = now[attribute]
+        if attribute and old is value and attribute in new:
+            namespace[name] = new[attribute]
 
 
 def _in_order(changed: set[str], local: dict[str, str]) -> list[str]:
     """The changed modules and all that import them, each after those it imports."""
     imports = {name: _imports(name, file) & local.keys() for name, file in local.items()}
     affected = set(changed)
-    while more := {name for name, used in imports.items() if used & affected} - affected:
-        affected |= more
+    while importers := {name for name, used in imports.items() if used & affected} - affected:
+        affected |= importers
     order: list[str] = []
     entered: set[str] = set()
 

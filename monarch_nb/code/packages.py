@@ -87,14 +87,14 @@ def run_pip(procs: ProcMesh, words: Sequence[str]) -> Installed:
     for rank, environment in environments.items():
         groups.setdefault(environment, []).append(rank)
     outcomes = _part(procs, [ranks[0] for ranks in groups.values()]).run(_pip, list(words)).get().values()
-    done, before = [], dict[str, str]()
+    done, versions = [], dict[str, str]()
     for (environment, ranks), (status, changed) in zip(groups.items(), outcomes, strict=True):
         hosts = {state.layout.host_of(rank) for rank in ranks}
         members = [rank for rank in region.ranks() if state.layout.host_of(rank) in hosts]
         done.append(PipResult(environment[0], _ranks_text(region, members), status, changed))
-        before.update({name: version for name, (version, _) in changed.items() if version})
+        versions.update({name: version for name, (version, _) in changed.items() if version})
     loaded: dict[str, list[int]] = {}
-    for rank, names in zip(region.ranks(), procs.run(_look_again, sorted(before)).get().values(), strict=True):
+    for rank, names in zip(region.ranks(), procs.run(_loaded_packages, sorted(versions)).get().values(), strict=True):
         for name in names:
             loaded.setdefault(name, []).append(rank)
     installed = Installed(state.name, tuple(done), {name: _ranks_text(region, ranks) for name, ranks in loaded.items()})
@@ -111,8 +111,8 @@ def _ranks_text(region: Region, ranks: Sequence[int]) -> str:
     """The places of some ranks; along the first dimension alone where they are all that there are there."""
     if len(region.labels) < 2:
         return places_of(region, ranks)
-    first = {region.ndslice.coordinates(rank)[0] for rank in ranks}
-    if len(ranks) * region.ndslice.sizes[0] != len(first) * len(region):
+    coordinates = {region.ndslice.coordinates(rank)[0] for rank in ranks}
+    if len(ranks) * region.ndslice.sizes[0] != len(coordinates) * len(region):
         return places_of(region, ranks)
     return first_places_of(region, ranks)
 
@@ -172,7 +172,7 @@ def _versions() -> dict[str, str]:
     return {distribution.name: distribution.version for distribution in metadata.distributions() if distribution.name}
 
 
-def _look_again(names: Sequence[str]) -> list[str]:
+def _loaded_packages(names: Sequence[str]) -> list[str]:
     """Clears import caches of this rank; returns those of the distributions that it has loaded before."""
     importlib.invalidate_caches()
     modules = metadata.packages_distributions()

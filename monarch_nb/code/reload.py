@@ -44,9 +44,9 @@ def reload_mesh(mesh: object, cls: type | None = None) -> Future[None]:
     if len(region) != len(state.region):
         raise ValueError(f"reload the whole of {state.name}, not a slice: its ranks would run different classes")
     old, new = state.cls, cls or _newest(state)
-    wrong = objection(state, new)
-    if wrong:
-        raise TypeError(f"{wrong}: spawn a new mesh")
+    problem = objection(state, new)
+    if problem:
+        raise TypeError(f"{problem}: spawn a new mesh")
     if _init(old) != _init(new):
         warnings.warn(
             f"{new.__name__}.__init__ has changed, but it does not run again: the living actors of {state.name} "
@@ -56,7 +56,7 @@ def reload_mesh(mesh: object, cls: type | None = None) -> Future[None]:
         )
     runtime = current_runtime()
     call = PendingCall(
-        runtime, f"{state.name}.{RELOAD}", state.uid, region.ranks, len(region), lambda replies: _checked(replies)
+        runtime, f"{state.name}.{RELOAD}", state.uid, region.ranks, len(region), lambda replies: _check_all(replies)
     )
     try:
         broken = runtime.supervisor.check(state, region, call)
@@ -92,6 +92,6 @@ def objection(state: ActorState, new: type) -> str:
     return ""
 
 
-def _checked(replies: list[Thunk]) -> None:
+def _check_all(replies: list[Thunk]) -> None:
     for reply in replies:
         reply()

@@ -181,9 +181,9 @@ def sync(
     """
     runtime = current_runtime()
     folders = folders_of(workspace)
-    far = [host for host in hosts if not shares_files(host)]
+    remote = [host for host in hosts if not shares_files(host)]
     names = [f"{folder.name}-{hashlib.blake2b(str(folder).encode(), digest_size=4).hexdigest()}" for folder in folders]
-    copied = _copy(name, python, far, dict(zip(names, folders, strict=True))) if far else {}
+    copied = _copy(name, python, remote, dict(zip(names, folders, strict=True))) if remote else {}
     by_host = {host: copied.get(host) or [str(folder) for folder in folders] for host in hosts}
     for host, paths in by_host.items():
         first_on_path = runtime.part(MeshRegistry).workspaces.setdefault(host, [])
@@ -261,10 +261,10 @@ def _update_copy(job: str, name: str, manifest: Mapping[str, File], contents: Ma
         if target.is_dir():
             shutil.rmtree(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        fresh.write_bytes(data)
-        fresh.chmod(0o700 if manifest[file].executable else 0o600)
-        fresh.replace(target)
+        draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        draft.write_bytes(data)
+        draft.chmod(0o700 if manifest[file].executable else 0o600)
+        draft.replace(target)
     return str(root)
 
 

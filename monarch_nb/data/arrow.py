@@ -176,14 +176,14 @@ def _texts(kind: str, array: Any, start: int, length: int) -> list[str | None]:
     buffers = [array.buffers[number] for number in range(array.n_buffers)]
     valid = _bits(buffers[0], start, length) if buffers[0] and array.null_count else None
     if kind == "vu":
-        values = [_viewed(buffers, start + row) for row in range(length)]
+        values = [_view_text(buffers, start + row) for row in range(length)]
     else:
         ends = _values(buffers[1], "int32" if kind == "u" else "int64", start, length + 1, None).tolist()
         values = [ctypes.string_at(buffers[2] + a, b - a) for a, b in itertools.pairwise(ends)]
     return [text.decode() if valid is None or valid[row] else None for row, text in enumerate(values)]
 
 
-def _viewed(buffers: list[int], row: int) -> bytes:
+def _view_text(buffers: list[int], row: int) -> bytes:
     """A text of a view: 12 bytes at most lie in the view itself, others in one of the buffers after it."""
     view = buffers[1] + 16 * row
     size, _, number, offset = (ctypes.c_int32 * 4).from_address(view)

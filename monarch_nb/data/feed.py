@@ -75,22 +75,22 @@ class Feed:
         """Iterates over the batches of this rank. Blocks for the next batch."""
         rank, part = self._mine()
         step = self._server.begin.call_one(self._number, rank).get()
-        coming = deque(self._ask(rank, part, number, step) for number in range(step, step + self._prefetch))
-        while (batch := coming.popleft().get()) is not None:
+        pending = deque(self._ask(rank, part, number, step) for number in range(step, step + self._prefetch))
+        while (batch := pending.popleft().get()) is not None:
             yield _tensors(batch) if self._arrays == "torch" else batch
             step += 1
-            coming.append(self._ask(rank, part, step + self._prefetch - 1, step))
+            pending.append(self._ask(rank, part, step + self._prefetch - 1, step))
         self._server.finish.call_one(self._number, rank).get()
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
         """As `__iter__`, without blocking the event loop of an actor."""
         rank, part = self._mine()
         step = await self._server.begin.call_one(self._number, rank)
-        coming = deque(self._ask(rank, part, number, step) for number in range(step, step + self._prefetch))
-        while (batch := await coming.popleft()) is not None:
+        pending = deque(self._ask(rank, part, number, step) for number in range(step, step + self._prefetch))
+        while (batch := await pending.popleft()) is not None:
             yield _tensors(batch) if self._arrays == "torch" else batch
             step += 1
-            coming.append(self._ask(rank, part, step + self._prefetch - 1, step))
+            pending.append(self._ask(rank, part, step + self._prefetch - 1, step))
         await self._server.finish.call_one(self._number, rank)
 
     def state_dict(self) -> dict[str, int]:

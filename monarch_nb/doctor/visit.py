@@ -37,8 +37,8 @@ def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str,
     for name, (procs, since) in started.items():
         try:
             facts = procs.run(facts_of_this_machine).get(max(0.1, begun + timeout - time.monotonic())).item()
-            took = f"started and answered within {time.monotonic() - since:.1f} s"
-            findings[name] = [Check("a process", "ok", took), *judge(facts, controller)]
+            detail = f"started and answered within {time.monotonic() - since:.1f} s"
+            findings[name] = [Check("a process", "ok", detail), *judge(facts, controller)]
         except Exception as error:
             findings[name] = [Check("a process", "error", f"did not start: {error}", _ADVICE)]
         finally:
@@ -48,16 +48,16 @@ def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str,
 
 def visit_known(timeout: float = _SECONDS) -> dict[str, list[Check]]:
     """Looks at this machine and at all hosts that are attached."""
-    hosts, first = {"this machine": this_host()}, {}
+    hosts, checks = {"this machine": this_host()}, {}
     for host, remote in tuple(current_runtime().part(HostRoutes).attached.items()):
         name = remote.endpoint or host
         if remote.lost:
-            first[name] = [Check("connection", "error", f"the host is lost: {remote.lost}", _LOST)]
+            checks[name] = [Check("connection", "error", f"the host is lost: {remote.lost}", _LOST)]
         else:
             hosts[name] = HostMesh.of_host(host)
-            first[name] = [] if remote.is_local else [_key(getattr(remote, "keys", None) is not None)]
+            checks[name] = [] if remote.is_local else [_key(getattr(remote, "keys", None) is not None)]
     findings = visit(hosts, timeout)
-    return {name: [*first.get(name, ()), *findings.get(name, ())] for name in (*hosts, *first)}
+    return {name: [*checks.get(name, ()), *findings.get(name, ())] for name in (*hosts, *checks)}
 
 
 def visit_endpoints(
@@ -77,8 +77,8 @@ def visit_endpoints(
                 ).slice(hosts=0)
             except (AttachError, TransportError, ValueError) as error:
                 findings[endpoint].append(Check("connection", "error", str(error)))
-    for name, more in visit(hosts).items():
-        findings[name] += more
+    for name, checks in visit(hosts).items():
+        findings[name] += checks
     return findings
 
 
@@ -130,10 +130,10 @@ def _name(host: str, port: int) -> Check:
 
 
 def _port(endpoint: str, port: int, timeout: float) -> Check:
-    answered = knock(endpoint, timeout)
-    if answered:
+    reply = knock(endpoint, timeout)
+    if reply:
         return Check("port", "ok", f"{port} is open")
-    if answered is False:
+    if reply is False:
         return Check("port", "error", f"nobody listens at {endpoint}: the connection is refused", _REFUSED)
     return Check("port", "error", f"there is no answer from {endpoint} within {timeout:g} s", _SILENT)
 
@@ -155,11 +155,11 @@ def _key_and_versions(endpoint: str, keys: Keys | None, timeout: float) -> list[
         about = "key" if isinstance(answer, TrustError) else "agent"
         return [Check(about, "error", str(answer), _KEY if about == "key" else "")]
     words = "both sides have it; messages are encrypted" if keys is not None else "none; this machine alone needs none"
-    fits = Check("key", "ok", words)
-    wrong = objection(endpoint, answer, ())
-    if wrong is not None:
-        return [fits, Check("versions", "error", str(wrong))]
+    key = Check("key", "ok", words)
+    problem = objection(endpoint, answer, ())
+    if problem is not None:
+        return [key, Check("versions", "error", str(problem))]
     return [
-        fits,
+        key,
         Check("versions", "ok", f"host {answer.host}: Python {answer.python}, monarch-nb {answer.version}"),
     ]

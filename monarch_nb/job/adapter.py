@@ -126,10 +126,10 @@ def deduplicated(descriptions: Mapping[str, str]) -> dict[str, str]:
 
 def log_words(lines: Sequence[str]) -> str:
     """Formats a log below the description of its writer's end: launchers give the cause first, most others last."""
-    few = [line for line in lines if line.strip("-=* ")]
-    if len(few) > 2 * _ENDS:
-        few = [*few[:_ENDS], f"... {counted(len(few) - 2 * _ENDS, 'line')} between ...", *few[-_ENDS:]]
-    return "".join(f"\n  | {line}" for line in few)
+    excerpt = [line for line in lines if line.strip("-=* ")]
+    if len(excerpt) > 2 * _ENDS:
+        excerpt = [*excerpt[:_ENDS], f"... {counted(len(excerpt) - 2 * _ENDS, 'line')} between ...", *excerpt[-_ENDS:]]
+    return "".join(f"\n  | {line}" for line in excerpt)
 
 
 class JobAdapter(ABC):

@@ -197,16 +197,16 @@ class AdapterJob(JobTrait):
     def _state(self) -> JobState:
         lost = self._lost()
         if lost:
-            raise RuntimeError(f"the job is gone: {self._described()}: {lost}")
+            raise RuntimeError(f"the job is gone: {self._describe()}: {lost}")
         return JobState({mesh: self._host_mesh(mesh) for mesh in self._meshes})
 
     def _host_mesh(self, mesh: str) -> HostMesh:
         names = self._names(mesh)
         if [self._agents[name].join for name in names] == [HERE]:
             return this_host()
-        coming = self._coming().hosts[mesh]
+        pending = self._coming().hosts[mesh]
         source = self._sources[mesh]
-        ids = source.hosts(coming.get()) if source.changed else coming
+        ids = source.hosts(pending.get()) if source.changed else pending
         hosts = HostMesh(mesh, ids, host_labels(names), owned=True, source=source)
         self._host_meshes.append(hosts)
         return hosts
@@ -413,7 +413,7 @@ class AdapterJob(JobTrait):
             return "it has no hosts"
         states = self._adapter.look(self.running({n: a for n, a in self._agents.items() if n not in self._spares}))
         ended = {name: state.description for name, state in states.items() if state.state == "ended"}
-        return "; ".join(f"{name} {how}" for name, how in deduplicated(ended).items())
+        return "; ".join(f"{name} {description}" for name, description in deduplicated(ended).items())
 
     def can_run(self, spec: JobTrait) -> bool:
         """Whether `spec` is an equal job, by kind, meshes, options and environment, and all agents run or wait."""
@@ -424,8 +424,8 @@ class AdapterJob(JobTrait):
 
     def _kill(self) -> None:
         hosts = self.host_ids.values()
-        for same in [job for job in tuple(_jobs) if job._applied.apply_id == self._applied.apply_id]:
-            same._give_up()  # including itself
+        for instance in [job for job in tuple(_jobs) if job._applied.apply_id == self._applied.apply_id]:
+            instance._give_up()  # including itself
         if (runtime := started()) is not None:  # hosts attached by name, and by no job of this program
             give_up_hosts([host for host in hosts if host in runtime.part(HostRoutes).attached], _KILLED)
         agents, self._agents = {**self.agents, **self._agents}, {}  # late agents are ended at once from now on
@@ -460,22 +460,22 @@ class AdapterJob(JobTrait):
 
 def _uninterrupted(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
     """Runs `work` to its end: an interrupt ends only the wait, and a later result is passed to `undo`."""
-    done: FutureResult[T] = FutureResult()
+    outcome: FutureResult[T] = FutureResult()
 
     def run() -> None:
         try:
             result = work()
         except BaseException as error:
-            done.set_exception(error)
+            outcome.set_exception(error)
         else:
-            done.set_result(result)
+            outcome.set_result(result)
 
     threading.Thread(target=run, name="monarch-job-engine", daemon=False).start()  # the end of the program waits for it
     try:
-        return done.result()
+        return outcome.result()
     except BaseException:
         if undo is not None:
-            done.add_done_callback(lambda ended: None if ended.exception() else undo(ended.result()))
+            outcome.add_done_callback(lambda ended: None if ended.exception() else undo(ended.result()))
         raise
 
 

@@ -104,10 +104,10 @@ class Arrival:
     def forget(self, hosts: Iterable[str]) -> dict[str, str]:
         """Stops watching hosts that are released; returns those that came in here, by name."""
         with self._changed:
-            mine = {name: host for name, host in self._joined.items() if host in hosts}
-            for name in mine:
+            released = {name: host for name, host in self._joined.items() if host in hosts}
+            for name in released:
                 del self._joined[name], self._job.agents[name]
-            return mine
+            return released
 
     def stop(self, reason: str) -> None:
         """Ends the arrival with its job, or the job's use: pending meshes fail, attached hosts are given up."""

@@ -45,7 +45,7 @@ def seen_of(job: Running, name: str, suffix: str) -> Seen:
     return Seen("running", f"on {report.machine}{suffix}", report.joins, report.gpus, report.host)
 
 
-def look_again(folder: str) -> None:
+def refresh_folder(folder: str) -> None:
     """Has a network file system refresh a folder."""
     try:
         os.listdir(folder)

@@ -183,7 +183,7 @@ def _attach(options: argparse.Namespace) -> int:
 
 def _kill(options: argparse.Namespace) -> int:
     job = find_job(options.job)
-    description = job._described()
+    description = job._describe()
     job.kill()
     sys.stdout.write(f"ended: {description}\n")
     return 0

@@ -76,7 +76,7 @@ class JobHosts:
 
     def take_spares(self, dead: Sequence[str]) -> dict[str, str]:
         """Spares for as many of these hosts as there are some, at once: which host is in the place of which."""
-        job, names, instead = self._job, self._names_of(dead), dict[str, str]()
+        job, names, replacements = self._job, self._names_of(dead), dict[str, str]()
         spares: dict[str, tuple[str, Arrival]] = {}
         try:
             with self._exclusive():
@@ -89,10 +89,10 @@ class JobHosts:
             show_host_message(f"{job.known_as}: who loads the job takes {', '.join(spares)} for spares: {error}")
         for lost, (name, (host, arrival)) in zip(dead, spares.items(), strict=False):
             job.arrived(arrival)
-            self._replacements[lost] = instead[lost] = host
-            old = f"{names.get(lost, 'a lost host')} ({host_name(lost)})"
-            show_host_message(f"{job.known_as}: the spare host {name} ({host_name(host)}) took the place of {old}")
-        return instead
+            self._replacements[lost] = replacements[lost] = host
+            former = f"{names.get(lost, 'a lost host')} ({host_name(lost)})"
+            show_host_message(f"{job.known_as}: the spare host {name} ({host_name(host)}) took the place of {former}")
+        return replacements
 
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
         """Returns what its scheduler reports of lost hosts; blocks for some seconds at most."""
@@ -117,7 +117,7 @@ class JobHosts:
         names = {host: name for name, host in self._job.host_ids.items()} | joined
         return {host: names[host] for host in hosts if host in names}
 
-    def _swap(self, swaps: Mapping[str, str], new: Collection[str]) -> None:
+    def _swap(self, swaps: Mapping[str, str], added: Collection[str]) -> None:
         """Puts the agents `new` in the mesh: `swaps` has, for each that leaves it, the one in its place, by name."""
         agents = self._job.agents
         moved = {name: agents[name] for name in swaps.values() if name in agents}
@@ -128,7 +128,7 @@ class JobHosts:
             if name not in moved:
                 ordered[name] = agent
         ordered |= {name: agent for name, agent in agents.items() if name not in ordered}
-        self._job.keep_agents(ordered, [*(name for name in self._job.spare_agents if name not in new), *swaps])
+        self._job.keep_agents(ordered, [*(name for name in self._job.spare_agents if name not in added), *swaps])
 
     def _exclusive(self, check: Callable[[], object] = lambda: None) -> contextlib.AbstractContextManager[None]:
         """Nobody else changes the job within, in this process or another one that has it."""
@@ -245,8 +245,8 @@ class JobHosts:
         if not instead:
             self._added += hosts
             return
-        old = self._names_of(instead)
-        swaps = {old[lost]: name for lost, name in zip(instead, names, strict=True) if lost in old}
+        lost_names = self._names_of(instead)
+        swaps = {lost_names[lost]: name for lost, name in zip(instead, names, strict=True) if lost in lost_names}
         try:
             with self._exclusive():
                 self._swap(swaps, names)
@@ -284,13 +284,13 @@ class JobHosts:
         *, spare: bool,
     ) -> Running:  # fmt: skip
         """Has the engine start so many agents more, which are written down; the job as it was before."""
-        chooses, nothing = self._job.adapter.chooses, contextlib.nullcontext()
-        with self._exclusive(check) if chooses else nothing:
-            with nothing if chooses else self._exclusive(check):
+        chooses, unlocked = self._job.adapter.chooses, contextlib.nullcontext()
+        with self._exclusive(check) if chooses else unlocked:
+            with unlocked if chooses else self._exclusive(check):
                 job = self._job.running(self._job.agents)
                 wanted = self._job.wanting(self._mesh, _next_names(job, self._mesh, count), machines)
             started.update(self._job.adapter.add(job, wanted))
-            with nothing if chooses else self._exclusive():
+            with unlocked if chooses else self._exclusive():
                 spares = [*self._job.spare_agents, *(started if spare else ())]
                 self._job.keep_agents({**self._job.agents, **started}, spares)
         return job

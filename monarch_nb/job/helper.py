@@ -44,7 +44,7 @@ class Helper:
             if ask.do == "start":
                 self._tidy()
                 return self._start(ask, folder)
-            job = self._known(ask, folder)
+            job = self._job_of(ask, folder)
             if ask.do == "look":
                 return HelperReply(seen=dict(self._processes.look(job)))
             if ask.do == "lines":
@@ -75,7 +75,7 @@ class Helper:
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 lists = list(folder.glob(f"*.{_LIST}"))
                 own = [path for path in lists if path.name.startswith(f"{os.uname().nodename}.")]
-                job = Running("", str(folder), {name: agent for path in own for name, agent in _listed(path).items()})
+                job = Running("", str(folder), {name: agent for path in own for name, agent in _read(path).items()})
                 ended = all(state.state == "ended" for state in self._processes.look(job).values())
                 if lists == own and ended and time.time() - newest(folder) > KEPT_S:
                     shutil.rmtree(folder, ignore_errors=True)
@@ -96,15 +96,15 @@ class Helper:
         file = folder / f"{os.uname().nodename}.{_LIST}"
         with open(folder / f".{os.uname().nodename}.lock", "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            agents = {name: agent for name, agent in {**_listed(file), **add}.items() if name not in drop}
+            agents = {name: agent for name, agent in {**_read(file), **add}.items() if name not in drop}
             if agents:
                 file.write_bytes(msgspec.json.encode(agents))
             else:
                 file.unlink(missing_ok=True)
             return agents
 
-    def _known(self, ask: Ask, folder: Path) -> Running:
-        return Running(ask.job, str(folder), _listed(folder / f"{os.uname().nodename}.{_LIST}"))
+    def _job_of(self, ask: Ask, folder: Path) -> Running:
+        return Running(ask.job, str(folder), _read(folder / f"{os.uname().nodename}.{_LIST}"))
 
     def _end(self, job: Running, folder: Path, names: Collection[str]) -> None:
         self._processes.end({name: agent for name, agent in job.agents.items() if name in names})
@@ -116,7 +116,7 @@ class Helper:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _listed(file: Path) -> dict[str, Agent]:
+def _read(file: Path) -> dict[str, Agent]:
     with contextlib.suppress(FileNotFoundError):
         return json_decoder(dict[str, Agent]).decode(file.read_bytes())
     return {}

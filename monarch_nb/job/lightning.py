@@ -71,14 +71,14 @@ class Lightning(JobAdapter):
         """Asks for one Lightning job for all hosts that are alike. Raises EngineError."""
         agents: dict[str, Agent] = {}
         job = Running(wanted.job, str(wanted.folder), agents, dict(wanted.options))
-        alike: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for name in wanted.names:
             role = wanted.role(name)
             if role.image:
                 raise EngineError(f"{name}: a LightningJob runs in the Studio's own environment, and takes no image")
-            alike.setdefault(repr(sorted(wanted.environment_of(name).items())), []).append(name)
+            groups.setdefault(repr(sorted(wanted.environment_of(name).items())), []).append(name)
         try:
-            for number, names in enumerate(alike.values()):
+            for number, names in enumerate(groups.values()):
                 self._run(wanted, f"monarch-{wanted.job[:8]}-{number}", names, agents)
         except BaseException as error:  # an interrupt too
             self.kill(job)
@@ -100,8 +100,8 @@ class Lightning(JobAdapter):
 
     def release(self, going: Running, job: Running) -> None:
         """Stops Lightning jobs of which no agent stays; the machine of an agent that has ended goes back by itself."""
-        stays = {_job_name(agent) for name, agent in job.agents.items() if name not in going.agents}
-        ended = {name: agent for name, agent in going.agents.items() if _job_name(agent) not in stays}
+        in_use = {_job_name(agent) for name, agent in job.agents.items() if name not in going.agents}
+        ended = {name: agent for name, agent in going.agents.items() if _job_name(agent) not in in_use}
         self.kill(structs.replace(job, agents=ended))
 
     @staticmethod

@@ -8,7 +8,7 @@ from pathlib import Path
 from monarch_nb.host.preemption import END
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.adapter_job import AdapterJob
-from monarch_nb.job.batch import last_lines, look_again, prepare, seen_of, worker_line
+from monarch_nb.job.batch import last_lines, prepare, refresh_folder, seen_of, worker_line
 from monarch_nb.job.kinds import register_job
 from monarch_nb.job.process import ProcessAdapter
 from monarch_nb.job.role import Role
@@ -65,12 +65,12 @@ class MPI(JobAdapter):
 
     def look(self, job: Running) -> Mapping[str, Seen]:
         """Returns mpirun's state for all agents, with the addresses that they have reported."""
-        look_again(job.folder)
+        refresh_folder(job.folder)
         launcher = Running(job.job, job.folder, {_LOG: next(iter(job.agents.values()))})
-        now = self._processes.look(launcher)[_LOG]
-        if now.state == "ended":
-            return {name: Seen("ended", f"is gone: its mpirun {now.description}") for name in job.agents}
-        return {name: seen_of(job, name, f", mpirun {now.description}") for name in job.agents}
+        state = self._processes.look(launcher)[_LOG]
+        if state.state == "ended":
+            return {name: Seen("ended", f"is gone: its mpirun {state.description}") for name in job.agents}
+        return {name: seen_of(job, name, f", mpirun {state.description}") for name in job.agents}
 
     def kill(self, job: Running) -> None:
         """Ends the ranks, by a signal that mpirun passes on to them; else mpirun, which ends them."""

@@ -265,8 +265,8 @@ def arguments_of(kind: str) -> frozenset[str]:
         }
         return frozenset(names)
     cls = _CLASSES.get(kind)
-    own = frozenset() if cls is None else frozenset(inspect.signature(cls).parameters) - {"meshes"}
-    return own | {"keep", "spares"} if own else own
+    parameters = frozenset() if cls is None else frozenset(inspect.signature(cls).parameters) - {"meshes"}
+    return parameters | {"keep", "spares"} if parameters else parameters
 
 
 def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait:
@@ -284,9 +284,9 @@ def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait
             job.keep_for(keep)
         return job
     accepted = arguments_of(kind)
-    for wrong in (name for name in arguments if accepted and name not in accepted):
-        hint = _suggestion(wrong, accepted) or f": it takes {', '.join(sorted(accepted))}"
-        raise TypeError(f"a {kind} job takes no {wrong!r}{hint}")
+    for unknown in (name for name in arguments if accepted and name not in accepted):
+        hint = _suggestion(unknown, accepted) or f": it takes {', '.join(sorted(accepted))}"
+        raise TypeError(f"a {kind} job takes no {unknown!r}{hint}")
     if kind == "ssh":
         return SSHJob(meshes=meshes, **arguments)
     if kind == "kubernetes":
@@ -336,7 +336,7 @@ def hosts_of(job: JobTrait, name: str, path: str, tell: Callable[[Progress], obj
     """
     running = job._running
     if running is not None and running._lost():
-        logger.warning("a job is gone: %s: %s. A new one is started", running._described(), running._lost())
+        logger.warning("a job is gone: %s: %s. A new one is started", running._describe(), running._lost())
         job.kill()
     meshes = job.state(path)._hosts
     if name not in meshes and len(meshes) != 1:

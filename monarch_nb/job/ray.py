@@ -87,7 +87,7 @@ class Ray(JobAdapter):
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
         """Asks for another placement group; where each agent has a node of its own, on other nodes than those."""
-        ray, elsewhere = _ray(job.options), dict[str, str]()
+        ray, selector = _ray(job.options), dict[str, str]()
         if job.options.get("strategy", _SPREAD) == _SPREAD:
             if "bundle_label_selector" not in inspect.signature(ray.util.placement_group).parameters:
                 raise EngineError(
@@ -95,18 +95,18 @@ class Ray(JobAdapter):
                     "newer one, or make the job with strategy='PACK'"
                 )
             nodes = sorted({node for group in _groups(ray, job) for node in group["bundles_to_node_id"].values()})
-            elsewhere = {_NODE: f"!in({','.join(filter(None, nodes))})"}
-        return self._start(wanted, f"{wanted.job}+{wanted.names[0]}", elsewhere)
+            selector = {_NODE: f"!in({','.join(filter(None, nodes))})"}
+        return self._start(wanted, f"{wanted.job}+{wanted.names[0]}", selector)
 
     def release(self, going: Running, job: Running) -> None:
         """Ends these agents and Ray's actors, and the placement groups that no other agent is in.
 
         Raises EngineError for groups that keep what these agents had: Ray gives back the whole of one alone.
         """
-        stays = {_group(name, agent) for name, agent in job.agents.items() if name not in going.agents}
+        in_use = {_group(name, agent) for name, agent in job.agents.items() if name not in going.agents}
         groups = {_group(name, agent) for name, agent in going.agents.items()}
-        self._end(going, groups - stays)
-        if groups & stays:
+        self._end(going, groups - in_use)
+        if groups & in_use:
             raise EngineError("Ray keeps their places in the placement group until all that came with them have gone")
 
     def _start(self, wanted: AgentsWanted, group_name: str, labels: Mapping[str, str]) -> Agents:
@@ -149,10 +149,10 @@ class Ray(JobAdapter):
             except ValueError:
                 states[name] = Seen("ended", "is gone: Ray knows its actor no more")
         ready, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=_ANSWER_S) if refs else ([], [])
-        lacks = _lacks(ray, job) if len(ready) < len(refs) else {}
+        unplaceable = _unplaceable(ray, job) if len(ready) < len(refs) else {}
         for name, answer in refs.items():
             if answer not in ready:
-                states[name] = lacks.get(_group(name, job.agents[name])) or Seen(
+                states[name] = unplaceable.get(_group(name, job.agents[name])) or Seen(
                     "waiting", "waits for a node of Ray's with what it needs, or its Ray actor is busy"
                 )
                 continue
@@ -204,7 +204,7 @@ def _groups(ray: Any, job: Running) -> list[dict[str, Any]]:
     return [group for group in groups if group["name"].partition("+")[0] == job.job]
 
 
-def _lacks(ray: Any, job: Running) -> dict[str, Seen]:
+def _unplaceable(ray: Any, job: Running) -> dict[str, Seen]:
     """The placement groups of a job that wait for what no node has, used or not, by their names."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     states = {}
@@ -212,16 +212,16 @@ def _lacks(ray: Any, job: Running) -> dict[str, Seen]:
         if group["state"] != "PENDING":
             continue
         bundles = list(group["bundles"].values())
-        apart = group["strategy"] == _SPREAD
-        few = apart and len(bundles) > len(nodes)
+        spread = group["strategy"] == _SPREAD
+        too_few = spread and len(bundles) > len(nodes)
         lacking = next((bundle for bundle in bundles if not any(_fits(bundle, node) for node in nodes)), None)
         if lacking is not None:
             needs = ", ".join(f"{count:g} {name}" for name, count in sorted(lacking.items()))
-            most = ", ".join(
+            largest = ", ".join(
                 f"{max((node.get(name, 0) for node in nodes), default=0):g} {name}" for name in sorted(lacking)
             )
-            reason = f"{needs} on one node, and of {counted(len(nodes), 'node')} none has that (the most: {most})"
-        elif few:
+            reason = f"{needs} on one node, and of {counted(len(nodes), 'node')} none has that (the most: {largest})"
+        elif too_few:
             reason = f"{counted(len(bundles), 'node')}, and the cluster has {len(nodes)} (strategy='PACK' shares them)"
         else:
             continue

@@ -163,7 +163,7 @@ class TunnelRecord(msgspec.Struct, frozen=True):
     joins: tuple[str, ...]  # its addresses in its own network
 
 
-def opened_here(endpoint: str, job: Running, name: str, joins: tuple[str, ...], tunnel: Tunnel) -> None:
+def register_tunnel(endpoint: str, job: Running, name: str, joins: tuple[str, ...], tunnel: Tunnel) -> None:
     """Registers an endpoint of this machine that leads to a host: others cannot dial it, but can open a tunnel."""
     written = msgspec.json.encode(TunnelRecord(job, name, joins)).decode()
     current_runtime().part(HostRoutes).tunnels[endpoint] = replace(tunnel, written=written)

@@ -98,13 +98,13 @@ def hosts_of_job(job: AdapterJob) -> list[HostOfJob]:
     job._adapter.hold(running, True)
     for name, state in job._adapter.look(running).items():
         joins: tuple[str, ...] = ()
-        wrong = ""
+        problem = ""
         if state.state == "running" and state.joins:
             try:
                 joins = tuple(job._adapter.join(running, name, state.joins))
             except EngineError as error:
-                wrong = str(error)
+                problem = str(error)
         hosts.append(
-            HostOfJob(name, state.state == "running", state.description, joins, key if key.exists() else None, wrong)
+            HostOfJob(name, state.state == "running", state.description, joins, key if key.exists() else None, problem)
         )
     return hosts

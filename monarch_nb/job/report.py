@@ -92,10 +92,10 @@ def own_addresses(port: int, known_as: str = "") -> tuple[str, ...]:
 def _numbers() -> list[str]:
     """Returns IP addresses from which this machine would connect to others. Nothing is sent for that."""
     addresses = []
-    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+    for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((far, 9))
+                probe.connect((target, 9))
                 addresses.append(probe.getsockname()[0])
         except OSError:
             continue

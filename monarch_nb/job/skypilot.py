@@ -79,18 +79,18 @@ class SkyPilot(JobAdapter):
 
     def release(self, going: Running, job: Running) -> None:
         """Takes clusters down of which no agent stays; other nodes are the cluster's until its end."""
-        stays = {_cluster(agent) for name, agent in job.agents.items() if name not in going.agents}
-        ended = {name: agent for name, agent in going.agents.items() if _cluster(agent) not in stays}
+        in_use = {_cluster(agent) for name, agent in job.agents.items() if name not in going.agents}
+        ended = {name: agent for name, agent in going.agents.items() if _cluster(agent) not in in_use}
         self.kill(structs.replace(job, agents=ended))
 
     def _launch(self, wanted: AgentsWanted, prefix: str) -> Agents:
-        alike: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for name in wanted.names:
             role = structs.replace(wanted.role(name), hosts=1, spares=0)
-            alike.setdefault(repr((role, sorted(wanted.environment_of(name).items()))), []).append(name)
+            groups.setdefault(repr((role, sorted(wanted.environment_of(name).items()))), []).append(name)
         agents: dict[str, Agent] = {}
         try:
-            for number, names in enumerate(alike.values()):
+            for number, names in enumerate(groups.values()):
                 cluster = f"{prefix}-{number}"
                 agents.update({name: Agent(f"{cluster}/{rank}") for rank, name in enumerate(names)})
                 request = _ask("launch", _task(wanted, names), cluster_name=cluster, down=True,
@@ -135,14 +135,14 @@ class SkyPilot(JobAdapter):
                 reason = str(error)
             return None, Seen("ended", f"is gone: SkyPilot has not launched the cluster {cluster}: {reason}")
         if status or (launch is not None and launch.status != "SUCCEEDED"):
-            now = (launch.status_msg if launch is not None else "") or "is being provisioned"
-            return None, Seen("waiting", f"waits: SkyPilot's cluster {cluster}: {now}")
+            message = (launch.status_msg if launch is not None else "") or "is being provisioned"
+            return None, Seen("waiting", f"waits: SkyPilot's cluster {cluster}: {message}")
         return None, Seen("ended", f"is gone: SkyPilot has no cluster {cluster} any more")
 
     @staticmethod
-    def _seen(job: Running, agent: Agent, handle: Any, instead: Seen | None) -> Seen:
-        if instead is not None:
-            return instead
+    def _seen(job: Running, agent: Agent, handle: Any, state: Seen | None) -> Seen:
+        if state is not None:
+            return state
         cluster, rank = _cluster(agent), int(agent.id.split("/")[1])
         ip_lists = [handle.cached_external_ips or [], handle.cached_internal_ips or []]
         addresses = dict.fromkeys(ips[rank] for ips in ip_lists if rank < len(ips) and ips[rank])
@@ -234,18 +234,18 @@ def _log(cluster: str) -> list[str]:
     return text.getvalue().strip().splitlines()
 
 
-def _ask(name: str, *arguments: Any, **more: Any) -> Any:
+def _ask(name: str, *arguments: Any, **options: Any) -> Any:
     """Returns what a function of SkyPilot's SDK returns. Raises EngineError, with its error as the cause."""
     function: Callable[..., Any] = getattr(_sdk(), name)
     try:
-        return function(*arguments, **more)
+        return function(*arguments, **options)
     except Exception as error:
         raise EngineError(f"SkyPilot, asked for {name}: {error}. See `sky check` and `sky api info`") from error
 
 
-def _get(name: str, *arguments: Any, **more: Any) -> Any:
+def _get(name: str, *arguments: Any, **options: Any) -> Any:
     """Returns the result of a request of SkyPilot's SDK. Raises EngineError, with its error as the cause."""
-    return _ask("get", _ask(name, *arguments, **more))
+    return _ask("get", _ask(name, *arguments, **options))
 
 
 def _sdk() -> Any:

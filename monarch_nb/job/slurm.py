@@ -28,7 +28,7 @@ from monarch_nb.job.adapter import (
     log_words,
 )
 from monarch_nb.job.adapter_job import AdapterJob
-from monarch_nb.job.batch import ask, last_lines, look_again, prepare, seen_of, worker_line
+from monarch_nb.job.batch import ask, last_lines, prepare, refresh_folder, seen_of, worker_line
 from monarch_nb.job.kinds import register_job
 from monarch_nb.job.report import read_report
 from monarch_nb.job.role import Role
@@ -154,12 +154,12 @@ class Slurm(JobAdapter):
         """Submits one batch job for all meshes whose hosts are alike, and others for the rest."""
         agents: dict[str, Agent] = {}
         job = Running(wanted.job, str(wanted.folder), agents, dict(wanted.options))
-        alike: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for name in wanted.names:
             role = wanted.role(name)
-            alike.setdefault(repr((role.gpus, role.cpus, role.memory, role.image)), []).append(name)
+            groups.setdefault(repr((role.gpus, role.cpus, role.memory, role.image)), []).append(name)
         try:
-            for number, names in enumerate(alike.values()):
+            for number, names in enumerate(groups.values()):
                 file = f"wanted-{number}.json"
                 prepare(wanted, names, file)
                 agents.update(self._submit(wanted, names, file, number))
@@ -191,7 +191,7 @@ class Slurm(JobAdapter):
 
     def look(self, job: Running) -> Mapping[str, Seen]:
         """Returns their states according to Slurm."""
-        look_again(job.folder)
+        refresh_folder(job.folder)
         states = {number: self._state(number) for number in dict.fromkeys(map(_number, job.agents.values()))}
         return {name: self._seen(job, name, states[_number(agent)]) for name, agent in job.agents.items()}
 
@@ -238,9 +238,9 @@ class Slurm(JobAdapter):
 
     def _give_back(self, number: str, ended: Collection[str]) -> None:
         first, *rest = _nodes(self._state(number)) or [""]
-        stays = [node for node in rest if node not in ended]
-        if len(stays) < len(rest):
-            ask(["scontrol", "update", f"JobId={number}", f"NodeList={','.join([first, *stays])}"], _PACKAGE)
+        remaining = [node for node in rest if node not in ended]
+        if len(remaining) < len(rest):
+            ask(["scontrol", "update", f"JobId={number}", f"NodeList={','.join([first, *remaining])}"], _PACKAGE)
 
     def _runs(self, number: str) -> bool:
         states = {*_states(self._state(number))}
@@ -270,9 +270,9 @@ class Slurm(JobAdapter):
         if not states:
             return Seen("ended", f"(Slurm job {number}) is not known to Slurm any more")
         if states[0] in _WAITING:
-            again = " again, after it was requeued" if state.get("restart_cnt") else ""
+            requeued = " again, after it was requeued" if state.get("restart_cnt") else ""
             reason, stuck = _waiting_reason(number, state)
-            description = f"waits in Slurm's queue{again} (job {number}: {reason})"
+            description = f"waits in Slurm's queue{requeued} (job {number}: {reason})"
             if stuck:
                 description = f"{description}, and will for ever: {stuck}"
             return Seen("waiting", description, stuck=bool(stuck))
@@ -281,10 +281,10 @@ class Slurm(JobAdapter):
         reason = str(state.get("state_reason") or "")
         end = next((code for code in states if code != "COMPLETING" and code not in _RUNNING), None)
         end = end or _CODES.get(reason, "COMPLETING")
-        how = _ENDS.get(end, end.lower())
+        ending = _ENDS.get(end, end.lower())
         suffix = f" ({reason})" if reason not in ("", "None", *_CODES) else ""
         words = log_words(last_lines(_logs(job, number), ALL_LINES))
-        return Seen("ended", f"is gone: Slurm job {number} {how}{suffix}{words}")
+        return Seen("ended", f"is gone: Slurm job {number} {ending}{suffix}{words}")
 
 
 def _number(agent: Agent) -> str:

@@ -57,7 +57,7 @@ class Spares:
         """The ids of those that can be used now, by name. Does not block."""
         attached = self._runtime.part(HostRoutes).attached
         with self._lock:
-            hosts = {name: host for name, arrival in self._arrivals.items() if (host := _joined(arrival, self._mesh))}
+            hosts = {name: host for name, arrival in self._arrivals.items() if (host := _host(arrival, self._mesh))}
         return {name: host for name, host in hosts.items() if host in attached and not attached[host].lost}
 
     def take(self, count: int) -> dict[str, tuple[str, Arrival]]:
@@ -110,7 +110,7 @@ class Spares:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, HostLost):
             with self._lock:
-                names = [name for name, arrival in self._arrivals.items() if _joined(arrival, self._mesh) == event.host]
+                names = [name for name, arrival in self._arrivals.items() if _host(arrival, self._mesh) == event.host]
             remote = self._runtime.part(HostRoutes).attached.get(event.host)
             for name in names:
                 self._lose(name, f"(host {event.host}) is lost: {remote.lost if remote is not None else 'it is gone'}")
@@ -130,7 +130,7 @@ class Spares:
         threading.Thread(target=replace, name="monarch-spares", daemon=True).start()
 
 
-def _joined(arrival: Arrival, mesh: str) -> str:
+def _host(arrival: Arrival, mesh: str) -> str:
     """The id of the one host that an arrival brings; empty while it has not come."""
     future = arrival.hosts[mesh]
     return future.get(0)[0] if future.done() and future.exception(0) is None else ""

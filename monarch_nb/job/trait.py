@@ -124,9 +124,9 @@ class JobTrait(UpstreamServices, ABC):
         mount that failed.
         """
         if self._running is None and cached_path is not None:
-            self._cached = _started_by()
+            self._cached = _parent_job()
             if self._cached is None and self._cacheable:
-                self._cached = self._look(cached_path)
+                self._cached = self._load_cached(cached_path)
         if self._running is None:
             self.apply()
             if cached_path is not None and self._cacheable:
@@ -179,11 +179,11 @@ class JobTrait(UpstreamServices, ABC):
         wishes = self._wishes()
         return f"<{type(self).__name__}{' ' + wishes if wishes else ''}{', running' if self.active else ''}>"
 
-    def _described(self) -> str:
+    def _describe(self) -> str:
         """Which job this is, for people."""
         number = (self._applied.apply_id or "")[:8]
-        since = f"started {files.ago(self._applied.started)} {files.origin_text(self._applied.origin)}"
-        return f"{type(self).__name__} {number} ({self._wishes()}), {since}"
+        origin = f"started {files.ago(self._applied.started)} {files.origin_text(self._applied.origin)}"
+        return f"{type(self).__name__} {number} ({self._wishes()}), {origin}"
 
     def _save(self, path: str) -> None:
         try:
@@ -191,7 +191,7 @@ class JobTrait(UpstreamServices, ABC):
         except TypeError as error:  # it runs, and must not be lost for that
             logger.warning("other processes will not find this job: %s", error)
 
-    def _look(self, path: str) -> "JobTrait | None":
+    def _load_cached(self, path: str) -> "JobTrait | None":
         try:
             cached = load_file(path)
         except FileNotFoundError:
@@ -201,13 +201,13 @@ class JobTrait(UpstreamServices, ABC):
         lost = cached._lost()
         if not lost and cached.can_run(self):
             logger.warning("using a job that runs already: %s. It was found in %s; kill() ends it, state(None) makes a "
-                           "new one", cached._described(), path)  # fmt: skip
+                           "new one", cached._describe(), path)  # fmt: skip
             return cached
         if lost:
-            logger.warning("%s names a job that is gone: %s: %s. A new one is started", path, cached._described(), lost)
+            logger.warning("%s names a job that is gone: %s: %s. A new one is started", path, cached._describe(), lost)
         else:
             logger.warning("%s names a job that differs from this one: %s. It is ended, and %r takes its place",
-                           path, cached._described(), self)  # fmt: skip
+                           path, cached._describe(), self)  # fmt: skip
         try:
             cached.kill()
         except Exception:
@@ -229,7 +229,7 @@ class BatchJob(JobTrait):
         )
 
 
-def _started_by() -> JobTrait | None:
+def _parent_job() -> JobTrait | None:
     """Returns the job of which this program is a client script."""
     path = os.environ.get(BATCH_FILE)
     if not path:
@@ -238,7 +238,7 @@ def _started_by() -> JobTrait | None:
         job = load_file(path)
     except FileNotFoundError:
         return None  # ended
-    logger.info("the hosts are those of the job that has started this program: %s", job._described())
+    logger.info("the hosts are those of the job that has started this program: %s", job._describe())
     return job
 
 

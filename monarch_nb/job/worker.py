@@ -115,8 +115,8 @@ def _work(address: str, key: bytes | Path | None, report_file: Path | None, know
         run_worker_until_killed(address, key, ready=ready, unused_s=keep, find_out=_of_engine)
     except RuntimeError as error:  # its scheduler knows only once all of the batch job has ended
         if report_file is not None:
-            before = read_report(report_file) or report("", ())
-            write_report(report_file, msgspec.structs.replace(before, ended=str(error)))
+            previous = read_report(report_file) or report("", ())
+            write_report(report_file, msgspec.structs.replace(previous, ended=str(error)))
         raise
 
 
@@ -145,11 +145,11 @@ def of_slurm(number: str, job: str, settings: str, now: float, since: float = 0.
     wait = _KILL_WAIT.search(settings)
     remaining = None if wait is None else max(0.0, float(wait[1]) - since)
     preempted = "is preempted" if _seconds(fields.get("PreemptTime", "")) is not None else ""
-    how = _ENDS.get(state) or _REASONS.get(fields.get("Reason", "")) or preempted or "is being ended"
+    reason = _ENDS.get(state) or _REASONS.get(fields.get("Reason", "")) or preempted or "is being ended"
     if state == "RUNNING":
         remaining = None if end is None else max(0.0, end - now)
-        how = preempted or "ends soon"
-    return PreemptionNotice(by=f"Slurm job {number} {how}", seconds=remaining)
+        reason = preempted or "ends soon"
+    return PreemptionNotice(by=f"Slurm job {number} {reason}", seconds=remaining)
 
 
 def _seconds(text: str) -> float | None:

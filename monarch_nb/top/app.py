@@ -109,7 +109,7 @@ def _fit(text: str, width: int, column: int) -> str:
     return cut.rjust(width) if column in _RIGHT else cut.ljust(width)
 
 
-def _described(row: Row) -> str:
+def _row_text(row: Row) -> str:
     """A row in words, with all that its column had no room for."""
     return f"{row.host} {row.mesh} {row.place}: {cells(row, 0.0)[4] or row.state}"
 
@@ -171,13 +171,13 @@ class Top(App[None]):
                 self.looks += 1
                 document = self.watching.document
                 shown, totals = rows(document, self.look), summary(document)
-                self._say("summary", totals)
+                self._set_text("summary", totals)
                 self.table.put(shown)
         self.table.refresh()
-        self._say("head", self.table.head())
-        self._say("look", self._words())
+        self._set_text("head", self.table.head())
+        self._set_text("look", self._words())
         chosen = self.table.chosen
-        self._say("detail", "" if chosen is None else _described(chosen))
+        self._set_text("detail", "" if chosen is None else _row_text(chosen))
 
     def _words(self) -> str:
         look, connection = self.look, self.watching.connection
@@ -191,7 +191,7 @@ class Top(App[None]):
             parts.append(f"found {len(self.table.rows):,} of: {look.query}")
         return " · ".join(parts)
 
-    def _say(self, widget: str, text: str) -> None:
+    def _set_text(self, widget: str, text: str) -> None:
         self.query_one(f"#{widget}", Static).update(text)
 
     def _turn(self, look: ViewChoice) -> None:
@@ -220,8 +220,8 @@ class Top(App[None]):
 
     def action_hosts(self) -> None:
         """Hosts or ranks."""
-        shown = any(row.stands_for for row in self.table.rows)
-        self._turn(self.look._replace(by_host=not shown, host=""))
+        by_host = any(row.stands_for for row in self.table.rows)
+        self._turn(self.look._replace(by_host=not by_host, host=""))
 
     def action_open(self) -> None:
         """The ranks of the host at the cursor."""

@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> int:
     try:
         if options.list:
             return _list()
-        connection = _chosen(options.connection)
+        connection = _find(options.connection)
         if not options.once and importlib.util.find_spec("textual") is None:
             sys.stderr.write("pip install 'monarch-nb[top]' for the live table; --once writes it as text\n")
             return 1
@@ -61,7 +61,7 @@ def _list() -> int:
     return 0
 
 
-def _chosen(choice: str | None) -> ConnectionFile:
+def _find(choice: str | None) -> ConnectionFile:
     if choice is not None and not choice.isdigit():
         try:
             return read(Path(choice).expanduser())

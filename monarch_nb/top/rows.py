@@ -45,8 +45,8 @@ class ViewChoice(NamedTuple):
 def rows(document: Document, look: ViewChoice) -> list[Row]:
     """All rows in the chosen order: worst, longest or most first."""
     ranks = [row for uid in roots(document) for row in _ranks(document, uid, look)]
-    every = sum(_size(document["meshes"][uid]) for uid in roots(document))
-    by_host = every >= BY_HOST_FROM and not look.query and not look.host if look.by_host is None else look.by_host
+    total = sum(_size(document["meshes"][uid]) for uid in roots(document))
+    by_host = total >= BY_HOST_FROM and not look.query and not look.host if look.by_host is None else look.by_host
     shown = _by_host(ranks) if by_host else ranks
     return shown if look.sort == "place" else sorted(shown, key=lambda row: _order(row, look.sort))
 
@@ -133,19 +133,19 @@ def _by_host(ranks: list[Row]) -> list[Row]:
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in ranks:
         groups.setdefault((row.key[0], row.host), []).append(row)
-    return [_together(uid, host, group) for (uid, host), group in groups.items()]
+    return [_host_row(uid, host, group) for (uid, host), group in groups.items()]
 
 
-def _together(uid: str, host: str, group: list[Row]) -> Row:
+def _host_row(uid: str, host: str, group: list[Row]) -> Row:
     states = Counter(row.state for row in group)
     worst = min(states, key=WORST_FIRST.index)
-    bad = [row for row in group if row.state == worst]
+    worst_rows = [row for row in group if row.state == worst]
     counts = ", ".join(f"{states[state]} {state}" for state in WORST_FIRST if states[state])
-    causes = Counter(row.what for row in bad if row.what).most_common(1)
-    about = f"{counts}: {causes[0][0]}" if causes else counts
-    since = [row.since for row in bad if row.since is not None]
+    causes = Counter(row.what for row in worst_rows if row.what).most_common(1)
+    text = f"{counts}: {causes[0][0]}" if causes else counts
+    since = [row.since for row in worst_rows if row.since is not None]
     return Row(
-        (uid, host, -1), host, group[0].mesh, counted(len(group), "rank"), worst, about,
+        (uid, host, -1), host, group[0].mesh, counted(len(group), "rank"), worst, text,
         min(since) if since else None, _sum([row.cpu for row in group]), _sum([row.memory for row in group]),
         _sum([row.rate for row in group]), len(group),
         " and ".join(sorted({row.memory_kind for row in group if row.memory is not None})),
@@ -170,7 +170,7 @@ def cells(row: Row, now: float) -> tuple[str, ...]:
     """A row as text, as HEADS has it."""
     lasts = "" if row.since is None or row.state in ("idle", "stopped") else _duration(now - row.since)
     return (
-        row.host, row.mesh, row.place, row.state, _harmless(row.what), lasts,
+        row.host, row.mesh, row.place, row.state, _without_controls(row.what), lasts,
         "" if row.cpu is None else f"{100 * row.cpu:.0f} %", _memory(row),
         "" if row.rate is None else f"{row.rate:,.1f}",
     )  # fmt: skip
@@ -183,7 +183,7 @@ def _memory(row: Row) -> str:
     return size_text(row.memory) + ("" if row.memory_kind == "Pss" else f" {row.memory_kind}")
 
 
-def _harmless(text: str) -> str:
+def _without_controls(text: str) -> str:
     """Text without terminal commands."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)
 

@@ -114,8 +114,8 @@ class _Watcher:
         try:
             if not self._is_known():
                 return
-            self._put({"type": "hello", "protocol": 1, "version": __version__})
-            leave = self._store.watch(self._put)
+            self._queue({"type": "hello", "protocol": 1, "version": __version__})
+            leave = self._store.watch(self._queue)
             threading.Thread(target=self._listen, name="monarch-top-listener", daemon=True).start()
             while self._write():
                 pass
@@ -133,10 +133,10 @@ class _Watcher:
         self._peer.settimeout(_GREETING_S)
         line = b""
         while not line.endswith(b"\n") and len(line) < _GREETING:
-            more = self._peer.recv(256)
-            if not more:
+            data = self._peer.recv(256)
+            if not data:
                 return False
-            line += more
+            line += data
         self._peer.settimeout(None)
         return hmac.compare_digest(line.strip(), self._secret.encode())
 
@@ -147,7 +147,7 @@ class _Watcher:
                 pass
         self.end()
 
-    def _put(self, message: dict[str, object]) -> None:
+    def _queue(self, message: dict[str, object]) -> None:
         with self._changed:
             if self._behind and message["type"] == "delta":
                 return
@@ -171,7 +171,7 @@ class _Watcher:
         else:  # all that it could take has gone: what was left out is in a new snapshot
             with self._changed:
                 self._behind = False
-            self._store.resend(self._put)
+            self._store.resend(self._queue)
         return True
 
 

@@ -43,7 +43,7 @@ def test_ranks_import_installed_packages_and_stale_ones_are_named(
         assert repr(told).endswith("): toy_of_test 1.0")
         assert "Successfully installed toy-of-test-1.0" in capfd.readouterr().out
         assert list(procs.run(version).get(20).values()) == ["1.0", "1.0"]
-        loaded = procs.run(packages._look_again, ["toy_of_test", "never-installed"]).get(20).values()
+        loaded = procs.run(packages._loaded_packages, ["toy_of_test", "never-installed"]).get(20).values()
         assert list(loaded) == [["toy_of_test"]] * 2
         with pytest.raises(PipError, match=r"trainers gpus=0-1 \(.*\): pip has failed, with status 1"):
             run_pip(procs, [*words, "no-such-package-of-ours"])

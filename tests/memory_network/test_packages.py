@@ -37,7 +37,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
     monkeypatch.setattr(packages, "_packages", lambda: tmp_path / ("other" if host() == "m2" else "ours"))
     monkeypatch.setattr(packages, "_pip", pip)
-    monkeypatch.setattr(packages, "_look_again", look)
+    monkeypatch.setattr(packages, "_loaded_packages", look)
     ran.clear()
     return tmp_path
 

@@ -37,7 +37,7 @@ from monarch_nb.job.kubernetes.template import (
     unschedulable,
     warning_of,
 )
-from monarch_nb.job.record import opened_here
+from monarch_nb.job.record import register_tunnel
 from monarch_nb.runtime import current_runtime
 
 _KILL_S = 1
@@ -168,11 +168,11 @@ class Kubernetes(JobAdapter):
         for mesh in dict.fromkeys(map(mesh_of, going.agents)):
             if not job.options["meshes"][mesh]["provisioned"]:
                 continue
-            stays = _ranks({name: agent for name, agent in job.agents.items() if name not in going.agents}, mesh)
-            count = max(stays, default=-1) + 1
+            in_use = _ranks({name: agent for name, agent in job.agents.items() if name not in going.agents}, mesh)
+            count = max(in_use, default=-1) + 1
             if count <= max(self._pod_ranks(job, mesh), default=-1):
                 self._scale(job, mesh, count)
-            idle = sorted(rank for rank in _ranks(going.agents, mesh) - stays if rank < count)
+            idle = sorted(rank for rank in _ranks(going.agents, mesh) - in_use if rank < count)
             if idle:
                 raise EngineError(
                     f"{', '.join(f'{mesh}-{rank}' for rank in idle)}: of the pods of a set only the last can be given "
@@ -417,7 +417,7 @@ class Kubernetes(JobAdapter):
         threading.Thread(target=_drain, args=(process.stdout,), name="monarch-forward", daemon=True).start()
         way = f"tcp://127.0.0.1:{output.removeprefix(_FORWARDING).split()[0]}"
         route = f"port {port} of pod {self._pod(job, name)}, through kubectl port-forward"
-        opened_here(way, job, name, (address,), Tunnel(route))
+        register_tunnel(way, job, name, (address,), Tunnel(route))
         with self._lock:
             self._forwards[(job.job, name)] = (process, way)
         return way
@@ -425,13 +425,13 @@ class Kubernetes(JobAdapter):
     def _forget(self, job: Running) -> None:
         with self._lock:
             self._uses.pop(job.job, None)
-            mine = [key for key in self._forwards if key[0] == job.job]
-            for listed in [key for key in self._lists if key.startswith(f"{job.job} ")]:
-                del self._lists[listed]
+            forwards = [key for key in self._forwards if key[0] == job.job]
+            for query in [key for key in self._lists if key.startswith(f"{job.job} ")]:
+                del self._lists[query]
             for lives in (self._lives, self._joined):
                 for key in [key for key in lives if key[0] == job.job]:
                     del lives[key]
-            ended = [self._forwards.pop(key)[0] for key in mine]
+            ended = [self._forwards.pop(key)[0] for key in forwards]
         for process in ended:
             end_bound(process)
 
@@ -453,5 +453,5 @@ def _drain(output: IO[str]) -> None:
 
 def _kubectl(options: Mapping[str, Any]) -> list[str]:
     config = options.get("kubeconfig", "")
-    named = ["--kubeconfig", config] if config and not config.startswith("memory:") else []
-    return ["kubectl", *named, "--namespace", options["namespace"]]
+    option = ["--kubeconfig", config] if config and not config.startswith("memory:") else []
+    return ["kubectl", *option, "--namespace", options["namespace"]]

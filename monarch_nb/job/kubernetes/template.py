@@ -229,7 +229,7 @@ def seen_of(pod: Json, port: int) -> Seen:
     if trouble:
         return Seen("waiting", f"waits: {location}: {trouble}")
     if phase != "Running":
-        return Seen("waiting", f"waits: {location} is {phase}{_condition(status) or _begins(status)}")
+        return Seen("waiting", f"waits: {location} is {phase}{_condition(status) or _wait_text(status)}")
     ready = {entry.get("type"): entry.get("status") for entry in status.get("conditions") or ()}.get("Ready")
     if ready == "False" or not status.get("podIP"):
         return Seen("running", f"{location} runs, and is not ready yet")
@@ -272,8 +272,8 @@ def lack_of(pod: Json, nodes: Sequence[Json]) -> str:
             )
     if lacks:
         return "; ".join(lacks)
-    together = ", ".join(f"{name}={text}" for name, (_, text) in requests.items())
-    return f"it asks for {together}, and {of} all of that"
+    needs = ", ".join(f"{name}={text}" for name, (_, text) in requests.items())
+    return f"it asks for {needs}, and {of} all of that"
 
 
 def quantity(text: object) -> float:
@@ -312,7 +312,7 @@ def _waiting(status: Json) -> str:
     return ""
 
 
-def _begins(status: Json) -> str:
+def _wait_text(status: Json) -> str:
     states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
     reasons = [reason for state in states if (reason := (state.get("waiting") or {}).get("reason"))]
     return f" ({reasons[0]})" if reasons else ""

@@ -17,10 +17,10 @@ from monarch_nb.job.adapter import (
     living_jobs,
     mesh_of,
 )
-from monarch_nb.job.record import opened_here
+from monarch_nb.job.record import register_tunnel
 from monarch_nb.job.report import Ask, HelperReply
 from monarch_nb.job.ssh.machine import SSHMachine
-from monarch_nb.job.ssh.places import addresses, listed, places_at_first, read_machine, refusal, unused
+from monarch_nb.job.ssh.places import addresses, errors_text, first_machines, read_machine, refusal, unused
 from monarch_nb.transport import knock
 
 _LONGEST_S = 240.0
@@ -78,13 +78,13 @@ class SSH(JobAdapter):
     def start(self, wanted: AgentsWanted) -> Agents:
         """Starts an agent for each name, on the machine that the job's options have for it."""
         job = Running(wanted.job, str(wanted.folder), {}, dict(wanted.options))
-        machines = dict(zip(wanted.names, places_at_first(wanted.options), strict=True))
+        machines = dict(zip(wanted.names, first_machines(wanted.options), strict=True))
         self.hold(job, True)
         try:
-            wrong = self._start(job, wanted, machines)
-            if wrong:
-                many = f"{len(wrong)} of {len({*machines.values()})} machines"
-                raise EngineError(f"agents could not be started on {many}:\n{listed(wrong)}")
+            errors = self._start(job, wanted, machines)
+            if errors:
+                count = f"{len(errors)} of {len({*machines.values()})} machines"
+                raise EngineError(f"agents could not be started on {count}:\n{errors_text(errors)}")
         except BaseException:  # an interrupt too
             self._kill(job, list(dict.fromkeys(machines.values())), forgive=True)
             self.hold(job, False)
@@ -97,7 +97,7 @@ class SSH(JobAdapter):
         Where such a machine fails the next one is tried, and at last those on which an agent has ended.
         """
         free, ended = list(wanted.places or unused(job, mesh_of(wanted.names[0]))), not wanted.places
-        started, wrong = dict[str, Agent](), dict[str, str]()
+        started, errors = dict[str, Agent](), dict[str, str]()
         try:
             while lacking := [name for name in wanted.names if name not in started]:
                 if len(free) < len(lacking) and ended:
@@ -105,10 +105,10 @@ class SSH(JobAdapter):
                     free += (job.agents[name].id for name, state in self.look(job).items() if state.state == "ended")
                 machines = dict(zip(lacking, free, strict=False))
                 if len(machines) < len(lacking):
-                    raise EngineError(refusal(job, len(wanted.names), wanted.places, wrong))
+                    raise EngineError(refusal(job, len(wanted.names), wanted.places, errors))
                 del free[: len(machines)]
                 failed = self._start(job, wanted, machines)
-                wrong.update(failed)
+                errors.update(failed)
                 agents = {name: Agent(machine) for name, machine in machines.items()}
                 started.update({name: agent for name, agent in agents.items() if agent.id not in failed})
                 self._release(job, {name: agent for name, agent in agents.items() if agent.id in failed}, forgive=True)
@@ -166,7 +166,7 @@ class SSH(JobAdapter):
                 return None
 
         route = f"port {port} of {machine.name}, through SSH"
-        opened_here(address, job, name, tuple(joins), Tunnel(route, listens, machine.trouble))
+        register_tunnel(address, job, name, tuple(joins), Tunnel(route, listens, machine.trouble))
         return (address,)
 
     def detour(self, job: Running) -> str:
@@ -263,12 +263,12 @@ class SSH(JobAdapter):
             for machine in dict.fromkeys(machines.values())
         }  # fmt: skip
         answers = self._ask(job, requests)
-        wrong = {machine: str(answer) for machine, answer in answers.items() if isinstance(answer, EngineError)}
+        errors = {machine: str(answer) for machine, answer in answers.items() if isinstance(answer, EngineError)}
         for machine, answer in answers.items():
             if isinstance(answer, HelperReply):
                 dead = [f"{name} {state.description}" for name, state in answer.seen.items() if state.state == "ended"]
-                wrong.update({machine: f"{machine}: {'; '.join(dead)}"} if dead else {})
-        return wrong
+                errors.update({machine: f"{machine}: {'; '.join(dead)}"} if dead else {})
+        return errors
 
     def _release(self, job: Running, agents: Agents, *, forgive: bool) -> None:
         names: dict[str, dict[str, dict[str, str]]] = {}
@@ -280,6 +280,6 @@ class SSH(JobAdapter):
         self._end(job, {machine: Ask(do="kill", job=job.job) for machine in machines}, forgive)
 
     def _end(self, job: Running, requests: Mapping[str, Ask], forgive: bool) -> None:
-        wrong = [str(answer) for answer in self._ask(job, requests).values() if isinstance(answer, EngineError)]
-        if wrong and not forgive:
-            raise EngineError("agents may still run, kill() the job again later:\n" + "\n".join(wrong))
+        errors = [str(answer) for answer in self._ask(job, requests).values() if isinstance(answer, EngineError)]
+        if errors and not forgive:
+            raise EngineError("agents may still run, kill() the job again later:\n" + "\n".join(errors))

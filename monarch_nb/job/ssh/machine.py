@@ -89,8 +89,8 @@ class DialTarget(NamedTuple):
 def dial_target(name: str, arguments: dict[str, Any]) -> DialTarget:
     """What SSH dials for a machine; `arguments` are asyncssh's options. Its name itself where nobody can say."""
     host = read_machine(name).host
-    own = Path.home() / ".ssh" / "config"
-    config = arguments.get("config") or ([own] if own.is_file() else [])
+    user_config = Path.home() / ".ssh" / "config"
+    config = arguments.get("config") or ([user_config] if user_config.is_file() else [])
     try:
         number = {"port": arguments["port"]} if "port" in arguments else {}
         options = asyncssh.SSHClientConnectionOptions(host=host, config=config, **number)

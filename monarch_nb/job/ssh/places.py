@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from monarch_nb.job.adapter import Running
 
 
-def places_at_first(options: Mapping[str, Any]) -> list[str]:
+def first_machines(options: Mapping[str, Any]) -> list[str]:
     """The machines of all meshes."""
     return [machine for machines in options["machines"].values() for machine in machines]
 
@@ -15,18 +15,18 @@ def places_at_first(options: Mapping[str, Any]) -> list[str]:
 def unused(job: Running, mesh: str) -> list[str]:
     """The machines of a mesh, and those that any may grow onto, which have no agent of the job; as often as named."""
     used = Counter(agent.id for agent in job.agents.values())
-    named = [*job.options["machines"].get(mesh, ()), *job.options.get("more", ())]
-    before, free = Counter[str](), list[str]()
-    for machine in named:
-        before[machine] += 1
-        if before[machine] > used[machine]:
+    candidates = [*job.options["machines"].get(mesh, ()), *job.options.get("more", ())]
+    counts, free = Counter[str](), list[str]()
+    for machine in candidates:
+        counts[machine] += 1
+        if counts[machine] > used[machine]:
             free.append(machine)
     return free
 
 
-def refusal(job: Running, count: int, machines: Sequence[str], wrong: Mapping[str, str]) -> str:
-    """Why there are not so many agents more; `wrong` says of machines that were tried what was wrong there."""
-    failed = f"agents could not be started on {', '.join(wrong)}:\n{listed(wrong)}" if wrong else ""
+def refusal(job: Running, count: int, machines: Sequence[str], errors: Mapping[str, str]) -> str:
+    """Why there are not so many agents more; `errors` has those of the machines that were tried."""
+    failed = f"agents could not be started on {', '.join(errors)}:\n{errors_text(errors)}" if errors else ""
     if machines:
         return failed
     used = ", ".join(dict.fromkeys(agent.id for agent in job.agents.values()))
@@ -37,9 +37,9 @@ def refusal(job: Running, count: int, machines: Sequence[str], wrong: Mapping[st
     )
 
 
-def listed(wrong: Mapping[str, str]) -> str:
+def errors_text(errors: Mapping[str, str]) -> str:
     """A line for each."""
-    return "\n".join(f"  {reason}" for reason in wrong.values())
+    return "\n".join(f"  {error}" for error in errors.values())
 
 
 class MachineName(NamedTuple):

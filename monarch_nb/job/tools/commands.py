@@ -53,13 +53,13 @@ class CommandActor(Actor):
     ) -> int:
         """Its exit status; 128 + n for signal n. Output goes line by line to the port, or to files in `output_dir`."""
         rank_variables = rank_environment()
-        everything = {**os.environ, **rank_variables, **env}
+        variables = {**os.environ, **rank_variables, **env}
         folder = usable_folder(workdir, client_folder)
         try:
             if output_dir is None:
-                status = self._stream(command, everything, folder, port)
+                status = self._stream(command, variables, folder, port)
             else:
-                status = self._to_files(command, everything, folder, self._expanded(output_dir))
+                status = self._to_files(command, variables, folder, self._expanded(output_dir))
         except OSError as error:
             port.send(("stderr", f"{command[0]}: {error.strerror}: {error.filename}\n".encode()))
             status = 127 if isinstance(error, FileNotFoundError) else 126
@@ -155,10 +155,10 @@ def _run(
     try:
         port, receiver = Channel[Line].open()
         actors: Any = procs.spawn("command", CommandActor)
-        called = actors.run.call(command, env, workdir, os.getcwd(), output_dir, port)
+        call = actors.run.call(command, env, workdir, os.getcwd(), output_dir, port)
         writer = threading.Thread(target=_write, args=(receiver, len(procs)), name="monarch-exec-output", daemon=True)
         writer.start()
-        statuses: list[int] = called.get().values()
+        statuses: list[int] = call.get().values()
         writer.join()
         return max(statuses)
     finally:

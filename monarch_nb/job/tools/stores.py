@@ -44,8 +44,8 @@ class StoreLike(Protocol):
         """What is there."""
 
 
-class _Met(msgspec.Struct, frozen=True):
-    """Where a worker is met."""
+class _Worker(msgspec.Struct, frozen=True):
+    """The addresses of a worker."""
 
     joins: tuple[str, ...]
     boot: str
@@ -89,12 +89,12 @@ class StoreJob(JobTrait):
         key = _key(store, first=mine == 0) if transport != "ipc" and (local == 0 or mine == 0) else None
         if local == 0:
             host = mine // size
-            met = _start(f"{name}_{host}", monarch_port, key)
-            store.set(f"{_PREFIX}workers/{host}", msgspec.json.encode(met))
+            worker = _start(f"{name}_{host}", monarch_port, key)
+            store.set(f"{_PREFIX}workers/{host}", msgspec.json.encode(worker))
         if mine != 0:
             return None
-        met_at = [json_decoder(_Met).decode(store.get(f"{_PREFIX}workers/{host}")) for host in range(world // size)]
-        job = cls([_reached(met, f"{name}_{host}") for host, met in enumerate(met_at)], name)
+        workers = [json_decoder(_Worker).decode(store.get(f"{_PREFIX}workers/{host}")) for host in range(world // size)]
+        job = cls([_reachable_address(worker, f"{name}_{host}") for host, worker in enumerate(workers)], name)
         job._key = key
         return job
 
@@ -157,7 +157,7 @@ def _key(store: StoreLike, *, first: bool) -> bytes:
     return key
 
 
-def _start(name: str, port: int, key: bytes | None) -> _Met:
+def _start(name: str, port: int, key: bytes | None) -> _Worker:
     """A worker that ends with this process; blocks until it listens. Raises RuntimeError with its last lines."""
     folder = run_folder_for(new_host_id())  # is removed by a later program where this one is killed
     make_run_folder(folder)
@@ -174,8 +174,8 @@ def _start(name: str, port: int, key: bytes | None) -> _Met:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(key or b"")
-    until = time.monotonic() + _READY_S
-    while (report := read_report(report_file)) is None and process.poll() is None and time.monotonic() < until:
+    deadline = time.monotonic() + _READY_S
+    while (report := read_report(report_file)) is None and process.poll() is None and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
     if report is None or report.ended:
         if report is not None:  # it ends by itself, and is about to say why
@@ -187,7 +187,7 @@ def _start(name: str, port: int, key: bytes | None) -> _Met:
         output = "\n".join(log.read_text(errors="replace").splitlines()[-_LINES:])
         remove_run_folder(folder)
         raise RuntimeError(f"the worker {name} did not start; it said:\n{output or '(nothing)'}")
-    return _Met(report.joins, boot_id())
+    return _Worker(report.joins, boot_id())
 
 
 def end_workers() -> None:
@@ -204,14 +204,14 @@ def end_workers() -> None:
         remove_run_folder(folder)
 
 
-def _reached(met: _Met, name: str) -> str:
-    """The address at which a worker can be met from here. Raises RuntimeError."""
-    first = met.joins[0]
+def _reachable_address(worker: _Worker, name: str) -> str:
+    """The address at which a worker answers from here. Raises RuntimeError."""
+    first = worker.joins[0]
     if not first.startswith("tcp://"):
-        if met.boot != boot_id():
+        if worker.boot != boot_id():
             raise RuntimeError(f"{name} is on another machine, where transport='ipc' does not lead: use 'tcp'")
         return first
-    for address in met.joins:
+    for address in worker.joins:
         if knock(address, _KNOCK_S):
             return address
-    raise RuntimeError(f"nobody answers for {name} at {', '.join(met.joins)}: look whether a firewall is between")
+    raise RuntimeError(f"nobody answers for {name} at {', '.join(worker.joins)}: look whether a firewall is between")

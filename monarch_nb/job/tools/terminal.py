@@ -48,23 +48,23 @@ class ShellActor(Actor):
     ) -> "Port[Input]":
         """Starts it; gives the port for what is typed."""
         port, receiver = Channel[Input].open()
-        ours, theirs = os.openpty()
-        _resize(ours, size)
-        everything = {**os.environ, **rank_environment(), **env, "TERM": terminal}
-        program = everything.get("SHELL", "") or "/bin/sh"
+        master, slave = os.openpty()
+        _resize(master, size)
+        variables = {**os.environ, **rank_environment(), **env, "TERM": terminal}
+        program = variables.get("SHELL", "") or "/bin/sh"
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-S", "-E", "-c", _SHIM, program, "-i"],
-                cwd=usable_folder(workdir, client_folder), env=everything, start_new_session=True,
-                stdin=theirs, stdout=theirs, stderr=theirs,
+                cwd=usable_folder(workdir, client_folder), env=variables, start_new_session=True,
+                stdin=slave, stdout=slave, stderr=slave,
             )  # fmt: skip
         except BaseException:
-            os.close(ours)
+            os.close(master)
             raise
         finally:
-            os.close(theirs)
-        threading.Thread(target=self._show, args=(ours, output), name="shell-output", daemon=True).start()
-        threading.Thread(target=self._type, args=(ours, receiver), name="shell-input", daemon=True).start()
+            os.close(slave)
+        threading.Thread(target=self._show, args=(master, output), name="shell-output", daemon=True).start()
+        threading.Thread(target=self._type, args=(master, receiver), name="shell-input", daemon=True).start()
         return port
 
     def _show(self, terminal: int, output: "Port[Output]") -> None:
@@ -77,12 +77,12 @@ class ShellActor(Actor):
 
     def _type(self, terminal: int, receiver: "PortReceiver[Input]") -> None:
         with contextlib.suppress(OSError):
-            while (typed := receiver.recv().get()) is not None:
-                if isinstance(typed, bytes):
-                    while typed:
-                        typed = typed[os.write(terminal, typed) :]
+            while (message := receiver.recv().get()) is not None:
+                if isinstance(message, bytes):
+                    while message:
+                        message = message[os.write(terminal, message) :]
                 else:
-                    _resize(terminal, typed)
+                    _resize(terminal, message)
             os.write(terminal, _EOT)
             self._hang_up(terminal)
 
@@ -92,7 +92,7 @@ class ShellActor(Actor):
         shell = self._process.pid
         groups = {shell}  # the shell's own is in the foreground where it runs nothing else
         for number, signum in enumerate((signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGKILL)):
-            if self._gone(groups, _GRACE_S):
+            if self._await_end(groups, _GRACE_S):
                 return
             with contextlib.suppress(OSError):
                 if (group := os.tcgetpgrp(terminal)) > 1:  # 0: it is nobody's terminal any more
@@ -102,7 +102,7 @@ class ShellActor(Actor):
                     os.killpg(group, signum)
                     os.killpg(group, signal.SIGCONT)
 
-    def _gone(self, groups: set[int], timeout: float) -> bool:
+    def _await_end(self, groups: set[int], timeout: float) -> bool:
         """Waits for the end of these process groups; whether it came."""
         assert self._process is not None
         deadline = time.monotonic() + timeout
@@ -184,16 +184,16 @@ def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None
         port, receiver = Channel[Output].open()
         actor: Any = procs.spawn("shell", ShellActor)
         terminal = os.environ.get("TERM", "xterm-256color")
-        called = actor.start.call(port, dict(env or {}), workdir, os.getcwd(), terminal, _size(stdin))
-        [typed] = called.get().values()
-        with _raw(stdin), _resizes(stdin, typed):
-            typist = threading.Thread(target=_forward, args=(stdin, stopped, typed), name="monarch-shell", daemon=True)
+        started = actor.start.call(port, dict(env or {}), workdir, os.getcwd(), terminal, _size(stdin))
+        [keys] = started.get().values()
+        with _raw(stdin), _resizes(stdin, keys):
+            typist = threading.Thread(target=_forward, args=(stdin, stopped, keys), name="monarch-shell", daemon=True)
             typist.start()
             sys.stdout.flush()
-            while not isinstance(shown := receiver.recv().get(), int):
-                while shown:
-                    shown = shown[os.write(stdout, shown) :]
-            return shown
+            while not isinstance(output := receiver.recv().get(), int):
+                while output:
+                    output = output[os.write(stdout, output) :]
+            return output
     finally:
         os.close(stop)
         if typist is not None:
