@@ -12,11 +12,11 @@ from monarch_nb.wire import Asker, Done, decode, encode, error_line
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 5.0  # seconds; holders that take longer are not waited for
+PATIENCE = 5.0  # seconds to wait for holders
 
 
 class ClassVersions:
-    """Sends new classes of this process's meshes to holders of references, and applies those of other processes."""
+    """Sends new classes of this process's meshes to holders of references, and applies received ones."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

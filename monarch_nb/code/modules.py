@@ -1,4 +1,4 @@
-"""Modules whose files were edited: found, and loaded again in this process."""
+"""Finds modules whose files were edited, and reloads them in this process."""
 
 import ast
 import contextlib
@@ -31,12 +31,12 @@ class Reloaded(NamedTuple):
     modules: tuple[str, ...]
 
 
-# -- which modules, and which of them are not as they were loaded ---------------------------------------------------
+# -- finding edited modules --------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1)
 def _start_ns(pid: int) -> int:
-    """When this process began, in wall-clock nanoseconds: modules were loaded after that."""
+    """Returns the start of this process in wall-clock nanoseconds: modules were loaded after that."""
     try:
         _, ticks = process_state(pid)
         return time.time_ns() - int(seconds_since(ticks) * 1e9)
@@ -48,13 +48,13 @@ def _start_ns(pid: int) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _foreign() -> tuple[str, ...]:
-    """Folders of what nobody edits: the interpreter and installed packages."""
+    """Returns the folders of the interpreter and of installed packages, which are not edited."""
     folders = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
 
 
 def _source(module: object) -> str | None:
-    """The path of a module's source file, None for modules that have none or that are ours."""
+    """Returns the path of a module's source file; None for modules without one, and for our own."""
     if not isinstance(module, types.ModuleType) or module.__name__.partition(".")[0] in _OURS:
         return None
     file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
@@ -147,7 +147,7 @@ def _rebind(namespace: dict[str, object], before: Mapping[int, tuple[str, object
 
 
 def _in_order(changed: set[str], local: dict[str, str]) -> list[str]:
-    """The changed modules and all that import them, each after those it imports."""
+    """Returns the changed modules and their importers, each after the modules that it imports."""
     imports = {name: _imports(name, file) & local.keys() for name, file in local.items()}
     affected = set(changed)
     while importers := {name for name, used in imports.items() if used & affected} - affected:
@@ -176,7 +176,7 @@ def _imports(name: str, file: str) -> set[str]:
 
 
 def _named(node: ast.AST, name: str) -> Iterator[str]:
-    """The names of modules that an import statement may mean."""
+    """Yields the names of modules that an import statement may refer to."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield alias.name

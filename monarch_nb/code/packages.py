@@ -1,4 +1,4 @@
-"""Packages where the ranks of a mesh run: pip, once in each environment, whoever shares it."""
+"""Packages of the ranks of a mesh: runs pip once in each environment."""
 
 import importlib
 import os
@@ -79,7 +79,7 @@ def run_pip(procs: ProcMesh, words: Sequence[str]) -> Installed:
     leaders = _part(procs, list(first.values()))
     token = uuid.uuid4().hex
     try:
-        leaders.run(_mark, token).get()  # all write their mark before any reads the others'
+        leaders.run(_mark, token).get()  # all marks are written before any are read
         environments = dict(zip(first.values(), leaders.run(_environment, token).get().values(), strict=True))
     finally:
         leaders.run(_unmark, token).exception()
@@ -108,7 +108,7 @@ def _part(procs: ProcMesh, ranks: Sequence[int]) -> ProcMesh:
 
 
 def _ranks_text(region: Region, ranks: Sequence[int]) -> str:
-    """The places of some ranks; along the first dimension alone where they are all that there are there."""
+    """Formats ranks by coordinates; by the first alone if all ranks with these first coordinates are included."""
     if len(region.labels) < 2:
         return places_of(region, ranks)
     coordinates = {region.ndslice.coordinates(rank)[0] for rank in ranks}
@@ -129,10 +129,10 @@ def _packages() -> Path:
 
 
 def _mark(token: str) -> None:
-    """Leaves a mark beside the packages, so that others that have the same ones see it."""
+    """Creates a mark beside the packages, visible to ranks that share them."""
     try:
         (_packages() / f"{_MARK}{token}-{uuid.uuid4().hex}").touch()
-    except OSError:  # this user may not write there: pip will install for him alone, in his own folder
+    except OSError:  # not writable: pip will install in a folder of this user
         return
 
 
@@ -173,7 +173,7 @@ def _versions() -> dict[str, str]:
 
 
 def _loaded_packages(names: Sequence[str]) -> list[str]:
-    """Clears import caches of this rank; returns those of the distributions that it has loaded before."""
+    """Clears import caches; returns the distributions that this rank had already loaded."""
     importlib.invalidate_caches()
     modules = metadata.packages_distributions()
     tops: Mapping[str, set[str]] = {

@@ -1,4 +1,4 @@
-"""Reload: living actors take over a changed class, between messages, and keep their state."""
+"""Reload: living actors adopt a changed class between messages, and keep their state."""
 
 import inspect
 import types
@@ -17,7 +17,7 @@ from monarch_nb.wire import travels_by_value
 
 
 def _code(code: types.CodeType) -> tuple[object, ...]:
-    """The behaviour of a function, independent of line numbers."""
+    """Returns a comparable value of a function's code, without line numbers."""
     consts = tuple(_code(const) if isinstance(const, types.CodeType) else repr(const) for const in code.co_consts)
     return code.co_code, code.co_names, code.co_varnames, consts
 
@@ -75,7 +75,7 @@ def reload_mesh(mesh: object, cls: type | None = None) -> Future[None]:
 
 
 def _newest(state: ActorState) -> type:
-    """The class as it is defined now, in this process or, if it was edited, in its file."""
+    """Returns the current definition of the class, from its file if that was edited."""
     cls = state.cls
     if not travels_by_value(cls):
         newest(cls.__module__, cls.__qualname__)

@@ -1,4 +1,4 @@
-"""Edited code brought to where it runs: files to hosts that lack them, modules to processes, classes to actors."""
+"""Distribution of edited code: files to hosts that lack them, modules to processes, classes to actors."""
 
 import contextlib
 import hashlib
@@ -48,7 +48,7 @@ class Report(Struct):
         parts = [f"reloaded {', '.join(self.modules)}"] if self.modules else []
         parts += [f"actors with the new class: {', '.join(self.meshes)}"] if self.meshes else []
         lines = [line for note in self.notes for line in note.splitlines()]
-        return "\n".join(["; ".join(parts), *dict.fromkeys(lines)])  # each once, however many meshes it is about
+        return "\n".join(["; ".join(parts), *dict.fromkeys(lines)])  # without duplicates of several meshes
 
 
 # -- modules and actors ------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def reload_code(
 def _everywhere(
     meshes: Sequence[ProcMesh], function: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs
 ) -> list[T]:
-    """Results of a function in all processes of some meshes, together."""
+    """Runs a function in all processes of some meshes; returns their results in one list."""
     futures = [future for mesh in meshes for future in _on_living(mesh, function, *args, **kwargs)]
     return [answer for future in futures for answers in future.get().values() for answer in answers]
 
@@ -96,7 +96,7 @@ def reload_actors(changed: frozenset[str], report: Report) -> None:
 
 
 def owned_actors() -> list[ActorState]:
-    """The actor meshes that this process has spawned and that are not stopped."""
+    """Returns the actor meshes spawned by this process that are not stopped."""
     states = tuple(current_runtime().meshes.values())
     return [s for s in states if isinstance(s, ActorState) and s.spawn_spec is not None and s.stopped is None]
 
@@ -121,19 +121,19 @@ def reload_each(states: Sequence[ActorState], report: Report) -> None:
 
 
 def _refresh(paths: dict[str, list[str]], roots: tuple[str, ...], also: tuple[str, ...]) -> list[str]:
-    """In a process: reloads modules there, and in the processes that were spawned from there."""
+    """Reloads modules in this process, and in the processes spawned from it."""
     _enter(paths)
     reloaded = [*modules.reload_edited(roots, also).modules]
     return reloaded + _everywhere(get_active_proc_meshes(), _refresh, paths, roots, also)
 
 
 def _enter(paths: dict[str, list[str]]) -> None:
-    """In a process: puts folders that are not on its path yet first on it."""
+    """Puts new folders first on the path of this process."""
     sys.path[:0] = [folder for folder in paths.get(current_runtime().host, ()) if folder not in sys.path]
 
 
 def _reload_owned(changed: frozenset[str]) -> list[tuple[tuple[str, ...], list[str]]]:
-    """In a process: gives new classes to the actors that were spawned from there, and from the processes there."""
+    """Reloads the actors spawned from this process, and from processes spawned from it."""
     report = Report()
     reload_actors(changed, report)
     return [(report.meshes, report.notes), *_everywhere(get_active_proc_meshes(), _reload_owned, changed)]
@@ -227,7 +227,7 @@ def _manifest(root: Path) -> dict[str, File]:
     files: dict[str, File] = {}
     size = 0
     for path in _files(root):
-        with contextlib.suppress(FileNotFoundError):  # an editor's own, gone again
+        with contextlib.suppress(FileNotFoundError):  # a temporary file of an editor
             facts = path.stat()
             size += facts.st_size
             if size > MOST_BYTES:
@@ -241,14 +241,14 @@ def _manifest(root: Path) -> dict[str, File]:
 
 
 def _missing_files(job: str, name: str, manifest: Mapping[str, File]) -> list[str]:
-    """The files that a copy lacks, or has otherwise. Runs on the host."""
+    """Returns the files that a copy lacks, or has in another version. Runs on the host."""
     folder = _folder(job, name)
     have = _manifest(folder) if folder.is_dir() else {}
     return [file for file, facts in manifest.items() if have.get(file) != facts]
 
 
 def _update_copy(job: str, name: str, manifest: Mapping[str, File], contents: Mapping[str, bytes]) -> str:
-    """Writes the files whose contents are given, each at one stroke, and removes those that are not wanted any more.
+    """Writes files atomically, and removes those that are not in the manifest.
 
     Runs on the host, and returns the path of the copy there.
     """
@@ -273,7 +273,7 @@ def _folder(job: str, name: str) -> Path:
 
 
 def _copy(mesh: str, python: str | None, hosts: list[str], folders: dict[str, Path]) -> dict[str, list[str]]:
-    """Brings folders to hosts that do not share our files; gives where they are there. A process each does it."""
+    """Copies folders to hosts that do not share our files; returns the paths there by host."""
     job = current_runtime().address.replace("/", "-")
     helpers = HostMesh(mesh, hosts, host_labels(hosts), python=python).spawn_procs(name="sync_workspace")
     try:

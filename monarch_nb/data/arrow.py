@@ -84,7 +84,7 @@ class _ArrowStream(ctypes.Structure):
 
 
 class _OwnedArray:
-    """A record batch, whose memory lives as long as any array on it."""
+    """Owns an Arrow array: releases it with the last NumPy array on its memory."""
 
     def __init__(self, array: _Array) -> None:
         self.array = array
@@ -95,7 +95,7 @@ class _OwnedArray:
 
 
 class ArrowError(ValueError):
-    """Record batches cannot be read, or have columns that no tensor is made of."""
+    """Record batches cannot be read, or have columns that cannot become tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Column:
 
 
 def _column_of(column: Column, array: Any, keeper: object, offset: int, length: int) -> Any:
-    """Rows `offset` to `offset + length` of an array of the C data interface, which is there while `keeper` is.
+    """Returns rows `offset` to `offset + length` of an array of the C data interface, kept alive by `keeper`.
 
     Numbers, times and dates (as the integers that Arrow keeps) and fixed-size lists of them are arrays on the same
     memory; booleans are copied; decimals become float64, the nearest; texts are a list. A missing number is NaN where
@@ -150,7 +150,7 @@ def _values(address: int | None, dtype: str, start: int, length: int, keeper: ob
     memory: Any = (ctypes.c_ubyte * (length * kind.itemsize)).from_address(address + start * kind.itemsize)
     memory.keeper = keeper
     values = np.frombuffer(memory, kind)
-    values.flags.writeable = False  # it is the source's own
+    values.flags.writeable = False  # the memory belongs to the source
     return values
 
 
@@ -184,7 +184,7 @@ def _texts(kind: str, array: Any, start: int, length: int) -> list[str | None]:
 
 
 def _view_text(buffers: list[int], row: int) -> bytes:
-    """A text of a view: 12 bytes at most lie in the view itself, others in one of the buffers after it."""
+    """Returns a text by its view, which holds up to 12 bytes itself; longer texts are in a later buffer."""
     view = buffers[1] + 16 * row
     size, _, number, offset = (ctypes.c_int32 * 4).from_address(view)
     return ctypes.string_at(view + 4 if size <= 12 else buffers[2 + number] + offset, size)
@@ -203,7 +203,7 @@ def batches_of_stream(source: Any) -> Iterator[dict[str, Any]]:
 
     Blocks while the next one is made. Raises ArrowError for what cannot be fed, and where the source fails.
     """
-    capsule = source.__arrow_c_stream__()  # it releases the stream when it goes
+    capsule = source.__arrow_c_stream__()  # releases the stream when it is collected
     address = _get_pointer(capsule, b"arrow_array_stream")
     stream = _ArrowStream.from_address(address)
     schema = _Schema()

@@ -116,7 +116,7 @@ class Feed:
         return self._server.progress.call_one(self._number).get()
 
     def _ask(self, rank: int, part: int, step: int, done: int) -> Future[Batch | None]:
-        pull: Any = self._server.pull  # what it gives encoded arrives decoded
+        pull: Any = self._server.pull  # typed as encoded; arrives decoded
         future: Future[Batch | None] = pull.call_one(self._number, rank, part, step, done)
         return future
 
@@ -145,6 +145,6 @@ def _tensors(batch: Batch) -> Batch:
     return {
         name: column
         if isinstance(column, list | torch.Tensor)
-        else torch.as_tensor(column if column.flags.writeable else column.copy())  # few rows come read-only
+        else torch.as_tensor(column if column.flags.writeable else column.copy())  # small batches arrive read-only
         for name, column in batch.items()
     }

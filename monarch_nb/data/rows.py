@@ -24,10 +24,10 @@ def batches_of(source: Any) -> Iterator[Batch]:
     """
     if hasattr(source, "collect") and not hasattr(source, "__arrow_c_stream__"):
         if hasattr(source, "collect_batches"):
-            for frame in source.collect_batches(lazy=True):  # more than memory holds may go through it
+            for frame in source.collect_batches(lazy=True):  # may be larger than memory
                 yield from batches_of(frame)
             return
-        source = source.collect()  # a lazy frame of before it could be read piece by piece
+        source = source.collect()  # a lazy frame of an older version, read as a whole
     if hasattr(source, "__arrow_c_stream__"):
         from monarch_nb.data.arrow import batches_of_stream
 
@@ -43,7 +43,7 @@ def batches_of(source: Any) -> Iterator[Batch]:
 
 
 def _column(value: Any) -> Column:
-    """A value with rows as it is; a single number or text, or an array without dimensions, as a column of one row."""
+    """Returns a column: single numbers and texts, and arrays without dimensions, become one row."""
     if isinstance(value, list):
         return value
     shape = getattr(value, "shape", None)
@@ -63,7 +63,7 @@ class Rows:
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._batches = iter(batches)
-        self._partial: deque[tuple[Batch, int]] = deque()  # batches that were begun, and the rows gone from them
+        self._partial: deque[tuple[Batch, int]] = deque()  # batches, and the rows already taken from them
 
     def skip(self, count: int) -> int:
         """Skips rows; returns how many there were."""

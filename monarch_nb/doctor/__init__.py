@@ -1,4 +1,4 @@
-"""Looks at machines and says what to do about what is wrong: `monarch-nb doctor`, `%monarch doctor`."""
+"""Checks machines, and advises on problems: `monarch-nb doctor`, `%monarch doctor`."""
 
 from monarch_nb.doctor.facts import Facts, facts_of_this_machine
 from monarch_nb.doctor.finding import Check, Level, summary, table

@@ -1,4 +1,4 @@
-"""The facts of a machine that matter here. Looking changes nothing and takes milliseconds."""
+"""Facts of a machine, collected without changes to it, in milliseconds."""
 
 import contextlib
 import importlib.util
@@ -53,7 +53,7 @@ class Facts(Struct, frozen=True):
 
 
 def facts_of_this_machine() -> Facts:
-    """The facts of the machine, and of the process, that this runs in."""
+    """Collects the facts of this machine and process."""
     folder = base_folder()
     return Facts(
         host=platform.node(),
@@ -83,7 +83,7 @@ def facts_of_this_machine() -> Facts:
 
 def _versions() -> dict[str, str]:
     versions = {name: installed(name) for name in (*_REQUIRED, *_OPTIONAL)}
-    versions["monarch-nb"] = versions["monarch-nb"] or __version__  # it runs, though it may be no more than on the path
+    versions["monarch-nb"] = versions["monarch-nb"] or __version__  # not installed, but on the path
     return {name: version for name, version in versions.items() if version or name in _REQUIRED}
 
 
@@ -139,7 +139,7 @@ def _name_resolves() -> bool:
     return True
 
 
-# What speaks to GPUs, by the packages that bring it.
+# Libraries for GPUs, and the packages that contain them.
 _FOR_GPUS = (
     ("NCCL", ("nvidia-nccl-cu13", "nvidia-nccl-cu12")),
     ("cuda-bindings", ("cuda-bindings",)),
@@ -170,7 +170,7 @@ def _gpu_driver() -> str:
 
 
 def _torch_cuda() -> str:
-    """The CUDA that PyTorch is built for, from its own file: to import it takes seconds."""
+    """Returns the CUDA version of PyTorch from its version file, as importing it takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return ""

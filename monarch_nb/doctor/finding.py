@@ -1,4 +1,4 @@
-"""What was found when something was looked at, and what to do about it."""
+"""Results of checks, with advice."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -12,7 +12,7 @@ _MARKS: dict[Level, str] = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
 class Check(Struct, frozen=True):
-    """One thing that was looked at. `advice` is what to do, "" where nothing is to be done."""
+    """Result of a check. `advice` is what to do, "" for nothing."""
 
     about: str
     level: Level
@@ -21,12 +21,12 @@ class Check(Struct, frozen=True):
 
     @property
     def mark(self) -> str:
-        """The character that stands before it."""
+        """The character in front of the result."""
         return _MARKS[self.level]
 
 
 def table(findings: Iterable[Check]) -> str:
-    """A line for each finding, and its advice below."""
+    """Formats findings as lines, each with its advice below."""
     rows = list(findings)
     width = max((len(finding.about) for finding in rows), default=0)
     lines = []
@@ -38,7 +38,7 @@ def table(findings: Iterable[Check]) -> str:
 
 
 def summary(findings: Iterable[Check]) -> str:
-    """One line about all of them."""
+    """Summarizes findings in one line."""
     levels = [finding.level for finding in findings]
     errors, warnings = levels.count("error"), levels.count("warning")
     if not errors and not warnings:

@@ -1,4 +1,4 @@
-"""What the facts of a machine mean: pure, facts in, findings out."""
+"""Derives findings from the facts of a machine, without I/O."""
 
 from monarch_nb.doctor.facts import Facts
 from monarch_nb.doctor.finding import Check
@@ -16,7 +16,7 @@ _NIXL = ("nixl-cu12", "nixl-cu13")
 
 
 def judge(facts: Facts, controller: Facts | None = None) -> list[Check]:
-    """What is to be said about a machine; as a host of `controller`, what differs from it too."""
+    """Returns the findings about a machine, including differences to the machine of the controller, if given."""
     return [
         _python(facts, controller),
         _versions(facts, controller),

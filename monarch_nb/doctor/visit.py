@@ -1,4 +1,4 @@
-"""Visits to hosts: a process is started on each, and says how things are there."""
+"""Checks of hosts, each by a process started there."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ _KEY = "Both sides must have the same file, of mode 0600: copy that of the agent
 
 
 def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str, list[Check]]:
-    """Looks at each of these hosts, given by name as a mesh of one. Blocks up to `timeout` seconds."""
+    """Checks hosts, given by name as meshes of one. Blocks up to `timeout` seconds."""
     controller = facts_of_this_machine()
     begun = time.monotonic()
     started = {name: (host.spawn_procs(name="doctor"), time.monotonic()) for name, host in hosts.items()}
@@ -47,7 +47,7 @@ def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str,
 
 
 def visit_known(timeout: float = _SECONDS) -> dict[str, list[Check]]:
-    """Looks at this machine and at all hosts that are attached."""
+    """Checks this machine and all attached hosts."""
     hosts, checks = {"this machine": this_host()}, {}
     for host, remote in tuple(current_runtime().part(HostRoutes).attached.items()):
         name = remote.endpoint or host
@@ -63,7 +63,7 @@ def visit_known(timeout: float = _SECONDS) -> dict[str, list[Check]]:
 def visit_endpoints(
     endpoints: Sequence[str], key: "str | PathLike[str] | None", timeout: float = 10.0
 ) -> dict[str, list[Check]]:
-    """Tries each leg of the way to hosts whose agents listen at these addresses, and looks at those that are reached.
+    """Checks each leg of the connections to agents at these addresses, and the hosts that are reached.
 
     A refused connection is tried once: a host that is just starting is reported as shut.
     """
@@ -89,7 +89,7 @@ def _key(encrypted: bool) -> Check:
 
 
 def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: float) -> list[Check]:
-    """What each leg is like, up to the first one that is shut. Blocks up to `timeout` seconds for each."""
+    """Checks each leg of a connection, up to the first that fails. Blocks up to `timeout` seconds for each."""
     if endpoint.startswith("ipc://"):
         return [_socket(endpoint.removeprefix("ipc://"))]
     try:
@@ -110,7 +110,7 @@ def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: fl
 
 
 def shut(checks: list[Check]) -> bool:
-    """Whether one of them is."""
+    """Whether any check has failed."""
     return any(check.level == "error" for check in checks)
 
 

@@ -1,4 +1,4 @@
-"""The folder of a job that all its hosts share: the secret, the list of hosts, and the report of each agent."""
+"""The folder of a job, shared by its hosts: the secret, the list of hosts, and the report of each agent."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Trees of files, what of one another one lacks, and copies of them."""
+"""Trees of files: their differences, and copies of them."""
 
 import contextlib
 import hashlib
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 CHUNK = 8 << 20  # bytes of files in one message
-_SKIPPED = frozenset({".monarch"})  # what jobs write of themselves
+_SKIPPED = frozenset({".monarch"})  # written by jobs
 
 
 class FolderEntry(NamedTuple):
-    """One thing in a folder, as it is known without reading it."""
+    """An entry of a folder, described without reading its content."""
 
     kind: str  # "file", "link" or "folder"
     size: int = 0
@@ -35,14 +35,14 @@ Tree = dict[str, FolderEntry]
 
 
 def tree_of(root: Path) -> Tree:
-    """What is below a folder, by relative path; links as they are, of other file systems only the folder itself."""
+    """Lists the entries below a folder by relative path. Links are not followed, nor other file systems entered."""
     tree: Tree = {}
     device = root.stat().st_dev
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in _SKIPPED)
         for name in (*folders, *sorted(names)):
             path = Path(folder, name)
-            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+            with contextlib.suppress(FileNotFoundError):  # removed in the meantime
                 facts = path.lstat()
                 relative = path.relative_to(root).as_posix()
                 if path.is_symlink():
@@ -56,19 +56,19 @@ def tree_of(root: Path) -> Tree:
 
 
 def _device(folder: Path) -> int | None:
-    """That of a folder; None for a link to one, and for one that went."""
+    """Returns the device of a folder; None for a link, and for a folder that no longer exists."""
     with contextlib.suppress(FileNotFoundError):
         return None if folder.is_symlink() else folder.stat().st_dev
     return None
 
 
 def changed(target: Tree, have: Tree) -> list[str]:
-    """The files of a tree whose bytes another one lacks."""
+    """Returns the files of `target` whose bytes `have` lacks."""
     return [name for name, entry in target.items() if entry.kind == "file" and have.get(name) != entry]
 
 
 def read_pieces(root: Path, names: Iterable[str]) -> Iterator[list[FilePiece]]:
-    """The bytes of some files, so many at a time; a file that went has none."""
+    """Yields the bytes of some files, at most `CHUNK` at a time; nothing for files that no longer exist."""
     batch: list[FilePiece] = []
     filled = 0
     for name in names:
@@ -88,14 +88,14 @@ def read_pieces(root: Path, names: Iterable[str]) -> Iterator[list[FilePiece]]:
 
 
 class Copy:
-    """A copy of a tree. A file is written aside, and put in its place whole."""
+    """A copy of a tree. Each file is written under another name, and renamed when it is complete."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._mark = f".mnb-{secrets.token_hex(3)}"
 
     def write(self, pieces: Sequence[FilePiece]) -> None:
-        """Takes bytes of files, in order."""
+        """Writes pieces of files, which come in order."""
         for piece in pieces:
             draft = self._draft(piece.name)
             with open(draft, "wb" if piece.offset == 0 else "r+b") as file:
@@ -103,10 +103,10 @@ class Copy:
                 file.write(piece.data)
 
     def settle(self, target: Tree, fresh: Iterable[str]) -> None:
-        """Makes it be what is wanted, of which the bytes of the `fresh` files have come."""
+        """Makes the copy equal to `target`; the bytes of the `fresh` files have been written."""
         have = tree_of(self.root) if self.root.is_dir() else {}
         drafts = {self._draft(name).relative_to(self.root).as_posix() for name in fresh}
-        for name in sorted(have.keys() - target.keys() - drafts, reverse=True):  # what is in a folder before it
+        for name in sorted(have.keys() - target.keys() - drafts, reverse=True):  # a folder after its entries
             remove(self.root / name)
         for name, entry in target.items():
             path = self.root / name
@@ -127,13 +127,13 @@ class Copy:
                 draft.replace(self.root / name)
 
     def _draft(self, name: str) -> Path:
-        # Not in its own folder, which may be a file yet.
+        # Not in the folder of the file, which may still be a file itself.
         digest = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
         return self.root / f"{self._mark}-{digest}"
 
 
 def remove(path: Path) -> None:
-    """A file, a link or a folder with all in it, if it is there."""
+    """Removes a file, a link or a folder with its content, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Hosts that a running job gets and gives back: the source of its host meshes."""
+"""Hosts that a running job requests and returns: the source of its host meshes."""
 
 import contextlib
 import fcntl
@@ -34,14 +34,14 @@ _LOCK_S = 0.02  # between two attempts
 
 
 class JobHosts:
-    """Those of one mesh of a job."""
+    """The hosts of one mesh of a job."""
 
     def __init__(self, job: "AdapterJob", mesh: str) -> None:
         self._job, self._mesh = job, mesh
         self._lock = threading.Lock()
-        self._added: list[str] = []  # behind those that it had at first
+        self._added: list[str] = []  # after the first hosts, in order
         self._removed: set[str] = set()
-        self._replacements: dict[str, str] = {}  # which host is in the place of which
+        self._replacements: dict[str, str] = {}  # lost host: the host in its place
         self.spares = Spares(mesh, job.known_as, start=self._start_spares, drop=self._drop_spare)
         agents = {name: job.agents[name] for name in job.spare_agents if mesh_of(name) == mesh and name in job.agents}
         if count := job.role_of(mesh).spares or len(agents):
@@ -49,7 +49,7 @@ class JobHosts:
 
     @property
     def job(self) -> "AdapterJob":
-        """Whose they are."""
+        """The job that the hosts belong to."""
         return self._job
 
     @property
@@ -58,7 +58,7 @@ class JobHosts:
         return bool(self._added or self._removed or self._replacements)
 
     def hosts(self, first: Sequence[str]) -> list[str]:
-        """The ids of its hosts, each in its place; `first` are those that it had at first."""
+        """Returns the current host ids in order of rank; `first` are the hosts that the mesh started with."""
         return [host for host in map(self._current, (*first, *self._added)) if host not in self._removed]
 
     def _current(self, host: str) -> str:
@@ -75,7 +75,7 @@ class JobHosts:
         return tuple(self.spares.waiting().values())
 
     def take_spares(self, dead: Sequence[str]) -> dict[str, str]:
-        """Spares for as many of these hosts as there are some, at once: which host is in the place of which."""
+        """Replaces dead hosts by waiting spares, as far as there are any; returns the new host of each."""
         job, names, replacements = self._job, self._names_of(dead), dict[str, str]()
         spares: dict[str, tuple[str, Arrival]] = {}
         try:
@@ -112,7 +112,7 @@ class JobHosts:
         return {host: _fate(host, names.get(host, ""), states, str(self)) for host in hosts}
 
     def _names_of(self, hosts: Collection[str]) -> dict[str, str]:
-        """The names of these hosts, by their ids, as far as they are known."""
+        """Returns the names of these hosts by id; hosts without a known name are left out."""
         joined = {host: name for arrival in self._job.arrivals for name, host in arrival.joined.items()}
         names = {host: name for name, host in self._job.host_ids.items()} | joined
         return {host: names[host] for host in hosts if host in names}
@@ -131,7 +131,7 @@ class JobHosts:
         self._job.keep_agents(ordered, [*(name for name in self._job.spare_agents if name not in added), *swaps])
 
     def _exclusive(self, check: Callable[[], object] = lambda: None) -> contextlib.AbstractContextManager[None]:
-        """Nobody else changes the job within, in this process or another one that has it."""
+        """Excludes changes of the job by other threads and processes within the context."""
         return locked(self._job.running({}).folder, check)
 
     def key_file(self, force: bool) -> Path | None:
@@ -145,19 +145,19 @@ class JobHosts:
         return file if folder and file.exists() else None
 
     def key_changed(self) -> None:
-        """The job has another key, for hosts that are started from now on. Raises EngineError."""
+        """Has hosts that start from now on use the job's new key. Raises EngineError."""
         self._job.adapter.key_changed(self._job.running(self._job.agents))
 
     def written(self) -> str:
-        """Its job as text, with the mesh; "" for a job that cannot be saved."""
+        """Returns the job and the mesh as text; "" for a job that cannot be saved."""
         return self._job.written(self._mesh)
 
     def refill(self) -> None:
-        """Asks the engine for the spares that are missing, in the background."""
+        """Requests missing spares from the engine, in the background."""
         self.spares.refill()
 
     def close(self) -> None:
-        """The job is about to be killed, or is not used here any more: no host is asked for from now on."""
+        """Requests no more hosts: the job is about to be killed, or is no longer used here."""
         self.spares.close()
 
     def more(
@@ -168,7 +168,7 @@ class JobHosts:
         If not all come, those that have been started are ended. The same happens if an interrupt ends the wait, which
         does not wait for that end; the end of this program does.
         """
-        request = _Request()
+        request = _Growth()
         done: Future[tuple[str, ...]] = pending_future(describe=request.describe)
         arguments = (done, request, target, tuple(instead), timeout)
         thread = threading.Thread(target=self._settle, args=arguments, daemon=True)
@@ -187,7 +187,7 @@ class JobHosts:
             raise
 
     def give_back(self, hosts: Sequence[str]) -> None:
-        """Ends the agents of these hosts, in the scheduler's way."""
+        """Has the scheduler end the agents of these hosts."""
         with self._lock:
             names = {name: host for host, name in self._names_of(hosts).items()}
             for arrival in self._job.arrivals:
@@ -205,7 +205,7 @@ class JobHosts:
 
     # -- on a thread of its own, which no interrupt ends
 
-    def _settle(self, done: Future[tuple[str, ...]], request: "_Request", target: "int | Sequence[str]",
+    def _settle(self, done: Future[tuple[str, ...]], request: "_Growth", target: "int | Sequence[str]",
                 instead: Sequence[str], timeout: float) -> None:  # fmt: skip
         try:
             resolve_future(done, self._ask(request, target, instead, time.monotonic() + timeout, timeout))
@@ -213,7 +213,7 @@ class JobHosts:
             fail_future(done, error)
 
     def _ask(
-        self, request: "_Request", target: "int | Sequence[str]", instead: Sequence[str], until: float, timeout: float
+        self, request: "_Growth", target: "int | Sequence[str]", instead: Sequence[str], until: float, timeout: float
     ) -> tuple[str, ...]:
         machines, count = ((), target) if isinstance(target, int) else (tuple(target), len(target))
         with self._lock:
@@ -241,7 +241,7 @@ class JobHosts:
                 raise
 
     def _take(self, hosts: Sequence[str], instead: Sequence[str], names: Sequence[str]) -> None:
-        """They are part of the mesh from now on; `names` are theirs."""
+        """Makes the hosts, whose names are `names`, part of the mesh."""
         if not instead:
             self._added += hosts
             return
@@ -254,7 +254,7 @@ class JobHosts:
             logger.warning("%s: who loads the job finds %s behind its other hosts: %s", self, ", ".join(names), error)
         self._replacements.update(zip(instead, hosts, strict=True))
 
-    def _start(self, request: "_Request", count: int, machines: tuple[str, ...], started: dict[str, Agent]) -> Arrival:
+    def _start(self, request: "_Growth", count: int, machines: tuple[str, ...], started: dict[str, Agent]) -> Arrival:
         adapter = self._job.adapter
         if machines and not adapter.takes_places:
             raise EngineError(f"its engine chooses the machines. Say how many: hosts={count}")
@@ -283,7 +283,7 @@ class JobHosts:
         self, count: int, machines: tuple[str, ...], started: dict[str, Agent], check: Callable[[], object],
         *, spare: bool,
     ) -> Running:  # fmt: skip
-        """Has the engine start so many agents more, which are written down; the job as it was before."""
+        """Has the engine start `count` more agents, and records them; returns the job as it was before."""
         chooses, unlocked = self._job.adapter.chooses, contextlib.nullcontext()
         with self._exclusive(check) if chooses else unlocked:
             with unlocked if chooses else self._exclusive(check):
@@ -301,7 +301,7 @@ class JobHosts:
             self._end(job, {key: agent for key, agent in job.agents.items() if key == name})
 
     def _arrivals_of(self, agents: dict[str, Agent]) -> dict[str, Arrival]:
-        """One for each: that one does not come is no matter of the others."""
+        """Returns an arrival for each agent, so that a failure of one does not affect the others."""
         job, roles = self._job, {self._mesh: self._job.role_of(self._mesh)}
         return {
             name: Arrival(job.adapter, job.running({name: agent}), roles, str(self), None, job.joined)
@@ -322,14 +322,14 @@ class JobHosts:
         except EngineError:  # it was killed, and has none
             return
 
-    def _give_up(self, request: "_Request", thread: threading.Thread) -> None:
+    def _give_up(self, request: "_Growth", thread: threading.Thread) -> None:
         hosts = request.give_up()
         work: Callable[[], object] = (lambda: self.give_back(hosts)) if hosts else thread.join
         threading.Thread(target=work, name="monarch-hosts-end", daemon=False).start()
 
 
-class _Request:
-    """One request for hosts, between who waits for them and the thread that has them come."""
+class _Growth:
+    """A request for hosts, shared by the waiting caller and the thread that executes it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -338,28 +338,28 @@ class _Request:
         self._hosts: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """What is waited for."""
+        """Describes the state of the request."""
         return "the engine is asked for hosts" if self._arrival is None else str(self._arrival.progress)
 
     def check(self) -> None:
-        """Raises RuntimeError once it was given up."""
+        """Raises RuntimeError if the request was given up."""
         if self._given_up:
             raise RuntimeError("it was given up")
 
     def wait_for(self, arrival: Arrival) -> None:
-        """They come in now."""
+        """Records the arrival of the requested hosts. Raises RuntimeError if the request was given up."""
         with self._lock:
             self._arrival = arrival
         self.check()
 
     def complete(self, hosts: tuple[str, ...]) -> None:
-        """They are there. Raises RuntimeError once it was given up."""
+        """Records the hosts, which have joined. Raises RuntimeError if the request was given up."""
         with self._lock:
             self.check()
             self._hosts = hosts
 
     def give_up(self) -> tuple[str, ...]:
-        """Ends the wait; the hosts, if they are there. Does not block."""
+        """Gives the request up; returns the hosts that have joined. Does not block."""
         with self._lock:
             self._given_up = True
         if self._arrival is not None and not self._hosts:
@@ -369,7 +369,7 @@ class _Request:
 
 @contextlib.contextmanager
 def locked(folder: str, check: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Holds a job's folder, which processes share; while others do, `check` may end the wait.
+    """Locks a job's folder, which processes share; `check` is called during the wait, and may end it by raising.
 
     Raises EngineError where the folder is gone with its job.
     """
@@ -393,7 +393,7 @@ def locked(folder: str, check: Callable[[], object] = lambda: None) -> Iterator[
 
 
 def _try_lock(fd: int) -> bool:
-    """Whether the lock is ours now; so it is where the file system has none."""
+    """Tries to take the lock; True also on file systems without locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -416,12 +416,12 @@ def _more(count: int) -> str:
 
 
 def _next_names(job: Running, mesh: str, count: int) -> tuple[str, ...]:
-    """Names that no host of the mesh has or had: what those have left in the job's folder is not taken for news."""
+    """Returns names that no host of the mesh has or had, whose files in the job's folder could be misread."""
     folder = Path(job.folder)
     leftovers = [path.stem for path in folder.glob(f"{mesh}_*")] if job.folder else []
     numbers = [name.rpartition("_")[2] for name in (*job.agents, *leftovers) if mesh_of(name) == mesh]
     first = max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
     names = tuple(f"{mesh}_{first + index}" for index in range(count))
     if job.folder:
-        (folder / f"{names[-1]}.asked").touch(0o600)  # also those that never came are not named so again
+        (folder / f"{names[-1]}.asked").touch(0o600)  # reserves the names, even if the hosts never join
     return names

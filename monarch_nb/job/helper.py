@@ -26,7 +26,7 @@ _AGENTS = "mnb-agents-"  # of the names of folders, one for each job
 _LIST = "agents.json"
 _READY_S = 60.0
 _LOOK_S = 0.01
-_LOGIN_S = ("XDG_RUNTIME_DIR",)  # a folder that goes away with the login, which agents outlive
+_LOGIN_S = ("XDG_RUNTIME_DIR",)  # its folder is removed at logout, which agents outlive
 
 
 class Helper:
@@ -70,7 +70,7 @@ class Helper:
             raise
 
     def _tidy(self) -> None:
-        """Removes what is left of jobs whose agents here have ended by themselves, and whose users are gone."""
+        """Removes folders of jobs whose agents here have ended by themselves, some time after that."""
         for folder in state_folder().glob(f"{_AGENTS}*"):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 lists = list(folder.glob(f"*.{_LIST}"))
@@ -140,7 +140,7 @@ def main(argv: Sequence[str] = ()) -> int:
         try:
             out.write(msgspec.json.encode(answer).decode() + "\n")
             out.flush()
-        except BrokenPipeError:  # nobody can learn of what was just started
+        except BrokenPipeError:  # the requester will not learn of the agents just started
             if ask is not None and ask.do == "start":
                 helper.answer(Ask(do="end", job=ask.job, names=ask.names))
             os._exit(1)

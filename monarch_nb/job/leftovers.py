@@ -48,7 +48,7 @@ def end_uses(folder: str) -> None:
 
 
 def tidy_soon(kind: str, adapter: JobAdapter) -> None:
-    """Removes leftovers of a kind of jobs in the background; logs of the last day remain."""
+    """Removes leftovers of jobs of a kind in the background; logs of the last day remain."""
     threading.Thread(target=lambda: list(tidied(kind, adapter)), name="monarch-job-tidy", daemon=True).start()
 
 
@@ -68,7 +68,7 @@ def tidied(kind: str, adapter: JobAdapter, keep_s: float = KEPT_S, report: Calla
         try:
             if _tidied(adapter, job, keep_s):
                 yield job
-        except Exception as error:  # of the scheduler
+        except Exception as error:  # errors of the scheduler
             report(f"{kind} job {job.job[:8]} stays as it is: {error}")
     _sweep_half_made(adapter.folder())
 
@@ -81,14 +81,14 @@ def _tidied(adapter: JobAdapter, job: Running, keep_s: float) -> bool:
         if time.time() - newest(folder) < keep_s:
             (folder / "key").unlink(missing_ok=True)
             return False
-        adapter.kill(job)  # what its scheduler and its machines still have of it
+        adapter.kill(job)  # removes its remains at the scheduler and on its machines
         shutil.rmtree(folder, ignore_errors=True)
         return True
 
 
 @contextlib.contextmanager
 def _unused(folder: Path) -> Iterator[bool]:
-    """Yields whether no process uses a job; none can begin to within."""
+    """Yields whether no process uses a job; if so, none can start to use it within the context."""
     try:
         fd = os.open(folder / _USED, _OPEN, 0o600)
     except OSError:

@@ -25,7 +25,7 @@ from monarch_nb.job.adapter_job import AdapterJob
 from monarch_nb.job.kinds import register_job
 from monarch_nb.job.role import Role
 
-_STUDIO = Path("/teamspace/studios/this_studio")  # what of a Studio goes to the machines of its jobs
+_STUDIO = Path("/teamspace/studios/this_studio")  # copied to the machines of its jobs
 _INSTALL = "pip install 'monarch-nb[lightning]'"
 _WAITING = {"NotCreated", "Pending"}
 _ENDED = {"Stopping": "is being stopped", "Stopped": "was stopped", "Completed": "has ended", "Failed": "has failed"}
@@ -60,7 +60,7 @@ class Lightning(JobAdapter):
     keep_s = 3600.0  # one may have waited for these machines
 
     def folder(self) -> Path:
-        """In the Studio's own folder, which the machines of its jobs have too, at the same path."""
+        """Returns a folder in the Studio, which the machines of its jobs have at the same path."""
         if not _STUDIO.is_dir():
             return state_folder()
         folder = _STUDIO / ".monarch" / "jobs"
@@ -68,7 +68,7 @@ class Lightning(JobAdapter):
         return folder
 
     def start(self, wanted: AgentsWanted) -> Agents:
-        """Asks for one Lightning job for all hosts that are alike. Raises EngineError."""
+        """Requests a Lightning job for each group of equal hosts. Raises EngineError."""
         agents: dict[str, Agent] = {}
         job = Running(wanted.job, str(wanted.folder), agents, dict(wanted.options))
         groups: dict[str, list[str]] = {}
@@ -88,7 +88,7 @@ class Lightning(JobAdapter):
         return agents
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
-        """Asks for another Lightning job, with so many machines of the same kind."""
+        """Requests another Lightning job, with machines of the same kind."""
         agents: dict[str, Agent] = {}
         job_name = f"monarch-{wanted.job[:8]}-{wanted.names[-1].replace('_', '-')}"
         try:
@@ -141,18 +141,18 @@ class Lightning(JobAdapter):
                 raise EngineError(f"Lightning has not stopped the job {job_name}: {error}") from error
 
     def running(self) -> Mapping[str, Running]:
-        """Those whose folders this machine has."""
+        """Returns the jobs whose folders are on this machine."""
         return living_jobs(self, "lightning")
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:
-        """The last lines of the machine's log, as Lightning keeps it."""
+        """Returns the last lines of the machine's log, as Lightning stores it."""
         job_name, _, rank = job.agents[name].id.partition("/")
         machines = (machine for machine in _machines(job, job_name) if (machine.rank or 0) == int(rank))
         return next((_last_lines(machine, count) for machine in machines), [])
 
 
 def _job_name(agent: Agent) -> str:
-    """Lightning's name of the job of an agent."""
+    """Returns Lightning's name of the job of an agent."""
     return agent.id.partition("/")[0]
 
 
@@ -192,7 +192,7 @@ def _machines(job: Running, job_name: str) -> list[Any]:
 
 
 def _job(job: Running, job_name: str) -> Any:
-    """Lightning's job of that name; None if there is none."""
+    """Returns Lightning's job of that name, or None."""
     kind = _sdk()
     try:
         return kind(name=job_name, teamspace=job.options.get("teamspace"))
@@ -205,8 +205,8 @@ def _job(job: Running, job_name: str) -> Any:
 
 
 def _sdk() -> Any:
-    """The class of Lightning's jobs. Raises EngineError."""
-    os.environ.setdefault("LIGHTNING_DISABLE_VERSION_CHECK", "1")  # it would write to cells
+    """Returns the class of Lightning's jobs. Raises EngineError."""
+    os.environ.setdefault("LIGHTNING_DISABLE_VERSION_CHECK", "1")  # its message would appear in cells
     try:
         from lightning_sdk import Job
     except ImportError:

@@ -17,7 +17,7 @@ BATCH = "MONARCH_BATCH_JOB"
 
 
 class _LocalForm(AdapterForm):
-    """What is saved of a local job."""
+    """The saved attributes of a local job."""
 
     _log_dir: str | None = None
 
@@ -27,7 +27,7 @@ class LocalJob(AdapterJob):
 
     _transient = AdapterJob._transient | {"_process"}
     _form = _LocalForm
-    _cacheable = False  # there is nothing to find again
+    _cacheable = False  # another process cannot use it
 
     def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
         super().__init__("local", dict.fromkeys([hosts] if isinstance(hosts, str) else hosts, 1))
@@ -91,14 +91,14 @@ class OwnHost(JobAdapter):
         return {name: Agent("", HERE) for name in wanted.names}
 
     def look(self, job: Running) -> Mapping[str, Seen]:
-        """They run, as this process does."""
+        """Returns the agents as running, as this process runs."""
         return {name: Seen("running", joins=(HERE,)) for name in job.agents}
 
     def kill(self, job: Running) -> None:
         """Ends nothing: the agent ends with this process."""
 
     def running(self) -> Mapping[str, Running]:
-        """None that others could use."""
+        """Returns no jobs: others cannot use them."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Folders of this machine on hosts, and folders of hosts here: `monarch.remotemount`, `monarch.gather_mount`.
+"""Folders of this machine on hosts, and the reverse: `monarch.remotemount`, `monarch.gather_mount`.
 
 They are copies, sent when they change: no file system in user space is mounted, which most containers do not allow.
 """
@@ -29,7 +29,7 @@ _warned: set[str] = set()
 
 
 class WantedMount(NamedTuple):
-    """A folder that the meshes of a job are to have, or one of theirs that is gathered here."""
+    """A requested mount: a folder for the meshes of a job, or a folder of theirs that is gathered here."""
 
     source: str
     point: str
@@ -61,19 +61,19 @@ class WantedMount(NamedTuple):
 
     @classmethod
     def saved(cls, fields: Sequence[Any]) -> "WantedMount":
-        """From the list that its JSON is."""
+        """Restores a mount from its JSON list."""
         source, point, meshes, python, gathers = fields
         return cls(source, point, _names(meshes), python, gathers)
 
     def meshes_of(self, meshes: Iterable[str]) -> list[str]:
-        """The meshes that it is for. Raises ValueError for a name that the job does not have."""
+        """Returns the meshes of the mount. Raises ValueError for a mesh that the job does not have."""
         names = list(meshes)
         if missing := [name for name in self.meshes or () if name not in names]:
             raise ValueError(f"{self}: the job has no mesh {missing[0]!r}, but {', '.join(map(repr, names))}")
         return [name for name in names if self.meshes is None or name in self.meshes]
 
     def folder_of(self, mesh: str, meshes: Iterable[str]) -> str:
-        """Where the folder of a mesh comes: of several gathered meshes each has its own."""
+        """Returns the target folder for a mesh: each of several gathered meshes has its own."""
         return os.path.join(self.point, mesh) if self.gathers and len(self.meshes_of(meshes)) > 1 else self.point
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class RemoteMountActor(Actor):
 
     @endpoint
     def open(self) -> None:
-        """Makes the folder. Raises FileExistsError where there is something else already."""
+        """Creates the folder. Raises FileExistsError if the mount point is in use."""
         self._point.parent.mkdir(parents=True, exist_ok=True)
         mark = f".{self._point.name}.mnb-"
         if self._point.is_symlink():
@@ -124,22 +124,22 @@ class RemoteMountActor(Actor):
 
     @endpoint
     def have(self) -> Tree:
-        """What is there."""
+        """Returns the tree of the copy."""
         return tree_of(self._open.root)
 
     @endpoint
     def write(self, pieces: list[FilePiece]) -> None:
-        """Takes bytes of files."""
+        """Writes pieces of files to the copy."""
         self._open.write(pieces)
 
     @endpoint
     def settle(self, target: Tree, fresh: list[str]) -> None:
-        """All that is needed has come."""
+        """Completes the copy, once all pieces have been written."""
         self._open.settle(target, fresh)
 
     @endpoint
     def close(self) -> None:
-        """Removes it."""
+        """Removes the copy."""
         self._end()
 
     @property
@@ -232,12 +232,12 @@ class GatherSourceActor(Actor):
 
     @endpoint
     def tree(self) -> Tree:
-        """What is there; nothing where there is no such folder yet."""
+        """Returns the tree of the folder; empty if it does not exist yet."""
         return tree_of(self._root) if self._root.is_dir() else {}
 
     @endpoint
     def read(self, name: str, offset: int) -> bytes:
-        """Bytes of a file from an offset on, as many as go into one message; none where it has gone."""
+        """Returns bytes of a file from an offset on, at most one chunk; none if it no longer exists."""
         with contextlib.suppress(FileNotFoundError), open(self._root / name, "rb") as file:
             file.seek(offset)
             return file.read(CHUNK)
@@ -332,15 +332,15 @@ def gather_mount(
 
 
 class JobMounts:
-    """The mounts of a job, open on its meshes."""
+    """The open mounts of a job."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[WantedMount, str], MountHandler | GatherMount] = {}
 
     def follow(self, mounts: Iterable[WantedMount], meshes: Mapping[str, HostMesh]) -> None:
-        """Opens what is not open, closes what is not wanted any more, and copies what has changed; blocks.
+        """Opens new mounts, closes those no longer requested, and copies changes of the others; blocks.
 
-        What was open on hosts that were lost is opened again. Raises RuntimeError, which names folder and mesh.
+        Reopens mounts whose hosts were lost. Raises RuntimeError, which names folder and mesh.
         """
         folders = {(mount, mesh): mount.folder_of(mesh, meshes) for mount in mounts for mesh in mount.meshes_of(meshes)}
         for key in self._open.keys() - folders.keys():
@@ -353,7 +353,7 @@ class JobMounts:
                 raise RuntimeError(f"{mount} on {mesh!r} failed: {error}") from error
 
     def close(self) -> None:
-        """Closes all; blocks. Hosts that are gone are passed over."""
+        """Closes all mounts; blocks. Lost hosts are skipped."""
         for key in tuple(self._open):
             self._close(key)
 
@@ -382,7 +382,7 @@ class JobMounts:
 
 
 def say_once(log: logging.Logger, text: str) -> None:
-    """Warns of what is other here than in torchmonarch, once in a process."""
+    """Warns of a difference to torchmonarch, once in a process."""
     if text not in _warned:
         _warned.add(text)
         log.warning("%s", text)

@@ -57,7 +57,7 @@ class ProcessJob(AdapterJob):
         super()._restored()
         # As torchmonarch has it: a subclass with a `_create` of its own puts the workers there that it has started.
         self._host_to_pid: dict[str, ProcessState] = {}
-        self._adopted: set[str] = set()  # those of them that are, or were, agents of the job
+        self._adopted: set[str] = set()  # the workers that are, or were, agents of the job
 
     def _create(self, client_script: str | None) -> None:
         super()._create(client_script)
@@ -81,7 +81,7 @@ class ProcessJob(AdapterJob):
 
 
 class ProcessAdapter(JobAdapter):
-    """Each agent has a process of its own as its worker. Their ids are `process id @ start time of that process`."""
+    """Starts a worker process for each agent. The ids of agents are `process id @ start time`."""
 
     watch_s = 0.0  # the system reports the end of an agent on this machine
 
@@ -89,7 +89,7 @@ class ProcessAdapter(JobAdapter):
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # workers that this process has started
 
     def folder(self) -> Path:
-        """One with a path that is short enough for sockets."""
+        """Returns a folder whose path is short enough for sockets."""
         return base_folder()
 
     def start(self, wanted: AgentsWanted) -> Agents:
@@ -111,7 +111,7 @@ class ProcessAdapter(JobAdapter):
         return agents
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
-        """As at first."""
+        """Starts workers as `start` does."""
         return self.start(wanted)
 
     def release(self, going: Running, job: Running) -> None:
@@ -134,7 +134,7 @@ class ProcessAdapter(JobAdapter):
         return agent_of_process(process.pid, join)
 
     def look(self, job: Running) -> Mapping[str, Seen]:
-        """How the workers are, with the last lines of those that have ended."""
+        """Returns the states of the workers, with the last lines of those that have ended."""
         return {name: self._seen(job, name, agent) for name, agent in job.agents.items()}
 
     def _seen(self, job: Running, name: str, agent: Agent) -> Seen:
@@ -167,15 +167,15 @@ class ProcessAdapter(JobAdapter):
                 process.wait(_ENDING_S)
 
     def running(self) -> Mapping[str, Running]:
-        """The jobs whose folders say so, and of which processes live."""
+        """Returns the jobs with folders here and living processes."""
         return living_jobs(self, "process")
 
     def shell(self, job: Running, name: str) -> list[str]:
-        """One on this machine, where they run."""
+        """Returns a shell on this machine."""
         return [os.environ.get("SHELL") or "/bin/sh", "-i"]
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:
-        """What the worker has written to its file."""
+        """Returns the last lines of the worker's log file."""
         try:
             text = Path(job.folder or os.path.dirname(job.agents[name].join.removeprefix("ipc://")), f"{name}.log")
             return text.read_text(errors="replace").strip().splitlines()[-count:]
@@ -202,18 +202,18 @@ class ProcessAdapter(JobAdapter):
 
 
 def agent_of_process(pid: int, join: str) -> Agent:
-    """The agent that a process keeps at an address."""
+    """Returns the agent of a worker process at an address."""
     return Agent(f"{pid}@{start_time(pid)}", join)
 
 
 def process_of(agent: Agent) -> tuple[int, str]:
-    """The worker of an agent: its process id, which is no group's or everybody's, and when it began."""
+    """Returns process id and start time of an agent's worker; (0, "") for an id that would mean several."""
     pid, _, birth = agent.id.partition("@")
     return (int(pid), birth) if pid.isdecimal() and int(pid) > 1 else (0, "")
 
 
 def start_time(pid: int) -> str:
-    """When a process began, in a form that no other process with its id will have; empty if there is none."""
+    """Returns a start time that no later process with the same id has; empty if there is no process."""
     try:
         if os.path.exists("/proc/self/stat"):
             state, ticks = process_state(pid)

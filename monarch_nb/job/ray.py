@@ -17,7 +17,7 @@ from monarch_nb.job.report import Ask, HelperReply
 from monarch_nb.job.role import Role
 from monarch_nb.wire import counted, json_decoder
 
-_SPACE = "monarch-nb"  # Ray's namespace of these actors
+_SPACE = "monarch-nb"  # the Ray namespace of the actors
 _ANSWER_S = 2.0
 _KILL_S = 15.0
 _PULSE_S = 5.0
@@ -42,7 +42,7 @@ class RayJob(AdapterJob):
 
 
 class Keeper:
-    """Runs inside the Ray actor: a helper, which has started the agent before it answers anything."""
+    """Runs inside the Ray actor: a helper that starts the agent before it answers requests."""
 
     def __init__(self, request: bytes, group: str) -> None:
         from monarch_nb.job.helper import Helper
@@ -53,7 +53,7 @@ class Keeper:
         threading.Thread(target=self._end_with_agent, name="monarch-keeper", daemon=True).start()
 
     def _end_with_agent(self) -> None:
-        """An agent that ends by itself gives its place in the cluster back, the last one those of its group."""
+        """Ends the Ray actor when its agent ends as unused; the last one removes the placement group."""
         while True:
             time.sleep(_PULSE_S)
             states = self._helper.answer(Ask(do="look", job=self._job.job)).seen.values()
@@ -66,7 +66,7 @@ class Keeper:
 
 
 def _leave_ray(group: str) -> None:
-    """Ends this actor of Ray's, and its placement group if it is the last one there."""
+    """Ends this Ray actor, and its placement group if it is the last of the group."""
     import ray
 
     names = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
@@ -86,7 +86,7 @@ class Ray(JobAdapter):
         return self._start(wanted, wanted.job, {})
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
-        """Asks for another placement group; where each agent has a node of its own, on other nodes than those."""
+        """Requests another placement group; with one agent per node, on nodes that the job does not use yet."""
         ray, selector = _ray(job.options), dict[str, str]()
         if job.options.get("strategy", _SPREAD) == _SPREAD:
             if "bundle_label_selector" not in inspect.signature(ray.util.placement_group).parameters:
@@ -99,9 +99,9 @@ class Ray(JobAdapter):
         return self._start(wanted, f"{wanted.job}+{wanted.names[0]}", selector)
 
     def release(self, going: Running, job: Running) -> None:
-        """Ends these agents and Ray's actors, and the placement groups that no other agent is in.
+        """Ends these agents, their Ray actors, and placement groups without other agents.
 
-        Raises EngineError for groups that keep what these agents had: Ray gives back the whole of one alone.
+        Raises EngineError for groups with other agents: Ray returns the resources of a group only as a whole.
         """
         in_use = {_group(name, agent) for name, agent in job.agents.items() if name not in going.agents}
         groups = {_group(name, agent) for name, agent in going.agents.items()}
@@ -138,7 +138,7 @@ class Ray(JobAdapter):
         return job.agents
 
     def look(self, job: Running) -> Mapping[str, Seen]:
-        """How Ray's actors are, and the agents beside them."""
+        """Returns the states of the agents, from their Ray actors."""
         ray = _ray(job.options)
         refs, states = {}, {}
         for name, agent in job.agents.items():
@@ -165,7 +165,7 @@ class Ray(JobAdapter):
         return states
 
     def kill(self, job: Running) -> None:
-        """Ends the agents, Ray's actors and the placement groups."""
+        """Ends the agents, their Ray actors and the placement groups."""
         self._end(job, {_group(name, agent) for name, agent in job.agents.items()})
 
     def _end(self, job: Running, groups: Collection[str]) -> None:
@@ -177,7 +177,7 @@ class Ray(JobAdapter):
                 keepers.append(ray.get_actor(agent.id, namespace=_SPACE))
             except ValueError:
                 continue
-            if _group(name, agent) in pending:  # it has started nothing, and will not answer
+            if _group(name, agent) in pending:  # its actor does not run, and will not answer
                 continue
             ask = Ask(do="kill", job=f"{job.job}-{name.replace('_', '-')}")
             ended.append(keepers[-1].ask.remote(msgspec.json.encode(ask)))
@@ -189,12 +189,12 @@ class Ray(JobAdapter):
             _remove(ray, group)
 
     def running(self) -> Mapping[str, Running]:
-        """Those whose folders this machine has."""
+        """Returns the jobs whose folders are on this machine."""
         return living_jobs(self, "ray")
 
 
 def _group(name: str, agent: Agent) -> str:
-    """The name of the placement group of an agent."""
+    """Returns the name of the placement group of an agent."""
     return agent.id.removesuffix(f"-{name}")
 
 
@@ -205,7 +205,7 @@ def _groups(ray: Any, job: Running) -> list[dict[str, Any]]:
 
 
 def _unplaceable(ray: Any, job: Running) -> dict[str, Seen]:
-    """The placement groups of a job that wait for what no node has, used or not, by their names."""
+    """Returns the states of placement groups that no nodes can satisfy, even when empty, by name."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     states = {}
     for group in _groups(ray, job):

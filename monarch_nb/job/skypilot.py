@@ -70,11 +70,11 @@ class SkyPilot(JobAdapter):
     watch_s = 15.0  # each look is some requests to SkyPilot's server
 
     def start(self, wanted: AgentsWanted) -> Agents:
-        """Asks for a cluster for all hosts that are alike. Raises EngineError."""
+        """Requests a cluster for each group of equal hosts. Raises EngineError."""
         return self._launch(wanted, f"monarch-{wanted.job[:8]}")
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
-        """Asks for another cluster, with so many nodes of the same kind."""
+        """Requests another cluster, with nodes of the same kind."""
         return self._launch(wanted, f"monarch-{wanted.job[:8]}-{wanted.names[-1].replace('_', '-')}")
 
     def release(self, going: Running, job: Running) -> None:
@@ -109,7 +109,7 @@ class SkyPilot(JobAdapter):
 
     @staticmethod
     def _state(cluster: str, request: str) -> tuple[Any, Seen | None]:
-        """Returns the handle of a cluster whose task runs, or what is said of all its nodes instead."""
+        """Returns the handle of a cluster whose task runs, or else the common state of its nodes."""
         sky = _sdk()
         clusters = _get("status", cluster_names=[cluster], refresh=sky.StatusRefreshMode.AUTO)
         status = clusters[0].status.name if clusters else ""
@@ -152,7 +152,7 @@ class SkyPilot(JobAdapter):
         return Seen("running", f"at {next(iter(addresses))}, node {rank} of SkyPilot's cluster {cluster}", joins)
 
     def detour(self, job: Running) -> str:
-        """Says how the nodes are met by SSH, which SkyPilot has set up."""
+        """Explains how to reach the nodes by SSH, which SkyPilot has set up."""
         cluster = next(map(_cluster, job.agents.values()))
         return (
             f"let SkyPilot open the port, or meet the nodes by SSH, which it has set up: SSHJob(meshes={{'trainers': "
@@ -173,7 +173,7 @@ class SkyPilot(JobAdapter):
         return living_jobs(self, "skypilot")
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:
-        """Returns the last lines of the node, as SkyPilot keeps them."""
+        """Returns the last lines of the node, as SkyPilot stores them."""
         _, rank, *_ = job.agents[name].id.split("/")
         lines = _log(_cluster(job.agents[name]))
         own = [line for line in lines if (match := _RANK.search(line)) is None or match[1] == rank]

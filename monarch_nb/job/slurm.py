@@ -51,7 +51,7 @@ _ENDS = {
 }
 # A job that is being cleaned up may be reported as COMPLETING alone: the reason then has how it ended.
 _CODES = {"NonZeroExitCode": "FAILED", "TimeLimit": "TIMEOUT", "OutOfMemory": "OUT_OF_MEMORY", "NodeFail": "NODE_FAIL"}
-# Reasons that time alone does not remove: what somebody has to do.
+# Reasons that do not pass by themselves, with what to do.
 _STUCK = {
     "PartitionConfig": "partition {partition} does not have {nodes} like that: ask for fewer or smaller ones, or "
     "name another partition",
@@ -303,7 +303,7 @@ def _waiting_reason(number: str, state: Mapping[str, Any]) -> tuple[str, str]:
     if reason == "None":
         return "Slurm has given no reason yet", ""
     nodes = state.get("node_count")
-    count = nodes.get("number") if isinstance(nodes, dict) else nodes  # newer versions have numbers so
+    count = nodes.get("number") if isinstance(nodes, dict) else nodes  # a table in newer versions
     words = {"number": number, "partition": state.get("partition"), "nodes": counted(int(count or 1), "node")}
     stuck = _STUCK.get(reason, "it asks for more than a limit allows" if _LIMITS.fullmatch(reason) else "")
     message = str(state.get("state_description") or "")
@@ -311,7 +311,7 @@ def _waiting_reason(number: str, state: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _states(state: Mapping[str, Any]) -> list[str]:
-    """Newer versions give a list."""
+    """Returns the states of a batch job; newer versions of Slurm have a list."""
     states = state.get("job_state") or []
     return [states] if isinstance(states, str) else list(states)
 

@@ -23,7 +23,7 @@ class Spares:
         self, mesh: str, known_as: str, *, start: Callable[[int], dict[str, Arrival]],
         drop: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """`start` requests so many hosts, which then come; `drop` gives one up, by name."""
+        """`start` requests so many hosts, and returns their arrivals by name; `drop` gives one up, by name."""
         self._mesh, self._known_as, self._start, self._drop = mesh, known_as, start, drop
         self._lock = threading.RLock()
         self._arrivals: dict[str, Arrival] = {}  # by name; they have joined, or may yet
@@ -33,7 +33,7 @@ class Spares:
         self._runtime = current_runtime()
 
     def follow(self, arrivals: dict[str, Arrival], count: int) -> None:
-        """These have been asked for; so many are to be there."""
+        """Adds requested spares; `count` is how many there should be."""
         with self._lock:
             self._target = count
             self._arrivals.update(arrivals)
@@ -44,34 +44,34 @@ class Spares:
 
     @property
     def arrivals(self) -> list[Arrival]:
-        """How they come in."""
+        """The arrivals of the spares."""
         with self._lock:
             return list(self._arrivals.values())
 
     @property
     def target(self) -> int:
-        """How many there should be."""
+        """The number of spares that there should be."""
         return self._target
 
     def waiting(self) -> dict[str, str]:
-        """The ids of those that can be used now, by name. Does not block."""
+        """Returns the ids of spares that can be used now, by name. Does not block."""
         attached = self._runtime.part(HostRoutes).attached
         with self._lock:
             hosts = {name: host for name, arrival in self._arrivals.items() if (host := _host(arrival, self._mesh))}
         return {name: host for name, host in hosts.items() if host in attached and not attached[host].lost}
 
     def take(self, count: int) -> dict[str, tuple[str, Arrival]]:
-        """At most so many of them, at once, by name: the id of each, and how it came. They are spares no more."""
+        """Removes at most `count` usable spares; returns the id and the arrival of each by name."""
         with self._lock:
             spares = dict(list(self.waiting().items())[:count])
             return {name: (host, self._arrivals.pop(name)) for name, host in spares.items()}
 
     def refill(self) -> None:
-        """Asks the engine for as many as are missing, in the background; nothing where it gives none."""
+        """Requests missing spares from the engine, in the background."""
         threading.Thread(target=self._refill, name="monarch-spares", daemon=True).start()
 
     def close(self) -> None:
-        """The job is about to be killed, or is not used here any more."""
+        """Stops watching: the job is about to be killed, or is no longer used here."""
         with self._lock:
             self._closed = True
         listeners = self._runtime.part(MeshEvents).listeners
@@ -131,6 +131,6 @@ class Spares:
 
 
 def _host(arrival: Arrival, mesh: str) -> str:
-    """The id of the one host that an arrival brings; empty while it has not come."""
+    """Returns the id of the host of an arrival; empty until it has joined."""
     future = arrival.hosts[mesh]
     return future.get(0)[0] if future.done() and future.exception(0) is None else ""

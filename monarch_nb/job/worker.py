@@ -26,7 +26,7 @@ from monarch_nb.wire import json_decoder
 ANY = "tcp://0.0.0.0:0"
 _LARGEST = 4096
 _LAUNCHER_S = 1.0
-_ASK_S = 3.0  # for Slurm to answer; these seconds are dear
+_ASK_S = 3.0  # for Slurm to answer; the grace time is short
 _PAUSE_S = 0.1
 _KUBERNETES = "KUBERNETES_SERVICE_HOST"
 _FIELD = re.compile(r"(\w+)=(\S*)")
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _name_user() -> None:
-    """Gives a user without an entry in the container's list of users what programs look up there."""
+    """Sets USER and HOME for a user without an entry in the container's list of users."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
@@ -79,14 +79,14 @@ def _name_user() -> None:
 
 
 def _end_with(launcher: int) -> None:
-    """Ends this process when the engine's own on this machine has ended without a word."""
+    """Ends this process when the launcher on this machine has ended without a signal."""
     while os.getppid() == launcher:
         time.sleep(_LAUNCHER_S)
     os.kill(os.getpid(), END)
 
 
 def _secret(key: "str | Path | None") -> bytes | Path | None:
-    """The job's key: a launcher's secret may be a link into a read-only mount, whose mode is the launcher's matter."""
+    """Returns the key; content for a link into a read-only mount, whose mode the launcher decides."""
     if key == "-":
         return sys.stdin.buffer.read(_LARGEST)
     if key is None:
@@ -153,7 +153,7 @@ def of_slurm(number: str, job: str, settings: str, now: float, since: float = 0.
 
 
 def _seconds(text: str) -> float | None:
-    """A time as Slurm writes it, in the time zone of this machine; None where there is none."""
+    """Parses a time of Slurm, in the time zone of this machine; None if there is none."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -161,7 +161,7 @@ def _seconds(text: str) -> float | None:
 
 
 def _ask(line: Sequence[str]) -> str:
-    """What it answers; empty if it does not. Slurm's signals come in bursts, and may end the first that is started."""
+    """Returns the output of a command, or "". Repeated, as Slurm's bursts of signals may end the first one."""
     deadline = time.monotonic() + _ASK_S
     while (remaining := deadline - time.monotonic()) > 0:
         try:

@@ -1,4 +1,4 @@
-"""The terminal: a table that lives. Only the lines in sight are made, so that ten thousand ranks cost no more."""
+"""The live table in a terminal. Only visible lines are rendered, so that ten thousand ranks cost no more."""
 
 import time
 from typing import ClassVar
@@ -17,7 +17,7 @@ from textual.widgets import Footer, Input, Static
 from monarch_nb.top.rows import HEADS, SORTS, Row, ViewChoice, cells, rows, summary
 from monarch_nb.top.watching import Watching
 
-REFRESH_S = 0.5  # between two looks at the state, which may change far more often
+REFRESH_S = 0.5  # between two updates; the state may change far more often
 _WIDEST = (18, 14, 22, 12, 44, 7, 6, 8, 9)  # of the columns
 _RIGHT = frozenset((5, 6, 7, 8))
 _COLOURS = {
@@ -27,7 +27,7 @@ _COLOURS = {
 
 
 class Table(ScrollView):
-    """Rows under a head; the cursor is at one of them."""
+    """Rows with a cursor, below a header."""
 
     can_focus = True
 
@@ -48,7 +48,7 @@ class Table(ScrollView):
         self._widths = tuple(map(len, HEADS))
 
     def put(self, shown: list[Row]) -> None:
-        """Shows these; the cursor stays at the row that it was at, if that is still there."""
+        """Shows rows; the cursor stays at its row if that is among them."""
         key = self.rows[self.cursor].key if self.cursor < len(self.rows) else None
         self.rows = shown
         index = next((index for index, row in enumerate(shown) if row.key == key), self.cursor)
@@ -80,7 +80,7 @@ class Table(ScrollView):
         return [cells(row, now) for row in self.rows[first : first + count]]
 
     def head(self) -> str:
-        """The names of the columns, as wide as what is in sight wants them."""
+        """Returns the header, with columns as wide as the visible lines need."""
         lines = self.lines(self.scroll_offset.y, max(1, self.size.height))
         self._widths = tuple(
             min(widest, max(len(head), *(len(line[column]) for line in lines))) if lines else len(head)
@@ -110,7 +110,7 @@ def _fit(text: str, width: int, column: int) -> str:
 
 
 def _row_text(row: Row) -> str:
-    """A row in words, with all that its column had no room for."""
+    """Describes a row in words, without cuts."""
     return f"{row.host} {row.mesh} {row.place}: {cells(row, 0.0)[4] or row.state}"
 
 
@@ -141,12 +141,12 @@ class Top(App[None]):
         super().__init__()
         self.watching = watching
         self.look = ViewChoice()
-        self.looks = 0  # how often the state was looked at
+        self.looks = 0  # number of updates that drew rows
         self._drawn: tuple[int, ViewChoice] | None = None
         self.table = Table()
 
     def compose(self) -> ComposeResult:
-        """From top to bottom."""
+        """Yields the widgets from top to bottom."""
         with Vertical():
             yield Static(id="summary", markup=False)
             yield Static(id="look", markup=False)
@@ -163,7 +163,7 @@ class Top(App[None]):
         self.look_again()
 
     def look_again(self) -> None:
-        """Draws what has changed since the last look, if anything has; the times that pass are drawn anyway."""
+        """Draws changes since the last call, if any, and the durations in any case."""
         with self.watching.lock:
             view = (self.watching.version, self.look)
             if view != self._drawn:
@@ -206,7 +206,7 @@ class Top(App[None]):
         search.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Searches while it is typed."""
+        """Searches as the query is typed."""
         self._turn(self.look._replace(query=event.value))
 
     def on_input_submitted(self) -> None:
@@ -219,12 +219,12 @@ class Top(App[None]):
         self._turn(self.look._replace(sort=SORTS[(SORTS.index(self.look.sort) + 1) % len(SORTS)]))
 
     def action_hosts(self) -> None:
-        """Hosts or ranks."""
+        """Switches between hosts and ranks."""
         by_host = any(row.stands_for for row in self.table.rows)
         self._turn(self.look._replace(by_host=not by_host, host=""))
 
     def action_open(self) -> None:
-        """The ranks of the host at the cursor."""
+        """Shows the ranks of the host at the cursor."""
         chosen = self.table.chosen
         if chosen is not None and chosen.stands_for:
             self._turn(self.look._replace(host=chosen.host, by_host=False))

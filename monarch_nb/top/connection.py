@@ -1,4 +1,4 @@
-"""Connection files: where a controller can be watched, and the secret that it asks for. One a controller, mode 0600."""
+"""Connection files: the socket of a controller and its secret. One for each controller, mode 0600."""
 
 import contextlib
 import os
@@ -48,8 +48,8 @@ def folder() -> Path:
 
 
 def new_connection(description: str = "") -> tuple[Path, ConnectionFile]:
-    """The file of this process, not written yet, and what will be in it."""
-    name = secrets.token_hex(4)  # short: so must be the path of a socket
+    """Returns the path for this process's file, and its content; writes nothing."""
+    name = secrets.token_hex(4)  # short, as the path of a socket must be
     directory = folder()
     program = description or f"the program {Path(sys.argv[0]).name or 'python'}"
     return directory / f"{name}.json", ConnectionFile(
@@ -59,7 +59,7 @@ def new_connection(description: str = "") -> tuple[Path, ConnectionFile]:
 
 
 def write(path: Path, connection: ConnectionFile) -> None:
-    """Writes a file that only this user can read, whole or not at all."""
+    """Writes a file that only this user can read, atomically."""
     write_private(path, msgspec.json.encode(connection))
 
 

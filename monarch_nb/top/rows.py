@@ -1,4 +1,4 @@
-"""The document of a store as rows of a terminal: hosts with what their ranks are, or ranks one by one. Pure."""
+"""Rows of a terminal from the document of a store: one for each host, or for each rank. No I/O."""
 
 import math
 import re
@@ -43,7 +43,7 @@ class ViewChoice(NamedTuple):
 
 
 def rows(document: Document, look: ViewChoice) -> list[Row]:
-    """All rows in the chosen order: worst, longest or most first."""
+    """Returns all rows in the chosen order: worst, longest or most first."""
     ranks = [row for uid in roots(document) for row in _ranks(document, uid, look)]
     total = sum(_size(document["meshes"][uid]) for uid in roots(document))
     by_host = total >= BY_HOST_FROM and not look.query and not look.host if look.by_host is None else look.by_host
@@ -52,19 +52,19 @@ def rows(document: Document, look: ViewChoice) -> list[Row]:
 
 
 def roots(document: Document) -> list[str]:
-    """The meshes of processes that live."""
+    """Returns the living process meshes."""
     meshes = document.get("meshes", {})
     return [uid for uid, mesh in meshes.items() if mesh["kind"] == "procs" and not mesh.get("stopped")]
 
 
 def is_measured(document: Document) -> bool:
-    """Whether each rank that runs has said what it uses."""
+    """Whether each running rank has reported its use of resources."""
     ranks = (rank for uid in roots(document) for rank in document["ranks"].get(uid, {}).values())
     return all("cpu" in rank for rank in ranks if rank.get("state") in _RUNNING)
 
 
 def summary(document: Document) -> str:
-    """The cluster in one line."""
+    """Summarizes the cluster in one line."""
     meshes = document.get("meshes", {})
     counts: Counter[str] = Counter()
     for uid in roots(document):
@@ -114,7 +114,7 @@ def _ranks(document: Document, uid: str, look: ViewChoice) -> Iterator[Row]:
 
 
 def _rates(document: Document, uid: str) -> dict[int, float]:
-    """Calls a second by process: of all actors on it. Actors on a part of the processes are found by their strides."""
+    """Returns the calls per second of all actors by process, located by their strides."""
     rates: dict[int, float] = {}
     for mesh_uid, mesh in document["meshes"].items():
         if mesh.get("on") != uid or mesh.get("stopped"):
@@ -167,7 +167,7 @@ def _order(row: Row, sort: str) -> tuple[object, ...]:
 
 
 def cells(row: Row, now: float) -> tuple[str, ...]:
-    """A row as text, as HEADS has it."""
+    """Formats a row as the columns of HEADS."""
     lasts = "" if row.since is None or row.state in ("idle", "stopped") else _duration(now - row.since)
     return (
         row.host, row.mesh, row.place, row.state, _without_controls(row.what), lasts,
@@ -177,14 +177,14 @@ def cells(row: Row, now: float) -> tuple[str, ...]:
 
 
 def _memory(row: Row) -> str:
-    """Said to be anything else than Pss where it is."""
+    """Formats the memory of a row, with its kind unless that is Pss."""
     if row.memory is None:
         return ""
     return size_text(row.memory) + ("" if row.memory_kind == "Pss" else f" {row.memory_kind}")
 
 
 def _without_controls(text: str) -> str:
-    """Text without terminal commands."""
+    """Replaces control characters, which a terminal could execute."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)
 
 

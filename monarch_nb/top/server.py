@@ -21,7 +21,7 @@ from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.store import Store, store_of
 from monarch_nb.top import connection as files
 
-MOST_WAITING = 32 << 20  # bytes that wait for one watcher; with more it gets a new snapshot instead
+MOST_WAITING = 32 << 20  # queued bytes for one watcher; beyond that it gets a new snapshot
 _GREETING = 4096  # bytes of the first line, at most
 _GREETING_S = 5.0
 _WATCHERS = 16
@@ -50,7 +50,7 @@ class StoreServer:
         threading.Thread(target=self._accept, name="monarch-top", daemon=True).start()
 
     def close(self) -> None:
-        """Whoever watches sees that it is over; the file is gone."""
+        """Disconnects the watchers and removes the file."""
         with self._lock:
             if self._closed:
                 return
@@ -87,7 +87,7 @@ class StoreServer:
 
 
 class _Watcher:
-    """A connected terminal. The store queues messages, its own thread writes them: a slow one delays nobody."""
+    """A connected terminal. Messages are queued and written by its own thread, so that it delays nobody."""
 
     def __init__(self, store: Store, peer: socket.socket, secret: str, ended: Any) -> None:
         self._store = store
@@ -101,8 +101,8 @@ class _Watcher:
         self._changed = threading.Condition()
 
     def end(self) -> None:
-        """Closes the way to it."""
-        with contextlib.suppress(OSError):  # before it is closed: while a thread reads there, closing ends nothing
+        """Closes its connection."""
+        with contextlib.suppress(OSError):  # as close() alone would not end a read in progress
             self._peer.shutdown(socket.SHUT_RDWR)
         with self._changed:
             self._over = True
@@ -168,7 +168,7 @@ class _Watcher:
             self._size -= len(line)
         if line:
             self._peer.sendall(line)
-        else:  # all that it could take has gone: what was left out is in a new snapshot
+        else:  # the queue is empty: dropped changes are in a new snapshot
             with self._changed:
                 self._behind = False
             self._store.resend(self._queue)

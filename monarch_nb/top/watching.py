@@ -1,4 +1,4 @@
-"""A controller's state as another process has it: the snapshot, with all changes that have come since."""
+"""A controller's state in another process: a snapshot, with all changes received since."""
 
 import contextlib
 import socket
@@ -15,14 +15,14 @@ _CONNECT_S = 5.0
 
 
 class Watching:
-    """Reads on a thread of its own; `version` grows with each change. Any thread may look, under `lock`."""
+    """Reads on its own thread; `version` grows with each change. Threads may read the state under `lock`."""
 
     def __init__(self, connection: ConnectionFile, changed: Callable[[], None] = lambda: None) -> None:
         self.connection = connection
         self.lock = threading.Condition()
         self.document: dict[str, Any] = {}
         self.version = 0
-        self.over = ""  # why there is nothing new any more
+        self.over = ""  # why no more changes arrive; empty while they do
         self._changed = changed
         self._peer = socket.socket(socket.AF_UNIX)
         try:
@@ -36,13 +36,13 @@ class Watching:
         threading.Thread(target=self._read, name="monarch-watching", daemon=True).start()
 
     def wait(self, timeout: float, fits: Callable[[Mapping[str, Any]], object] = lambda state: True) -> bool:
-        """Blocks until a state that fits has come, for so many seconds; whether any has."""
+        """Waits up to `timeout` seconds for a state that fits; returns whether any state has been received."""
         with self.lock:
             self.lock.wait_for(lambda: self.over or (self.version and fits(self.document)), timeout)
             return bool(self.version)
 
     def close(self) -> None:
-        """Watches no longer."""
+        """Ends the connection."""
         with contextlib.suppress(OSError):
             self._peer.shutdown(socket.SHUT_RDWR)
 

@@ -1,4 +1,4 @@
-"""Agents in pods: what asks the cluster's API for them, looks at them and ends them."""
+"""Agents in pods: requests them from the cluster's API, observes them and ends them."""
 
 import base64
 import contextlib
@@ -43,16 +43,16 @@ from monarch_nb.runtime import current_runtime
 _KILL_S = 1
 _FORWARDING = "Forwarding from 127.0.0.1:"
 _REQUEST_S = 30.0
-_SAME_S = 10.0  # for which events and nodes are not asked for again
+_SAME_S = 10.0  # how long lists of events and nodes are reused
 _NOT_ALLOWED = "violates PodSecurity"
 
 
 class NotThereError(EngineError):
-    """The API knows nothing of that path."""
+    """There is no object at that path."""
 
 
 def _create_object(options: Mapping[str, Any], path: str, body: Mapping[str, Any]) -> None:
-    """Makes what is not there yet. Raises EngineError."""
+    """Creates an object. Raises EngineError, also if there is one of that name."""
     try:
         _request(options, "POST", path, body=body)
     except EngineError as error:
@@ -68,7 +68,7 @@ def _request(
     options: Mapping[str, Any], verb: str, path: str, *, body: Any = None, query: Sequence[tuple[str, str]] = (),
     plain: bool = False,
 ) -> Any:  # fmt: skip
-    """One request to the API. Raises EngineError, with its words."""
+    """Sends a request to the API. Raises EngineError with its message."""
     client = api_client(options.get("kubeconfig", ""))
     content_type = "application/merge-patch+json" if verb == "PATCH" else "application/json"
     headers = {"Accept": "*/*" if plain else "application/json", "Content-Type": content_type}
@@ -97,7 +97,7 @@ def _request(
 
 
 def _innermost(error: BaseException) -> str:
-    """What was wrong in the end, without the wrappers of the HTTP client and the addresses of its objects."""
+    """Returns the text of the root cause, without the wrappers of the HTTP client."""
     inner = getattr(error, "reason", None) or error.__cause__ or error.__context__
     if isinstance(inner, BaseException):
         return _innermost(inner)
@@ -120,9 +120,9 @@ class Kubernetes(JobAdapter):
     def __init__(self) -> None:
         self._forwards: dict[tuple[str, str], tuple[subprocess.Popen[str], str]] = {}
         self._uses: Counter[str] = Counter()  # uses of jobs
-        self._lives: dict[tuple[str, str], str] = {}  # which life of its pod was seen, by job and name
-        self._joined: dict[tuple[str, str], str] = {}  # and which has joined
-        self._lists: dict[str, tuple[float, list[Any]]] = {}  # what the API has listed, and when
+        self._lives: dict[tuple[str, str], str] = {}  # the observed life of the pod, by job and name
+        self._joined: dict[tuple[str, str], str] = {}  # the life that has joined
+        self._lists: dict[str, tuple[float, list[Any]]] = {}  # time and items of the last answers
         self._lock = threading.Lock()
 
     def start(self, wanted: AgentsWanted) -> Agents:
@@ -141,10 +141,10 @@ class Kubernetes(JobAdapter):
         return {name: Agent(f"{wanted.options['namespace']}/{name.replace('_', '/')}") for name in wanted.names}
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
-        """Has more pods made of the same kind.
+        """Adds pods of the same kind.
 
-        Those are taken first that are there and have no agent of the job, and those that the cluster makes in the place
-        of others that have ended.
+        Pods that exist without an agent of the job come first, and those that the cluster has created in the place of
+        ended ones.
         """
         mesh, count = mesh_of(wanted.names[0]), len(wanted.names)
         config, ranks = job.options["meshes"][mesh], self._pod_ranks(job, mesh)
@@ -180,7 +180,7 @@ class Kubernetes(JobAdapter):
                 )
 
     def look(self, job: Running) -> Mapping[str, Seen]:
-        """How the pods are."""
+        """Returns the states of the pods."""
         states: dict[str, Seen] = {}
         for mesh, config in job.options["meshes"].items():
             names = [name for name in job.agents if mesh_of(name) == mesh]
@@ -202,7 +202,7 @@ class Kubernetes(JobAdapter):
         return states
 
     def _explain(self, job: Running, pod: Mapping[str, Any], state: Seen) -> Seen:
-        """Adds why a pod waits, as far as its status does not say that, and whether time alone will not help."""
+        """Adds why a pod waits if its status does not say so, and whether it would wait for ever."""
         if state.state != "waiting":
             return state
         if unexplained(pod):
@@ -213,7 +213,7 @@ class Kubernetes(JobAdapter):
         return state
 
     def _warning(self, job: Running, name: str) -> str:
-        """The last warning about an object; empty if there is none, or it may not be read."""
+        """Returns the last warning about an object; empty if there is none, or it may not be read."""
         path = f"/api/v1/namespaces/{job.options['namespace']}/events"
         return warning_of(self._list(job, path, [("fieldSelector", f"involvedObject.name={name},type=Warning")]))
 
@@ -221,7 +221,7 @@ class Kubernetes(JobAdapter):
         return self._list(job, "/api/v1/nodes", [])
 
     def _list(self, job: Running, path: str, query: list[tuple[str, str]]) -> list[Any]:
-        """All items of a list, which may be some seconds old; none if the API refuses to give it."""
+        """Returns the items of a list, which may be some seconds old; none if the API refuses it."""
         key = f"{job.job} {path} {query}"
         since, items = self._lists.get(key, (0.0, []))
         if time.monotonic() - since < _SAME_S and since:
@@ -233,7 +233,7 @@ class Kubernetes(JobAdapter):
         return items
 
     def joined(self, job: Running, name: str) -> None:
-        """A pod that is made anew, or started again, is another host from now on."""
+        """Records the life of the pod: a new or restarted pod is another host from now on."""
         self._joined[(job.job, name)] = self._lives.get((job.job, name), "")
 
     def _check_life(self, job: Running, name: str, pod: Mapping[str, Any] | None, state: Seen) -> Seen:
@@ -245,16 +245,16 @@ class Kubernetes(JobAdapter):
         return state
 
     def kill(self, job: Running) -> None:
-        """Deletes what was made for the job; pods that were there before stay as they are."""
+        """Deletes the objects that were created for the job; pods that existed before remain."""
         self._forget(job)
         self._delete(job)
 
     def running(self) -> Mapping[str, Running]:
-        """Those whose folders this machine has."""
+        """Returns the jobs whose folders are on this machine."""
         return living_jobs(self, "kubernetes")
 
     def hold(self, job: Running, keep: bool) -> None:
-        """Ways into the cluster end with the last use."""
+        """Counts the uses of a job; the last one closes its port forwards."""
         with self._lock:
             self._uses[job.job] += 1 if keep else -1
             last = self._uses[job.job] <= 0
@@ -262,7 +262,7 @@ class Kubernetes(JobAdapter):
             self._forget(job)
 
     def join(self, job: Running, name: str, joins: Sequence[str]) -> Sequence[str]:
-        """The pod's own address; from outside of the cluster the first one is reached by a forwarded port."""
+        """Returns the pod's own addresses; for the first pod, outside of the cluster, a forwarded port here."""
         way = self._forwards.get((job.job, name))
         if way is not None and way[0].poll() is None:
             return (way[1],)
@@ -272,14 +272,14 @@ class Kubernetes(JobAdapter):
         return (self._forward(job, name, joins[0]),)
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:
-        """The log of the pod."""
+        """Returns the last lines of the pod's log."""
         pod = self._pod(job, name)
         path = f"/api/v1/namespaces/{job.options['namespace']}/pods/{pod}/log"
         text = _request(job.options, "GET", path, query=[("tailLines", str(count))], plain=True)
         return str(text).splitlines()
 
     def shell(self, job: Running, name: str) -> list[str]:
-        """The command `kubectl exec`."""
+        """Returns a `kubectl exec` command line."""
         return [*_kubectl(job.options), "exec", "-it", self._pod(job, name), "--", "sh"]
 
     def _pod(self, job: Running, name: str) -> str:
@@ -320,7 +320,7 @@ class Kubernetes(JobAdapter):
             _create_object(options, sets, make.stateful_set(mesh, wanted.job, config, template))
 
     def _pod_set(self, job: Running, mesh: str) -> tuple[str, dict[str, Any]]:
-        """What pods of a mesh are made of: its path, and what the API has there."""
+        """Returns the path and content of the object that creates the pods of a mesh."""
         space = job.options["namespace"]
         path = f"/apis/{make.GROUP}/{make.VERSION}/namespaces/{space}/{make.PLURAL}/{mesh}"
         try:
@@ -330,7 +330,7 @@ class Kubernetes(JobAdapter):
             return path, _request(job.options, "GET", path)
 
     def _pod_ranks(self, job: Running, mesh: str) -> list[int]:
-        """The ranks of the pods of a mesh, whether they run yet or not."""
+        """Returns the ranks of the pods of a mesh, running or not."""
         config = job.options["meshes"][mesh]
         if config["provisioned"]:
             return list(range(int(self._pod_set(job, mesh)[1]["spec"]["replicas"])))
@@ -344,7 +344,7 @@ class Kubernetes(JobAdapter):
             _request(job.options, "PATCH", path, body={"spec": {"replicas": pods}})
 
     def _read_key(self, wanted: AgentsWanted, mesh: str, config: Mapping[str, Any]) -> None:
-        """The key of pods that are there already, from their Secret; none if they have none."""
+        """Writes the key of existing pods, from their Secret, into the job's folder, if they have one."""
         name = config.get("secret") or make.secret_name(mesh)
         try:
             secret = _request(wanted.options, "GET", f"/api/v1/namespaces/{wanted.options['namespace']}/secrets/{name}")
@@ -382,7 +382,7 @@ class Kubernetes(JobAdapter):
 
     @staticmethod
     def _end_pods(job: Running, selector: str) -> None:
-        """Pods end now, rather than to take SIGTERM for notice; where that may not be asked for, after their grace."""
+        """Ends pods at once, without SIGTERM as a notice; after their grace period if this user may not delete pods."""
         path = f"/api/v1/namespaces/{job.options['namespace']}/pods"
         with contextlib.suppress(EngineError):
             for pod in _request(job.options, "GET", path, query=[("labelSelector", selector)]).get("items") or ():
@@ -445,7 +445,7 @@ def _ranks(agents: Agents, mesh: str) -> set[int]:
 
 
 def _drain(output: IO[str]) -> None:
-    """It has a line to say of each connection."""
+    """Discards the output of kubectl, which has a line for each connection."""
     with contextlib.suppress(ValueError, OSError):  # closed
         for _ in output:
             pass

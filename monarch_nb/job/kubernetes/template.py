@@ -1,4 +1,4 @@
-"""Objects of Kubernetes as plain data: those that are asked for, and pods as the API describes them."""
+"""Kubernetes objects as plain data: manifests of requested objects, and states of pods from the API."""
 
 import base64
 import re
@@ -37,22 +37,22 @@ USER = 1000  # as whom pods run unless their image spec names another; root may 
 
 
 def labels_of(mesh: str) -> dict[str, str]:
-    """What pods of a mesh are found by."""
+    """Returns the labels of the pods of a mesh."""
     return {"app.kubernetes.io/name": "monarch-worker", "monarch.pytorch.org/mesh-name": mesh}
 
 
 def selector_of(mesh: str) -> str:
-    """The same as a text."""
+    """Returns the labels as a selector."""
     return ",".join(f"{label}={value}" for label, value in labels_of(mesh).items())
 
 
 def secret_name(mesh: str) -> str:
-    """The name of the Secret with the key of a mesh's job."""
+    """Returns the name of the Secret with the key of a mesh's job."""
     return f"{mesh}-monarch-key"
 
 
 def secret(mesh: str, job: str, key: bytes, env: Mapping[str, str]) -> dict[str, object]:
-    """The job's key, and the environment that was asked for, which may hold secrets of the user."""
+    """Returns a Secret with the job's key and the requested environment, which may hold secrets of the user."""
     data = {"key": key, **{f"env-{name}": value.encode() for name, value in env.items()}}
     return {
         "apiVersion": "v1",
@@ -168,7 +168,7 @@ def stateful_set(mesh: str, job: str, config: Json, template: Json) -> dict[str,
 
 
 def service(mesh: str, job: str, config: Json) -> dict[str, object]:
-    """Gives the pods names."""
+    """Returns a headless service, which gives the pods names."""
     ports = [{"port": config["port"], "name": "monarch"}]
     return {
         "apiVersion": "v1",
@@ -188,7 +188,7 @@ def _metadata(mesh: str, job: str, config: Json) -> dict[str, object]:
 
 
 def rank_of(pod: Json, label: str) -> int | None:
-    """Which pod of a mesh it is: by its label, else by the number at the end of its name, as a StatefulSet gives it."""
+    """Returns the rank of a pod: its label, else the number at the end of its name, as in a StatefulSet."""
     metadata = pod.get("metadata") or {}
     text = (metadata.get("labels") or {}).get(label)
     if text is None and label == RANK_LABEL:  # clusters before 1.28 do not set it
@@ -198,7 +198,7 @@ def rank_of(pod: Json, label: str) -> int | None:
 
 
 def _port_of(pod: Json, default: int) -> int:
-    """Where the worker of a pod listens: MONARCH_PORT of a container, else the default."""
+    """Returns the port of the worker of a pod: MONARCH_PORT of a container, else the default."""
     for container in (pod.get("spec") or {}).get("containers") or ():
         for variable in container.get("env") or ():
             if variable.get("name") == "MONARCH_PORT" and str(variable.get("value", "")).isdecimal():
@@ -207,14 +207,14 @@ def _port_of(pod: Json, default: int) -> int:
 
 
 def life_of(pod: Json) -> str:
-    """Names a pod from one start of its worker to the next; empty if the API gives no uid."""
+    """Returns an id of a pod that changes when its worker restarts; empty if the API gives no uid."""
     uid = (pod.get("metadata") or {}).get("uid", "")
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     return f"{uid}/{sum(status.get('restartCount', 0) for status in statuses)}" if uid else ""
 
 
 def seen_of(pod: Json, port: int) -> Seen:
-    """How a pod is, and where its worker is met."""
+    """Returns the state of a pod, with the address of its worker."""
     status = pod.get("status") or {}
     name, phase = (pod.get("metadata") or {}).get("name", "?"), status.get("phase", "Unknown")
     node = (pod.get("spec") or {}).get("nodeName")
@@ -238,7 +238,7 @@ def seen_of(pod: Json, port: int) -> Seen:
 
 
 def unexplained(pod: Json) -> bool:
-    """Whether a pod waits and its status does not say for what: an event may."""
+    """Whether a pod waits and its status has no reason: an event may have it."""
     status = pod.get("status") or {}
     return status.get("phase") == "Pending" and not _waiting(status) and not _condition(status)
 
@@ -257,7 +257,7 @@ def warning_of(events: Iterable[Json]) -> str:
 
 
 def lack_of(pod: Json, nodes: Sequence[Json]) -> str:
-    """What a pod asks for that no node of the cluster has, even an empty one; empty if one has all of it."""
+    """Describes the resources requested by a pod that no node has, even when empty; empty if one has all."""
     requests = _requests(pod)
     offers = [(node.get("status") or {}).get("allocatable") or {} for node in nodes]
     if not nodes or any(all(quantity(o.get(name, 0)) >= need for name, (need, _) in requests.items()) for o in offers):
@@ -286,7 +286,7 @@ def quantity(text: object) -> float:
 
 
 def _requests(pod: Json) -> dict[str, tuple[float, str]]:
-    """The sums over a pod's containers, and as text."""
+    """Returns the resources requested by all containers of a pod, as numbers and as text."""
     texts: dict[str, list[str]] = {}
     for container in (pod.get("spec") or {}).get("containers") or ():
         resources = container.get("resources") or {}
@@ -301,7 +301,7 @@ def _time_of(event: Json) -> str:
 
 
 def _waiting(status: Json) -> str:
-    """What a container that does not start waits for, but for what is usual."""
+    """Returns the unusual reason for which a container does not start; empty if there is none."""
     for container in status.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason")
@@ -327,7 +327,7 @@ def _terminated(status: Json) -> str:
 
 
 def _condition(status: Json) -> str:
-    """Why a pod is not scheduled, or else another condition that is false and has more to say than what is usual."""
+    """Returns why a pod is not scheduled, or else another false condition with an unusual reason."""
     conditions = status.get("conditions") or ()
     false = [entry for entry in conditions if entry.get("status") == "False" and entry.get("message")]
     for condition in sorted(false, key=lambda entry: entry.get("type") != "PodScheduled"):

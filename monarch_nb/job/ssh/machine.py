@@ -107,7 +107,7 @@ def _reason(error: BaseException) -> str:
 
 
 def advice(error: BaseException, to: DialTarget, seconds: float) -> str:
-    """Describes a failed connection and what to do."""
+    """Explains a failed connection, and says what to do."""
     alone = read_machine(to.name)
     by_hand = (
         f"ssh {'-p ' + alone.port + ' ' if alone.port else ''}{alone.user + '@' if alone.user else ''}{alone.host}"
@@ -147,7 +147,7 @@ class PortForward:
     """
 
     def __init__(self, port: int, connection: Callable[[], "asyncssh.SSHClientConnection | None"]) -> None:
-        """`port` is the one there; `connection` gives what leads there just now."""
+        """`port` is a port of the machine; `connection` returns the current SSH connection."""
         self.port = port
         self.here = 0  # the port of this machine, once it is open
         self._connection = connection
@@ -159,12 +159,12 @@ class PortForward:
         self.here = int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Listens no more. What passes goes on until its connection ends."""
+        """Stops listening. Open connections remain."""
         if self._server is not None:
             self._server.close()
 
     async def knock(self) -> bool | None:
-        """Whether somebody listens at the other end: False if that machine says that nobody does.
+        """Whether the port of the machine is open: False if the machine refuses.
 
         None while nothing is known of it. Raises asyncssh.ChannelOpenError where that machine allows no such way.
         """
@@ -346,7 +346,7 @@ class SSHMachine:
 
     @property
     def _ssh_options(self) -> dict[str, object]:
-        """The options of asyncssh."""
+        """Options for asyncssh."""
         user, _, port = read_machine(self.name)
         options: dict[str, Any] = {name: self._options[name] for name in _FOR_ASYNCSSH if name in self._options}
         number = port or self._options.get("ssh_port")

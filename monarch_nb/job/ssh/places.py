@@ -8,12 +8,12 @@ from monarch_nb.job.adapter import Running
 
 
 def first_machines(options: Mapping[str, Any]) -> list[str]:
-    """The machines of all meshes."""
+    """Returns the machines of all meshes."""
     return [machine for machines in options["machines"].values() for machine in machines]
 
 
 def unused(job: Running, mesh: str) -> list[str]:
-    """The machines of a mesh, and those that any may grow onto, which have no agent of the job; as often as named."""
+    """Returns the machines for a mesh that have no agent of the job, each as often as it is named."""
     used = Counter(agent.id for agent in job.agents.values())
     candidates = [*job.options["machines"].get(mesh, ()), *job.options.get("more", ())]
     counts, free = Counter[str](), list[str]()
@@ -25,7 +25,7 @@ def unused(job: Running, mesh: str) -> list[str]:
 
 
 def refusal(job: Running, count: int, machines: Sequence[str], errors: Mapping[str, str]) -> str:
-    """Why there are not so many agents more; `errors` has those of the machines that were tried."""
+    """Explains why no `count` more agents can be started; `errors` has those of the machines that were tried."""
     failed = f"agents could not be started on {', '.join(errors)}:\n{errors_text(errors)}" if errors else ""
     if machines:
         return failed
@@ -38,7 +38,7 @@ def refusal(job: Running, count: int, machines: Sequence[str], errors: Mapping[s
 
 
 def errors_text(errors: Mapping[str, str]) -> str:
-    """A line for each."""
+    """Formats errors by machine, one a line."""
     return "\n".join(f"  {error}" for error in errors.values())
 
 

@@ -22,11 +22,11 @@ from monarch_nb.runtime import (
     resolve_future,
 )
 
-Line = tuple[str, bytes]  # which stream, what; an empty stream: this rank is done
+Line = tuple[str, bytes]  # stream and text; an empty stream: the rank is done
 
 
 def rank_environment() -> dict[str, str]:
-    """The place of this process in its mesh, for commands it starts."""
+    """Returns variables with the rank of this process in its mesh, for commands that it starts."""
     point = current_runtime().context().actor_instance.rank
     coordinates = {f"MONARCH_RANK_{label}": str(index) for label, index in point.items()}
     sizes = zip(point.extent.labels, point.extent.sizes, strict=True)
@@ -34,12 +34,12 @@ def rank_environment() -> dict[str, str]:
 
 
 def usable_folder(workdir: str | None, client_folder: str) -> str | None:
-    """Where to run: as wished, else where the client runs if there is such a folder here."""
+    """Returns the requested folder, or else the client's, if this machine has it."""
     return workdir or (client_folder if os.path.isdir(client_folder) else None)
 
 
 class CommandActor(Actor):
-    """Runs commands in its process's place."""
+    """Runs commands on the host of its process."""
 
     @endpoint
     def run(
@@ -51,7 +51,7 @@ class CommandActor(Actor):
         output_dir: str | None,
         port: "Port[Line]",
     ) -> int:
-        """Its exit status; 128 + n for signal n. Output goes line by line to the port, or to files in `output_dir`."""
+        """Returns the exit status, 128 + n for signal n. Sends lines of output to the port, or to `output_dir`."""
         rank_variables = rank_environment()
         variables = {**os.environ, **rank_variables, **env}
         folder = usable_folder(workdir, client_folder)

@@ -23,7 +23,7 @@ Message = bytes | int | None
 
 
 class _Connection:
-    """One connection at one end: what the socket says goes to the other end, and the other way round."""
+    """One end of a connection: copies data between the socket and the other end."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: "Port[Message]",
@@ -34,7 +34,7 @@ class _Connection:
         self._input_ended = asyncio.Event()
 
     async def run(self) -> None:
-        """Until both directions have ended, or one is cut."""
+        """Runs until both directions have ended, or one is cut."""
         cut = True
         inward = asyncio.create_task(self._inward())
         done = asyncio.create_task(self._done())
@@ -89,7 +89,7 @@ class _Connection:
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
-    """Closes a connection, and does not wait long for that."""
+    """Closes a connection, and aborts it after a second."""
     writer.close()
     try:
         await asyncio.wait_for(writer.wait_closed(), _CLOSE_S)
@@ -122,13 +122,13 @@ class DestinationActor(Actor):
 
     @endpoint
     async def aim(self, port: PortNumber) -> None:
-        """Where connections go from now on."""
+        """Sets the port for new connections."""
         point = current_runtime().context().actor_instance.rank
         self._port = checked_port("dst_port", port(point) if callable(port) else port)
 
     @endpoint
     async def open(self, to: "Port[Message]") -> "Port[Message]":
-        """One more connection; gives the port for what is to be written to it."""
+        """Opens a connection; returns the port for data to it."""
         reader, writer = await asyncio.open_connection(_HERE, self._port)
         back, of = Channel[Message].open()
         self._connections.add(_Connection(reader, writer, quiet(to), of))
@@ -139,7 +139,7 @@ class DestinationActor(Actor):
 
 
 class SourceActor(Actor):
-    """Listens, and passes each connection on to the destination at the same place."""
+    """Listens, and forwards each connection to the destination of the same rank."""
 
     def __init__(self) -> None:
         self._connections = _Connections()
@@ -149,21 +149,21 @@ class SourceActor(Actor):
 
     @endpoint
     async def place(self, address: Address) -> tuple[str, str, int]:
-        """Where it will listen: machine, address there, port."""
+        """Sets and returns where it will listen: machine, address there, port."""
         point = current_runtime().context().actor_instance.rank
         self._place = (socket.gethostname(), *checked_address(address(point) if callable(address) else address))
         return self._place
 
     @endpoint
     async def check(self, firsts: frozenset[int]) -> None:
-        """Raises OSError where somebody else listens: below nobody would notice. Ranks not in `firsts` do nothing."""
+        """Raises OSError if another program listens, which `listen` would not notice. Only ranks in `firsts` check."""
         if current_runtime().context().message_rank.rank in firsts:
             server = await asyncio.start_server(self._accept, *self._place[1:], start_serving=False)
             server.close()
 
     @endpoint
     async def listen(self, destination: Any) -> None:
-        """Accepts connections from now on; ranks with one address share what comes there."""
+        """Accepts connections; ranks with the same address share them."""
         self._destination = destination.slice(**dict(current_runtime().context().message_rank))
         shared = hasattr(socket, "SO_REUSEPORT")
         self._server = await asyncio.start_server(self._accept, *self._place[1:], reuse_port=shared)
@@ -172,7 +172,7 @@ class SourceActor(Actor):
         to, of = Channel[Message].open()
         try:
             remote = (await self._destination.open.call(quiet(to))).values()[0]
-        except Exception as error:  # nobody listens there, which the client gets as an error
+        except Exception as error:  # no server: the client gets a connection error
             self.logger.warning("a forwarded connection could not be made: %s", error)
             writer.transport.abort()
             return
@@ -225,7 +225,7 @@ class PortForwarder(Actor):
 
 
 def quiet(port: "Port[Message]") -> "Port[Message]":
-    """A port whose values nobody misses once the connection is gone."""
+    """Has a port drop values silently once the connection is gone."""
     port.return_undeliverable = False
     return port
 

@@ -35,16 +35,16 @@ _workers: "list[tuple[subprocess.Popen[bytes], Path]]" = []  # of this process, 
 
 
 class StoreLike(Protocol):
-    """What is used of a `torch.distributed.Store`: `get` waits until there is something."""
+    """The used part of a `torch.distributed.Store`; `get` waits until there is a value."""
 
     def set(self, key: str, value: "str | bytes", /) -> object:
-        """Puts a value there."""
+        """Stores a value."""
 
     def get(self, key: str, /) -> bytes:
-        """What is there."""
+        """Returns a value."""
 
 
-class _Worker(msgspec.Struct, frozen=True):
+class _Joins(msgspec.Struct, frozen=True):
     """The addresses of a worker."""
 
     joins: tuple[str, ...]
@@ -93,7 +93,7 @@ class StoreJob(JobTrait):
             store.set(f"{_PREFIX}workers/{host}", msgspec.json.encode(worker))
         if mine != 0:
             return None
-        workers = [json_decoder(_Worker).decode(store.get(f"{_PREFIX}workers/{host}")) for host in range(world // size)]
+        workers = [json_decoder(_Joins).decode(store.get(f"{_PREFIX}workers/{host}")) for host in range(world // size)]
         job = cls([_reachable_address(worker, f"{name}_{host}") for host, worker in enumerate(workers)], name)
         job._key = key
         return job
@@ -157,9 +157,9 @@ def _key(store: StoreLike, *, first: bool) -> bytes:
     return key
 
 
-def _start(name: str, port: int, key: bytes | None) -> _Worker:
-    """A worker that ends with this process; blocks until it listens. Raises RuntimeError with its last lines."""
-    folder = run_folder_for(new_host_id())  # is removed by a later program where this one is killed
+def _start(name: str, port: int, key: bytes | None) -> _Joins:
+    """Starts a worker that ends with this process; blocks until it listens. Raises RuntimeError."""
+    folder = run_folder_for(new_host_id())  # a later program removes it if this one is killed
     make_run_folder(folder)
     address = f"ipc://{folder}/{name}" if key is None else f"tcp://0.0.0.0:{port}"
     report_file, log = folder / "report.json", folder / "worker.log"
@@ -187,11 +187,11 @@ def _start(name: str, port: int, key: bytes | None) -> _Worker:
         output = "\n".join(log.read_text(errors="replace").splitlines()[-_LINES:])
         remove_run_folder(folder)
         raise RuntimeError(f"the worker {name} did not start; it said:\n{output or '(nothing)'}")
-    return _Worker(report.joins, boot_id())
+    return _Joins(report.joins, boot_id())
 
 
 def end_workers() -> None:
-    """Ends the workers that this process has started, with all that runs there; blocks."""
+    """Ends the workers of this process, with all processes on them; blocks."""
     ending = [_workers.pop() for _ in tuple(_workers)]
     for process, _ in ending:
         process.send_signal(END)
@@ -204,7 +204,7 @@ def end_workers() -> None:
         remove_run_folder(folder)
 
 
-def _reachable_address(worker: _Worker, name: str) -> str:
+def _reachable_address(worker: _Joins, name: str) -> str:
     """The address at which a worker answers from here. Raises RuntimeError."""
     first = worker.joins[0]
     if not first.startswith("tcp://"):

@@ -46,7 +46,7 @@ class ShellActor(Actor):
         terminal: str,
         size: tuple[int, int],
     ) -> "Port[Input]":
-        """Starts it; gives the port for what is typed."""
+        """Starts the shell; returns the port for its input."""
         port, receiver = Channel[Input].open()
         master, slave = os.openpty()
         _resize(master, size)
@@ -69,7 +69,7 @@ class ShellActor(Actor):
 
     def _show(self, terminal: int, output: "Port[Output]") -> None:
         assert self._process is not None
-        with contextlib.suppress(OSError):  # EIO: nobody has the other end any more
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
             while data := os.read(terminal, _CHUNK):
                 output.send(data)
         status = self._process.wait()
@@ -87,10 +87,10 @@ class ShellActor(Actor):
             self._hang_up(terminal)
 
     def _hang_up(self, terminal: int) -> None:
-        """Nothing more will be typed: what was typed gets a moment, then what runs is ended, and the shell with it."""
+        """Handles the end of the input: after a moment, ends the foreground program and the shell."""
         assert self._process is not None
         shell = self._process.pid
-        groups = {shell}  # the shell's own is in the foreground where it runs nothing else
+        groups = {shell}  # the foreground group, if the shell runs nothing
         for number, signum in enumerate((signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGKILL)):
             if self._await_end(groups, _GRACE_S):
                 return
@@ -103,7 +103,7 @@ class ShellActor(Actor):
                     os.killpg(group, signal.SIGCONT)
 
     def _await_end(self, groups: set[int], timeout: float) -> bool:
-        """Waits for the end of these process groups; whether it came."""
+        """Waits for the end of process groups; returns whether all have ended."""
         assert self._process is not None
         deadline = time.monotonic() + timeout
         while True:
@@ -143,7 +143,7 @@ def _size(fd: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _raw(fd: int) -> Iterator[None]:
-    """Every key goes to the shell over there, Ctrl-C too; for a terminal only."""
+    """Passes every key to the remote shell, also Ctrl-C; for a terminal only."""
     if not os.isatty(fd):
         yield
         return
