@@ -137,20 +137,20 @@ class HostAgent:
         self._gateway = GatewayService(self._node, self._sender, self._keys, options.insecure_loopback, self._loop.post)
         self._pending = PendingProcs()
         self._mps = MpsDaemon(options.host, self._folder, self._cord, self._loop.post)
-        self._caster = Caster(self._node, self._sender, self._later, time.monotonic)
+        self._caster = Caster(self._node, self._sender, self._call_later, time.monotonic)
         self._service = AgentService(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
-            leases=self._leases, logs=self._logs, sender=self._sender, kept=options.owner_fd is None,
+            leases=self._leases, logs=self._logs, sender=self._sender, standalone=options.owner_fd is None,
             incarnation=self._node.incarnation,
             learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
-            later=self._loop.call_later, gateway=self._gateway, keeper=self._keeper,
+            call_later=self._loop.call_later, gateway=self._gateway, keeper=self._keeper,
             pending=self._pending, replaced=self._replaced, caster=self._caster, keys=self._keys, mps=self._mps,
         )  # fmt: skip
         self._dialler: Dialler | None = None
         if options.dial is not None:
             self._dialler = Dialler(self._node, self._sender, options.dial, self._keys, options.insecure_loopback,
                                     self._service.introduction, self._loop.post)  # fmt: skip
-        self._preemption = Preemption(self._sender, service=self._service, later=self._loop.call_later,
+        self._preemption = Preemption(self._sender, service=self._service, call_later=self._loop.call_later,
                                       give_up=self._give_up)  # fmt: skip
         self._watching_leases = False
         self._followed: dict[str, int] = {}  # pidfds of owners on this machine that are not processes of this host
@@ -160,8 +160,8 @@ class HostAgent:
     def _keeper(self, grant: Callable[[str], None]) -> MeshLeaseService:
         return MeshLeaseService(
             children=self._children, stopper=self._stopper, sender=self._sender, logs=self._logs,
-            later=self._loop.call_later, changed=self._look_around, grant=grant,
-            notices=lambda at: self._preemption.since(at),
+            call_later=self._loop.call_later, changed=self._end_if_unused, grant=grant,
+            notices=lambda since: self._preemption.since(since),
         )  # fmt: skip
 
     def run(self, say_ready: Callable[[AgentReady], None]) -> None:
@@ -231,7 +231,7 @@ class HostAgent:
             child.exit = msgspec.structs.replace(child.exit, host_ends=True)
         else:
             self._caster.proc_gone(child.address, child.exit.reason)  # first: later casts are sent back
-        self._sender.post_all(self._children.staying(child.watchers), PROC_EXITED, child.exit)
+        self._sender.post_all(self._children.reportable(child.watchers), PROC_EXITED, child.exit)
         if not child.exit.host_ends:
             self._node.forget(child.address, child.exit.reason)
         folders.remove_socket(self._folder, child.address)  # one that was killed could not
@@ -239,7 +239,7 @@ class HostAgent:
         self._service.keeper.exited(child)
         self._service.owner_gone(child.address, child.exit.reason)
         self._stopper.child_ended(child)
-        self._look_around()
+        self._end_if_unused()
 
     def pong(self, child: Child) -> None:
         """Reports a process that answers a ping."""
@@ -263,7 +263,7 @@ class HostAgent:
     def _serve(self, header: Header, body: bytes) -> None:
         self._service.handle(header, body)
         self._watch_leases()
-        self._look_around()
+        self._end_if_unused()
 
     def _link_failed(self, header: Header, _parcel: Parcel, reason: str) -> None:
         """Handles an undelivered message; on the reader thread, or on the loop's after `forget`."""
@@ -271,7 +271,7 @@ class HostAgent:
         if header.src == self.address and (header.kind in (Kind.CALL, Kind.CAST) or header.flags & Flags.TO_ENGINES):
             self._caster.lost(header, reason)
 
-    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+    def _call_later(self, seconds: float, call: Callable[[], None]) -> None:
         def arm() -> None:
             self._loop.call_later(seconds, call)
 
@@ -279,8 +279,8 @@ class HostAgent:
 
     def _owner_pipe(self, _events: int) -> None:
         assert self._options.owner_fd is not None
-        if said := os.read(self._options.owner_fd, 4096):
-            self._preemption.receive(said)
+        if data := os.read(self._options.owner_fd, 4096):
+            self._preemption.receive(data)
             return
         self._loop.unregister(self._options.owner_fd)
         self._node.settled(self._loop.post, self._owner_ended)  # its last messages may still be unread
@@ -301,16 +301,16 @@ class HostAgent:
         for owner in owners:
             if owner not in cared_for:
                 self._service.owner_gone(owner, _ORPHANED)
-        self._look_around()
+        self._end_if_unused()
 
-    def _look_around(self) -> None:
+    def _end_if_unused(self) -> None:
         """Ends an agent whose starter is gone once nobody else has anything here."""
         keeper = self._service.keeper
         if self._ownerless and not (
             self._ending or keeper.waits or keeper.attached_controllers.intersection(self._leases.owners)
         ):
             self._give_up(_ORPHANED)
-        self._preemption.look_around()
+        self._preemption.notify_users()
 
     def _host_lost(self, host: str, reason: str, incarnation: int) -> None:
         self._node.forget(host, reason, incarnation)
@@ -348,16 +348,16 @@ class HostAgent:
         except OSError:
             return  # its lease covers it
 
-        def over() -> None:
+        def report() -> None:
             self._service.owner_ended(owner, "its process has ended")
-            self._look_around()
+            self._end_if_unused()
 
-        def gone(_events: int) -> None:
+        def on_exit(_events: int) -> None:
             self._loop.unregister(fd)
             os.close(self._followed.pop(owner))
-            self._node.settled(self._loop.post, over)
+            self._node.settled(self._loop.post, report)
 
-        self._loop.register(fd, READ, gone)
+        self._loop.register(fd, READ, on_exit)
 
     def _look_for_users(self) -> None:
         """Ends an agent that is not to outlive its last controller for long."""
@@ -387,7 +387,7 @@ class HostAgent:
             for child in self._children.alive():
                 child.evicted |= child.spec.owner == owner  # an owner that only slept finds that it has lost them
             self._service.owner_gone(owner, "it was silent for longer than its lease")
-            self._look_around()
+            self._end_if_unused()
         for owner in self._leases.due(now):
             self._service.ask_after(owner)
         self._watch_leases()
@@ -410,9 +410,9 @@ class HostAgent:
     def _other_users(self, controller: str) -> tuple[str, ...]:
         """Describes who else reaches this host by its key: controllers, and those that come back to what they left."""
         keeper = self._service.keeper
-        others = {owner for owner in (*self._leases.owners, *keeper.holders) if not parse_address(owner).is_proc}
+        users = {owner for owner in (*self._leases.owners, *keeper.holders) if not parse_address(owner).is_proc}
         detached = ("whoever comes back to a detached mesh",) if keeper.waits else ()
-        return (*sorted(others - {controller, NOBODY}), *detached)
+        return (*sorted(users - {controller, NOBODY}), *detached)
 
     def _make_node(self, keys: Keys | None) -> Node:
         options = self._options
@@ -485,6 +485,6 @@ def _settle(options: Options) -> None:
     if options.owner_fd is not None:
         os.set_inheritable(options.owner_fd, False)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FDS if hard == resource.RLIM_INFINITY else min(hard, _MOST_FDS)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _MOST_FDS if hard == resource.RLIM_INFINITY else min(hard, _MOST_FDS)
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

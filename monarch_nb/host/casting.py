@@ -33,26 +33,26 @@ class _Cast(Struct, eq=False):
 
     request: Header
     fold: Fold[Reply]
-    local: dict[str, list[int]] = field(default_factory=dict)  # proc address -> places
+    local: dict[str, list[int]] = field(default_factory=dict)  # proc address -> positions
     plans_below: list[CastPlan] = field(default_factory=list)
 
 
 class Caster:
     """Spreads casts and gathers replies. All but `proc_gone` and `relay_changed` is called on the node's reader thread,
-    where sending never blocks; `later(seconds, call)` runs a call on some thread of the agent, by the clock that
+    where sending never blocks; `call_later(seconds, call)` runs a call on some thread of the agent, by the clock that
     `monotonic` reads."""
 
     def __init__(
         self,
         node: SendingNode,
         sender: AgentSender,
-        later: Callable[[float, Callable[[], None]], None],
+        call_later: Callable[[float, Callable[[], None]], None],
         monotonic: Callable[[], float],
     ) -> None:
         self._node, self._sender = node, sender
         self._address = sender.address
         self._host = host_of(sender.address)
-        self._later = later
+        self._call_later = call_later
         self._monotonic = monotonic
         self._ports = itertools.count(1000)
         self._casts: dict[int, _Cast] = {}
@@ -112,63 +112,62 @@ class Caster:
         route, could be healed for before the death is known, which would then hit the healed process.
         """
         self._skip(header)
-        places = [header.index] if header.plan is None else list(indices(header.plan.runs))
+        positions = [header.index] if header.plan is None else list(indices(header.plan.runs))
         if header.kind == Kind.CALL and header.dst in self._ended and not reported_elsewhere:
-            self._later(LATE_S, lambda: self._lose(header.port, places, reason, reported_elsewhere=False))
+            self._call_later(LATE_S, lambda: self._lose(header.port, positions, reason, reported_elsewhere=False))
         else:
-            self._lose(header.port, places, reason, reported_elsewhere)
+            self._lose(header.port, positions, reason, reported_elsewhere)
 
     def proc_gone(self, address: str, reason: str) -> None:
         """Handles the end of a process here: its replies are no longer waited for, since its watchers are notified."""
         with self._lock:
             _remember(self._ended, address)
-            hit = [(port, cast.local[address]) for port, cast in self._casts.items() if address in cast.local]
-        for port, places in hit:
-            self._lose(port, places, reason, reported_elsewhere=True)
+            affected = [(port, cast.local[address]) for port, cast in self._casts.items() if address in cast.local]
+        for port, positions in affected:
+            self._lose(port, positions, reason, reported_elsewhere=True)
 
     def host_lost(self, host: str, reason: str) -> None:
         """Fails replies that were to come through another host's agent."""
         with self._lock:
-            hit = [(port, cast.request, plan) for port, cast in self._casts.items() for plan in cast.plans_below
+            affected = [(port, cast.request, plan) for port, cast in self._casts.items() for plan in cast.plans_below
                    if plan.head == host]  # fmt: skip
-        for port, request, plan in hit:
-            why = f"it was sent through host {host}, which is lost: {reason}"
-            self._lose(port, list(indices(plan.runs)), why, reported_elsewhere=False)
+        for port, request, plan in affected:
+            text = f"it was sent through host {host}, which is lost: {reason}"
+            self._lose(port, list(indices(plan.runs)), text, reported_elsewhere=False)
             self._skip(replace(request, plan=plan))
 
-    def states(self, asked: p.AskCasts, asker: Asker[p.CastStates]) -> p.CastStates:
-        """What has become of casts of the sender, after all that was passed on to it before."""
+    def states(self, request: p.AskCasts, asker: Asker[p.CastStates]) -> p.CastStates:
+        """Returns the states of the sender's casts, after all replies that were passed on to it before."""
         with self._lock:
             casts = {cast.request.port: cast for cast in self._casts.values() if cast.request.src == asker.src}
-            return p.CastStates(
-                tuple(self._state((asker.src, port), casts.get(port), asked.final) for port in asked.ports)
-            )
+            states = [self._state((asker.src, port), casts.get(port), request.final) for port in request.ports]
+            return p.CastStates(tuple(states))
 
     def _state(self, key: tuple[str, int], cast: _Cast | None, final: bool) -> p.CastState:
         if key in self._unsent:
             return p.CastState(True, None)
         if cast is None:
-            came = key in self._complete
-            if not came and final:
+            arrived = key in self._complete
+            if not arrived and final:
                 _remember(self._refused, key)
-            return p.CastState(came)
+            return p.CastState(arrived)
         assert cast.request.plan is not None
         return p.CastState(True, tuple(cast.fold.waits_for(indices(cast.request.plan.runs))))
 
     def relay_changed(self, relay: str) -> None:
-        """What was on its way between this host and others may be lost with a relay that another one replaces."""
+        """Asks for messages that were on their way to other hosts, and may be lost with a relay that was replaced."""
         self._ask_below(relay, {})
 
     def _ask_below(self, relay: str, before: dict[tuple[int, int], str]) -> None:
         """Asks the agents below for casts whose replies are missing; those of `before` seemed lost already."""
-        asked: dict[str, list[tuple[int, CastPlan]]] = {}
+        parts_by_host: dict[str, list[tuple[int, CastPlan]]] = {}
         with self._lock:
             for port, cast in self._casts.items():
                 for plan in cast.plans_below:
-                    places = cast.fold.waits_for(indices(plan.runs))
-                    if places if not before else any((port, place) in before for place in places):
-                        asked.setdefault(plan.head, []).append((port, plan))
-        for host, parts in asked.items():
+                    positions = cast.fold.waits_for(indices(plan.runs))
+                    if positions if not before else any((port, position) in before for position in positions):
+                        parts_by_host.setdefault(plan.head, []).append((port, plan))
+        for host, parts in parts_by_host.items():
             request = p.AskCasts(tuple(port for port, _ in parts), final=bool(before))
             self._sender.request(
                 agent_of(host), CASTS, request, functools.partial(self._take_states, relay, parts, before)
@@ -177,7 +176,7 @@ class Caster:
     def _take_states(
         self, relay: str, parts: list[tuple[int, CastPlan]], before: dict[tuple[int, int], str], reply: p.CastStates
     ) -> None:
-        """Replies that no agent below will send any more are lost once that was said twice."""
+        """Counts replies as lost once an agent below has said twice that it will not send them."""
         doubtful: dict[tuple[int, int], str] = {}
         for (port, plan), state in zip(parts, reply.states, strict=True):
             with self._lock:
@@ -185,16 +184,16 @@ class Caster:
                 missing = [] if cast is None else cast.fold.waits_for(indices(plan.runs))
             if cast is None:
                 continue
-            why = lost_with(relay, came=state.came)
-            lost = [place for place in missing if not state.waits_for(place)]
-            doubtful |= {(port, place): why for place in lost}
-            certain = [place for place in lost if before.get((port, place)) == why]
+            reason = lost_with(relay, arrived=state.came)
+            lost = [position for position in missing if not state.waits_for(position)]
+            doubtful |= {(port, position): reason for position in lost}
+            certain = [position for position in lost if before.get((port, position)) == reason]
             if certain and not state.came:
                 self._skip(replace(cast.request, plan=plan))
             if certain:
-                self._lose(port, certain, why, reported_elsewhere=False)
+                self._lose(port, certain, reason, reported_elsewhere=False)
         if doubtful and not before:
-            self._later(AGAIN_S, lambda: self._ask_below(relay, doubtful))
+            self._call_later(AGAIN_S, lambda: self._ask_below(relay, doubtful))
 
     def _skip(self, header: Header) -> None:
         """Keeps a lost message from blocking others of its sender."""
@@ -216,21 +215,21 @@ class Caster:
             self._node.send(skip, Parcel([b""]), lane=Lane.URGENT)
         except UnreachableError:  # nobody is waiting, unless other hosts know already that its host is back
             if pause < FILL_MAX_S:
-                self._later(pause, lambda: self._stand_in(header, 2 * pause))
+                self._call_later(pause, lambda: self._stand_in(header, 2 * pause))
         except Exception:
             return
 
-    def _lose(self, port: int, places: Iterable[int], reason: str, reported_elsewhere: bool) -> None:
+    def _lose(self, port: int, positions: Iterable[int], reason: str, reported_elsewhere: bool) -> None:
         with self._lock:
             cast = self._casts.get(port)
             if cast is None:
                 return
-            gone = cast.fold.waits_for(places)
-            batch = cast.fold.lost(gone, reason, self._monotonic())
+            missing = cast.fold.waits_for(positions)
+            batch = cast.fold.lost(missing, reason, self._monotonic())
             request = cast.request
             if not reported_elsewhere or request.flags & Flags.TO_ENGINES or parse_address(request.src).is_agent:
-                for place in gone:
-                    self._return(request, place, reason, Flags.REPORTED_ELSEWHERE if reported_elsewhere else 0)
+                for position in missing:
+                    self._return(request, position, reason, Flags.REPORTED_ELSEWHERE if reported_elsewhere else 0)
             self._settle(port, cast, batch)
 
     def _settle(self, port: int, cast: _Cast, batch: "Batch[Reply] | None") -> None:
@@ -241,7 +240,7 @@ class Caster:
             _remember(self._complete, (cast.request.src, cast.request.port))
         elif cast.fold.deadline is not None and not self._armed:
             self._armed = True
-            self._later(cast.fold.deadline - self._monotonic(), self._tick)
+            self._call_later(cast.fold.deadline - self._monotonic(), self._tick)
 
     def _tick(self) -> None:
         with self._lock:
@@ -251,10 +250,10 @@ class Caster:
                 self._settle(port, cast, cast.fold.tick(now))
 
     def _pass_on(self, cast: _Cast, batch: "Batch[Reply]") -> None:
-        replies = [item._replace(places=(places,)) for places, item in batch.replies if item is not None]
+        replies = [item._replace(places=(positions,)) for positions, item in batch.replies if item is not None]
         if len(replies) == 1 and len(replies[0].places[0]) == 1:
-            [one] = replies
-            self._forward(cast, replace(one.header, index=one.places[0].start), Parcel(list(one.frames)))
+            [reply] = replies
+            self._forward(cast, replace(reply.header, index=reply.places[0].start), Parcel(list(reply.frames)))
         elif replies:
             request = cast.request
             body = fold(replies)
@@ -265,13 +264,14 @@ class Caster:
         forwarded = replace(header, dst=cast.request.src, port=cast.request.port, buffers=())
         self._send(forwarded, parcel)
 
-    def _return(self, request: Header, place: int, reason: str, flags: int) -> None:
+    def _return(self, request: Header, position: int, reason: str, flags: int) -> None:
         assert request.plan is not None
-        rank = next((run.rank + (place - run.index) // (run.index_stride or 1) * run.stride for run in request.plan.runs
-                     if place in _places(run.index, run.count, run.index_stride)), 0)  # fmt: skip
+        rank = next((run.rank + (position - run.index) // (run.index_stride or 1) * run.stride
+                     for run in request.plan.runs
+                     if position in _positions(run.index, run.count, run.index_stride)), 0)  # fmt: skip
         flags |= request.flags & (Flags.JUDGING | Flags.TO_ENGINES)
         self._send(Header(kind=Kind.RETURNED, dst=request.src, src=self._address, mesh=request.mesh, rank=rank,
-                          sender=request.sender, method=request.method, port=request.port, index=place,
+                          sender=request.sender, method=request.method, port=request.port, index=position,
                           call=request.call, flags=flags),
                    reason_parcel(reason))  # fmt: skip
 
@@ -282,13 +282,13 @@ class Caster:
         except Exception as error:
             if header.kind in (Kind.CALL, Kind.CAST, Kind.CONTROL) and header.src == self._address:
                 reason = str(error)
-                self._later(0.0, lambda: self.lost(header, reason))  # not here: the lock may be held
+                self._call_later(0.0, lambda: self.lost(header, reason))  # not here: the lock may be held
             elif isinstance(error, UnreachableError) and pause < (FILL_MAX_S if parcel.nbytes < LARGE else 1.0):
                 # A reply: its receiver may be on a host that is back, which this one does not know yet.
                 key = header.dst, header.port
                 with self._lock:
                     self._unsent[key] += 1
-                self._later(pause, lambda: self._send_again(key, header, parcel, 2 * pause))
+                self._call_later(pause, lambda: self._send_again(key, header, parcel, 2 * pause))
 
     def _send_again(self, key: tuple[str, int], header: Header, parcel: Parcel, pause: float) -> None:
         self._send(header, parcel, pause)
@@ -300,24 +300,24 @@ class Caster:
 
 def _unfolded(header: Header, parcel: Parcel) -> list[tuple[range, Reply]]:
     replies: list[tuple[range, Reply]] = []
-    for one in unfold(header, parcel.bodies):
-        for number, places in enumerate(one.places):
-            replies.append((places, one._replace(logs=() if number else one.logs)))
+    for reply in unfold(header, parcel.bodies):
+        for number, positions in enumerate(reply.places):
+            replies.append((positions, reply._replace(logs=() if number else reply.logs)))
     return replies
 
 
-def _remember(known: dict[K, None], key: K) -> None:
-    while len(known) >= _REMEMBERED:
-        del known[next(iter(known))]
-    known[key] = None
+def _remember(entries: dict[K, None], key: K) -> None:
+    while len(entries) >= _REMEMBERED:
+        del entries[next(iter(entries))]
+    entries[key] = None
 
 
-def lost_with(relay: str, *, came: bool) -> str:
-    """Why a call that went to another host has no answer."""
-    if came:
+def lost_with(relay: str, *, arrived: bool) -> str:
+    """Returns why a call that went to another host has no answer."""
+    if arrived:
         return f"its answer was passed on by {relay}, which has ended, and never arrived: it has run"
     return f"it was passed on by {relay}, which has ended, and never arrived: it has not run"
 
 
-def _places(first: int, count: int, stride: int) -> range:
+def _positions(first: int, count: int, stride: int) -> range:
     return range(first, first + count * stride, stride) if stride else range(first, first + 1)

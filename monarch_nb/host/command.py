@@ -45,11 +45,11 @@ class BootstrapCommand:
         return Launch(self.program, self.arg0, tuple(self.args), dict(self.env), self.inherit_env)
 
 
-def check_environment(env: Mapping[str, str | None], what: str) -> None:
+def check_environment(env: Mapping[str, str | None], option: str) -> None:
     """Raises TypeError for a name or a value that is not a string; None, which removes a variable, may be a value."""
     for name, value in env.items():
         if not isinstance(name, str) or not (value is None or isinstance(value, str)):
-            raise TypeError(f"{what}: the environment takes text, and {name!r}: {value!r} is not; str() makes it")
+            raise TypeError(f"{option}: the environment takes text, and {name!r}: {value!r} is not; str() makes it")
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:

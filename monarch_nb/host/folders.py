@@ -25,7 +25,7 @@ from monarch_nb.wire import host_id, parse_address
 _MARK = "mnb"
 _STALE_AFTER_S = 1.0
 _chosen: dict[str, Path] = {}  # by host, for hosts that have sockets already
-_held: dict[Path, int] = {}  # folders that this process uses: descriptors that hold the locks
+_locks: dict[Path, int] = {}  # folders that this process uses: descriptors that hold the locks
 _LONGEST = 60  # leaves room for "/<proc uid>.<rank>.<incarnation>" below the 100 bytes a socket path may have
 _ENDING = ".ending-"  # follows the name of a folder that is being removed
 _REMOVALS = 5
@@ -33,7 +33,7 @@ _PATIENCE_S = 5.0  # for another process to remove what was left there
 _FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-os.register_at_fork(after_in_child=_held.clear)  # the locks are the parent's
+os.register_at_fork(after_in_child=_locks.clear)  # the locks are the parent's
 
 
 def new_host_id() -> str:
@@ -46,30 +46,30 @@ def lasting_host_id(tcp: str | None) -> str | None:
     port = (tcp or "").rpartition(":")[2]
     if not port.isdigit() or int(port) == 0:
         return None
-    place = f"{platform.node()} {uuid.getnode()} {os.getuid()} {port}"
-    return host_id(hashlib.sha256(place.encode()).hexdigest()[:10])
+    identity = f"{platform.node()} {uuid.getnode()} {os.getuid()} {port}"
+    return host_id(hashlib.sha256(identity.encode()).hexdigest()[:10])
 
 
 def base_folder() -> Path:
     """Returns the parent of run folders: `$XDG_RUNTIME_DIR` if private and short enough, else the temporary folder."""
-    return _places()[0]
+    return _bases()[0]
 
 
-def _places() -> list[Path]:
+def _bases() -> list[Path]:
     """Returns candidates for the parent of run folders, the best first."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    places = [Path(runtime)] if runtime and _fits(runtime) and is_private(Path(runtime)) else []
-    places += [Path(place) for place in (tempfile.gettempdir(), "/tmp") if _fits(place) and _safe(place)]
-    return list(dict.fromkeys(places)) or [Path(tempfile.gettempdir())]
+    bases = [Path(runtime)] if runtime and _fits(runtime) and is_private(Path(runtime)) else []
+    bases += [Path(folder) for folder in (tempfile.gettempdir(), "/tmp") if _fits(folder) and _safe(folder)]
+    return list(dict.fromkeys(bases)) or [Path(tempfile.gettempdir())]
 
 
-def _fits(place: str) -> bool:
-    return len(place) < _LONGEST - 30 and os.access(place, os.W_OK | os.X_OK)
+def _fits(folder: str) -> bool:
+    return len(folder) < _LONGEST - 30 and os.access(folder, os.W_OK | os.X_OK)
 
 
-def _safe(place: str) -> bool:
-    """Whether other users cannot replace what this user has made in a folder."""
-    status = os.stat(place)
+def _safe(folder: str) -> bool:
+    """Whether other users cannot replace this user's files in a folder."""
+    status = os.stat(folder)
     return not status.st_mode & 0o022 or bool(status.st_mode & stat.S_ISVTX)
 
 
@@ -91,8 +91,8 @@ def run_folder_for(host: str, base: Path | None = None) -> Path:
 
 def find_run_folder(host: str) -> Path | None:
     """Returns the run folder of a host that another process of this user has started on this machine, or None."""
-    for place in (run_folder_for(host).parent, *_places()):
-        for folder in place.glob(f"{_MARK}-{os.geteuid()}-*{host}"):
+    for parent in (run_folder_for(host).parent, *_bases()):
+        for folder in parent.glob(f"{_MARK}-{os.geteuid()}-*{host}"):
             if host_of_folder(folder) == host and is_private(folder):
                 return folder
     return None
@@ -108,14 +108,14 @@ def host_of_folder(folder: Path) -> str:
 def make_run_folder(path: Path) -> None:
     """Makes the folder, with `logs` and `spool` in it, for this user only; it is in use until it is removed here.
 
-    Raises PermissionError if what is there is not this user's own and private.
+    Raises PermissionError if the path is taken by something that is not this user's own and private.
     """
-    fd = _held.get(path, -1)
+    fd = _locks.get(path, -1)
     if fd < 0 or not _is_at(path, fd):
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = _made(path)
+        fd = _open_locked(path)
         release(path)
-        _held[path] = fd
+        _locks[path] = fd
     for part in ("logs", "spool"):  # log files; what procs have written and the agent has not yet taken
         with contextlib.suppress(FileExistsError):
             os.mkdir(part, 0o700, dir_fd=fd)
@@ -129,7 +129,7 @@ def _is_at(path: Path, fd: int) -> bool:
         return False
 
 
-def _made(path: Path) -> int:
+def _open_locked(path: Path) -> int:
     """Returns a descriptor of the folder, with a lock that marks it as used."""
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
@@ -155,7 +155,7 @@ def _made(path: Path) -> int:
 
 def release(path: Path) -> None:
     """Marks the folder as no longer used by this process; its content stays, for others."""
-    fd = _held.pop(path, -1)
+    fd = _locks.pop(path, -1)
     if fd >= 0:
         os.close(fd)
 
@@ -239,12 +239,12 @@ def _deserted(path: Path) -> bool:
 def sweep(base: Path | None = None) -> list[Path]:
     """Removes this user's run folders that no process uses any more; returns them. Does not block."""
     removed = []
-    for place in _places() if base is None else [base]:
+    for parent in _bases() if base is None else [base]:
         try:
-            names = os.listdir(place)
+            names = os.listdir(parent)
         except OSError:
             continue
-        folders = (place / name for name in names if name.startswith(f"{_MARK}-{os.geteuid()}-"))
+        folders = (parent / name for name in names if name.startswith(f"{_MARK}-{os.geteuid()}-"))
         removed += [path for path in folders if _swept(path)]
     return removed
 

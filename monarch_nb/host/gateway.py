@@ -24,18 +24,18 @@ class GatewayService:
         self._keys = keys
         self._insecure = insecure_loopback
         self._soon = soon
-        self._behind: dict[str, set[str]] = {}
+        self._hosts: dict[str, set[str]] = {}
 
     def introduce(self, request: p.Introduce, asker: Asker[p.IntroduceReply]) -> None:
         """Finds out who is at an endpoint, on a thread of its own, and replies then."""
 
-        def look() -> None:
-            introduced = self._look(asker.src, request)
-            self._soon(lambda: self._found(asker, request.endpoint, introduced))
+        def run() -> None:
+            introduced = self._introduce(asker.src, request)
+            self._soon(lambda: self._reply(asker, request.endpoint, introduced))
 
-        threading.Thread(target=look, name="monarch-introduce", daemon=True).start()
+        threading.Thread(target=run, name="monarch-introduce", daemon=True).start()
 
-    def _look(self, asker: str, request: p.Introduce) -> p.IntroduceReply:
+    def _introduce(self, asker: str, request: p.Introduce) -> p.IntroduceReply:
         back = p.Hosts({}, {asker: self._sender.address})
         try:
             for keys in self._keys.candidates:
@@ -49,19 +49,19 @@ class GatewayService:
             return p.IntroduceReply(answer)
         return p.IntroduceReply(error=str(answer), nobody=knock(request.endpoint, _KNOCK_S) is False)
 
-    def _found(self, asker: Asker[p.IntroduceReply], endpoint: str, introduced: p.IntroduceReply) -> None:
+    def _reply(self, asker: Asker[p.IntroduceReply], endpoint: str, introduced: p.IntroduceReply) -> None:
         if introduced.state is not None and introduced.state.host != self._node.host:
             self._node.learn(introduced.state.host, endpoint, incarnation=introduced.state.incarnation)
-            self._behind.setdefault(asker.src, set()).add(introduced.state.host)
+            self._hosts.setdefault(asker.src, set()).add(introduced.state.host)
         asker.reply(introduced)
 
     def cut(self, host: str, word: str) -> None:
         """Reports a broken connection to a host to the controllers that reach it through this agent."""
-        for controller, hosts in self._behind.items():
+        for controller, hosts in self._hosts.items():
             if host in hosts:
                 self._sender.post(controller, verbs.HOST_CUT, p.HostsLost({host: word}))
 
-    def controller_ended(self, controller: str, why: str) -> None:
+    def controller_ended(self, controller: str, reason: str) -> None:
         """Reports a controller's end to the hosts behind, for which this agent's connection hides it."""
-        for host in self._behind.pop(controller, ()):
-            self._sender.post(agent_of(host), verbs.LOST, p.HostsLost({host_of(controller): why}))
+        for host in self._hosts.pop(controller, ()):
+            self._sender.post(agent_of(host), verbs.LOST, p.HostsLost({host_of(controller): reason}))

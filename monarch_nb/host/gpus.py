@@ -44,9 +44,9 @@ def devices() -> list[str]:
             names = os.listdir(folder)
         except OSError:
             continue
-        found = [name for name in names if folder != "/dev" or name.removeprefix(_DEVICE).isdigit()]
-        if found:
-            return [str(index) for index in range(len(found))]
+        gpus = [name for name in names if folder != "/dev" or name.removeprefix(_DEVICE).isdigit()]
+        if gpus:
+            return [str(index) for index in range(len(gpus))]
     return []
 
 
@@ -88,18 +88,18 @@ def with_gpu(env: Mapping[str, str | None], host: str, mps: "MpsDaemon | None" =
     return own
 
 
-def too_few(host: str, has: int, wanted: int) -> str:
+def too_few(host: str, available: int, requested: int) -> str:
     """The error where a host has fewer GPUs than processes are to have."""
     return (
-        f"gpus={wanted} on host {host}, which has {has}: spawn gpus={has}, or let processes share a GPU with "
-        "monarch.config.configure(share_gpus=True)"
+        f"gpus={requested} on host {host}, which has {available}: spawn gpus={available}, or let processes share a GPU "
+        "with monarch.config.configure(share_gpus=True)"
     )
 
 
-def without_mps(host: str, why: str = f"{CONTROL} is not on PATH") -> str:
+def without_mps(host: str, reason: str = f"{CONTROL} is not on PATH") -> str:
     """The error where processes are to share a GPU by MPS, and cannot."""
     return (
-        f"GPUs of host {host} cannot be shared by MPS: {why}. The program comes with NVIDIA's driver; without it, "
+        f"GPUs of host {host} cannot be shared by MPS: {reason}. The program comes with NVIDIA's driver; without it, "
         "monarch.config.configure(share_gpus=True) lets processes share a GPU, one kernel of theirs after the other"
     )
 
@@ -132,10 +132,10 @@ class MpsDaemon:
         """Ends a daemon that this agent has started. Blocks for a moment."""
         if self._guard is not None and self.environment:
             try:
-                asked = subprocess.Popen(
+                client = subprocess.Popen(
                     [CONTROL], env=self._own_environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
                 )
-                asked.communicate(b"quit\n", _QUIT_S)
+                client.communicate(b"quit\n", _QUIT_S)
             except (OSError, subprocess.SubprocessError):
                 pass  # its guard ends it, or it is killed with what else is left of this host
 
@@ -149,18 +149,18 @@ class MpsDaemon:
 
     def _find_or_start(self) -> None:
         """On a thread of its own."""
-        program, found, error = shutil.which(CONTROL), dict[str, str](), ""
+        program, environment, error = shutil.which(CONTROL), dict[str, str](), ""
         try:
             if program is None:
                 error = without_mps(self._host)
-            elif not (found := self._running(program)):
+            elif not (environment := self._running(program)):
                 error = self._start(program)
-                found = {} if error else self._folders()
+                environment = {} if error else self._folders()
         except OSError as failed:
             error = without_mps(self._host, str(failed))
 
         def ready() -> None:
-            self.environment, self.error = found, error
+            self.environment, self.error = environment, error
             waiting, self._waiting = self._waiting, []
             for call in waiting:
                 call()
@@ -176,9 +176,9 @@ class MpsDaemon:
         except OSError:
             return {}
         env = {**os.environ, PIPES: str(folder)}
-        asked = subprocess.Popen(["/bin/sh", "-c", _ANSWERS, "sh", program], env=env, stdout=subprocess.PIPE)
+        probe = subprocess.Popen(["/bin/sh", "-c", _ANSWERS, "sh", program], env=env, stdout=subprocess.PIPE)
         logs = {LOGS: os.environ[LOGS]} if LOGS in os.environ else {}
-        return {PIPES: str(folder), **logs} if _line(asked) == "0" else {}
+        return {PIPES: str(folder), **logs} if _line(probe) == "0" else {}
 
     def _start(self, program: str) -> str:
         """Starts one; returns why it could not, "" if it could. Raises OSError."""
@@ -190,12 +190,12 @@ class MpsDaemon:
         self._guard = subprocess.Popen(
             command, env=self._own_environment, stdin=self._cord, stdout=subprocess.PIPE, start_new_session=True
         )
-        said = _line(self._guard)
-        if said == "0":
+        status = _line(self._guard)
+        if status == "0":
             return ""
-        why = log.read_text(errors="replace").strip()[-300:] if log.exists() else ""
-        ended = f"{CONTROL} -d ended with {said}" if said else f"{CONTROL} -d did not end within {_START_S:g} s"
-        return without_mps(self._host, f"{ended}{f': {why}' if why else ''}")
+        output = log.read_text(errors="replace").strip()[-300:] if log.exists() else ""
+        ended = f"{CONTROL} -d ended with {status}" if status else f"{CONTROL} -d did not end within {_START_S:g} s"
+        return without_mps(self._host, f"{ended}{f': {output}' if output else ''}")
 
 
 def _line(process: subprocess.Popen[bytes]) -> str:

@@ -54,12 +54,12 @@ def introduce(
     deadline = time.monotonic() + timeout
 
     def ask(endpoint: str) -> IntroductionResult:
-        wrong = _look(endpoint, keys, deadline, given_up)
+        wrong = _check(endpoint, keys, deadline, given_up)
         if wrong is not None:
             return wrong
-        left = max(1.0, deadline - time.monotonic())
+        seconds = max(1.0, deadline - time.monotonic())
         question = _Question(endpoint, keys, insecure_loopback, verbs.STATUS, given_up)
-        return question.ask(left, Done(), ways)
+        return question.ask(seconds, Done(), ways)
 
     with ThreadPoolExecutor(min(32, len(endpoints) or 1), "monarch-scout") as pool:
         return list(pool.map(ask, endpoints))
@@ -74,26 +74,26 @@ def ask_controller(
     """
     require_keys(endpoint, keys, insecure_loopback)
     deadline = time.monotonic() + timeout
-    wrong = _look(endpoint, keys, deadline)
+    wrong = _check(endpoint, keys, deadline)
     if wrong is not None:
         raise wrong
-    left = max(1.0, deadline - time.monotonic())
-    answer = _Question(endpoint, keys, insecure_loopback, verbs.IDENTIFY).ask(left, me)
+    seconds = max(1.0, deadline - time.monotonic())
+    answer = _Question(endpoint, keys, insecure_loopback, verbs.IDENTIFY).ask(seconds, me)
     if isinstance(answer, TransportError):
         raise answer
     return answer
 
 
-def _look(
+def _check(
     endpoint: str, keys: Keys | None, deadline: float, given_up: Callable[[], bool] = lambda: False
 ) -> TransportError | None:
     """Returns what is wrong at an endpoint, as far as that shows without a key."""
     while not given_up():
-        left = deadline - time.monotonic()
+        seconds = deadline - time.monotonic()
         try:
-            mechanism = greet(endpoint, min(5.0, max(0.2, left)))
+            mechanism = greet(endpoint, min(5.0, max(0.2, seconds)))
         except UnreachableError as error:
-            if isinstance(error, Unready) and left > _PAUSE_S:
+            if isinstance(error, Unready) and seconds > _PAUSE_S:
                 time.sleep(_PAUSE_S)
                 continue
             return UnreachableError(f"{error}. {_HOW_TO_START}")
@@ -122,13 +122,13 @@ class _Question(Generic[Q, R]):
         self._given_up = given_up
         self._verb = verb
         self._refusals = 0
-        self._found: queue.SimpleQueue[R | TransportError | float] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[R | TransportError | float] = queue.SimpleQueue()
         self._node = Node(
             f"h0/q{secrets.token_hex(6)}",
             run_folders={},
-            handler=self._answered,
+            handler=self._on_reply,
             on_link_failed=lambda _header, _parcel, _reason: None,
-            on_connection=self._connection,
+            on_connection=self._on_connection,
             keys=keys,
             insecure_loopback=insecure_loopback,
         )
@@ -166,11 +166,11 @@ class _Question(Generic[Q, R]):
     def _next(self, deadline: float) -> R | TransportError | float:
         """Returns the next event. Raises queue.Empty at the deadline, or when the answer is no longer wanted."""
         while True:
-            left = deadline - time.monotonic()
+            seconds = deadline - time.monotonic()
             try:
-                return self._found.get(timeout=max(0.0, min(left, _GLANCE_S)))
+                return self._answers.get(timeout=max(0.0, min(seconds, _GLANCE_S)))
             except queue.Empty:
-                if left <= _GLANCE_S or self._given_up():
+                if seconds <= _GLANCE_S or self._given_up():
                     raise
 
     def _is_calm(self) -> bool:
@@ -180,20 +180,20 @@ class _Question(Generic[Q, R]):
         except UnreachableError:
             return False
 
-    def _answered(self, header: Header, parcel: Parcel) -> None:
+    def _on_reply(self, header: Header, parcel: Parcel) -> None:
         if header.kind == Kind.CONTROL:
             try:
-                self._found.put(self._verb.decode_reply(bytes(parcel.frames[0])))
+                self._answers.put(self._verb.decode_reply(bytes(parcel.frames[0])))
             except (MalformedMessageError, IndexError) as error:
-                self._found.put(
+                self._answers.put(
                     UnreachableError(
                         f"{self._endpoint} speaks another version of the protocol ({error}): install the same "
                         "version of monarch-nb on both sides"
                     )
                 )
 
-    def _connection(self, address: str, up: bool, word: str) -> None:
+    def _on_connection(self, address: str, up: bool, word: str) -> None:
         if word == "refused":
             self._refusals += 1
             if self._refusals % _REFUSALS == 0:
-                self._found.put(time.monotonic())
+                self._answers.put(time.monotonic())

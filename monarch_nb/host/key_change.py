@@ -24,13 +24,13 @@ class AgentKeys:
         """`users` names the other controllers, besides a given one, that would be cut off by a change."""
         self._node, self._file, self._users = node, file, users
         self._keys = keys
-        self._other: Keys | None = None  # during a change
+        self._alternate: Keys | None = None  # during a change
 
     @property
     def candidates(self) -> tuple[Keys | None, ...]:
         """The keys to try one after the other for a connection that this agent dials. Any thread."""
-        other = self._other
-        return (self._keys,) if other is None else (self._keys, other)
+        alternate = self._alternate
+        return (self._keys,) if alternate is None else (self._keys, alternate)
 
     def change(self, request: p.KeyChange, asker: Asker[p.KeyChanged]) -> p.KeyChanged | None:
         """Executes one step. Raises ValueError for an agent without a key."""
@@ -39,22 +39,22 @@ class AgentKeys:
         new = self._read(request.key)
         match request.step:
             case "expect":
-                if self._other is not None and self._other != new:
-                    self._node.change_keys("cancel", self._keys, self._other)
-                self._other = new
+                if self._alternate is not None and self._alternate != new:
+                    self._node.change_keys("cancel", self._keys, self._alternate)
+                self._alternate = new
                 self._node.change_keys("expect", self._keys, new)
                 return p.KeyChanged(users=self._users(asker.src))
             case "use":
                 self._use(new, asker)
                 return None
             case "cancel":
-                if self._other == new:
+                if self._alternate == new:
                     self._node.change_keys("cancel", self._keys, new)
-                    self._other = None
+                    self._alternate = None
             case "done":
-                if self._keys == new and self._other is not None:
-                    self._node.change_keys("done", self._other, new)
-                    self._other = None
+                if self._keys == new and self._alternate is not None:
+                    self._node.change_keys("done", self._alternate, new)
+                    self._alternate = None
         return p.KeyChanged()
 
     def _read(self, key: str) -> Keys:
@@ -69,7 +69,7 @@ class AgentKeys:
         if self._keys == new:  # asked twice
             asker.reply(p.KeyChanged())
             return
-        old, self._keys, self._other = self._keys, new, self._keys
+        old, self._keys, self._alternate = self._keys, new, self._keys
         self._node.change_keys("expect", old, new)
         error = ""
         try:

@@ -165,10 +165,10 @@ class ComingAgent:
             process.kill()
             process.stdin.close()
             status = process.wait()
-            said = _end_of(folder / "logs" / "agent.log") or "(nothing)"
+            output = _end_of(folder / "logs" / "agent.log") or "(nothing)"
             folders.remove_run_folder(folder)
-            said = f"the agent of host {self.host} did not start: {error} (status {status}). It said:\n{said}"
-            raise AgentStartError(said) from None
+            text = f"the agent of host {self.host} did not start: {error} (status {status}). It said:\n{output}"
+            raise AgentStartError(text) from None
         return AgentHandle(process, ready, folder)
 
     def kill(self) -> None:
@@ -191,8 +191,8 @@ def _first_line(fd: int, timeout_s: float) -> bytes:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     while not line.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not poller.poll(left * 1000):
+        seconds = deadline - time.monotonic()
+        if seconds <= 0 or not poller.poll(seconds * 1000):
             raise TimeoutError(f"not ready within {timeout_s:g} s")
         data = os.read(fd, 4096)
         if not data:

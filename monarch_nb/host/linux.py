@@ -51,12 +51,12 @@ def boot_id() -> str:
 
 def rdma_devices(*, closed: bool = False) -> tuple[str, ...]:
     """The names of this machine's RDMA devices that this process may use, such as mlx5_0; or of those it may not."""
-    found = []
+    names = []
     for device in sorted(Path("/sys/class/infiniband_verbs").glob("uverbs*")):
         with contextlib.suppress(OSError):
             if os.access(f"/dev/infiniband/{device.name}", os.R_OK | os.W_OK) is not closed:
-                found.append((device / "ibdev").read_text().strip())
-    return tuple(found)
+                names.append((device / "ibdev").read_text().strip())
+    return tuple(names)
 
 
 def become_subreaper() -> bool:
@@ -156,8 +156,8 @@ def _kilobytes(path: str, name: str) -> int:
     """A field of a file of /proc, in bytes. Raises OSError, ValueError, KeyError."""
     with open(path, encoding="ascii", errors="replace") as file:
         for line in file:
-            found, _, rest = line.partition(":")
-            if found == name:
+            field, _, rest = line.partition(":")
+            if field == name:
                 return int(rest.split()[0]) << 10
     raise KeyError(name)
 
@@ -173,14 +173,14 @@ def process_state(pid: int) -> tuple[str, int]:
 
 def child_processes() -> list[int]:
     """Returns the processes that this one has started and that live; none where that is not known."""
-    mine, found = str(os.getpid()), []
+    own, pids = str(os.getpid()), []
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdecimal():
             with contextlib.suppress(OSError, IndexError):
                 letter, parent = _stat(int(name))[:2]
-                if parent == mine and letter != "Z":
-                    found.append(int(name))
-    return found
+                if parent == own and letter != "Z":
+                    pids.append(int(name))
+    return pids
 
 
 def _stat(pid: int) -> list[str]:

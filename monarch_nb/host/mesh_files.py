@@ -102,12 +102,12 @@ def change(path: Path, **changes: object) -> None:
             write(path, msgspec.structs.replace(mesh, **changes))
 
 
-def leave(path: Path, seconds: float, why: str, *, left_at: float | None = None, former: str = "") -> None:
+def leave(path: Path, seconds: float, reason: str, *, left_at: float | None = None, former: str = "") -> None:
     """Records that a mesh is detached, for the seconds that are left of its lease. Never raises."""
     now = time.time()
     more = {"former": former} if former else {}
     change(path, holder=None, left_at=now if left_at is None else left_at, until=now + seconds, boot=boot_id(),
-           until_monotonic=time.monotonic() + seconds, why=why, **more)  # fmt: skip
+           until_monotonic=time.monotonic() + seconds, why=reason, **more)  # fmt: skip
 
 
 def lease_left(mesh: MeshFile) -> float:
@@ -120,11 +120,11 @@ def lease_left(mesh: MeshFile) -> float:
     return mesh.until - time.time()
 
 
-def end(path: Path, why: str) -> None:
+def end(path: Path, reason: str) -> None:
     """Records a mesh's end and its reason. Never raises; does nothing to a mesh that is held."""
     mesh = read(path)
     if mesh is not None and mesh.holder is None:
-        change(path, secret="", ways=(), ended=why, ended_at=time.time())
+        change(path, secret="", ways=(), ended=reason, ended_at=time.time())
 
 
 def own_system() -> str:
@@ -165,10 +165,10 @@ def tidied() -> list[tuple[Path, MeshFile]]:
 def _tidy(path: Path, mesh: MeshFile) -> None:
     holder = mesh.holder
     if holder is not None and has_ended(holder):
-        who = f"{holder.what} (process {holder.pid}) has ended"
-        leave(path, mesh.keep, who, former=holder.address)
+        reason = f"{holder.what} (process {holder.pid}) has ended"
+        leave(path, mesh.keep, reason, former=holder.address)
         if not mesh.keep:
-            end(path, f"it has ended with its program: {who}")
+            end(path, f"it has ended with its program: {reason}")
             return
         holder = None
     if holder is not None:
@@ -182,10 +182,10 @@ def _tidy(path: Path, mesh: MeshFile) -> None:
 
 def agent_gone(mesh: MeshFile) -> bool:
     """Whether no agent remains that could know of a mesh on this machine."""
-    keepers = [way.endpoint for way in mesh.ways[:KEEPERS]]
-    if not keepers or mesh.machine != platform.node() or not all(each.startswith("ipc://") for each in keepers):
+    endpoints = [way.endpoint for way in mesh.ways[:KEEPERS]]
+    if not endpoints or mesh.machine != platform.node() or not all(path.startswith("ipc://") for path in endpoints):
         return False
-    return not any(_listens(Path(each.removeprefix("ipc://"), "agent")) for each in keepers)
+    return not any(_listens(Path(path.removeprefix("ipc://"), "agent")) for path in endpoints)
 
 
 def _listens(path: Path) -> bool:
@@ -209,7 +209,7 @@ def remove(path: Path) -> None:
 
 def all_files() -> list[tuple[Path, MeshFile]]:
     """Returns all files, the newest last, after removing old records of ends."""
-    found = []
+    files = []
     for path in sorted(folder().glob("*.json"), key=_age):
         mesh = read(path)
         if mesh is None:
@@ -217,8 +217,8 @@ def all_files() -> list[tuple[Path, MeshFile]]:
         if mesh.ended and time.time() - mesh.ended_at > _ENDED_S:
             remove(path)
         else:
-            found.append((path, mesh))
-    return found
+            files.append((path, mesh))
+    return files
 
 
 def _age(path: Path) -> float:
@@ -228,6 +228,6 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def clock(at: float) -> str:
+def clock(timestamp: float) -> str:
     """Formats a time of day."""
-    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
+    return datetime.fromtimestamp(timestamp).astimezone().strftime("%H:%M:%S")

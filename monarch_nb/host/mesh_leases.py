@@ -81,43 +81,43 @@ class MeshLeases:
     @property
     def detached(self) -> list[MeshLease]:
         """Returns the leases of detached meshes."""
-        return [one for one in self._all.values() if one.detached]
+        return [lease for lease in self._all.values() if lease.detached]
 
-    def hold(self, wanted: Hold, owner: str) -> MeshLease:
+    def hold(self, request: Hold, owner: str) -> MeshLease:
         """Records how an owner wants a mesh held; later messages replace the parts they name. Raises HeldError."""
-        known = self._all.get(wanted.uid)
-        if known is None:
-            known = self._all[wanted.uid] = MeshLease(
-                wanted.uid, wanted.name, wanted.secret, wanted.seconds, wanted.keep, wanted.holder
+        lease = self._all.get(request.uid)
+        if lease is None:
+            lease = self._all[request.uid] = MeshLease(
+                request.uid, request.name, request.secret, request.seconds, request.keep, request.holder
             )
-        elif known.holder is None or known.holder.address != owner:
-            raise HeldError(f"{wanted.name} is not yours any more: {self._held_by(known)}")
-        known.seconds, known.keep, known.holder = wanted.seconds, wanted.keep, wanted.holder
-        known.meshes, known.file, known.unwatched = wanted.meshes, wanted.file, wanted.unwatched
-        known.grant, known.turn = max(known.grant, wanted.grant), max(known.turn, wanted.turn)
-        known.parts = {name: part for name, part in {**known.parts, **wanted.parts}.items() if part}
-        return known
+        elif lease.holder is None or lease.holder.address != owner:
+            raise HeldError(f"{request.name} is not yours any more: {self._held_by(lease)}")
+        lease.seconds, lease.keep, lease.holder = request.seconds, request.keep, request.holder
+        lease.meshes, lease.file, lease.unwatched = request.meshes, request.file, request.unwatched
+        lease.grant, lease.turn = max(lease.grant, request.grant), max(lease.turn, request.turn)
+        lease.parts = {name: part for name, part in {**lease.parts, **request.parts}.items() if part}
+        return lease
 
-    def leave(self, uid: str, owner: str, now: float, wall: float, why: str) -> MeshLease:
+    def leave(self, uid: str, owner: str, now: float, wall: float, reason: str) -> MeshLease:
         """Detaches a mesh for its lease. Raises HeldError."""
-        known = self._all.get(uid)
-        if known is None or known.holder is None or known.holder.address != owner:
-            raise HeldError(f"it cannot be left: {self._held_by(known) if known else 'it is not known here'}")
-        return self._leave(known, now, wall, why)
+        lease = self._all.get(uid)
+        if lease is None or lease.holder is None or lease.holder.address != owner:
+            raise HeldError(f"it cannot be left: {self._held_by(lease) if lease else 'it is not known here'}")
+        return self._leave(lease, now, wall, reason)
 
-    def owner_gone(self, owner: str, now: float, wall: float, why: str) -> tuple[list[MeshLease], list[MeshLease]]:
+    def owner_gone(self, owner: str, now: float, wall: float, reason: str) -> tuple[list[MeshLease], list[MeshLease]]:
         """Handles an owner's end: returns the meshes that are now detached, and those that end with it."""
-        mine = [one for one in self.all() if one.holder is not None and one.holder.address == owner]
-        kept = [self._leave(one, now, wall, why) for one in mine if one.keep]
-        over = [one for one in mine if not one.keep]
-        for one in over:
-            del self._all[one.uid]
-        return kept, over
+        mine = [lease for lease in self.all() if lease.holder is not None and lease.holder.address == owner]
+        detached = [self._leave(lease, now, wall, reason) for lease in mine if lease.keep]
+        ended = [lease for lease in mine if not lease.keep]
+        for lease in ended:
+            del self._all[lease.uid]
+        return detached, ended
 
-    def _leave(self, one: MeshLease, now: float, wall: float, why: str) -> MeshLease:
-        one.holder, one.why, one.left_at, one.until = None, why, wall, now + one.seconds
-        one.turn += 1
-        return one
+    def _leave(self, lease: MeshLease, now: float, wall: float, reason: str) -> MeshLease:
+        lease.holder, lease.why, lease.left_at, lease.until = None, reason, wall, now + lease.seconds
+        lease.turn += 1
+        return lease
 
     def attach(self, uid: str, secret: str, newcomer: MeshHolder, *, steal: bool = False, grant: int = 0, turn: int = 0
                ) -> MeshHolder | None:  # fmt: skip
@@ -125,45 +125,45 @@ class MeshLeases:
 
         `grant` and `turn` are those of the mesh's first host, and 0 there.
         """
-        known = self._all.get(uid)
-        if known is None:
+        lease = self._all.get(uid)
+        if lease is None:
             raise HeldError("it is not there any more: it was stopped, or its lease has ended")
-        if not hmac.compare_digest(known.secret.encode(), secret.encode()):
+        if not hmac.compare_digest(lease.secret.encode(), secret.encode()):
             raise HeldError(_NOT_YOURS)
         if grant:
-            if grant <= known.grant:
+            if grant <= lease.grant:
                 raise HeldError(_COMES)
-        elif known.holder is not None and known.holder.address != newcomer.address and not steal:
-            raise HeldError(f"{self._held_by(known)}; steal=True (%attach {known.name} --steal) takes it over")
-        before = known.holder
-        known.grant = grant or known.grant + 1
-        known.turn = max(known.turn + 1, turn)
-        known.holder, known.until = newcomer, 0.0
+        elif lease.holder is not None and lease.holder.address != newcomer.address and not steal:
+            raise HeldError(f"{self._held_by(lease)}; steal=True (%attach {lease.name} --steal) takes it over")
+        before = lease.holder
+        lease.grant = grant or lease.grant + 1
+        lease.turn = max(lease.turn + 1, turn)
+        lease.holder, lease.until = newcomer, 0.0
         return before if before is not None and before.address != newcomer.address else None
 
-    def was_left(self, wanted: Attach) -> bool:
+    def was_left(self, request: Attach) -> bool:
         """Whether the sender has seen that the mesh's owner ended."""
-        known = self._all.get(wanted.uid)
-        if known is None or known.holder is None or known.holder.address != wanted.ended:
+        lease = self._all.get(request.uid)
+        if lease is None or lease.holder is None or lease.holder.address != request.ended:
             return False
-        return hmac.compare_digest(known.secret.encode(), wanted.secret.encode())
+        return hmac.compare_digest(lease.secret.encode(), request.secret.encode())
 
     def drop(self, uid: str, secret: str, owner: str) -> None:
-        """Handles that the owner, which had lost this host, has given up what is here. Raises HeldError."""
-        known = self._all.get(uid)
-        if known is None:
+        """Removes the lease of an owner that had lost this host and gave the mesh up. Raises HeldError."""
+        lease = self._all.get(uid)
+        if lease is None:
             return
-        if not hmac.compare_digest(known.secret.encode(), secret.encode()):
+        if not hmac.compare_digest(lease.secret.encode(), secret.encode()):
             raise HeldError(_NOT_YOURS)
-        if known.holder is not None and known.holder.address != owner:
-            raise HeldError(self._held_by(known))
+        if lease.holder is not None and lease.holder.address != owner:
+            raise HeldError(self._held_by(lease))
         del self._all[uid]
 
-    def exited(self, uid: str, gone: Exited) -> None:
+    def exited(self, uid: str, exit: Exited) -> None:
         """Stores the end of a process of the mesh for its next owner."""
-        known = self._all.get(uid)
-        if known is not None and known.detached:
-            known.exits.append(gone)
+        lease = self._all.get(uid)
+        if lease is not None and lease.detached:
+            lease.exits.append(exit)
 
     def end(self, uid: str) -> MeshLease | None:
         """Removes a stopped mesh."""
@@ -171,42 +171,42 @@ class MeshLeases:
 
     def expired(self, now: float) -> list[MeshLease]:
         """Removes and returns meshes whose lease has ended, which are to be stopped."""
-        over = [one for one in self.detached if one.until <= now]
-        for one in over:
-            del self._all[one.uid]
-        return over
+        expired = [lease for lease in self.detached if lease.until <= now]
+        for lease in expired:
+            del self._all[lease.uid]
+        return expired
 
     def due(self, now: float) -> float | None:
         """Returns the seconds until the next lease ends, or None."""
-        return min((max(0.0, one.until - now) for one in self.detached), default=None)
+        return min((max(0.0, lease.until - now) for lease in self.detached), default=None)
 
     @staticmethod
-    def _held_by(one: MeshLease) -> str:
-        if one.holder is None:
-            return f"{one.name} was left at {clock(one.left_at)}"
-        by = one.holder
-        return f"{one.name} is held by {by.what} (process {by.pid} on {by.machine}) since {clock(by.since)}"
+    def _held_by(lease: MeshLease) -> str:
+        if (holder := lease.holder) is None:
+            return f"{lease.name} was left at {clock(lease.left_at)}"
+        process = f"{holder.what} (process {holder.pid} on {holder.machine})"
+        return f"{lease.name} is held by {process} since {clock(holder.since)}"
 
 
 log = logging.getLogger(__name__)
-# What takes the ends of processes, and what ends a diagnosis and gives its findings.
+# One function takes the ends of processes; the other ends a diagnosis and returns its findings.
 Diagnosis = tuple[Callable[[Exited], None], Callable[[], tuple[RunFinding, ...]]]
 NOBODY = ""  # the owner of processes of a detached mesh
 
 
 class MeshLeaseService:
-    """Executes what `MeshLeases` decides, on the loop's thread.
+    """Executes the decisions of `MeshLeases` on the loop's thread.
 
-    `later(seconds, call)` is the loop's; `changed()` is called when nothing may be left to hold; `grant(owner)` makes
-    sure that an owner's end is noticed here, `notices(at)` returns the host's preemption notices since then.
+    `call_later(seconds, call)` is the loop's; `changed()` is called when a mesh has ended; `grant(owner)` makes sure
+    that an owner's end is noticed here; `notices(since)` returns the host's preemption notices from that time on.
     """
 
     def __init__(self, *, children: Children, stopper: ProcStopper, sender: AgentSender, logs: LogTailer,
-                 later: Callable[[float, Callable[[], None]], object], changed: Callable[[], None],
+                 call_later: Callable[[float, Callable[[], None]], object], changed: Callable[[], None],
                  grant: Callable[[str], None],
                  notices: Callable[[float], tuple[p.PreemptionNotice, ...]]) -> None:  # fmt: skip
         self._children, self._stopper, self._sender, self._logs = children, stopper, sender, logs
-        self._later, self._changed, self._grant, self._notices = later, changed, grant, notices
+        self._call_later, self._changed, self._grant, self._notices = call_later, changed, grant, notices
         self._leases = MeshLeases()
         self._diagnoses: dict[str, Diagnosis] = {}  # of detached meshes
         self.attached_controllers: set[str] = set()
@@ -226,23 +226,23 @@ class MeshLeaseService:
     @property
     def holders(self) -> list[str]:
         """Returns the holders of meshes here."""
-        return [one.holder.address for one in self._leases.all() if one.holder is not None]
+        return [lease.holder.address for lease in self._leases.all() if lease.holder is not None]
 
-    def owner_gone(self, owner: str, why: str) -> None:
+    def owner_gone(self, owner: str, reason: str) -> None:
         """Handles an owner's end: those of its meshes that are to be kept are detached from now on."""
         self.attached_controllers.discard(owner)
-        kept, over = self._leases.owner_gone(owner, time.monotonic(), time.time(), why)
-        for one in kept:
-            self._is_left(one)
-        for one in over:
-            if one.file:
-                mesh_files.remove(Path(one.file))
+        detached, ended = self._leases.owner_gone(owner, time.monotonic(), time.time(), reason)
+        for lease in detached:
+            self._on_detached(lease)
+        for lease in ended:
+            if lease.file:
+                mesh_files.remove(Path(lease.file))
 
     def agent_ends(self, reason: str) -> None:
         """Records the end of the host for controllers that come later."""
-        for one in self._leases.all():
-            if one.file and one.detached:
-                mesh_files.end(Path(one.file), reason)
+        for lease in self._leases.all():
+            if lease.file and lease.detached:
+                mesh_files.end(Path(lease.file), reason)
 
     def exited(self, child: Child) -> None:
         """Records the end of a process."""
@@ -251,71 +251,71 @@ class MeshLeaseService:
             self._leases.exited(uid, child.exit)
             if uid in self._diagnoses:
                 self._diagnoses[uid][0](child.exit)
-        one = self._leases.get(uid)
+        lease = self._leases.get(uid)
         stopped = child.exit is not None and child.exit.expected
-        if one is not None and stopped and not one.detached and not self._alive(one):  # by its owner
+        if lease is not None and stopped and not lease.detached and not self._alive(lease):  # by its owner
             self._leases.end(uid)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def _hold(self, wanted: p.Hold, asker: Asker[Done]) -> Done:
-        self._leases.hold(wanted, asker.src)
+    def _hold(self, request: p.Hold, asker: Asker[Done]) -> Done:
+        self._leases.hold(request, asker.src)
         return Done()
 
-    def _detach(self, wanted: p.Detach, asker: Asker[Done]) -> Done:
-        left = self._leases.leave(wanted.uid, asker.src, time.monotonic(), time.time(), wanted.why)
-        self._is_left(left, wanted.unread)
+    def _detach(self, request: p.Detach, asker: Asker[Done]) -> Done:
+        lease = self._leases.leave(request.uid, asker.src, time.monotonic(), time.time(), request.why)
+        self._on_detached(lease, request.unread)
         return Done()
 
-    def _attach(self, wanted: p.Attach, asker: Asker[p.AttachReply]) -> p.AttachReply | None:
-        one = self._leases.get(wanted.uid)
-        if one is None:
+    def _attach(self, request: p.Attach, asker: Asker[p.AttachReply]) -> p.AttachReply | None:
+        lease = self._leases.get(request.uid)
+        if lease is None:
             return p.AttachReply(known=False)
-        if self._leases.was_left(wanted):  # its owner's end is not known here yet
-            why = "its program has ended"
-            self._is_left(self._leases.leave(one.uid, wanted.ended, time.monotonic(), time.time(), why))
-        why, left_at, who = one.why, one.left_at, wanted.holder
+        if self._leases.was_left(request):  # its owner's end is not known here yet
+            reason = "its program has ended"
+            self._on_detached(self._leases.leave(lease.uid, request.ended, time.monotonic(), time.time(), reason))
+        reason, left_at, holder = lease.why, lease.left_at, request.holder
         try:
-            before = self._leases.attach(wanted.uid, wanted.secret, who, steal=wanted.steal, grant=wanted.grant,
-                                            turn=wanted.turn)  # fmt: skip
+            before = self._leases.attach(request.uid, request.secret, holder, steal=request.steal, grant=request.grant,
+                                            turn=request.turn)  # fmt: skip
         except HeldError as error:
             asker.refuse(str(error))
             return None
-        mine = self._procs(one)
-        for child in mine:
-            child.own(wanted.holder.address)
+        children = self._procs(lease)
+        for child in children:
+            child.own(request.holder.address)
             if before is not None:
                 child.watchers.discard(before.address)
                 self._logs.leave(child.address, before.address)
             child.watchers.add(asker.src)
         if before is not None:
-            self._sender.post(before.address, verbs.STOLEN, p.Stolen(one.uid, wanted.holder))
-        self._grant(wanted.holder.address)
-        self.attached_controllers.add(wanted.holder.address)
-        self._announce_owner(one, wanted.holder.address)
-        self._note(one)
-        exits = tuple(one.exits)
-        one.exits.clear()
-        findings = self._end_diagnosis(one.uid)
+            self._sender.post(before.address, verbs.STOLEN, p.Stolen(lease.uid, request.holder))
+        self._grant(request.holder.address)
+        self.attached_controllers.add(request.holder.address)
+        self._announce_owner(lease, request.holder.address)
+        self._update_file(lease)
+        exits = tuple(lease.exits)
+        lease.exits.clear()
+        findings = self._end_diagnosis(lease.uid)
         return p.AttachReply(
-            grant=one.grant, turn=one.turn, left_at=left_at, why=why, parts=one.parts,
-            procs=tuple(child.describe() for child in mine),
-            logs={child.address: child.log_file for child in mine}, exits=exits, before=before,
+            grant=lease.grant, turn=lease.turn, left_at=left_at, why=reason, parts=lease.parts,
+            procs=tuple(child.describe() for child in children),
+            logs={child.address: child.log_file for child in children}, exits=exits, before=before,
             findings=findings,
             notices=self._notices(left_at) if left_at else (),
         )  # fmt: skip
 
-    def _drop(self, wanted: p.DropMesh, asker: Asker[Done]) -> Done | None:
+    def _drop(self, request: p.DropMesh, asker: Asker[Done]) -> Done | None:
         try:
-            self._leases.drop(wanted.uid, wanted.secret, asker.src)
+            self._leases.drop(request.uid, request.secret, asker.src)
         except HeldError as error:
             asker.refuse(str(error))
             return None
-        self._end_diagnosis(wanted.uid)
+        self._end_diagnosis(request.uid)
         old = []
         for child in self._children.alive():
             mesh, rank, incarnation = parse_address(child.address).place
-            if mesh == wanted.uid and incarnation <= wanted.incarnations.get(rank, -1):
+            if mesh == request.uid and incarnation <= request.incarnations.get(rank, -1):
                 old.append(child)
         if not old:
             return Done()
@@ -325,65 +325,65 @@ class MeshLeaseService:
 
     # -- effects ------------------------------------------------------------------------------------------------------
 
-    def _procs(self, one: MeshLease) -> list[Child]:
-        return [child for child in self._children.all() if parse_address(child.address).mesh == one.uid]
+    def _procs(self, lease: MeshLease) -> list[Child]:
+        return [child for child in self._children.all() if parse_address(child.address).mesh == lease.uid]
 
-    def _alive(self, one: MeshLease) -> list[Child]:
-        return [child for child in self._procs(one) if child.alive]
+    def _alive(self, lease: MeshLease) -> list[Child]:
+        return [child for child in self._procs(lease) if child.alive]
 
-    def _is_left(self, one: MeshLease, unread: tuple[int, ...] = ()) -> None:
-        log.info("%s (%s) is left: %s", one.name, one.uid, one.why)
-        for child in self._alive(one):
+    def _on_detached(self, lease: MeshLease, unread: tuple[int, ...] = ()) -> None:
+        log.info("%s (%s) is left: %s", lease.name, lease.uid, lease.why)
+        for child in self._alive(lease):
             self._logs.leave(child.address, child.spec.owner)
             child.watchers.discard(child.spec.owner)
             child.own(NOBODY)
-        self._announce_owner(one, NOBODY, unread)
-        self._note(one)
-        self._later(one.seconds, self._look)
-        self._begin_diagnosis(one)
+        self._announce_owner(lease, NOBODY, unread)
+        self._update_file(lease)
+        self._call_later(lease.seconds, self._end_expired)
+        self._begin_diagnosis(lease)
 
-    def _begin_diagnosis(self, one: MeshLease) -> None:
-        how = one.unwatched
+    def _begin_diagnosis(self, lease: MeshLease) -> None:
+        how = lease.unwatched
         if how is None or not how.diagnoser.startswith("monarch_nb."):
             return
         module, _, name = how.diagnoser.partition(":")
         try:
             begin = getattr(import_module(module), name)
-            self._diagnoses[one.uid] = begin(
-                one.uid, one.name, how, lambda: self._procs(one), self._sender, self._later
+            self._diagnoses[lease.uid] = begin(
+                lease.uid, lease.name, how, lambda: self._procs(lease), self._sender, self._call_later
             )
         except Exception:  # the mesh runs without it
-            log.exception("%s cannot be diagnosed", one.name)
+            log.exception("%s cannot be diagnosed", lease.name)
 
     def _end_diagnosis(self, uid: str) -> tuple[RunFinding, ...]:
         _, end = self._diagnoses.pop(uid, (None, None))
         return () if end is None else end()
 
-    def _announce_owner(self, one: MeshLease, owner: str, unread: tuple[int, ...] = ()) -> None:
+    def _announce_owner(self, lease: MeshLease, owner: str, unread: tuple[int, ...] = ()) -> None:
         """Notifies all processes here, of which any may refer to the mesh."""
-        news = p.NewOwner(meshes=one.meshes, owner=owner, turn=one.turn, unread=unread)
+        news = p.NewOwner(meshes=lease.meshes, owner=owner, turn=lease.turn, unread=unread)
         self._sender.post_all((child.address for child in self._children.alive()), verbs.NEW_OWNER, news)
 
     @staticmethod
-    def _note(one: MeshLease) -> None:
+    def _update_file(lease: MeshLease) -> None:
         """Updates the mesh's file, which controllers read that look for meshes."""
-        if one.file:
-            if one.detached:
-                mesh_files.leave(Path(one.file), max(0.0, one.until - time.monotonic()), one.why, left_at=one.left_at)
-            else:
-                mesh_files.change(Path(one.file), holder=one.holder, left_at=one.left_at, until=0.0, why=one.why)
+        file = Path(lease.file)
+        if lease.file and lease.detached:
+            mesh_files.leave(file, max(0.0, lease.until - time.monotonic()), lease.why, left_at=lease.left_at)
+        elif lease.file:
+            mesh_files.change(file, holder=lease.holder, left_at=lease.left_at, until=0.0, why=lease.why)
 
-    def _look(self) -> None:
+    def _end_expired(self) -> None:
         now = time.monotonic()
-        for one in self._leases.expired(now):
-            lease = format_duration(round(one.seconds * 1e9))
-            why = f"nobody came back to it: its lease of {lease} ended at {clock(time.time())}"
-            log.info("%s (%s) ends: %s", one.name, one.uid, why)
-            if one.file:
-                mesh_files.end(Path(one.file), why)
-            self._end_diagnosis(one.uid)
-            self._stopper.stop(self._alive(one), timeout_s=3.0, grace_s=1.0, reason=why,
+        for lease in self._leases.expired(now):
+            length = format_duration(round(lease.seconds * 1e9))
+            reason = f"nobody came back to it: its lease of {length} ended at {clock(time.time())}"
+            log.info("%s (%s) ends: %s", lease.name, lease.uid, reason)
+            if lease.file:
+                mesh_files.end(Path(lease.file), reason)
+            self._end_diagnosis(lease.uid)
+            self._stopper.stop(self._alive(lease), timeout_s=3.0, grace_s=1.0, reason=reason,
                                done=lambda _exits: self._changed())  # fmt: skip
         due = self._leases.due(now)
         if due is not None:
-            self._later(due + 0.01, self._look)
+            self._call_later(due + 0.01, self._end_expired)

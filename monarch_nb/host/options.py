@@ -77,28 +77,28 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
     parser.add_argument("--bound", action="store_true", help="end with the owner at once, with all that is here")
     parser.add_argument("--prewarm", action="store_true", help="start the template process at once")
     parser.add_argument("--keep-folder", action="store_true", help="leave the run folder behind, to read the logs")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     for option in ("tcp", "dial"):
-        if wrong := _wrong_address(getattr(given, option), bind=option == "tcp"):
+        if wrong := _wrong_address(getattr(args, option), bind=option == "tcp"):
             parser.error(f"--{option} {wrong}")
-    if (given.tcp or given.dial) and given.key is None and not given.insecure_loopback:
+    if (args.tcp or args.dial) and args.key is None and not args.insecure_loopback:
         parser.error(
-            f"{'--tcp' if given.tcp else '--dial'} needs --key FILE, with a file that the controller has, too: it is "
+            f"{'--tcp' if args.tcp else '--dial'} needs --key FILE, with a file that the controller has, too: it is "
             f"made if it is missing{more('manual/hosts.md#who-is-trusted')}"
         )
-    if not given.keep and not _has_end(given.owner_fd):
+    if not args.keep and not _has_end(args.owner_fd):
         parser.error(
             "it ends when its standard input does, which is no pipe and no terminal here (as with nohup or systemd): "
             "--keep has it run on"
         )
-    host = given.host or (lasting_host_id(given.tcp) if given.keep else None) or new_host_id()
+    host = args.host or (lasting_host_id(args.tcp) if args.keep else None) or new_host_id()
     return Options(
-        host=host, run_folder=(given.run_folder or run_folder_for(host)).absolute(), tcp=given.tcp,
-        tcp_fd=given.tcp_fd, dial=given.dial, key=given.key,
-        insecure_loopback=given.insecure_loopback,
-        owner_fd=None if given.keep else given.owner_fd, ready_fd=given.ready_fd, lease_s=given.lease_s,
-        prewarm=given.prewarm, bound=given.bound, keep_folder=given.keep_folder, unused_s=given.unused_s,
-        terminal=os.isatty(0) and os.isatty(given.ready_fd),
+        host=host, run_folder=(args.run_folder or run_folder_for(host)).absolute(), tcp=args.tcp,
+        tcp_fd=args.tcp_fd, dial=args.dial, key=args.key,
+        insecure_loopback=args.insecure_loopback,
+        owner_fd=None if args.keep else args.owner_fd, ready_fd=args.ready_fd, lease_s=args.lease_s,
+        prewarm=args.prewarm, bound=args.bound, keep_folder=args.keep_folder, unused_s=args.unused_s,
+        terminal=os.isatty(0) and os.isatty(args.ready_fd),
     )  # fmt: skip
 
 

@@ -23,8 +23,8 @@ def _distribution(name: str) -> "Distribution | None":
 
 def installed(name: str) -> str:
     """Returns the version of an installed package, or "". Imports nothing of it."""
-    found = _distribution(name)
-    return "" if found is None else found.version
+    package = _distribution(name)
+    return "" if package is None else package.version
 
 
 @cache
@@ -39,13 +39,13 @@ def origin() -> str:
 
     PEP 610.
     """
-    here = _distribution("monarch-nb")
-    written = None if here is None else here.read_text("direct_url.json")
-    if not written:
+    package = _distribution("monarch-nb")
+    text = None if package is None else package.read_text("direct_url.json")
+    if not text:
         return ""
-    found = json.loads(written)
-    commit = found.get("vcs_info", {}).get("commit_id", "")
-    return f"git+{found['url']}@{commit}" if commit else str(found.get("url", ""))
+    record = json.loads(text)
+    commit = record.get("vcs_info", {}).get("commit_id", "")
+    return f"git+{record['url']}@{commit}" if commit else str(record.get("url", ""))
 
 
 def how_to_install() -> str:
@@ -62,25 +62,25 @@ def differences(endpoint: str, state: HostState) -> tuple[str, bool]:
 
     Python's minor version and ours must be the same; another PyTorch or CUDA is reported, and does not exclude a host.
     """
-    here = sys.version.split()[0]
-    wrong = [
-        ("Python", state.python, here, state.python.split(".")[:2] != here.split(".")[:2], True),
+    python = sys.version.split()[0]
+    comparisons = [
+        ("Python", state.python, python, state.python.split(".")[:2] != python.split(".")[:2], True),
         ("monarch-nb", state.version, __version__, state.version != __version__, True),
     ]
     if state.torch and torch_version():  # a host may lack it on purpose
-        wrong.append(("PyTorch", state.torch, torch_version(), state.torch != torch_version(), False))
-    found = [(name, there, mine, stops) for name, there, mine, differs, stops in wrong if differs]
-    if not found:
+        comparisons.append(("PyTorch", state.torch, torch_version(), state.torch != torch_version(), False))
+    mismatches = [(name, theirs, ours, stops) for name, theirs, ours, differs, stops in comparisons if differs]
+    if not mismatches:
         return "", False
-    runs = "; ".join(f"{name} {there or '(unknown)'}, this process {mine}" for name, there, mine, _ in found)
-    differ = {name: mine for name, _, mine, _ in found}
+    runs = "; ".join(f"{name} {theirs or '(unknown)'}, this process {ours}" for name, theirs, ours, _ in mismatches)
+    differ = {name: ours for name, _, ours, _ in mismatches}
     fixes = [how_to_install()] if "monarch-nb" in differ else []
     if "PyTorch" in differ:
         fixes.append(f"pip install torch=={differ['PyTorch'].partition('+')[0]}")
     if "Python" in differ:
-        minor = ".".join(here.split(".")[:2])
+        minor = ".".join(python.split(".")[:2])
         fixes.insert(0, f"start the agent with Python {minor}, as code travels only between the same minor versions")
     cuda = state.torch.partition("+")[2] != torch_version().partition("+")[2]
     if "PyTorch" in differ and cuda:
         fixes.append(f"take PyTorch's builds for {torch_version().partition('+')[2] or 'its default'} there as here")
-    return f"{endpoint} runs {runs}. On that host: {'; '.join(fixes)}", any(stops for *_, stops in found)
+    return f"{endpoint} runs {runs}. On that host: {'; '.join(fixes)}", any(stops for *_, stops in mismatches)

@@ -233,9 +233,9 @@ class CastState(msgspec.Struct, array_like=True, frozen=True):
     came: bool
     waiting: tuple[int, ...] | None = ()
 
-    def waits_for(self, place: int) -> bool:
+    def waits_for(self, position: int) -> bool:
         """Whether the reply for a place may come yet."""
-        return self.waiting is None or place in self.waiting
+        return self.waiting is None or position in self.waiting
 
 
 class CastStates(msgspec.Struct, array_like=True, frozen=True):

@@ -36,24 +36,24 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
 
 def added(findings: Sequence[RunFinding], new: Iterable[RunFinding]) -> tuple[RunFinding, ...]:
     """The findings with new ones, in the order of time; one that was known is extended. Pure."""
-    known = {(each.kind, each.ranks, each.source): each for each in findings}
-    for each in new:
-        key = (each.kind, each.ranks, each.source)
-        before = known.pop(key, each)
-        times = before.times + (before is not each)
-        text = each.text if len(each.text) <= LONGEST else f"{each.text[: LONGEST - 1]}…"
-        known[key] = msgspec.structs.replace(each, text=text, first=before.first, times=times)
-    return tuple(known.values())[-MOST:]
+    by_key = {(finding.kind, finding.ranks, finding.source): finding for finding in findings}
+    for finding in new:
+        key = (finding.kind, finding.ranks, finding.source)
+        former = by_key.pop(key, finding)
+        times = former.times + (former is not finding)
+        text = finding.text if len(finding.text) <= LONGEST else f"{finding.text[: LONGEST - 1]}…"
+        by_key[key] = msgspec.structs.replace(finding, text=text, first=former.first, times=times)
+    return tuple(by_key.values())[-MOST:]
 
 
 def of_all_hosts(findings: Iterable[RunFinding]) -> list[RunFinding]:
     """The findings of several hosts. Of those that are the same it is the longest: it names more ranks. Pure."""
-    found: dict[tuple[str, tuple[int, ...], str], RunFinding] = {}
-    for each in findings:
-        key = (each.kind, each.ranks, each.source)
-        if key not in found or len(each.text) > len(found[key].text):
-            found[key] = each
-    return sorted(found.values(), key=lambda each: each.first)
+    by_key: dict[tuple[str, tuple[int, ...], str], RunFinding] = {}
+    for finding in findings:
+        key = (finding.kind, finding.ranks, finding.source)
+        if key not in by_key or len(finding.text) > len(by_key[key].text):
+            by_key[key] = finding
+    return sorted(by_key.values(), key=lambda finding: finding.first)
 
 
 def path_of(run: RunFindings) -> Path:
@@ -77,12 +77,12 @@ def read(path: Path) -> RunFindings:
 
 def all_files() -> list[Path]:
     """All files, the oldest first, after removing those of a week ago."""
-    found = []
+    files = []
     for path in mesh_files.folder().glob("*.findings"):
         with contextlib.suppress(OSError):
-            at = path.stat().st_mtime
-            if time.time() - at > _STORED_S:
+            modified = path.stat().st_mtime
+            if time.time() - modified > _STORED_S:
                 path.unlink()
             else:
-                found.append((at, path))
-    return [path for _, path in sorted(found)]
+                files.append((modified, path))
+    return [path for _, path in sorted(files)]

@@ -30,7 +30,7 @@ class AgentSender:
         self._node = node
         self.address = address
         self._ports = itertools.count(1)
-        self._asked: dict[int, tuple[Verb[Any, Any], Callable[[Any], None]]] = {}
+        self._requests: dict[int, tuple[Verb[Any, Any], Callable[[Any], None]]] = {}
 
     def post(self, dst: str, verb: Verb[Q, object], request: Q, *, port: int = 0) -> bool:
         """Sends one message; says whether it went out. Does not block."""
@@ -42,24 +42,24 @@ class AgentSender:
         for dst in sorted(addresses):
             self.post(dst, verb, request)
 
-    def request(self, dst: str, verb: Verb[Q, R], request: Q, then: Callable[[R], None]) -> None:
-        """Sends a request; `then` takes the reply, if one comes."""
+    def request(self, dst: str, verb: Verb[Q, R], request: Q, on_reply: Callable[[R], None]) -> None:
+        """Sends a request; `on_reply` takes the reply, if one comes."""
         port = next(self._ports)
-        self._asked[port] = (verb, then)
+        self._requests[port] = (verb, on_reply)
         if not self.post(dst, verb, request, port=port):
-            self._asked.pop(port, None)
+            self._requests.pop(port, None)
 
     def replied(self, header: Header, body: bytes | memoryview) -> None:
         """Handles the reply to a request; others are ignored. On the thread that reads."""
-        verb, then = self._asked.pop(header.port, (None, None))
-        if verb is None or then is None or header.status != Status.VALUE:
+        verb, on_reply = self._requests.pop(header.port, (None, None))
+        if verb is None or on_reply is None or header.status != Status.VALUE:
             return
         try:
             reply = verb.decode_reply(body)
         except MalformedMessageError as error:
             log.warning("the reply to %s from %s was not understood: %s", verb.name, header.src, error)
             return
-        then(reply)
+        on_reply(reply)
 
     def answer(self, request: Header, status: Status, body: msgspec.Struct, lane: Lane) -> None:
         """Reply to a request, if it wants one."""

@@ -44,23 +44,23 @@ class PendingProcs:
 
     def __init__(self) -> None:
         self._latest: dict[tuple[str, int], int] = {}
-        self._met: dict[tuple[str, int], set[str]] = {}
+        self._expected: dict[tuple[str, int], set[str]] = {}
 
     def expect(self, address: str) -> bool:
         """Records a message to, or a watch of, a process that is not here; returns whether it may yet be started."""
         mesh, rank, incarnation = parse_address(address).place
         if incarnation < self._latest.get((mesh, rank), -1):
             return False
-        self._met.setdefault((mesh, rank), set()).add(address)
+        self._expected.setdefault((mesh, rank), set()).add(address)
         return True
 
     def expire(self, address: str) -> None:
         """Stops waiting for a process."""
         mesh, rank, _ = parse_address(address).place
-        met = self._met.get((mesh, rank), set())
-        met.discard(address)
-        if not met:
-            self._met.pop((mesh, rank), None)
+        expected = self._expected.get((mesh, rank), set())
+        expected.discard(address)
+        if not expected:
+            self._expected.pop((mesh, rank), None)
 
     def started(self, address: str) -> list[str]:
         """Records a start; returns the awaited processes that will never start now."""
@@ -69,11 +69,11 @@ class PendingProcs:
         self._latest[mesh, rank] = incarnation
         if len(self._latest) > _REMEMBERED:
             del self._latest[next(iter(self._latest))]
-        met = self._met.pop((mesh, rank), set())
-        later = {other for other in met if parse_address(other).incarnation > incarnation}
-        if later:
-            self._met[mesh, rank] = later
-        return sorted(met - later - {address})
+        expected = self._expected.pop((mesh, rank), set())
+        newer = {candidate for candidate in expected if parse_address(candidate).incarnation > incarnation}
+        if newer:
+            self._expected[mesh, rank] = newer
+        return sorted(expected - newer - {address})
 
 
 class AgentService:
@@ -81,13 +81,13 @@ class AgentService:
 
     `keeper(grant)` makes the service for meshes that outlive their owners.
     `caster` spreads casts. `learn(host, endpoint, via, incarnation)`, `forget(host, reason, incarnation)`,
-    `follow(owner, pid)`, `later(seconds, call)`, `replaced(address)` and `end(reason, timeout, done)` are the agent's.
+    `follow(owner, pid)`, `call_later(seconds, call)`, `replaced(address)`, `end(reason, timeout, done)`: the agent's.
     """
 
     def __init__(self, *, host: str, folder: Path, children: Children, stopper: ProcStopper, leases: OwnerLeases,
-                 logs: LogTailer, sender: AgentSender, kept: bool, incarnation: int,
+                 logs: LogTailer, sender: AgentSender, standalone: bool, incarnation: int,
                  learn: Callable[[str, str, str, int], None], forget: Callable[[str, str, int], None],
-                 follow: Callable[[str, int], None], later: Callable[[float, Callable[[], None]], object],
+                 follow: Callable[[str, int], None], call_later: Callable[[float, Callable[[], None]], object],
                  pending: PendingProcs, replaced: Callable[[str], None], gateway: GatewayService,
                  keys: AgentKeys, keeper: Callable[[Callable[[str], None]], MeshLeaseService], caster: Caster,
                  mps: MpsDaemon,
@@ -99,12 +99,12 @@ class AgentService:
         self._leases = leases
         self._logs = logs
         self._sender = sender
-        self._kept = kept
+        self._standalone = standalone
         self._learn = learn
         self._forget = forget
         self._vias: dict[str, str] = {}  # who passes on what goes to other hosts
         self._follow = follow
-        self._later = later
+        self._call_later = call_later
         self._awaited: dict[str, set[str]] = {}  # watchers of processes that have not been spawned yet
         self._pending, self._replaced = pending, replaced
         self._gateway, self._caster, self._mps = gateway, caster, mps
@@ -112,7 +112,7 @@ class AgentService:
         self._end = end
         self._verbs = takes = Handlers("host agents", sender.answer)
         takes.handle(verbs.SPAWN, self._spawn)
-        takes.handle(verbs.SPARES, lambda wanted, asker: children.spares.keep(wanted))
+        takes.handle(verbs.SPARES, lambda request, asker: children.spares.keep(request))
         takes.handle(verbs.WATCH, self._watch)
         takes.handle(verbs.STOP, self._stop)
         takes.handle(verbs.KILL, self._kill)
@@ -190,7 +190,7 @@ class AgentService:
         self._children.start(starts, {owner, asker.src}, heavy=request.heavy)
         for start, file in zip(starts, files, strict=True):
             for never in self._pending.started(start.spec.address):
-                self._wait_no_longer(never)
+                self._report_unknown(never)
                 self._replaced(never)
             child = self._children.find(start.spec.address)
             if child is not None:
@@ -204,7 +204,7 @@ class AgentService:
         if child is not None:
             if not child.alive:
                 raise ValueError(f"the owner {owner} has already ended")
-        elif host_of(owner) != self._host or self._kept:
+        elif host_of(owner) != self._host or self._standalone:
             self._leases.grant(owner, time.monotonic())
             self.ask_after(owner)
 
@@ -214,22 +214,22 @@ class AgentService:
         if parse_address(owner).is_proc and host_of(owner) != self._host:
             self._sender.post(agent_of(host_of(owner)), verbs.WATCH, p.Addresses((owner,)))
 
-    def owner_ended(self, owner: str, why: str) -> None:
+    def owner_ended(self, owner: str, reason: str) -> None:
         """Handles the end of an owner on this machine that is not a process of a mesh."""
-        self.owner_gone(owner, why)
-        gone = p.Exited(address=owner, host=host_of(owner), at=time.time(), reason=why, expected=True)
+        self.owner_gone(owner, reason)
+        report = p.Exited(address=owner, host=host_of(owner), at=time.time(), reason=reason, expected=True)
         concerned = [child.address for child in self._children.alive() if child.spec.owner != NOBODY]
-        self._sender.post_all(concerned, verbs.PROC_EXITED, gone)
+        self._sender.post_all(concerned, verbs.PROC_EXITED, report)
 
-    def owner_gone(self, owner: str, why: str) -> None:
+    def owner_gone(self, owner: str, reason: str) -> None:
         """Stops what a dead owner had, except what is to be kept."""
         self._leases.end(owner)
-        self.keeper.owner_gone(owner, why)
+        self.keeper.owner_gone(owner, reason)
         self._children.spares.owner_gone(owner)
-        self._gateway.controller_ended(owner, why)
+        self._gateway.controller_ended(owner, reason)
         owned = [child for child in self._children.alive() if child.spec.owner == owner]
         if owned:
-            self._stopper.stop(owned, timeout_s=0, grace_s=0.5, reason=f"its owner {owner} is gone: {why}")
+            self._stopper.stop(owned, timeout_s=0, grace_s=0.5, reason=f"its owner {owner} is gone: {reason}")
 
     def _watch(self, request: p.Addresses, asker: Asker[Done]) -> Done:
         for address in request.addresses:
@@ -239,7 +239,7 @@ class AgentService:
             else:  # its spawner may have passed the address on before this agent read the spawn request
                 self._awaited.setdefault(address, set()).add(asker.src)
                 wait = _PATIENCE if self._pending.expect(address) else 0.0
-                self._later(wait, partial(self._wait_no_longer, address))
+                self._call_later(wait, partial(self._report_unknown, address))
         return Done()
 
     def _attend(self, child: Child, watcher: str) -> None:
@@ -248,9 +248,9 @@ class AgentService:
         else:
             self._sender.post(watcher, verbs.PROC_EXITED, child.exit)
 
-    def _wait_no_longer(self, address: str) -> None:
-        why = f"not known on host {self._host}: never started here, or ended long ago"
-        unknown = p.Exited(address=address, host=self._host, at=time.time(), reason=why)
+    def _report_unknown(self, address: str) -> None:
+        reason = f"not known on host {self._host}: never started here, or ended long ago"
+        unknown = p.Exited(address=address, host=self._host, at=time.time(), reason=reason)
         self._sender.post_all(self._awaited.pop(address, ()), verbs.PROC_EXITED, unknown)
 
     def _stop(self, request: p.Stop, asker: Asker[p.StopReply]) -> None:
@@ -273,10 +273,9 @@ class AgentService:
         )  # fmt: skip
 
     def _samples(self, request: p.AskSamples, asker: Asker[p.ProcSamples]) -> p.ProcSamples:
-        found = {address: self._children.find(address) for address in request.addresses}
-        return p.ProcSamples(
-            {address: child.sample() for address, child in found.items() if child is not None and child.alive}
-        )
+        children = {address: self._children.find(address) for address in request.addresses}
+        samples = {address: child.sample() for address, child in children.items() if child is not None and child.alive}
+        return p.ProcSamples(samples)
 
     def introduction(self) -> p.HostState:
         """Returns this host's identity, without what runs there. Any thread."""
@@ -304,9 +303,8 @@ class AgentService:
 
     def _lost(self, request: p.HostsLost, asker: Asker[Done]) -> Done:
         alive = self._children.alive()
-        self._sender.post_all(
-            (child.address for child in alive), verbs.HOST_LOST, request
-        )  # before it can send anything
+        # Before any of them can send anything.
+        self._sender.post_all((child.address for child in alive), verbs.HOST_LOST, request)
         for host, reason in request.hosts.items():
             self._forget(host, reason, request.incarnations.get(host, 0))
             for owner in {child.spec.owner for child in alive if host_of(child.spec.owner) == host}:
@@ -346,8 +344,8 @@ def _own_pools() -> p.Environment:
     return {name: os.environ.get(name) for name in HELD_BACK}
 
 
-def _spread(values: Sequence[Any], count: int, default: Any, what: str) -> Sequence[Any]:
+def _spread(values: Sequence[Any], count: int, default: Any, name: str) -> Sequence[Any]:
     """Returns one value for each rank: as given, one for all, or the default."""
     if len(values) not in (0, 1, count):
-        raise ValueError(f"{len(values)} {what} for {count} ranks")
+        raise ValueError(f"{len(values)} {name} for {count} ranks")
     return values if len(values) == count else [values[0] if values else default] * count

@@ -91,7 +91,7 @@ class RelayedCalls:
             arrived = _arrived(state)
             positions = part.unanswered if arrived is not None else []
             lost = {
-                (part.call.call, index): lost_with(relay, came=bool(arrived))
+                (part.call.call, index): lost_with(relay, arrived=bool(arrived))
                 for index in positions
                 if not (isinstance(state, p.CastState) and state.waits_for(index))
             }

@@ -26,7 +26,7 @@ class Host:
         self.due: list[tuple[float, Callable[[], None]]] = []
         sender: Any = self
         self.preemption = Preemption(
-            sender, service=self, later=self.later, give_up=self.ended.append, now=lambda: self.now
+            sender, service=self, call_later=self.later, give_up=self.ended.append, now=lambda: self.now
         )
 
     @property
@@ -112,7 +112,7 @@ def test_a_notice_without_consequences_passes_and_the_host_is_normal(
     host: Host, seconds: float | None, passed: float
 ) -> None:
     host.preemption.terminated()
-    host.preemption.given(PreemptionNotice(by="spot", seconds=seconds))
+    host.preemption.handle(PreemptionNotice(by="spot", seconds=seconds))
     host.told.clear()
     host.passes(passed - 1)
     assert host.told == []

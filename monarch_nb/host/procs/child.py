@@ -21,18 +21,18 @@ class MemoryReadings:
     def __init__(self) -> None:
         self._readings: list[tuple[float, int]] = []  # wall clock, and bytes
 
-    def add(self, at: float, size: int) -> None:
+    def add(self, timestamp: float, size: int) -> None:
         """Adds the newest one; 0 bytes are none."""
         if size:
-            self._readings.append((at, size))
+            self._readings.append((timestamp, size))
         if len(self._readings) > self.MOST:
             del self._readings[1 : self.MOST // 2 : 2]
 
     def text(self, now: float) -> str:
         """What it was, the newest first: "9.81 GB 1 s before, 4.10 GB 8 s before"; "" without readings."""
         parts, shown = list[str](), 0.0
-        for at, size in reversed(self._readings):
-            if (age := now - at) >= self.APART * shown:
+        for timestamp, size in reversed(self._readings):
+            if (age := now - timestamp) >= self.APART * shown:
                 parts.append(f"{size_text(size)} {age:.0f} s before")
                 shown = max(age, 1.0)
         return ", ".join(parts)

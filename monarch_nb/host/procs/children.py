@@ -74,10 +74,10 @@ class Children:
         """Returns a process by address, ended ones too for a while."""
         return self._children.get(address)
 
-    def staying(self, addresses: Iterable[str]) -> list[str]:
+    def reportable(self, addresses: Iterable[str]) -> list[str]:
         """Returns those addresses that are worth a report: not processes of this host that have ended or are to end."""
-        found = [(address, self._children.get(address)) for address in addresses]
-        return [address for address, child in found if child is None or (child.alive and not child.stop_wanted)]
+        children = [(address, self._children.get(address)) for address in addresses]
+        return [address for address, child in children if child is None or (child.alive and not child.stop_wanted)]
 
     def all(self) -> list[Child]:
         """Returns every remembered process."""
@@ -142,8 +142,8 @@ class Children:
         light = self._light.coming or self._light.ready
         if heavy or not light or not self.forker.coming:
             return self.forker
-        there = sum(child.light for child in self._alive.values())  # they may be replaced by this one
-        return self._light if there + count <= settings.host_light_procs else self.forker
+        running = sum(child.light for child in self._alive.values())  # each may be replaced by this process
+        return self._light if running + count <= settings.host_light_procs else self.forker
 
     def _retire_light(self) -> None:
         """Ends the light template, once the real one is ready and its requests are under way."""
@@ -216,13 +216,13 @@ class Children:
         if channel in self._starts and not child.pid:  # nobody holds its other end: it has failed
             self._refused(channel, DIED)
 
-    def _refused(self, channel: ProcChannel, why: str) -> None:
+    def _refused(self, channel: ProcChannel, reason: str) -> None:
         """Starts by the cold path, with a new channel, what the template refused."""
-        if self.spares.refused(channel, why):
+        if self.spares.refused(channel, reason):
             return
         child, _ = self._starts[channel]
         if not child.stop_wanted:
-            child.why = why
+            child.why = reason
         if (again := self._new_channel(channel)) is not None:
             self._start_cold(again)
 
@@ -267,16 +267,16 @@ class Children:
         if child.channel is not None:
             self._starts.pop(child.channel, None)
         oom = signum == signal.SIGKILL and not child.stop_wanted and self._oom.struck()
-        why = child.stop_reason if child.stop_wanted and child.stop_reason else exits.reason(code, signum, oom=oom)
+        reason = child.stop_reason if child.stop_wanted and child.stop_reason else exits.reason(code, signum, oom=oom)
         lines, dump = exits.last_words(child.spec.log)
-        self._end(child, Exited(address=child.address, host=child.spec.host, reason=why, pid=child.pid, exitcode=code,
-                                signal=signum, last_lines=lines, dump=dump, oom=oom,
+        self._end(child, Exited(address=child.address, host=child.spec.host, reason=reason, pid=child.pid,
+                                exitcode=code, signal=signum, last_lines=lines, dump=dump, oom=oom,
                                 memory=child.memory.text(time.time()) if oom else "",
                                 expected=child.stop_wanted and not child.evicted, evicted=child.evicted, at=time.time(),
                                 log_bytes=spool_size(child.spec.log)))  # fmt: skip
 
-    def _failed(self, child: Child, why: str) -> None:
-        reason = f"the process could not be started on host {child.spec.host}: {why}"
+    def _failed(self, child: Child, cause: str) -> None:
+        reason = f"the process could not be started on host {child.spec.host}: {cause}"
         self._end(child, Exited(address=child.address, host=child.spec.host, expected=child.stop_wanted,
                                 at=time.time(), reason=reason))  # fmt: skip
 
@@ -286,7 +286,7 @@ class Children:
         if child.channel is not None:
             child.channel.close()
         self._listener.exited(child)
-        if exit.expected and not any(other.spec.mesh == child.spec.mesh for other in self._alive.values()):
+        if exit.expected and not any(process.spec.mesh == child.spec.mesh for process in self._alive.values()):
             self.spares.end(child.spec.mesh)
         child.discard()
 

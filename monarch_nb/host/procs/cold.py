@@ -67,12 +67,12 @@ def binding_prefix(bind: Mapping[str, str]) -> list[str]:
         options = {key: value for key, value in bind.items() if key in _NUMACTL} or {"physcpubind": bind["cpus"]}
         return ["numactl", *(f"--{key}={value}" for key, value in options.items())]
     cpus = bind.get("cpus") or bind.get("physcpubind") or _cpus_of_nodes(bind.get("cpunodebind", ""))
-    left = [key for key in ("membind", "cpunodebind") if key in bind and (key == "membind" or not cpus)]
+    ignored = [key for key in ("membind", "cpunodebind") if key in bind and (key == "membind" or not cpus)]
     if cpus and not shutil.which("taskset", path=search):
-        left.append("cpus")
+        ignored.append("cpus")
         cpus = ""
-    if left:
-        _log.warning("proc_bind: %s is ignored: numactl is not installed on this host", ", ".join(left))
+    if ignored:
+        _log.warning("proc_bind: %s is ignored: numactl is not installed on this host", ", ".join(ignored))
     return ["taskset", "-c", cpus] if cpus else []
 
 

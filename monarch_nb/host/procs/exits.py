@@ -44,10 +44,10 @@ def last_words(base: str, count: int | None = None) -> tuple[tuple[str, ...], tu
     if count is None:
         count = max(_FEWEST, settings.tail_log_lines)
     lines = last_lines_of(base, _MOST, _LAST_BYTES) if base else ()
-    crash = next((at for at, line in enumerate(lines) if line.startswith(_CRASHED)), len(lines))
+    crash = next((index for index, line in enumerate(lines) if line.startswith(_CRASHED)), len(lines))
     dump = lines[crash:]
-    here = next((at for at, line in enumerate(dump) if line.startswith("Current thread")), len(dump))
-    stack = tuple(itertools.takewhile(str.strip, dump[here:]))
+    thread = next((index for index, line in enumerate(dump) if line.startswith("Current thread")), len(dump))
+    stack = tuple(itertools.takewhile(str.strip, dump[thread:]))
     return lines[:crash][-count:], (*dump[:1], *_without_ours(stack)[:_FEWEST])
 
 

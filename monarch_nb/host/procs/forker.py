@@ -27,7 +27,7 @@ Refuse = Callable[[ProcChannel, str], None]
 
 
 class Forker:
-    """Requests forks from a template. Calls `refuse(channel, why)` for each process that has to start some other way.
+    """Requests forks from a template. Calls `refuse(channel, reason)` for each process that must start another way.
 
     A channel that was handed over and ends without a message means that the template, or its middle process, was
     killed.
@@ -159,16 +159,16 @@ class Forker:
             self._be_patient(_ANSWER_TIMEOUT_S if self._unanswered else None)
         else:
             self._hello += data
-            self._greeted()
+            self._read_hello()
 
-    def _greeted(self) -> None:
+    def _read_hello(self) -> None:
         *lines, self._hello = self._hello.split(b"\n")
         for line in lines:
-            said = json.loads(line)
+            message = json.loads(line)
             if self._pid is None:
-                self._watch(said["pid"])
-            if "threads" in said:
-                self._imported(said["threads"])
+                self._watch(message["pid"])
+            if "threads" in message:
+                self._imported(message["threads"])
 
     def _imported(self, threads: int) -> None:
         self.threads = threads
@@ -231,7 +231,7 @@ class Forker:
         if served:
             self.prewarm()
 
-    def _refuse_waiting(self, why: str) -> None:
+    def _refuse_waiting(self, reason: str) -> None:
         waiting, self._waiting = self._waiting, []
         for channel in waiting:
-            self._refuse(channel, why)
+            self._refuse(channel, reason)

@@ -203,17 +203,17 @@ def _restore_threads() -> None:
     """Gives thread pools the size they would have had without the template."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        wanted = wanted_threads(os.environ, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-        if wanted != torch.get_num_threads():
-            torch.set_num_threads(wanted)
+        count = wanted_threads(os.environ, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+        if count != torch.get_num_threads():
+            torch.set_num_threads(count)
     if "numpy" in sys.modules:
         _set_openblas_threads(wanted_threads(os.environ, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
 
 
 def _function(path: str) -> Callable[..., int | None]:
     module, _, name = path.partition(":")
-    found: Callable[..., int | None] = getattr(importlib.import_module(module), name)
-    return found
+    function: Callable[..., int | None] = getattr(importlib.import_module(module), name)
+    return function
 
 
 def _prepare(path: str, keep: set[int]) -> None:

@@ -20,12 +20,12 @@ _ATTEMPTS = 3  # starts of spares that end by themselves
 
 
 class SpareProc:
-    """A process without a rank, of a mesh ("" if it is wanted no more). `died` is called with its wait status."""
+    """A process without a rank, of a mesh ("" once it is to end). `died` is called with its wait status."""
 
     def __init__(self, mesh: str, channel: ProcChannel, died: Callable[[int], None]) -> None:
         self.mesh, self.channel, self.died = mesh, channel, died
         self.pid = 0  # until it has been forked
-        self.is_ready = False  # it has made its calls, which take longer than a fork
+        self.is_ready = False  # whether it has made its calls, which take longer than a fork
 
 
 class SpareProcs:
@@ -37,42 +37,42 @@ class SpareProcs:
 
     def __init__(self, loop: Loop, forker: Forker, reaper: Reaper) -> None:
         self._loop, self._forker, self._reaper = loop, forker, reaper
-        self._wanted: dict[str, KeepSpares] = {}  # by mesh
+        self._requests: dict[str, KeepSpares] = {}  # by mesh
         self._spares: dict[ProcChannel, SpareProc] = {}
         self._attempts: Counter[str] = Counter()
 
-    def keep(self, wanted: KeepSpares) -> None:
+    def keep(self, request: KeepSpares) -> None:
         """Starts the spares of a mesh, and replaces them from now on."""
-        if wanted.count < 1:
-            self.end(wanted.mesh)
+        if request.count < 1:
+            self.end(request.mesh)
             return
-        is_new = self._wanted.get(wanted.mesh) != wanted
-        self._wanted[wanted.mesh] = wanted
-        del self._attempts[wanted.mesh]
-        self._loop.call_later(0.0 if is_new else _REPLACE_S, lambda: self._fill(wanted.mesh))
+        is_new = self._requests.get(request.mesh) != request
+        self._requests[request.mesh] = request
+        del self._attempts[request.mesh]
+        self._loop.call_later(0.0 if is_new else _REPLACE_S, lambda: self._fill(request.mesh))
 
     def take(self, mesh: str) -> SpareProc | None:
-        """Returns a spare of a mesh, which is one no more."""
-        spare = next((each for each in self._spares.values() if each.mesh == mesh and each.is_ready), None)
+        """Returns and removes a spare of a mesh."""
+        spare = next((spare for spare in self._spares.values() if spare.mesh == mesh and spare.is_ready), None)
         if spare is not None:
             del self._spares[spare.channel]
             del self._attempts[mesh]
             self._loop.call_later(_REPLACE_S, lambda: self._fill(mesh))
         return spare
 
-    def refused(self, channel: ProcChannel, why: str) -> bool:
+    def refused(self, channel: ProcChannel, reason: str) -> bool:
         """Returns whether the channel is that of a spare, which the template has not forked."""
         spare = self._spares.get(channel)
         if spare is None:
             return False
         channel.close()
-        self._gone(spare, why)
+        self._ended(spare, reason)
         return True
 
     def end(self, mesh: str) -> None:
         """Ends the spares of a mesh."""
-        self._wanted.pop(mesh, None)
-        for spare in [each for each in self._spares.values() if each.mesh == mesh]:
+        self._requests.pop(mesh, None)
+        for spare in [spare for spare in self._spares.values() if spare.mesh == mesh]:
             spare.mesh = ""
             if spare.pid:  # else when it has been forked: the template has the channel
                 self._drop(spare)
@@ -86,14 +86,14 @@ class SpareProcs:
 
     def owner_gone(self, owner: str) -> None:
         """Ends the spares of an owner's meshes."""
-        for mesh in [mesh for mesh, wanted in self._wanted.items() if wanted.owner == owner]:
+        for mesh in [mesh for mesh, request in self._requests.items() if request.owner == owner]:
             self.end(mesh)
 
     def _fill(self, mesh: str) -> None:
-        wanted = self._wanted.get(mesh)
-        if wanted is None:
+        request = self._requests.get(mesh)
+        if request is None:
             return
-        missing = wanted.count - sum(spare.mesh == mesh for spare in self._spares.values())
+        missing = request.count - sum(spare.mesh == mesh for spare in self._spares.values())
         channels: list[ProcChannel] = []
         for _ in range(missing):
             try:
@@ -103,7 +103,7 @@ class SpareProcs:
                 break
             spare = self._spares[channel] = SpareProc(mesh, channel, lambda status: None)
             channel.attach(partial(self._on_words, spare), partial(self._channel_ended, spare))
-            channel.prepare(wanted.prepare)
+            channel.prepare(request.prepare)
             channels.append(channel)
         if channels:
             self._forker.fork(channels)
@@ -113,7 +113,7 @@ class SpareProcs:
             case ["pid", number] if not spare.pid:
                 spare.pid = int(number)
                 self._forker.forked()
-                spare.died = lambda status: self._gone(spare, f"it ended with status {status}")
+                spare.died = lambda status: self._ended(spare, f"it ended with status {status}")
                 self._reaper.watch(spare.pid, lambda status: spare.died(status))
                 if not spare.mesh:
                     self._drop(spare)
@@ -121,17 +121,17 @@ class SpareProcs:
                 spare.is_ready = True
             case ["error", *text]:
                 spare.channel.close()
-                self._gone(spare, " ".join(text))
+                self._ended(spare, " ".join(text))
 
     def _channel_ended(self, spare: SpareProc) -> None:
         if not spare.pid:  # else its death is about to be seen
-            self._gone(spare, "its start failed")
+            self._ended(spare, "its start failed")
 
-    def _gone(self, spare: SpareProc, why: str) -> None:
+    def _ended(self, spare: SpareProc, reason: str) -> None:
         if self._spares.pop(spare.channel, None) is None:
             return
         spare.channel.close()
         self._attempts[spare.mesh] += 1
-        log.warning("a spare process of %s is gone: %s", spare.mesh, why)
+        log.warning("a spare process of %s is gone: %s", spare.mesh, reason)
         if self._attempts[spare.mesh] < _ATTEMPTS:
             self._loop.call_later(_REPLACE_S, lambda: self._fill(spare.mesh))

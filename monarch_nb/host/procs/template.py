@@ -111,7 +111,7 @@ def can_fork_early() -> bool:
     return not portable() and thread_count() == 1
 
 
-def _fork_full(control: socket.socket, cord: int, other: socket.socket) -> bool:
+def _fork_full(control: socket.socket, cord: int, light: socket.socket) -> bool:
     """Forks the template proper, as an orphan for the agent to adopt. Returns whether this is it."""
     middle = os.fork()
     if middle:
@@ -120,7 +120,7 @@ def _fork_full(control: socket.socket, cord: int, other: socket.socket) -> bool:
         return False
     if os.fork():
         os._exit(0)
-    other.close()
+    light.close()
     os.setsid()
     die_with_pipe(cord)
     install(held_back(os.environ))
@@ -140,11 +140,11 @@ def _import_and_serve(control: socket.socket, cord: int) -> int:
     return _serve_all(control, cord, imported, list(WORTH_IMPORTING_LATER) if "torch" in imported else [])
 
 
-def _serve_all(control: socket.socket, cord: int, imported: list[str], later: list[str]) -> int:
+def _serve_all(control: socket.socket, cord: int, imported: list[str], pending: list[str]) -> int:
     _share()
     hello = {"pid": os.getpid(), "threads": thread_count(), "imported": imported}
     control.sendall(json.dumps(hello).encode() + b"\n")
-    channel = _serve(control, cord, later)
+    channel = _serve(control, cord, pending)
     if channel is None:
         return 0
     control.close()
@@ -184,11 +184,11 @@ def _share() -> None:
         finalizer.atexit = False
 
 
-def _serve(control: socket.socket, cord: int, later: list[str]) -> int | None:
+def _serve(control: socket.socket, cord: int, pending: list[str]) -> int | None:
     """Forks for each request. Returns a channel in a child, None in the template once the agent is gone."""
     while True:
-        while later and not select.select([control], [], [], QUIET_S)[0]:
-            import_all([later.pop(0)])
+        while pending and not select.select([control], [], [], QUIET_S)[0]:
+            import_all([pending.pop(0)])
             _share()
         data, fds, _, _ = socket.recv_fds(control, 4, BATCH)
         if not data:
@@ -213,11 +213,11 @@ def _fork_batch(channels: list[int], cord: int) -> int | None:
     if middle:
         os.waitpid(middle, 0)
         return None
-    for at, channel in enumerate(channels):
+    for index, channel in enumerate(channels):
         try:
             child = os.fork()
         except OSError as error:
-            _complain(channels[at:], error)
+            _complain(channels[index:], error)
             break
         if child == 0:
             os.setsid()  # before the first message: from then on the agent signals the group,
