@@ -108,12 +108,12 @@ class MemoryPace(waiting.WaitObserver):
         Returns after `QUIET_S` in which nothing has arrived, and after `SETTLES_S` in any case.
         """
         begun = wall.monotonic()
-        until, seen = begun + QUIET_S, -1
+        until, last_count = begun + QUIET_S, -1
         before = -1
-        while (left := until - wall.monotonic()) > 0:
-            self._time.settle(left)
-            if seen != self._time.deliveries:
-                seen, until = self._time.deliveries, min(wall.monotonic() + QUIET_S, begun + SETTLES_S)
+        while (remaining := until - wall.monotonic()) > 0:
+            self._time.settle(remaining)
+            if last_count != self._time.deliveries:
+                last_count, until = self._time.deliveries, min(wall.monotonic() + QUIET_S, begun + SETTLES_S)
             before, deliveries = self._deliveries_at_rest(), before
             if before >= 0 and before == deliveries:
                 return
@@ -148,7 +148,7 @@ class MemoryPace(waiting.WaitObserver):
             self._pass_while_waited_for()
 
     def _pass_while_waited_for(self) -> None:
-        before, then = -1, wall.monotonic()
+        before, real_now = -1, wall.monotonic()
         while not self._closed:
             wall.sleep(_LOOK_S)
             with self._changed:
@@ -156,13 +156,13 @@ class MemoryPace(waiting.WaitObserver):
                     return
                 limit = max((limit for future, limit in self._outside.values() if not future.done()), default=0.0)
             before, deliveries = self._deliveries_at_rest(), before
-            then, earlier = wall.monotonic(), then
+            real_now, earlier = wall.monotonic(), real_now
             now, due = self._time.monotonic(), self._time.next_due
             at_rest = before >= 0 and before == deliveries
             if at_rest and due is not None and due <= limit:
                 now = max(now, due)  # and no further: what comes of it takes its own time
             else:
-                now += then - earlier
+                now += real_now - earlier
             self._time.pass_to(now)
 
     def _deliveries_at_rest(self) -> int:
@@ -302,9 +302,9 @@ class Cluster:
         """
         inside = {self._name(number) for number in numbers}
         with self._time.lock:
-            for one in inside:
-                for other in set(self._hosts) - inside:
-                    self._network.part_hosts(one, other)
+            for near in inside:
+                for far in set(self._hosts) - inside:
+                    self._network.part_hosts(near, far)
             self._time.changed()
         for name in self._away(inside):
             self._time.later(settings.mesh_orphan_timeout, partial(self._expire, name))
@@ -314,9 +314,9 @@ class Cluster:
         """The network is whole again, and hosts that were lost, but live, can be used."""
         with self._time.lock:
             names = tuple(self._hosts)
-            for place, one in enumerate(names):
-                for other in names[place + 1 :]:
-                    self._network.join_hosts(one, other)
+            for index, first in enumerate(names):
+                for second in names[index + 1 :]:
+                    self._network.join_hosts(first, second)
             self._time.changed()
         for name in tuple(self._lost):
             if self._network.reachable(self._runtime.address, agent_of(name)):
@@ -409,10 +409,10 @@ class Cluster:
     def _lose(self, name: str, reason: str) -> None:
         self._lost.add(name)
         loss = self._runtime.part(ProcessWatcher).hosts_lost({name: 0}, reason)
-        for other in self._hosts:
-            if other != name and other not in self._lost:
+        for host in self._hosts:
+            if host != name and host not in self._lost:
                 with contextlib.suppress(TransportError):
-                    self._runtime.post(agent_of(other), verbs.LOST, p.HostsLost({name: reason}, losses={name: loss}))
+                    self._runtime.post(agent_of(host), verbs.LOST, p.HostsLost({name: reason}, losses={name: loss}))
 
     def _runtimes(self) -> list[Runtime]:
         workers = [worker.runtime for host in self._hosts.values() for worker in tuple(host.workers.values())]

@@ -31,7 +31,7 @@ class LongWaits(waiting.WaitObserver):
 
     def tick(self, future: Future[object], seconds: float) -> None:
         """Called each tenth of a second of a wait."""
-        if seconds < LONG_S or any(each.explains_long_waits for each in waiting.observers.members):
+        if seconds < LONG_S or any(observer.explains_long_waits for observer in waiting.observers.members):
             return
         if self._report is None:
             try:

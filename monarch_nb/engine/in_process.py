@@ -110,8 +110,8 @@ class InlineHost:
 
     def _spawn(self, request: p.SpawnProcs, asker: Asker[p.SpawnReply]) -> p.SpawnReply:
         started = []
-        for place, rank in enumerate(request.ranks):
-            incarnation = request.incarnations[place] if request.incarnations else 0
+        for index, rank in enumerate(request.ranks):
+            incarnation = request.incarnations[index] if request.incarnations else 0
             address = proc_address(self.host, request.mesh, rank, incarnation)
             spec = SpawnActor(
                 name=request.name, class_name="Console", kind="sync", region=RegionForm(offset=rank),
@@ -157,10 +157,10 @@ class InlineHost:
             return
         for cell in self._cells(address):
             cell.abandon(KILLED)
-        gone = p.Exited(address=address, host=self.host, reason=KILLED, pid=-1, signal=9, at=time.time())
-        word = Header(Kind.CONTROL, self.runtime.address, self.address, method=verbs.PROC_EXITED.name)
+        exited = p.Exited(address=address, host=self.host, reason=KILLED, pid=-1, signal=9, at=time.time())
+        header = Header(Kind.CONTROL, self.runtime.address, self.address, method=verbs.PROC_EXITED.name)
         self.runtime.handle(
-            word, self.runtime.node.snapshot([encode_body(gone)])
+            header, self.runtime.node.snapshot([encode_body(exited)])
         )  # before any call fails because of it
         self._gone(address, KILLED)
 

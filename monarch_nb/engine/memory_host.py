@@ -160,8 +160,8 @@ class MemoryHost:
 
     def _spawn(self, request: p.SpawnProcs, asker: Asker[p.SpawnReply]) -> p.SpawnReply:
         addresses = []
-        for place, rank in enumerate(request.ranks):
-            incarnation = request.incarnations[place] if request.incarnations else 0
+        for index, rank in enumerate(request.ranks):
+            incarnation = request.incarnations[index] if request.incarnations else 0
             address = proc_address(self.host, request.mesh, rank, incarnation)
             spec = p.ProcSpec(
                 address=address,
@@ -191,13 +191,13 @@ class MemoryHost:
                 continue
             self._watchers.setdefault(address, set()).add(asker.src)
             if address not in self.workers:
-                self._time.later(_PATIENCE, partial(self._never_came, address))
+                self._time.later(_PATIENCE, partial(self._report_unknown, address))
         return Done()
 
-    def _never_came(self, address: str) -> None:
+    def _report_unknown(self, address: str) -> None:
         if address not in self.workers and address not in self._exits:
-            why = f"not known on host {self.host}: never started here, or ended long ago"
-            unknown = p.Exited(address=address, host=self.host, reason=why, at=wall.time())
+            reason = f"not known on host {self.host}: never started here, or ended long ago"
+            unknown = p.Exited(address=address, host=self.host, reason=reason, at=wall.time())
             self._sender.post_all(self._watchers.pop(address, set()), verbs.PROC_EXITED, unknown)
 
     def _status(self, _: Done, asker: Asker[p.HostState]) -> p.HostState:
@@ -245,7 +245,7 @@ class MemoryHost:
             worker = self.workers.get(address)
             if worker is not None:
                 worker.kill(reason) if timeout <= 0 else worker.stop(reason, timeout)
-            exits.append(self._gone(address, reason or "it was stopped", expected=True))
+            exits.append(self._record_exit(address, reason or "it was stopped", expected=True))
         return exits
 
     def end_owned(self, owned: Callable[[str], bool], reason: str) -> None:
@@ -253,14 +253,14 @@ class MemoryHost:
         for address, worker in tuple(self.workers.items()):
             if owned(worker.spec.owner):
                 worker.kill(reason)
-                self._gone(address, f"its owner {worker.spec.owner} is gone: {reason}", expected=True)
+                self._record_exit(address, f"its owner {worker.spec.owner} is gone: {reason}", expected=True)
 
     def kill(self, address: str) -> None:
         """Ends a process as SIGKILL does."""
         worker = self.workers.get(address)
         if worker is not None:
             worker.kill(KILLED)
-            self._gone(address, KILLED, signal=9)
+            self._record_exit(address, KILLED, signal=9)
 
     def warn(self, notice: p.PreemptionNotice, controller: str) -> None:
         """Its scheduler is about to end it: the controller and all its users are notified."""
@@ -274,10 +274,10 @@ class MemoryHost:
             del self.workers[address]
         self.node.close(0)
 
-    def _gone(self, address: str, reason: str, *, signal: int | None = None, expected: bool = False) -> p.Exited:
-        known = self._exits.get(address)
-        if known is not None:
-            return known
+    def _record_exit(self, address: str, reason: str, *, signal: int | None = None, expected: bool = False) -> p.Exited:
+        earlier = self._exits.get(address)
+        if earlier is not None:
+            return earlier
         self.workers.pop(address, None)
         exited = self._exits[address] = p.Exited(
             address=address,
@@ -292,10 +292,10 @@ class MemoryHost:
         watchers = self._watchers.pop(address, set()) - self._exits.keys()
         self.node.forget(address, reason)
         self._sender.post_all(watchers, verbs.PROC_EXITED, exited)
-        for other, worker in tuple(self.workers.items()):
+        for owned, worker in tuple(self.workers.items()):
             if worker.spec.owner == address:
                 worker.kill(reason)
-                self._gone(other, f"its owner {address} is gone: {reason}", expected=True)
+                self._record_exit(owned, f"its owner {address} is gone: {reason}", expected=True)
         return exited
 
 

@@ -1,4 +1,4 @@
-"""What the handles of a process ask for, done by the rooms above them; each is loaded when it is first needed."""
+"""Operations that handles request and packages above them execute; each package is loaded when it is first needed."""
 
 import socket
 import time
@@ -53,9 +53,9 @@ class ProcessOperations:
         """Returns a mesh of one host, without dimensions."""
         return HostMesh.of_host(host)
 
-    def spawn_procs(self, wanted: ProcsWanted) -> Handle[ProcState]:
+    def spawn_procs(self, request: ProcsWanted) -> Handle[ProcState]:
         """Spawns processes. Does not block."""
-        return lifecycle.spawn_procs(wanted)
+        return lifecycle.spawn_procs(request)
 
     def stop(self, state: MeshState, reason: str, region: Region) -> Future[None]:
         """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
@@ -121,23 +121,23 @@ class ProcessOperations:
 
     def preempted(self, hosts: Collection[str]) -> dict[str, float | None]:
         """Those of them that are about to be taken away, and the seconds that each has left, as far as is known."""
-        now, noticed = time.time(), self._runtime.part(HostNotices).of(sorted(hosts))
-        return {each.host: None if each.until is None else max(0.0, each.until - now) for each in noticed}
+        now, notices = time.time(), self._runtime.part(HostNotices).of(sorted(hosts))
+        return {notice.host: None if notice.until is None else max(0.0, notice.until - now) for notice in notices}
 
     def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
         """Those of them that cannot be reached, as far as is known, and why; a worker attaches none and knows none."""
         routes = self._runtime.part(HostRoutes)
         if self._runtime.is_worker:
             return {}
-        here = {*routes.attached, *routes.local, *self._runtime.local_hosts}
+        attached = {*routes.attached, *routes.local, *self._runtime.local_hosts}
         lost = {host: routes.attached[host].lost for host in hosts if host in routes.attached}
-        absent = dict.fromkeys((host for host in hosts if host not in here), "it is not attached any more")
-        return absent | {host: why for host, why in lost.items() if why}
+        absent = dict.fromkeys((host for host in hosts if host not in attached), "it is not attached any more")
+        return absent | {host: reason for host, reason in lost.items() if reason}
 
     def outage(self, host: str) -> str:
         """Since when and why a host cannot be reached; "" for one that can, or that is not known here."""
-        found = self._runtime.part(HostRoutes).attached.get(host)
-        return "" if found is None else found.outage()
+        attached = self._runtime.part(HostRoutes).attached.get(host)
+        return "" if attached is None else attached.outage()
 
     def meeting_point(self, hosts: Sequence[str]) -> str:
         """The name or address by which all of these hosts reach the first; "" where that is not known."""
@@ -204,11 +204,11 @@ class ProcessOperations:
         engine = tensor_engines.get(actor.class_name or "") if actor is not None and tensor_engines else None
         if actor is None or engine is None:
             return self._tensors().Mesh.for_ranks(mesh)
-        made = self._simulated.setdefault(actor, {})
+        meshes = self._simulated.setdefault(actor, {})
         region = region_of(procs)
-        if region not in made:
-            made[region] = engine(mesh)
-        return made[region]
+        if region not in meshes:
+            meshes[region] = engine(mesh)
+        return meshes[region]
 
     @staticmethod
     def _tensors() -> ModuleType:

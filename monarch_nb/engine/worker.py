@@ -43,10 +43,10 @@ _LOST_S = 1.0  # for the clean-up of actors in a process that cannot use its GPU
 
 def run_proc(spec: ProcSpec) -> int:
     """Runs a process of a mesh; returns its exit status when it is stopped. On the main thread."""
-    wanted = spec.env.get(PYTHON)
-    if wanted is not None and wanted != python_version():
+    python = spec.env.get(PYTHON)
+    if python is not None and python != python_version():
         sys.stderr.write(
-            f"{spec.name} runs Python {python_version()} ({sys.executable}), its controller Python {wanted}: functions "
+            f"{spec.name} runs Python {python_version()} ({sys.executable}), its controller Python {python}: functions "
             "and classes cannot travel between them. Use an interpreter of the same minor version on both sides\n"
         )
         return 1
@@ -93,9 +93,9 @@ def run_proc(spec: ProcSpec) -> int:
 
     lost: list[str] = []
 
-    def gpu_lost(why: str) -> None:
-        lost.append(why)
-        threading.Thread(target=leave, args=(ProcStop(why, _LOST_S),), name="monarch-stop", daemon=True).start()
+    def gpu_lost(reason: str) -> None:
+        lost.append(reason)
+        threading.Thread(target=leave, args=(ProcStop(reason, _LOST_S),), name="monarch-stop", daemon=True).start()
 
     runtime.failures.on_gpu_lost.append(gpu_lost)
     runtime.verbs.handle(PROC_STOP, stop)

@@ -35,13 +35,13 @@ def _close(runner: asyncio.Runner) -> None:
         runner.close()
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """The state of the calling thread."""
 
     runner: _Runner | None = None
 
 
-_here = _Here()
+_thread_state = _ThreadState()
 _started: set["asyncio.Task[None]"] = set()  # loops hold their tasks weakly
 
 
@@ -119,26 +119,26 @@ class BodyFuture(Future[R]):
             self._fail(asyncio.CancelledError())
             raise
         finally:
-            left = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
-            for each in left:
-                each.cancel()
-            await asyncio.gather(task, *left, return_exceptions=True)
+            unfinished = [other for other in asyncio.all_tasks() if other is not asyncio.current_task()]
+            for other in unfinished:
+                other.cancel()
+            await asyncio.gather(task, *unfinished, return_exceptions=True)
 
     def _drive(self, body: _Body[R], timeout: float | None) -> None:
         """Runs the body to its end; at a time-out or an interrupt it is cancelled first."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            self._drive_here(body, timeout)
+            self._drive_inline(body, timeout)
         else:
-            self._drive_aside(body, timeout)
+            self._drive_on_thread(body, timeout)
 
-    def _drive_here(self, body: _Body[R], timeout: float | None) -> None:
+    def _drive_inline(self, body: _Body[R], timeout: float | None) -> None:
         begin, context = body
-        mine = _here.runner
-        if mine is None:
-            mine = _here.runner = _Runner()
-        loop = mine.runner.get_loop()
+        owner = _thread_state.runner
+        if owner is None:
+            owner = _thread_state.runner = _Runner()
+        loop = owner.runner.get_loop()
         main = context.run(loop.create_task, self._main(begin, timeout))
         driving.now = True
         try:
@@ -146,16 +146,16 @@ class BodyFuture(Future[R]):
             loop.run_until_complete(main)
         except BaseException:
             self._fail(asyncio.CancelledError())
-            _here.runner = None  # its clean-up may be interrupted
+            _thread_state.runner = None  # its clean-up may be interrupted
             main.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 loop.run_until_complete(main)
-            mine.close()
+            owner.close()
             raise
         finally:
             driving.now = False
 
-    def _drive_aside(self, body: _Body[R], timeout: float | None) -> None:
+    def _drive_on_thread(self, body: _Body[R], timeout: float | None) -> None:
         """This thread's loop is running already, so the body gets a thread."""
         loop: asyncio.AbstractEventLoop | None = None
         main: asyncio.Task[None] | None = None

@@ -24,11 +24,11 @@ def answered() -> None:
     """In the place of an answer that was handed on."""
 
 
-def _as_it_is(error: ActorError) -> BaseException:
+def _unchanged(error: ActorError) -> BaseException:
     return error
 
 
-def _nobody() -> None:
+def _no_future() -> None:
     """In the place of a future that was handed out."""
 
 
@@ -69,11 +69,11 @@ class PendingCall(Generic[R]):
         self._raised: dict[int, RankError] = {}
         self.sent: list[Header] = []  # what went to one actor of another host each, or to a subtree of hosts
         self.on_read: Callable[[], object] = answered  # called when its result is read
-        self.restated: Callable[[ActorError], BaseException] = _as_it_is  # the error that is raised for that of ranks
+        self.restated: Callable[[ActorError], BaseException] = _unchanged  # the error that is raised for that of ranks
         self.missing = size
         self.number = process.ports.open(self)
         self._future: Future[R] | None = self._new_future()
-        self._handed: Callable[[], Future[R] | None] = _nobody
+        self._handed: Callable[[], Future[R] | None] = _no_future
         process.calls[self.call] = self
         if process.recorder is not None:
             process.recorder.sent(self)
@@ -118,17 +118,17 @@ class PendingCall(Generic[R]):
         self._process.log_positions.update(folded.logs)
         values = folded.header.status == Status.VALUE
         for span in folded.places:
-            places = range(span.start, min(span.stop, self.size))
-            if not (values and self._take_all(places, self._thunk(folded.frames, None))):
-                for place in places:
-                    self._reply(replace(folded.header, index=place), folded.frames, None)
+            positions = range(span.start, min(span.stop, self.size))
+            if not (values and self._take_all(positions, self._thunk(folded.frames, None))):
+                for position in positions:
+                    self._reply(replace(folded.header, index=position), folded.frames, None)
 
-    def _take_all(self, places: range, thunk: Thunk) -> bool:
+    def _take_all(self, positions: range, thunk: Thunk) -> bool:
         """Takes the same answer for all of them; False, and none is taken, unless all are awaited."""
-        if len(places) < 2 or self._replies[places.start : places.stop].count(None) < len(places):
+        if len(positions) < 2 or self._replies[positions.start : positions.stop].count(None) < len(positions):
             return False
-        self._replies[places.start : places.stop] = [thunk] * len(places)
-        self.missing -= len(places)
+        self._replies[positions.start : positions.stop] = [thunk] * len(positions)
+        self.missing -= len(positions)
         self._settle(thunk)
         return True
 
@@ -180,10 +180,10 @@ class PendingCall(Generic[R]):
 
     def _actor_error(self, raised: dict[int, RankError], size: int, missing: Sequence[int] = ()) -> ActorError:
         ranks = self._ranks()
-        where = RankNames(self._process.meshes.get(self.mesh), ranks)
-        error = actor_error(self._process, self.title, raised, size, missing, where)
+        names = RankNames(self._process.meshes.get(self.mesh), ranks)
+        error = actor_error(self._process, self.title, raised, size, missing, names)
         error.origin = (self.mesh, ranks[next(iter(raised))], self.call)
-        error.base_ranks = {place: ranks[place] for place in raised}
+        error.base_ranks = {position: ranks[position] for position in raised}
         error.reproducer = self._process.reproduce
         return error
 
@@ -208,12 +208,12 @@ class PendingCall(Generic[R]):
     @property
     def is_broken_off(self) -> bool:
         """Whether ranks were interrupted in it, or lost others in a collective."""
-        return any(one.follows or one.is_interrupt for one in tuple(self._raised.values()))
+        return any(error.follows or error.is_interrupt for error in tuple(self._raised.values()))
 
     def broken_off(self) -> list[int]:
         """Base ranks that have raised because another has left a collective."""
         ranks = self._ranks()
-        return [ranks[place] for place, one in tuple(self._raised.items()) if one.follows]
+        return [ranks[position] for position, error in tuple(self._raised.items()) if error.follows]
 
     def base_ranks(self) -> Sequence[int]:
         """The base ranks that it was sent to."""
@@ -222,7 +222,7 @@ class PendingCall(Generic[R]):
     def _end(self) -> bool:
         self.close()
         future = self.future
-        if self._handed is not _nobody:
+        if self._handed is not _no_future:
             self._future = None  # a discarded future reports its error now
         return future._set_lazy(self._result, failed=bool(self._raised))
 
@@ -230,7 +230,7 @@ class PendingCall(Generic[R]):
         self.on_read()
         if self._raised:  # the first cause is raised, with notes of the others
             raised = in_order(self._raised.copy())
-            missing = [place for place, reply in enumerate(self._replies) if reply is None and place not in raised]
+            missing = [index for index, reply in enumerate(self._replies) if reply is None and index not in raised]
             raise self._explained(self.restated(self._actor_error(raised, self.size, missing)))
         replies = [reply for reply in self._replies if reply is not None]
         value = self._build(replies)
@@ -266,14 +266,14 @@ class PendingCall(Generic[R]):
         """Base ranks that have not answered yet."""
         return [rank for rank, reply in zip(self._ranks(), self._replies, strict=True) if reply is None]
 
-    def unanswered(self, places: Iterable[int]) -> list[int]:
-        """Those of `places`, in the region it was sent to, whose answer has not come."""
-        return [place for place in places if self._replies[place] is None]
+    def unanswered(self, positions: Iterable[int]) -> list[int]:
+        """Those of `positions`, in the region it was sent to, whose answer has not come."""
+        return [position for position in positions if self._replies[position] is None]
 
     def places_of(self, ranks: set[int]) -> list[int]:
-        """The places, in the region it was sent to, of those of `ranks` whose answer has not come."""
-        each = zip(self._ranks(), self._replies, strict=True)
-        return [place for place, (rank, reply) in enumerate(each) if reply is None and rank in ranks]
+        """The positions, in the region it was sent to, of those of `ranks` whose answer has not come."""
+        pairs = zip(self._ranks(), self._replies, strict=True)
+        return [position for position, (rank, reply) in enumerate(pairs) if reply is None and rank in ranks]
 
     def fail(self, error: BaseException) -> bool:
         """Ends the call with an error; True if it was still waiting."""
@@ -301,14 +301,15 @@ class PendingCall(Generic[R]):
             error.add_note(note)
         return error
 
-    def lose(self, places: Iterable[int], error: BaseException) -> None:
-        """Ends the call, as the ranks at `places` will not answer."""
+    def lose(self, positions: Iterable[int], error: BaseException) -> None:
+        """Ends the call, as the ranks at `positions` will not answer."""
         if self._raised and self.waits and not getattr(error, "__notes__", ()):  # it may well be what they died of
             raised = in_order(self._raised.copy())
-            where = RankNames(self._process.meshes.get(self.mesh), self._ranks())
-            for place, one in tuple(raised.items())[:1]:
-                others = f", and {len(raised) - 1} more ranks had" if len(raised) > 1 else ""
-                error.add_note(f"Before that, {self.title} had raised on {where([place])}: {one.text.line}{others}")
+            names = RankNames(self._process.meshes.get(self.mesh), self._ranks())
+            for position, cause in tuple(raised.items())[:1]:
+                suffix = f", and {len(raised) - 1} more ranks had" if len(raised) > 1 else ""
+                place = names([position])
+                error.add_note(f"Before that, {self.title} had raised on {place}: {cause.text.line}{suffix}")
         self.fail(error)
 
     def cancel(self, _: Future[object] | None = None) -> bool:

@@ -54,10 +54,10 @@ class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def links(self) -> tuple["Cause", ...]:
         """This cause and those behind it, the first to happen last."""
-        found = [self]
-        while found[-1].chain is not None:
-            found.append(found[-1].chain)
-        return tuple(found)
+        causes = [self]
+        while causes[-1].chain is not None:
+            causes.append(causes[-1].chain)
+        return tuple(causes)
 
     @property
     def likeness(self) -> str:

@@ -33,7 +33,7 @@ class ActorId(str):
     @classmethod
     def of(cls, lineage: "tuple[Ancestor, ...]", *, proc_id: str = "", life: str = "") -> Self:
         """Of the last of a line of actors; `life` is any text that no other life of an actor has."""
-        self = cls(".".join(one.shown for one in lineage))
+        self = cls(".".join(ancestor.shown for ancestor in lineage))
         last = lineage[-1]
         self.actor_name = "client" if last.class_name is None else last.name
         self.proc_id, self.rank = proc_id, last.rank
@@ -95,8 +95,8 @@ def _creator(lineage: tuple[Ancestor, ...]) -> CreatorInstance | None:
     if not lineage:
         return None
     last = lineage[-1]
-    place = Point(last.rank, Extent(last.labels, last.sizes))
-    return CreatorInstance(last.name, last.class_name, place, _creator(lineage[:-1]), ActorId.of(lineage))
+    point = Point(last.rank, Extent(last.labels, last.sizes))
+    return CreatorInstance(last.name, last.class_name, point, _creator(lineage[:-1]), ActorId.of(lineage))
 
 
 class StopRequested(BaseException):

@@ -14,8 +14,8 @@ class EncodedObject:
     __slots__ = ("_frames",)
 
     def __init__(self, frames: Sequence[OutFrame]) -> None:
-        held = [in_memory(frame) for frame in frames]
-        self._frames: tuple[bytes | bytearray, ...] = (*map(bytes, held[:1]), *map(bytearray, held[1:]))
+        parts = [in_memory(frame) for frame in frames]
+        self._frames: tuple[bytes | bytearray, ...] = (*map(bytes, parts[:1]), *map(bytearray, parts[1:]))
 
     def load(self, context: object = None) -> Any:
         """The object; buffers in it are its own."""

@@ -53,8 +53,8 @@ class DebuggerFeature(Protocol):
 class CollectivesFeature(Protocol):
     """Waits in process groups of torch.distributed, as the runtime needs them ended; the feature "collectives"."""
 
-    def release(self, call: "PendingCall[object]", then: Callable[[], None]) -> None:
-        """Frees ranks that wait for others that have raised in a call, and does `then`. Does not block."""
+    def release(self, call: "PendingCall[object]", done: Callable[[], None]) -> None:
+        """Frees ranks that wait for others that have raised in a call, and calls `done`. Does not block."""
 
     def renew(self, procs: "ProcState", mesh: str) -> "Future[None]":
         """What ran on a mesh has ended: broken groups of its processes go on, or are given up. Does not block."""
@@ -89,13 +89,13 @@ class Features:
         return cast("T", self._get(feature.name))
 
     def _get(self, name: str) -> object:
-        found = self._loaded.get(name)
-        if found is None:
+        feature = self._loaded.get(name)
+        if feature is None:
             with self._lock:
-                found = self._loaded.get(name)
-                if found is None:
-                    found = self._loaded[name] = self._loaders[name]()
-        return found
+                feature = self._loaded.get(name)
+                if feature is None:
+                    feature = self._loaded[name] = self._loaders[name]()
+        return feature
 
     def close(self) -> None:
         """Ends those that were loaded and hold something: their `close`."""

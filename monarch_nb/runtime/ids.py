@@ -75,10 +75,10 @@ class Uid:
     @classmethod
     def from_string(cls, uid: str) -> Self:
         """Reads what `str` writes: "name", "<number>" or "label<number>". Raises ValueError."""
-        found = _TEXT.fullmatch(uid)
-        if found is None:
+        match = _TEXT.fullmatch(uid)
+        if match is None:
             return cls._make(None, _checked(uid))
-        label, number = found.groups()
+        label, number = match.groups()
         return cls._make(_decoded(number), _checked(label) if label else None)
 
     @property

@@ -80,23 +80,23 @@ class Losses:
     def _fail_call(self, call: PendingCall[object], header: Header, reason: str) -> None:
         if header.kind == Kind.RETURNED and header.flags & Flags.REPORTED_ELSEWHERE:
             return
-        places: Iterable[int] = [header.index] if header.plan is None else indices(header.plan.runs)
+        positions: Iterable[int] = [header.index] if header.plan is None else indices(header.plan.runs)
         error: BaseException = lost_here(reason)
         answered = header.kind == Kind.RETURNED and header.src == self._local.address  # but the answer found no room
         elsewhere = header.kind == Kind.RETURNED and not answered
         if elsewhere or not (answered or isinstance(error, DescriptorLimitError)):
             error = self._supervisor.lost(header, reason, call)
-        call.lose(places, error)
+        call.lose(positions, error)
 
     def host_lost(self, host: str, reason: str) -> None:
         """Calls that went by way of a lost host to others will not be answered from there."""
         for call in tuple(self._local.calls.values()):
-            for sent in call.sent:
-                if sent.plan is None or sent.plan.head != host or len(sent.plan.hosts) < 2:
+            for header in call.sent:
+                if header.plan is None or header.plan.head != host or len(header.plan.hosts) < 2:
                     continue
-                places = [place for _, part in branches_below(sent.plan) for place in indices(part.runs)]
-                why = f"it was sent through host {host}, which is lost: {reason}"
-                call.lose(places, self._supervisor.lost(sent, why, call))
+                positions = [position for _, part in branches_below(header.plan) for position in indices(part.runs)]
+                text = f"it was sent through host {host}, which is lost: {reason}"
+                call.lose(positions, self._supervisor.lost(header, text, call))
 
     def _fill_gap(self, header: Header) -> None:
         """Fills the gap of a lost message, so that later ones do not wait for it."""

@@ -148,24 +148,24 @@ class ActorState(MeshState, eq=False, kw_only=True):
         return self.incarnations.keys() | self.procs.incarnations.keys()
 
     def _split(self, run: Run, healed: set[int]) -> list[Run]:
-        inside = sorted(
+        positions = sorted(
             (rank - run.rank) // run.stride
             for rank in healed
             if (rank == run.rank or (run.stride and (rank - run.rank) % run.stride == 0))
             and 0 <= (rank - run.rank) // (run.stride or 1) < run.count
         )
-        parts, at = [], 0
-        for place in inside:
-            if place > at:
-                parts.append(self._part(run, at, place - at))
-            parts.append(self._part(run, place, 1))
-            at = place + 1
-        if at < run.count:
-            parts.append(self._part(run, at, run.count - at))
+        parts, start = [], 0
+        for position in positions:
+            if position > start:
+                parts.append(self._part(run, start, position - start))
+            parts.append(self._part(run, position, 1))
+            start = position + 1
+        if start < run.count:
+            parts.append(self._part(run, start, run.count - start))
         return parts
 
-    def _part(self, run: Run, place: int, count: int) -> Run:
-        rank = run.rank + place * run.stride
+    def _part(self, run: Run, start: int, count: int) -> Run:
+        rank = run.rank + start * run.stride
         return Run(
             rank=rank,
             count=count,
@@ -173,6 +173,6 @@ class ActorState(MeshState, eq=False, kw_only=True):
             proc_incarnation=self.procs.incarnation(rank),
             incarnation=self.incarnation(rank),
             seq=run.seq,
-            index=run.index + place * run.index_stride,
+            index=run.index + start * run.index_stride,
             index_stride=run.index_stride,
         )

@@ -136,8 +136,8 @@ class _Queue:
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """A value has come, or several folded by a host agent (reading thread)."""
         if header.kind == Kind.FOLDED:
-            for one, frames in unfold_each(header, parcel.frames):
-                self._arrive(one, frames, None)
+            for reply, frames in unfold_each(header, parcel.frames):
+                self._arrive(reply, frames, None)
             self._process.node.consumed(parcel)
         else:
             self._arrive(header, parcel.frames, parcel)
@@ -241,8 +241,8 @@ class _Relay:
         """An answer, or several (reading thread)."""
         relay = self._process
         folded = header.kind == Kind.FOLDED
-        for one, frames in unfold_each(header, parcel.frames) if folded else [(header, parcel.frames)]:
-            relay.reply(self._port._asks(one), Status(one.status), frames)
+        for reply, frames in unfold_each(header, parcel.frames) if folded else [(header, parcel.frames)]:
+            relay.reply(self._port._asks(reply), Status(reply.status), frames)
             self._left -= 1
         relay.node.consumed(parcel)
         if self._left <= 0:

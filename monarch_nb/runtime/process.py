@@ -169,9 +169,9 @@ class Runtime:
         """Runs a failed call again here, under the debugger."""
         return self.feature(DEBUG).reproduce(error, **options)
 
-    def release(self, call: PendingCall[object], then: Callable[[], None]) -> None:
-        """Frees ranks that wait for others that have raised in a call, and does `then`."""
-        self.feature(COLLECTIVES).release(call, then)
+    def release(self, call: PendingCall[object], done: Callable[[], None]) -> None:
+        """Frees ranks that wait for others that have raised in a call, and calls `done`."""
+        self.feature(COLLECTIVES).release(call, done)
 
     def wanted_breakpoints(self) -> bytes:
         """Breakpoints that an actor spawned from this process is to know; mostly none."""

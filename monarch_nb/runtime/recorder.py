@@ -90,8 +90,8 @@ class CallRecorder:
     def sent(self, call: "PendingCall[object]") -> None:
         """A call is about to be sent, on the thread that makes it."""
         frame = users_frame(sys._getframe(2))
-        place = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        self._sent.append(CallBegun(call.call, call.title, call.mesh, call.size, time.monotonic(), *place))
+        location = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        self._sent.append(CallBegun(call.call, call.title, call.mesh, call.size, time.monotonic(), *location))
 
     def answered(self, call: str) -> None:
         """A call waits for no more answers."""

@@ -152,8 +152,8 @@ class MessageSender:
                 return
             if not isinstance(error, TransportError):
                 logger.exception("an answer to %s could not be sent", request.src)
-            where = self._local.address
-            unsent = type(error)(f"the `result` of {request.method} could not be sent by {where}: {error}")
+            address = self._local.address
+            unsent = type(error)(f"the `result` of {request.method} could not be sent by {address}: {error}")
             header.status = Status.EXCEPTION
             self.send(header, self._node.snapshot(encode_exception(unsent)))
 

@@ -54,10 +54,10 @@ class Span:
         running = current.get()
         if self._own and running is not None and running.actor_instance.process.recorder is not None:
             self._began = time.monotonic()
-        found = tracer()
-        if found is not None:
-            who = {} if running is None else {"monarch.actor": str(running.actor_instance)}
-            self._entered = found.start_as_current_span(self._name, attributes={**who, **(self._attributes or {})})
+        otel = tracer()
+        if otel is not None:
+            actor = {} if running is None else {"monarch.actor": str(running.actor_instance)}
+            self._entered = otel.start_as_current_span(self._name, attributes={**actor, **(self._attributes or {})})
             self._span = self._entered.__enter__()
         return self
 
@@ -113,9 +113,9 @@ def traceparent() -> str:
     trace = sys.modules.get(_TRACE)
     if trace is not None:
         try:
-            found = trace.get_current_span().get_span_context()
-            if found.is_valid:
-                return f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}"
+            span = trace.get_current_span().get_span_context()
+            if span.is_valid:
+                return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
         except AttributeError:  # another thread is importing it right now
             pass
     running = current.get()

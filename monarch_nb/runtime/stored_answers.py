@@ -197,9 +197,9 @@ class UnreadCalls:
     def _pause(self) -> None:
         with self._lock:
             self._armed = False
-            left = self._last_call + _PAUSE_S - self._clock.monotonic()
-        if left > 0:
-            self._arm(left)
+            seconds = self._last_call + _PAUSE_S - self._clock.monotonic()
+        if seconds > 0:
+            self._arm(seconds)
             return
         state = self.state()
         if state[1:] != self._sent and not self._closed:

@@ -40,7 +40,7 @@ class StreamCall(PendingCall[None], Generic[R]):
         self._ready: deque[Thunk] = deque()
         self._claims: deque[Future[R]] = deque()
         self._error: BaseException | None = None
-        self._looked = False  # at an error
+        self._retrieved = False  # whether an error was
         unretrieved.ready()
         self._taking = threading.Lock()  # answers come on the reading thread, failures on any
 
@@ -55,30 +55,30 @@ class StreamCall(PendingCall[None], Generic[R]):
                 return False
             return super()._take(index, answered)
 
-    def _take_all(self, places: range, thunk: Thunk) -> bool:
+    def _take_all(self, positions: range, thunk: Thunk) -> bool:
         return False  # each resolves a future of its own
 
     def _failed(self, index: int, raised: RankError) -> Thunk:
         self._raised[index] = raised
         return _Unclaimed(index)
 
-    def _look(self, index: int) -> NoReturn:
-        """Raises the error of one rank; others that are left are not reported any more."""
-        self._looked = True
+    def _raise(self, index: int) -> NoReturn:
+        """Raises the error of one rank; errors of other ranks are not reported any more."""
+        self._retrieved = True
         raise self.restated(self._actor_error({index: self._raised[index]}, 1))
 
     def __del__(self) -> None:
-        if self._raised and not self._looked:
-            unretrieved.forget(functools.partial(self._look, min(self._raised)))
+        if self._raised and not self._retrieved:
+            unretrieved.forget(functools.partial(self._raise, min(self._raised)))
 
-    def lose(self, places: Iterable[int], error: BaseException) -> None:
-        """Fails one future for each of `places`; the others' answers are still awaited."""
+    def lose(self, positions: Iterable[int], error: BaseException) -> None:
+        """Fails one future for each of `positions`; the others' answers are still awaited."""
 
         def lost() -> NoReturn:
             raise error
 
-        for place in places:
-            if 0 <= place < self.size and self._take(place, lost):
+        for position in positions:
+            if 0 <= position < self.size and self._take(position, lost):
                 self._settle(lost)
 
     def _settle(self, thunk: Thunk) -> None:
@@ -94,7 +94,7 @@ class StreamCall(PendingCall[None], Generic[R]):
             except IndexError:
                 break
             if isinstance(thunk, _Unclaimed):
-                thunk = functools.partial(self._look, thunk.index)
+                thunk = functools.partial(self._raise, thunk.index)
             try:
                 self._claims.popleft()._set_lazy(thunk)
             except IndexError:  # another thread matched the last claim
@@ -106,21 +106,21 @@ class StreamCall(PendingCall[None], Generic[R]):
                     self._claims.popleft()._fail(self._error)
 
     def fail(self, error: BaseException) -> bool:
-        """Replies that have come stay; the futures still waiting get the error."""
+        """Fails the futures that still wait; replies that have arrived stay."""
         self._error = error
         self.close()
         self._match()
         return True
 
-    def cancel(self, one: Future[object] | None = None) -> bool:
-        """The future asked ends, unless its answer is here, and what has not been answered is cancelled."""
-        if one is None:
+    def cancel(self, future: Future[object] | None = None) -> bool:
+        """Ends a future, unless its answer is here, and cancels the calls that have no answer yet."""
+        if future is None:
             return super().cancel()
-        one._observe()
-        return not one._done and super().cancel()
+        future._observe()
+        return not future._done and super().cancel()
 
     def futures(self) -> Iterator[Future[R]]:
-        """Exactly as many as there are actors."""
+        """One future for each actor."""
         for _ in range(self.size):
             future: Future[R] = Future._make(describe=self.describe)
             future.wait_id = self.call
@@ -129,8 +129,8 @@ class StreamCall(PendingCall[None], Generic[R]):
             future._start = functools.partial(self._claim, weakref.ref(future))
             yield future
 
-    def _claim(self, future: "weakref.ref[Future[R]]") -> None:
-        found = future()
-        if found is not None:
-            self._claims.append(found)
+    def _claim(self, reference: "weakref.ref[Future[R]]") -> None:
+        future = reference()
+        if future is not None:
+            self._claims.append(future)
             self._match()

@@ -110,14 +110,14 @@ class LogPositions(dict[str, int]):
 
     def take(self) -> dict[str, int]:
         """The positions that came since they were taken last."""
-        taken: dict[str, int] = {}
+        positions: dict[str, int] = {}
         for _ in range(len(self)):
             try:
                 address, position = self.popitem()
             except KeyError:  # another thread takes them as well
                 break
-            taken[address] = max(position, taken.get(address, 0))
-        return taken
+            positions[address] = max(position, positions.get(address, 0))
+        return positions
 
     def forget(self, uid: str) -> None:
         """Forgets the positions of the processes of a mesh."""

@@ -96,7 +96,7 @@ class LivingTensors:
             elif issubclass(kind, library.optim.Optimizer):
                 optimizers.append(value)
         self.named += _of_modules(modules)
-        names = {id(each.tensor): each.name for each in self.named}
+        names = {id(named.tensor): named.name for named in self.named}
         for optimizer in optimizers:
             with suppress(Exception):
                 self.named += tensors_of_optimizer(optimizer, lambda parameter: names.get(id(parameter)))
@@ -164,25 +164,25 @@ def held_memory(living: LivingTensors | None = None) -> tuple[HeldMemory, ...]:
     PyTorch's allocator has given.
     """
     living = living or LivingTensors()
-    known: set[Hashable] = set()
-    found: list[HeldMemory] = []
+    keys: set[Hashable] = set()
+    parts: list[HeldMemory] = []
     for kind, name, tensor in living.named:
-        if (memory := allocation_of(tensor)) is not None and memory.key not in known:
-            known.add(memory.key)
-            found.append(HeldMemory(kind, name, memory.device, memory.size))
+        if (memory := allocation_of(tensor)) is not None and memory.key not in keys:
+            keys.add(memory.key)
+            parts.append(HeldMemory(kind, name, memory.device, memory.size))
     sizes, counts = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for tensor in living.all:
-        if (memory := allocation_of(tensor)) is not None and memory.key not in known:
-            known.add(memory.key)
+        if (memory := allocation_of(tensor)) is not None and memory.key not in keys:
+            keys.add(memory.key)
             alike = type_and_shape(tensor.dtype, tensor.shape), memory.device
             sizes[alike] += memory.size
             counts[alike] += 1
-    found += [HeldMemory(OTHER, what, device, size, counts[what, device]) for (what, device), size in sizes.items()]
-    on_gpu = sum(each.size for each in found if each.device.startswith("cuda"))
+    parts += [HeldMemory(OTHER, label, device, size, counts[label, device]) for (label, device), size in sizes.items()]
+    on_gpu = sum(part.size for part in parts if part.device.startswith("cuda"))
     unseen = _allocated_on_gpu() - on_gpu
     if unseen > 0:
-        found.append(HeldMemory(SAVED, "", "cuda", unseen, 0))
-    return summed(found)
+        parts.append(HeldMemory(SAVED, "", "cuda", unseen, 0))
+    return summed(parts)
 
 
 def _allocated_on_gpu() -> int:
@@ -205,15 +205,15 @@ def summed(parts: Iterable[HeldMemory]) -> tuple[HeldMemory, ...]:
         if size:
             by_kind.setdefault((kind, device), []).append(HeldMemory(kind, name, device, size, count))
     groups = sorted(by_kind.values(), key=lambda group: -sum(part.size for part in group))
-    found: list[HeldMemory] = []
+    summary: list[HeldMemory] = []
     for group in groups:
         group.sort(key=lambda part: (not part.name, -part.size))
         largest, rest = group[:MOST], group[MOST:]
-        found += largest
+        summary += largest
         if rest:
             size, count = sum(part.size for part in rest), sum(part.count for part in rest)
-            found.append(HeldMemory(rest[0].kind, "", rest[0].device, size, count))
-    return tuple(found)
+            summary.append(HeldMemory(rest[0].kind, "", rest[0].device, size, count))
+    return tuple(summary)
 
 
 def lines_of(parts: Iterable[HeldMemory]) -> list[str]:
@@ -227,9 +227,9 @@ def lines_of(parts: Iterable[HeldMemory]) -> list[str]:
         texts = [_text(part) for part in named[:FEW]]
         more = sum(part.count for part in group) - sum(part.count for part in named[:FEW])
         texts += [f"{more:,} more"] * (more > 0)
-        where = "" if device == "cpu" else f" on {device}"
+        location = "" if device == "cpu" else f" on {device}"
         size = size_text(sum(part.size for part in group))
-        lines.append(f"{kind}{where} {size}" + (f": {', '.join(texts)}" if texts else ""))
+        lines.append(f"{kind}{location} {size}" + (f": {', '.join(texts)}" if texts else ""))
     return lines
 
 

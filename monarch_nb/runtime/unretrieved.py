@@ -87,31 +87,31 @@ def of_interest(error: BaseException | None) -> TypeGuard[BaseException]:
         return False
     inner = error.exception if isinstance(error, ActorError) else error
     name = getattr(inner, "type_name", "")
-    wanted = isinstance(inner, _QUIET) or type(inner).__name__ == "CancelledError" or name.endswith("CancelledError")
-    return not wanted and name != "KeyboardInterrupt" and not getattr(error, "reported_elsewhere", False)
+    intended = isinstance(inner, _QUIET) or type(inner).__name__ == "CancelledError" or name.endswith("CancelledError")
+    return not intended and name != "KeyboardInterrupt" and not getattr(error, "reported_elsewhere", False)
 
 
-def watch(future: "Future[object]", held: Callable[[], bool]) -> None:
-    """Reports the error of a future that only the output of a cell holds, if it fails unread and is not `held` then."""
+def watch(future: "Future[object]", is_held: Callable[[], bool]) -> None:
+    """Reports the error of a future that only a cell's output holds, if it fails unread and `is_held` is false then."""
     ready()
-    future._on_done(lambda ended: _queue.put(lambda: ended._outcome() if ended._unread and not held() else None))
+    future._on_done(lambda ended: _queue.put(lambda: ended._outcome() if ended._unread and not is_held() else None))
 
 
 def _run() -> None:
     over = False
     while not over:
-        found = [_queue.get()]
-        time.sleep(GATHER_SECONDS if found[0] is not None else 0.0)
+        outcomes = [_queue.get()]
+        time.sleep(GATHER_SECONDS if outcomes[0] is not None else 0.0)
         while not _queue.empty():
-            found.append(_queue.get())
-        over = None in found
-        _report_each([outcome for outcome in found if outcome is not None])
-        found.clear()
+            outcomes.append(_queue.get())
+        over = None in outcomes
+        _report_each([outcome for outcome in outcomes if outcome is not None])
+        outcomes.clear()
 
 
-def _report_each(found: list[Callable[[], object]]) -> None:
+def _report_each(outcomes: list[Callable[[], object]]) -> None:
     groups: dict[str, list[BaseException]] = {}
-    for error in filter(of_interest, map(_error_of, found)):
+    for error in filter(of_interest, map(_error_of, outcomes)):
         groups.setdefault(error_line(error), []).append(error)
     for alike in groups.values():
         try:

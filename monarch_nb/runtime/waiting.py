@@ -48,11 +48,11 @@ class _Observers:
 
     def _sort(self) -> None:
         members, base = self.members, WaitObserver
-        self.begin = tuple(one.begin for one in members if type(one).begin is not base.begin)
-        self.begin_await = tuple(one.begin_await for one in members if type(one).begin_await is not base.begin_await)
-        self.tick = tuple(one.tick for one in members if type(one).tick is not base.tick)
-        self.no_wait = tuple(one.no_wait for one in members if type(one).no_wait is not base.no_wait)
-        self.stop_text = tuple(one.stop_text for one in members if type(one).stop_text is not base.stop_text)
+        self.begin = tuple(m.begin for m in members if type(m).begin is not base.begin)
+        self.begin_await = tuple(m.begin_await for m in members if type(m).begin_await is not base.begin_await)
+        self.tick = tuple(m.tick for m in members if type(m).tick is not base.tick)
+        self.no_wait = tuple(m.no_wait for m in members if type(m).no_wait is not base.no_wait)
+        self.stop_text = tuple(m.stop_text for m in members if type(m).stop_text is not base.stop_text)
 
 
 observers = _Observers()

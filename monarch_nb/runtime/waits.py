@@ -91,8 +91,8 @@ class DeadlockDetector(WaitObserver):
         for cell, (call, since) in tuple(self._waiting.items()):
             if now - since < TICK:
                 continue
-            known, due, pause = self._probed.get(cell, ("", 0.0, TICK))
-            if known != call:
+            probed, due, pause = self._probed.get(cell, ("", 0.0, TICK))
+            if probed != call:
                 due, pause = now, TICK
             if now >= due:
                 self._probed[cell] = (call, now + pause, min(2 * pause, SLOWEST))
@@ -133,10 +133,10 @@ class DeadlockDetector(WaitObserver):
         blocked = self._waiting.get(cell)
         if blocked is None or not _has(cell, probe.hops[-1].call):
             return
-        place = next((n for n, hop in enumerate(probe.hops) if hop.call == blocked[0]), None)
-        if place is not None:
-            if place == 0:  # otherwise it is a circle further on, which its members find themselves
-                self._found(probe.hops)
+        index = next((n for n, hop in enumerate(probe.hops) if hop.call == blocked[0]), None)
+        if index is not None:
+            if index == 0:  # otherwise it is a circle further on, which its members find themselves
+                self._end_circle(probe.hops)
             return
         key = (probe.hops[0].call, probe.round, probe.mesh, probe.rank)
         if key in self._seen:
@@ -146,7 +146,7 @@ class DeadlockDetector(WaitObserver):
             self._seen.popitem(last=False)
         self._follow(cell, blocked[0], probe.round, probe.hops)
 
-    def _found(self, hops: tuple[WaitHop, ...]) -> None:
+    def _end_circle(self, hops: tuple[WaitHop, ...]) -> None:
         victim = max(hops, key=lambda hop: hop.call)
         first = hops.index(victim)
         circle = hops[first:] + hops[:first]

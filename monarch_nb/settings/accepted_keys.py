@@ -118,8 +118,8 @@ AT_LEAST_ONE = frozenset(
 def accepted() -> Iterator[Setting[object]]:
     """These keys."""
     for name, annotation in AcceptedArgs.__annotations__.items():
-        given, default, *env = get_args(annotation)
-        kind = _KINDS[given]
-        kept = round(default * SECOND) if kind == "duration" else default
+        value_type, default, *env = get_args(annotation)
+        kind = _KINDS[value_type]
+        value = round(default * SECOND) if kind == "duration" else default
         least = int(name in AT_LEAST_ONE)
-        yield Setting(kind, kept, name=name, optional=default is None, env=tuple(env), least=least)
+        yield Setting(kind, value, name=name, optional=default is None, env=tuple(env), least=least)

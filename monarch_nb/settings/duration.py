@@ -80,7 +80,7 @@ def _parse_text(text: str) -> int:
             rest = text[position:].strip()
             hint = " (a unit is missing, such as in 30s or 30ms)" if re.fullmatch(r"[0-9.]+", rest) else ""
             raise DurationError(f"Invalid duration format: {text!r} is not a duration{hint}: write it like {_LIKE}")
-        whole, fraction, unit = part.groups()
+        integer, fraction, unit = part.groups()
         size = _UNITS.get(unit)
         if size is None:
             raise DurationError(
@@ -88,7 +88,7 @@ def _parse_text(text: str) -> int:
                 "month or year"
             )
         with localcontext(prec=80):
-            total += int(Decimal(f"{whole}.{fraction or 0}") * size)
+            total += int(Decimal(f"{integer}.{fraction or 0}") * size)
         position = part.end()
     if position == 0:
         raise DurationError(f"Invalid duration format: an empty text is not a duration: write it like {_LIKE}")

@@ -34,9 +34,9 @@ def transport(value: object) -> "ChannelTransport | str":
     short = SHORT_TRANSPORTS.get(value)
     if short is not None:
         return short
-    for each in ChannelTransport:
-        if each.value == value:
-            return each
+    for member in ChannelTransport:
+        if member.value == value:
+            return member
     if _URL.fullmatch(value):
         return value
     words = ", ".join(SHORT_TRANSPORTS)
@@ -49,7 +49,7 @@ def _flag(value: object) -> bool:
     raise TypeError("a bool is expected")
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError("a whole number is expected")
     return value
@@ -96,7 +96,7 @@ def _sharing(value: object) -> bool | str:
 _CHECKS: dict[str, Callable[[object], Value]] = {
     "duration": parse_duration,
     "flag": _flag,
-    "count": _whole,
+    "count": _integer,
     "ratio": _ratio,
     "text": _text,
     "encoding": _encoding,
@@ -107,26 +107,26 @@ _CHECKS: dict[str, Callable[[object], Value]] = {
 
 
 def checked(key: Setting[object], value: object) -> Value:
-    """What is kept of `value`. Raises TypeError for a wrong type, ValueError for a value out of range."""
+    """Returns the form that is stored. Raises TypeError for a wrong type, ValueError for a value out of range."""
     if value is None and key.optional:
         return key.default
     try:
-        kept = _CHECKS[key.kind](value)
+        result = _CHECKS[key.kind](value)
     except DurationError as error:
         raise DurationError(f"{key.name}: {error}") from None
     except (TypeError, ValueError) as error:
         raise type(error)(f"{key.name}={value!r}: {error}") from None
-    if key.kind == "count" and isinstance(kept, int):
-        if kept < key.least:
+    if key.kind == "count" and isinstance(result, int):
+        if result < key.least:
             raise RangeError(f"{key.name}={value!r}: at least {key.least}")
-        if kept > _MOST:
+        if result > _MOST:
             raise RangeError(f"{key.name}={value!r}: at most {_MOST}")
-    return kept
+    return result
 
 
-def public_value(key: Setting[object], kept: Value) -> Value:
-    """What programs are given back: durations as text."""
-    return format_duration(kept) if key.kind == "duration" and isinstance(kept, int) else kept
+def public_value(key: Setting[object], value: Value) -> Value:
+    """Returns a stored value as programs read it: durations as text."""
+    return format_duration(value) if key.kind == "duration" and isinstance(value, int) else value
 
 
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -145,23 +145,23 @@ def from_text(key: Setting[object], text: str) -> Value:
     elif key.kind == "ratio":
         value = float(text) if re.fullmatch(r"[0-9]*\.?[0-9]+([eE][-+]?[0-9]{1,3})?", text) else text
     elif key.kind == "encoding":
-        value = {each.name.lower(): each for each in Encoding}.get(text.lower(), text)
+        value = {encoding.name.lower(): encoding for encoding in Encoding}.get(text.lower(), text)
     elif key.kind == "range":
         ends = re.fullmatch(r"([0-9]{1,5})(?:\.\.|:|-)([0-9]{1,5})", text)
         value = slice(int(ends[1]), int(ends[2])) if ends else text
     return checked(key, value)
 
 
-def to_text(key: Setting[object], kept: Value) -> str:
+def to_text(key: Setting[object], value: Value) -> str:
     """The word that `from_text` reads back."""
-    if kept is None:
+    if value is None:
         return "none"
-    if key.kind == "duration" and isinstance(kept, int):
-        return format_duration(kept)
-    if isinstance(kept, slice):
-        return f"{kept.start or 0}:{kept.stop or 0}"
-    if isinstance(kept, Encoding):
-        return kept.name
-    if isinstance(kept, ChannelTransport):
-        return str(kept.value)
-    return str(kept)
+    if key.kind == "duration" and isinstance(value, int):
+        return format_duration(value)
+    if isinstance(value, slice):
+        return f"{value.start or 0}:{value.stop or 0}"
+    if isinstance(value, Encoding):
+        return value.name
+    if isinstance(value, ChannelTransport):
+        return str(value.value)
+    return str(value)

@@ -35,7 +35,7 @@ class Settings(Effective):
         self._set: dict[str, Value] | None = None  # all layers as one; None where one has changed
         self._sent: dict[str, Value] = {}
         self._runtime: dict[str, Value] = {}
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     # -- what the engine reads ----------------------------------------------------------------------------------------
 
@@ -69,8 +69,8 @@ class Settings(Effective):
                 try:
                     values[key.name] = from_text(key, text)
                 except (TypeError, ValueError) as error:
-                    if name not in self._said:
-                        self._said.add(name)
+                    if name not in self._warned:
+                        self._warned.add(name)
                         warnings.warn(f"the environment's {name} is ignored: {error}", stacklevel=2)
         return values
 
@@ -78,18 +78,18 @@ class Settings(Effective):
 
     def configure(self, values: Mapping[str, object]) -> None:
         """Sets all of `values` or, if one of them is wrong, none. Raises ValueError, TypeError."""
-        kept = {name: checked(_key(name), value) for name, value in values.items()}
+        layer = {name: checked(_key(name), value) for name, value in values.items()}
         with self._lock:
-            self._runtime = {**self._runtime, **kept}
+            self._runtime = {**self._runtime, **layer}
             self._set = None
-        for name, value in kept.items():
-            self._say(KEYS[name], value)
+        for name, value in layer.items():
+            self._warn_if_unused(KEYS[name], value)
 
     def replace(self, values: Mapping[str, object]) -> None:
         """Puts a layer back that `runtime` gave."""
-        kept = {name: checked(_key(name), value) for name, value in values.items()}
+        layer = {name: checked(_key(name), value) for name, value in values.items()}
         with self._lock:
-            self._runtime = kept
+            self._runtime = layer
             self._set = None
 
     def runtime(self) -> dict[str, Value]:
@@ -100,10 +100,10 @@ class Settings(Effective):
         """All keys with the values in force, durations as text."""
         return {key.name: public_value(key, self.value_of(key)) for key in KEYS.values()}
 
-    def _say(self, key: Setting[object], value: Value) -> None:
-        if key.meaning or value == key.default or key.name in self._said:
+    def _warn_if_unused(self, key: Setting[object], value: Value) -> None:
+        if key.meaning or value == key.default or key.name in self._warned:
             return
-        self._said.add(key.name)
+        self._warned.add(key.name)
         logger.warning("configuration: %s is accepted, but does nothing in monarch-nb", key.name)
 
     # -- from process to process --------------------------------------------------------------------------------------
@@ -118,18 +118,18 @@ class Settings(Effective):
         out: it may come from a newer version.
         """
         try:
-            given = json.loads(text) if text else {}
+            layer = json.loads(text) if text else {}
         except ValueError:
-            given = {}
-        sent = {}
-        for name, word in given.items() if isinstance(given, dict) else ():
-            if name in KEYS and isinstance(word, str):
+            layer = {}
+        received = {}
+        for name, value in layer.items() if isinstance(layer, dict) else ():
+            if name in KEYS and isinstance(value, str):
                 try:
-                    sent[name] = from_text(KEYS[name], word)
+                    received[name] = from_text(KEYS[name], value)
                 except (TypeError, ValueError):
                     continue
         with self._lock:
-            self._runtime, self._sent = {}, sent
+            self._runtime, self._sent = {}, received
             self._env = self._set = None
 
     def reload(self) -> None:
@@ -141,8 +141,8 @@ class Settings(Effective):
 def _key(name: str) -> Setting[object]:
     key = KEYS.get(name)
     if key is None:
-        near = difflib.get_close_matches(name, KEYS, 1, 0.6)
-        hint = f"; did you mean {near[0]}?" if near else "; get_global_config() has all"
+        matches = difflib.get_close_matches(name, KEYS, 1, 0.6)
+        hint = f"; did you mean {matches[0]}?" if matches else "; get_global_config() has all"
         raise ValueError(f"invalid configuration key: `{name}`{hint}")
     return key
 

@@ -310,7 +310,7 @@ class ActorCell:
         entered = self._begin(header, parcel)
         if entered is None:
             return
-        left = continued(header.trace) if header.trace else None
+        end_span = continued(header.trace) if header.trace else None
         self._unanswered = header
         try:
             if self.on_interrupt is None:
@@ -325,8 +325,8 @@ class ActorCell:
             self._unanswered = None
             self._raised(header, error)
         finally:
-            if left is not None:
-                left()
+            if end_span is not None:
+                end_span()
             self.running = None
             self._leave(header, entered)
 
@@ -346,7 +346,7 @@ class ActorCell:
         entered = self._begin(header, parcel)
         if entered is None:
             return
-        left = continued(header.trace) if header.trace else None
+        end_span = continued(header.trace) if header.trace else None
         self._calls[header.call] = asyncio.current_task()
         try:
             method, args, kwargs = self._open(header, parcel)
@@ -355,8 +355,8 @@ class ActorCell:
         except BaseException as error:
             self._raised(header, error)
         finally:
-            if left is not None:
-                left()
+            if end_span is not None:
+                end_span()
             self._calls.pop(header.call, None)
             if self.running is entered[1]:
                 self.running = None
@@ -392,15 +392,15 @@ class ActorCell:
             self._answer(header, None)
             return
         self.errors += 1
-        kept = None
+        stored = None
         try:
-            kept = self.process.failures.keep(self.instance, header, error)
+            stored = self.process.failures.keep(self.instance, header, error)
             self._answer_raised(header, error)
         except BaseException as failure:
             self._answer_in_words(header, error, failure)
-        if kept is not None:
+        if stored is not None:
             try:
-                self.process.failures.ease(kept)
+                self.process.failures.ease(stored)
             except BaseException:  # of what the frames hold; the caller has been answered
                 logger.exception("what a failure of %s holds could not be released", self.instance)
         self.process.failures.answered()
@@ -421,8 +421,8 @@ class ActorCell:
 
     def _answer_in_words(self, header: Header, error: BaseException, failure: BaseException) -> None:
         """Answers with the text of an error that could not be sent as it is, or whose sending was interrupted."""
-        formatted, why = "".join(format_exception(error)), f"{error_line(failure)} was raised when it was sent"
-        answer = RemoteException(type_name(error), text_of(error), formatted, why)
+        formatted, reason = "".join(format_exception(error)), f"{error_line(failure)} was raised when it was sent"
+        answer = RemoteException(type_name(error), text_of(error), formatted, reason)
         if header.port and not self.is_explicit(header.method):
             self._reply(header, Status.EXCEPTION, encode_exception(answer))
         elif self.cause is None:
@@ -438,21 +438,21 @@ class ActorCell:
 
     # -- interrupts and cancelled calls -----------------------------------------------------------------------------
 
-    def cancel(self, call: str, then: Callable[[], None]) -> None:
-        """Cancels an `async def` endpoint that runs for this call, and does `then` (reading thread).
+    def cancel(self, call: str, end_waits: Callable[[], None]) -> None:
+        """Cancels an `async def` endpoint that runs for this call, and calls `end_waits` (reading thread).
 
-        One that is `def` goes on. `then` ends what the endpoint waits for, on its loop: an endpoint that is just on its
-        way to an `await` would else see the end of that call there, and not its own cancellation.
+        A `def` endpoint goes on. `end_waits` ends what the endpoint waits for, on its loop: an endpoint that is about
+        to reach an `await` would else see the end of that call there, and not its own cancellation.
         """
         if not isinstance(self.executor, AsyncExecutor):
-            then()
+            end_waits()
             return
 
         def cancel() -> None:
             task = self._calls.get(call)
             if task is not None:
                 task.cancel("the call was cancelled")
-            then()
+            end_waits()
 
         self.executor.post_control(cancel)
 

@@ -110,14 +110,14 @@ def concurrent_endpoint(
 
 def endpoints_of(cls: type) -> dict[str, AnyEndpoint]:
     """The endpoints of an actor class by name, inherited ones included."""
-    found: dict[str, AnyEndpoint] = {}
+    endpoints: dict[str, AnyEndpoint] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
             if isinstance(value, EndpointProperty):
-                found[name] = value
+                endpoints[name] = value
             else:
-                found.pop(name, None)
-    return found
+                endpoints.pop(name, None)
+    return endpoints
 
 
 def undeclared_name(name: str, *, explicit: bool) -> str:

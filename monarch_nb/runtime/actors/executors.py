@@ -107,10 +107,10 @@ class SyncExecutor:
 
 
 def _drain(items: "deque[Message]") -> "list[Message]":
-    left = []
+    messages = []
     while items:
-        left.append(items.popleft())
-    return left
+        messages.append(items.popleft())
+    return messages
 
 
 class AsyncExecutor:
@@ -176,11 +176,11 @@ class AsyncExecutor:
                     runner.run(self._finish())
 
     async def _finish(self) -> None:
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=settings.cleanup_timeout)
+        if tasks:
+            await asyncio.wait(tasks, timeout=settings.cleanup_timeout)
         await self._cell.cleanup.run_async()
 
     def _controls(self) -> None:

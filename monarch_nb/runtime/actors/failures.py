@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ACTORS = 64  # whose failures are kept; those of actors that failed longest ago go first
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-Place = tuple[str, int]  # mesh, rank
+ActorKey = tuple[str, int]  # mesh, rank
 
 
 @dataclass(eq=False, slots=True)
@@ -50,22 +50,22 @@ class StoredFailure:
         keeps nothing.
         """
         trace = self.error.__traceback__
-        found = trace.tb_frame.f_locals if trace is not None else {}
-        return (found["args"], found["kwargs"]) if "method" in found else None
+        variables = trace.tb_frame.f_locals if trace is not None else {}
+        return (variables["args"], variables["kwargs"]) if "method" in variables else None
 
 
 class FailureStore:
-    """Keeps them, bounded by number and by size; never those of memory that ran out, which would stay used up."""
+    """Stores failures, bounded by number and size; never those of memory that ran out, which would stay used up."""
 
     def __init__(
-        self, later: Callable[[float, Callable[[], object]], None], freeze: Callable[[BaseException], None]
+        self, call_later: Callable[[float, Callable[[], object]], None], freeze: Callable[[BaseException], None]
     ) -> None:
-        self._later = later
+        self._call_later = call_later
         self._freeze = freeze
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Place, deque[StoredFailure]] = OrderedDict()
+        self._failures: OrderedDict[ActorKey, deque[StoredFailure]] = OrderedDict()
         self._measuring = False
-        self._freezing: set[Place] = set()  # actors that a debugger wants to see where they fail
+        self._freezing: set[ActorKey] = set()  # actors that a debugger wants to see where they fail
         self.on_gpu_lost: list[Callable[[str], None]] = []  # called with why this process cannot use its GPU any more
         self._gpu_lost = ""
 
@@ -76,7 +76,7 @@ class FailureStore:
     def keep(self, instance: "Instance", header: "Header", error: BaseException) -> StoredFailure | None:
         """An endpoint has raised; on the actor's thread. Blocks while it is frozen there, if that is wished.
 
-        What is kept is to be handed to `ease` once the error has been sent to the caller.
+        The failure that it returns is to be passed to `ease` once the error has been sent to the caller.
         """
         recorder = instance.process.recorder
         if recorder is not None and instance.cell is not None:
@@ -93,16 +93,16 @@ class FailureStore:
             return None
         if not settings.debug_keep_failures:
             return None
-        place = (instance.mesh, instance.base_rank)
+        key = (instance.mesh, instance.base_rank)
         context = current.get()
         point = instance.rank if context is None else context.message_rank
-        kept = StoredFailure(error, header.call, header.method, time.time(), instance, point, header.chain)
+        failure = StoredFailure(error, header.call, header.method, time.time(), instance, point, header.chain)
         with self._lock:
-            mine = self._kept.get(place)
-            if mine is None:
-                mine = self._kept[place] = deque()
-            mine.append(kept)
-        return kept
+            failures = self._failures.get(key)
+            if failures is None:
+                failures = self._failures[key] = deque()
+            failures.append(failure)
+        return failure
 
     def answered(self) -> None:
         """The caller has the error, which may be the last that this process can send."""
@@ -111,63 +111,62 @@ class FailureStore:
                 listener(self._gpu_lost)
             self.on_gpu_lost.clear()
 
-    def ease(self, kept: StoredFailure) -> None:
-        """Has kept frames forget what must end, and lets go of older ones; on the actor's thread, before its next
-        message."""
-        release_frame_locals(kept.error, _PACKAGE)
-        place = (kept.instance.mesh, kept.instance.base_rank)
+    def ease(self, failure: StoredFailure) -> None:
+        """Releases what must end from the frames of a failure, and drops older failures; on the actor's thread, before
+        its next message."""
+        release_frame_locals(failure.error, _PACKAGE)
+        key = (failure.instance.mesh, failure.instance.base_rank)
         count = settings.debug_keep_failures
-        gone: list[StoredFailure] = []  # out of the lock: what they hold may do anything when it ends
+        old: list[StoredFailure] = []  # out of the lock: what they hold may do anything when it ends
         with self._lock:
-            mine = self._kept.get(place)
-            while mine and len(mine) > count:
-                gone.append(mine.popleft())
-            if mine:
-                self._kept.move_to_end(place)
-            while len(self._kept) > ACTORS:
-                gone += self._kept.popitem(last=False)[1]
+            failures = self._failures.get(key)
+            while failures and len(failures) > count:
+                old.append(failures.popleft())
+            if failures:
+                self._failures.move_to_end(key)
+            while len(self._failures) > ACTORS:
+                old += self._failures.popitem(last=False)[1]
         if not self._measuring:
             self._measuring = True
-            self._later(0.05, self._shrink)  # measuring them is not the actor's time
+            self._call_later(0.05, self._shrink)  # measuring them is not the actor's time
 
     def of(self, mesh: str, rank: int) -> list[StoredFailure]:
         """The failures of one actor, the newest first."""
         with self._lock:
-            return list(reversed(self._kept.get((mesh, rank), ())))
+            return list(reversed(self._failures.get((mesh, rank), ())))
 
     def release(self, mesh: str | None = None, rank: int | None = None) -> int:
-        """Lets go of those of an actor, of a mesh, or of all; gives how many there were."""
+        """Drops the failures of an actor, of a mesh, or all; returns how many there were."""
         with self._lock:
-            places = [p for p in self._kept if mesh in (None, p[0]) and rank in (None, p[1])]
-            return sum(len(self._kept.pop(place)) for place in places)
+            keys = [key for key in self._failures if mesh in (None, key[0]) and rank in (None, key[1])]
+            return sum(len(self._failures.pop(key)) for key in keys)
 
     def _shrink(self) -> None:
         self._measuring = False
         limit = settings.debug_keep_bytes
         with self._lock:
-            every = sorted(
-                ((kept.at, place, kept) for place, mine in self._kept.items() for kept in mine), key=lambda one: one[0]
-            )
-        seen: set[int] = set()
+            entries = [(key, failure) for key, failures in self._failures.items() for failure in failures]
+            entries.sort(key=lambda entry: entry[1].at)
+        ids: set[int] = set()
         total = 0
-        for _, place, kept in reversed(every):  # the newest stay
-            total += sum(_size(value, seen) for value in (*_held(kept.error), *(kept.arguments or ())))
+        for key, failure in reversed(entries):  # the newest stay
+            total += sum(_size(value, ids) for value in (*_frame_values(failure.error), *(failure.arguments or ())))
             if total > limit:
                 with self._lock:
-                    mine = self._kept.get(place)
-                    if mine is not None and kept in mine:
-                        mine.remove(kept)
+                    failures = self._failures.get(key)
+                    if failures is not None and failure in failures:
+                        failures.remove(failure)
 
 
 def frames_of(error: BaseException) -> list[types.TracebackType]:
     """The traceback of an exception without the engine's own frames at its top; all of it if there are no others."""
-    every = []
-    at = error.__traceback__
-    while at is not None:
-        every.append(at)
-        at = at.tb_next
-    first = next((n for n, tb in enumerate(every) if not tb.tb_frame.f_code.co_filename.startswith(_PACKAGE)), 0)
-    return every[first:]
+    traces = []
+    trace = error.__traceback__
+    while trace is not None:
+        traces.append(trace)
+        trace = trace.tb_next
+    first = next((n for n, tb in enumerate(traces) if not tb.tb_frame.f_code.co_filename.startswith(_PACKAGE)), 0)
+    return traces[first:]
 
 
 def gpu_lost(error: BaseException) -> str:
@@ -189,28 +188,28 @@ def gpu_lost(error: BaseException) -> str:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    return any(is_out_of_memory(cls.__name__, str(one)) for one in chain(error) for cls in type(one).__mro__)
+    return any(is_out_of_memory(cls.__name__, str(link)) for link in chain(error) for cls in type(link).__mro__)
 
 
-def _held(error: BaseException) -> Iterator[object]:
-    for one in chain(error):
-        for tb in frames_of(one):
+def _frame_values(error: BaseException) -> Iterator[object]:
+    for link in chain(error):
+        for tb in frames_of(link):
             for name, value in tuple(tb.tb_frame.f_locals.items()):
                 if name != "self":  # the actor's own state lives anyway
                     yield value
 
 
-def _size(value: object, seen: set[int], depth: int = 2) -> int:
+def _size(value: object, ids: set[int], depth: int = 2) -> int:
     """Bytes that a value holds, roughly: arrays and tensors by what they say, containers a little way down."""
-    if id(value) in seen:
+    if id(value) in ids:
         return 0
-    seen.add(id(value))
+    ids.add(id(value))
     try:
         bytes_of = getattr(value, "nbytes", None)
         total = int(bytes_of) if isinstance(bytes_of, int) else sys.getsizeof(value, 64)
         if depth and isinstance(value, (list, tuple, dict, set)) and len(value) <= 10_000:
-            inside = value.values() if isinstance(value, dict) else value
-            total += sum(_size(one, seen, depth - 1) for one in tuple(inside))
+            elements = value.values() if isinstance(value, dict) else value
+            total += sum(_size(element, ids, depth - 1) for element in tuple(elements))
     except BaseException:  # a value that does not like to be looked at
         return 64
     return total
@@ -234,20 +233,20 @@ _PLAIN = frozenset((int, float, str, bytes, bool, list, tuple, dict, set, type(N
 
 
 class Discarded:
-    """Stands in a kept frame for what is not kept."""
+    """Replaces a value that is dropped from a stored frame."""
 
     def __init__(self, value: object) -> None:
-        self._what = type(value).__qualname__
+        self._type_name = type(value).__qualname__
 
     def __repr__(self) -> str:
-        return f"<{self._what}: not kept, so that it ends>"
+        return f"<{self._type_name}: not kept, so that it ends>"
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and those that led to it."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    """Yields an exception, and those that led to it."""
+    ids: set[int] = set()
+    while error is not None and id(error) not in ids:
+        ids.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
@@ -259,8 +258,8 @@ def release_frame_locals(error: BaseException, engine: str) -> None:
     The frames of torch.distributed are emptied: what they hold cannot be distinguished from what only they use.
     """
     harmless: set[type] = set(_PLAIN)  # the failing call waits for this: each type is looked at once
-    for one in chain(error):
-        tb = one.__traceback__
+    for link in chain(error):
+        tb = link.__traceback__
         while tb is not None:
             frame, tb = tb.tb_frame, tb.tb_next
             if frame.f_code.co_filename.startswith(engine):
@@ -273,19 +272,18 @@ def release_frame_locals(error: BaseException, engine: str) -> None:
 
 
 def _release(frame: types.FrameType, harmless: set[type]) -> None:
-    found = frame.f_locals
-    hard = [
-        name for name, value in found.items() if type(value) not in harmless and not _is_harmless(type(value), harmless)
-    ]
-    if not hard or frame.f_code.co_name == "<module>":
+    variables = frame.f_locals
+    types_by_name = {name: type(value) for name, value in variables.items()}
+    names = [name for name, kind in types_by_name.items() if kind not in harmless and not _is_harmless(kind, harmless)]
+    if not names or frame.f_code.co_name == "<module>":
         return
     shared = frame.f_code.co_cellvars + frame.f_code.co_freevars  # other functions would see it change
-    changed = {name: _replacement(found[name]) for name in hard if name not in shared}
+    changed = {name: _replacement(variables[name]) for name in names if name not in shared}
     if sys.version_info >= (3, 14):  # a frame holds what is overwritten in it until it is cleared
-        changed = {**found, **changed}
+        changed = {**variables, **changed}
         with contextlib.suppress(RuntimeError):  # one that still runs
             frame.clear()
-    found.update(changed)
+    variables.update(changed)
     if sys.version_info < (3, 13):
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 

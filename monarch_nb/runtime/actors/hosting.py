@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
 
 Message = tuple[Header, Parcel]
-Place = tuple[str, int]  # actor mesh, rank
+ActorKey = tuple[str, int]  # actor mesh, rank
 
 REMEMBERED = 10_000  # ends of actors whose causes late callers still get
 _REPLACED = "the actor has been replaced by a newer one"
@@ -27,14 +27,14 @@ _spawn_decoder = msgpack_decoder(SpawnActor)
 class EarlyMessages:
     """Keeps early messages until their actor is spawned, and the causes with which late ones are refused."""
 
-    def __init__(self, later: Callable[[float, Callable[[], object]], None]) -> None:
-        self._later = later
+    def __init__(self, call_later: Callable[[float, Callable[[], object]], None]) -> None:
+        self._call_later = call_later
         self._lock = threading.Lock()
-        self._parked: dict[Place, list[Message]] = {}
+        self._parked: dict[ActorKey, list[Message]] = {}
         self._ends: OrderedDict[tuple[str, int, int], Cause] = OrderedDict()
 
     def ended(self, mesh: str, rank: int, incarnation: int, cause: "Cause") -> None:
-        """An actor is gone, for this reason."""
+        """Records the cause of an actor's end."""
         with self._lock:
             self._ends[mesh, rank, incarnation] = cause
             while len(self._ends) > REMEMBERED:
@@ -47,44 +47,44 @@ class EarlyMessages:
     def ends_of(self, meshes: Collection[str]) -> list[tuple[str, int, int, "Cause"]]:
         """Mesh, rank, incarnation and cause of all known ends in these meshes, the oldest first."""
         with self._lock:
-            return [(*which, cause) for which, cause in self._ends.items() if which[0] in meshes]
+            return [(*key, cause) for key, cause in self._ends.items() if key[0] in meshes]
 
-    def park(self, message: Message, here: Callable[[], bool], give_up: Callable[[Message], None]) -> bool:
-        """Keeps a message for an actor to come; False if it is `here` by now. After a while it is given up."""
-        place = (message[0].mesh, message[0].rank)
+    def park(self, message: Message, is_hosted: Callable[[], bool], give_up: Callable[[Message], None]) -> bool:
+        """Keeps a message for an actor to come; False if it `is_hosted` by now. After a while it is given up."""
+        key = (message[0].mesh, message[0].rank)
         with self._lock:
-            if here():
+            if is_hosted():
                 return False
-            self._parked.setdefault(place, []).append(message)
+            self._parked.setdefault(key, []).append(message)
 
         def expire() -> None:
-            if self._take(place, message):
+            if self._take(key, message):
                 give_up(message)
 
         # The actor's spawn may travel another way.
-        self._later(settings.message_delivery_timeout, expire)
+        self._call_later(settings.message_delivery_timeout, expire)
         return True
 
-    def unpark(self, place: Place, arrive: Callable[[], None]) -> list[Message]:
+    def unpark(self, key: ActorKey, arrive: Callable[[], None]) -> list[Message]:
         """The actor is here, as `arrive` makes known; what waited for it, in order."""
         with self._lock:
             arrive()
-            return self._parked.pop(place, [])
+            return self._parked.pop(key, [])
 
-    def _take(self, place: Place, message: Message) -> bool:
+    def _take(self, key: ActorKey, message: Message) -> bool:
         with self._lock:
-            parked = self._parked.get(place, [])
-            for number, waiting in enumerate(parked):
-                if waiting is message:
-                    del parked[number]
+            parked = self._parked.get(key, [])
+            for index, item in enumerate(parked):
+                if item is message:
+                    del parked[index]
                     if not parked:
-                        del self._parked[place]
+                        del self._parked[key]
                     return True
         return False
 
 
 class Hosting:
-    """Holds them. Reading thread, if not said otherwise."""
+    """Holds the actors. On the reading thread, unless a method says otherwise."""
 
     def __init__(self, local: ProcessTables, clock: Clock, process: "Runtime") -> None:
         self._local, self._clock, self._process = local, clock, process
@@ -116,8 +116,8 @@ class Hosting:
 
     def host_actor(self, spec: SpawnActor, mesh: str, rank: int, incarnation: int, obj: object) -> ActorCell:
         """Hosts a ready-made object of the engine itself; its thread is started by the caller. Thread-safe."""
-        here = self._local.address
-        header = Header(Kind.CALL, here, here, mesh=mesh, rank=rank, incarnation=incarnation)
+        address = self._local.address
+        header = Header(Kind.CALL, address, address, mesh=mesh, rank=rank, incarnation=incarnation)
         cell = ActorCell(self._process, spec, header, None)
         cell.obj = obj
         self._local.cells[mesh, rank] = cell
@@ -125,40 +125,40 @@ class Hosting:
 
     def absent(self, header: Header, parcel: Parcel, again: Callable[[Header, Parcel], None]) -> None:
         """A message for an actor that is not here: it waits, or is refused. `again` takes it, if the actor is here."""
-        place = (header.mesh, header.rank)
-        cause = self._parking.end_of(*place, header.incarnation)
-        now = self._local.cells.get(place)
+        key = (header.mesh, header.rank)
+        cause = self._parking.end_of(*key, header.incarnation)
+        now = self._local.cells.get(key)
         if cause is None and (now is None or now.incarnation < header.incarnation):
 
             def has_come() -> bool:
-                return self._local.cells.get(place) is not now
+                return self._local.cells.get(key) is not now
 
-            if not self._parking.park((header, parcel), has_come, self._never_came):
+            if not self._parking.park((header, parcel), has_come, self._give_up):
                 again(header, parcel)
             return
         self._process.node.consumed(parcel)
         self._process.refuse(header, cause or self._process.supervisor.lost_cause(header, _REPLACED))
 
-    def _never_came(self, message: Message) -> None:
+    def _give_up(self, message: Message) -> None:
         header, parcel = message
         self._process.node.consumed(parcel)
-        why = (
+        reason = (
             f"no such actor was spawned in {self._local.address} within {settings.message_delivery_timeout:g} s "
             "(message_delivery_timeout); where its spawn takes longer, wait for .initialized before the call"
         )
-        self._process.refuse(header, self._process.supervisor.lost_cause(header, why))
+        self._process.refuse(header, self._process.supervisor.lost_cause(header, reason))
 
     def watch_gap(self, cell: ActorCell) -> None:
         """A message came before its predecessor: if that one never comes, say so instead of waiting for ever."""
         if cell in self._waiting:
             return
         self._waiting.add(cell)
-        here = self._local.address
+        address = self._local.address
 
         def look() -> bool:
             for gap in cell.expire_gaps(self._clock.monotonic()):
                 self._process.supervisor.undeliverable(
-                    Header(Kind.CALL, here, here, mesh=cell.mesh, rank=cell.rank, sender=gap.sender),
+                    Header(Kind.CALL, address, address, mesh=cell.mesh, rank=cell.rank, sender=gap.sender),
                     f"message {gap.first} from {gap.sender} to {cell.instance} is lost",
                 )
             if cell.inbox.waiting and cell.cause is None:
@@ -181,15 +181,15 @@ class Hosting:
             listener(cell)
 
     def latest(self, meshes: Collection[str]) -> dict[tuple[str, int], tuple[int, object]]:
-        """Of actors of these meshes the latest incarnation here, and why it has ended, if it has. Thread-safe."""
-        found: dict[tuple[str, int], tuple[int, object]] = {}
+        """Returns the latest incarnation here of each actor of these meshes, and the cause of its end. Thread-safe."""
+        records: dict[tuple[str, int], tuple[int, object]] = {}
         for mesh, rank, incarnation, cause in self._parking.ends_of(meshes):
-            if incarnation >= found.get((mesh, rank), (0, None))[0]:
-                found[mesh, rank] = (incarnation, cause)
+            if incarnation >= records.get((mesh, rank), (0, None))[0]:
+                records[mesh, rank] = (incarnation, cause)
         for cell in tuple(self._local.cells.values()):
             if cell.mesh in meshes and cell.spec.runs_on is not RunsOn.MAIN_THREAD:
-                found[cell.mesh, cell.rank] = (cell.incarnation, cell.cause)
-        return found
+                records[cell.mesh, cell.rank] = (cell.incarnation, cell.cause)
+        return records
 
     def on_end(self, listener: Callable[[ActorCell], object]) -> None:
         """Calls `listener` with each actor that is gone from now on, on whichever thread ended it."""

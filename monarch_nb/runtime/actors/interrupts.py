@@ -190,9 +190,9 @@ class Interrupts:
 
         self._clock.every(POLL_INTERVAL, poll)
 
-    def doing(self, which: WhatRuns, asker: Asker[RunningEndpoint]) -> RunningEndpoint:
+    def doing(self, request: WhatRuns, asker: Asker[RunningEndpoint]) -> RunningEndpoint:
         """Says what an actor of this process does (reading thread)."""
-        cell = self._cell(which.mesh, asker.header.rank)
+        cell = self._cell(request.mesh, asker.header.rank)
         return _doing(cell) if cell is not None else RunningEndpoint()
 
 

@@ -75,10 +75,10 @@ def in_order(raised: dict[int, RankError]) -> dict[int, RankError]:
     """Errors by place in their call: causes before those that only follow from others', each in order of time."""
     batch, began = 0, float("-inf")
     keys: dict[int, tuple[bool, int, int]] = {}
-    for place, one in sorted(raised.items(), key=lambda item: item[1].since):
-        if one.since - began > TOGETHER_S:
-            batch, began = batch + 1, one.since
-        keys[place] = (one.follows, batch, place)
+    for position, error in sorted(raised.items(), key=lambda item: item[1].since):
+        if error.since - began > TOGETHER_S:
+            batch, began = batch + 1, error.since
+        keys[position] = (error.follows, batch, position)
     return dict(sorted(raised.items(), key=lambda item: keys[item[0]]))
 
 
@@ -92,62 +92,62 @@ class RankNames:
         self._ranks = ranks
         self.of_procs = isinstance(state, ProcState)
 
-    def __call__(self, places: Iterable[int]) -> str:
+    def __call__(self, positions: Iterable[int]) -> str:
         """The ranks, as people write them."""
-        ranks = [self._ranks[place] for place in places]
+        ranks = [self._ranks[position] for position in positions]
         region = self._region
-        known = region is not None and all(rank in region.ndslice for rank in ranks)
-        text = places_of(region, ranks) if region is not None and known else f"ranks {spans(ranks)}"
+        in_region = region is not None and all(rank in region.ndslice for rank in ranks)
+        text = places_of(region, ranks) if region is not None and in_region else f"ranks {spans(ranks)}"
         return text if len(text) <= WIDTH else f"{text[:WIDTH].rpartition(',')[0]},…"
 
-    def hosts(self, places: Iterable[int]) -> str:
+    def hosts(self, positions: Iterable[int]) -> str:
         """Where they are, such as "host node7"; "" if that is not known."""
         if self._layout is None:
             return ""
-        found = list(dict.fromkeys(host_name(self._layout.host_of(self._ranks[place])) for place in places))
-        more = f" and {len(found) - HOSTS} more" if len(found) > HOSTS else ""
-        return f"host{'s'[: len(found) > 1]} {', '.join(found[:HOSTS])}{more}"
+        hosts = list(dict.fromkeys(host_name(self._layout.host_of(self._ranks[position])) for position in positions))
+        more = f" and {len(hosts) - HOSTS} more" if len(hosts) > HOSTS else ""
+        return f"host{'s'[: len(hosts) > 1]} {', '.join(hosts[:HOSTS])}{more}"
 
 
 def actor_error(
-    receiver: "Runtime", title: str, raised: dict[int, RankError], size: int, missing: Sequence[int], where: RankNames
+    receiver: "Runtime", title: str, raised: dict[int, RankError], size: int, missing: Sequence[int], names: RankNames
 ) -> ActorError:
     """The error of a call; `raised` by place in it, as `in_order` has them, `missing` who had not answered."""
-    failures = {place: one.exception(receiver) for place, one in raised.items()}
+    failures = {position: error.exception(receiver) for position, error in raised.items()}
     name, _, method = title.partition(".")
-    named, of = f"Actor call {title} failed", ""
-    if title.endswith("[cell]") or (where.of_procs and method == "cell"):
-        named, of = "The cell failed", f" of {name.removesuffix('[cell]')}"
-    return ActorError.of_ranks(failures, f"{named}.", _summary(named, of, raised, size, missing, where))
+    headline, of = f"Actor call {title} failed", ""
+    if title.endswith("[cell]") or (names.of_procs and method == "cell"):
+        headline, of = "The cell failed", f" of {name.removesuffix('[cell]')}"
+    return ActorError.of_ranks(failures, f"{headline}.", _summary(headline, of, raised, size, missing, names))
 
 
 def _summary(
-    named: str, of: str, raised: dict[int, RankError], size: int, missing: Sequence[int], where: RankNames
+    headline: str, of: str, raised: dict[int, RankError], size: int, missing: Sequence[int], names: RankNames
 ) -> str:
-    followed = [place for place, one in raised.items() if one.follows]
+    followed = [position for position, error in raised.items() if error.follows]
     if len(followed) < len(raised):
-        raised = {place: one for place, one in raised.items() if place not in followed}
+        raised = {position: error for position, error in raised.items() if position not in followed}
     else:  # who left is not among them
         followed = []
     kinds: dict[tuple[str, str, str], list[int]] = {}
-    for place, one in raised.items():
-        kinds.setdefault(one.text.likeness, []).append(place)
-    at = where(raised)
+    for position, error in raised.items():
+        kinds.setdefault(error.text.likeness, []).append(position)
+    ranks = names(raised)
     if size > 1:
-        named += f" on {len(raised)} of {size} ranks{of}" + (f": {at}" if at else "")
-    elif at:
-        named += f" on {at}{of}"
+        headline += f" on {len(raised)} of {size} ranks{of}" + (f": {ranks}" if ranks else "")
+    elif ranks:
+        headline += f" on {ranks}{of}"
     if len(raised) > 1:
-        named += "; the same error" if len(kinds) == 1 else f"; {len(kinds)} different errors"
+        headline += "; the same error" if len(kinds) == 1 else f"; {len(kinds)} different errors"
     if followed:
-        named += f"; in consequence the collectives of {where(followed)} broke off"
+        headline += f"; in consequence the collectives of {names(followed)} broke off"
     if missing:
-        named += f"; {where(missing)} had not answered"
-    hosts = where.hosts(raised)
-    lines = [f"{named} ({hosts})" if hosts else named]
+        headline += f"; {names(missing)} had not answered"
+    hosts = names.hosts(raised)
+    lines = [f"{headline} ({hosts})" if hosts else headline]
     if len(kinds) > 1:
         ranks_by_kind = list(kinds.values())
-        lines += [f"  {where(places)}: {raised[places[0]].text.line}" for places in ranks_by_kind[:KINDS]]
+        lines += [f"  {names(positions)}: {raised[positions[0]].text.line}" for positions in ranks_by_kind[:KINDS]]
         if len(ranks_by_kind) > KINDS:
             lines.append(f"  and {len(ranks_by_kind) - KINDS} more, in `failures` of this error")
     return "\n".join(lines)

@@ -48,8 +48,8 @@ def sleep(seconds: Any, /) -> None:
         _c_sleep(seconds)
         return
     until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        waker.acquire(timeout=left)  # what it was woken for is raised here
+    while (remaining := until - time.monotonic()) > 0:
+        waker.acquire(timeout=remaining)  # what it was woken for is raised here
 
 
 def install() -> None:

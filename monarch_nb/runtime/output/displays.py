@@ -54,17 +54,17 @@ class Displays:
             return
         text = text if len(text) <= BRIEF else f"{text[: BRIEF - 1]}…"
         data = {**data, PLAIN: text_of(data.get(PLAIN, text))}
-        kept = {kind: form for kind, form in data.items() if size_of(form) <= MOST}
-        if sum(map(size_of, kept.values())) > MOST:
-            kept = {PLAIN: text}
-        if len(kept) < len(data):
+        forms = {kind: form for kind, form in data.items() if size_of(form) <= MOST}
+        if sum(map(size_of, forms.values())) > MOST:
+            forms = {PLAIN: text}
+        if len(forms) < len(data):
             size = sum(map(size_of, data.values())) / 2**20
             text = f"{text} ({size:.1f} MB are not shown: a display may have {MOST >> 20} MB)"
-            kept[PLAIN] = text
-            if len(kept) == 1 and not id:
+            forms[PLAIN] = text
+            if len(forms) == 1 and not id:
                 sys.stdout.write(f"{text}\n")
                 return
-        self._send(Display(text, kept, {kind: about for kind, about in metadata.items() if kind in kept}, id, update))
+        self._send(Display(text, forms, {kind: about for kind, about in metadata.items() if kind in forms}, id, update))
 
     def clear(self, wait: bool = False) -> None:
         """Takes away what was displayed before in this call; with `wait`, when the next display is there."""

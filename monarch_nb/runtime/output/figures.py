@@ -23,9 +23,9 @@ def numbers() -> list[int]:
     return sorted(Gcf.figs)
 
 
-def show_each(wanted: Iterable[int], but: object = None) -> None:
+def show_each(figure_numbers: Iterable[int], but: object = None) -> None:
     """Displays some figures and closes them; the figure `but` is closed only."""
-    managers = [Gcf.figs[number] for number in wanted if number in Gcf.figs]
+    managers = [Gcf.figs[number] for number in figure_numbers if number in Gcf.figs]
     try:
         for manager in managers:
             figure = manager.canvas.figure

@@ -45,23 +45,23 @@ def forms_of(value: object, include: Collection[str] | None = None, exclude: Col
     """All forms of an object, or those of some MIME types. What its methods raise is said on standard error."""
     data: dict[str, object] = {}
     metadata: dict[str, object] = {}
-    _take(data, metadata, _asked(value, _MIMEBUNDLE, include=include, exclude=exclude))
+    _take(data, metadata, _call_method(value, _MIMEBUNDLE, include=include, exclude=exclude))
     for kind, method in _METHODS.items():
-        found = None if kind in data or kind in (exclude or ()) else _asked(value, method)
-        if found is not None:
-            form, about = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        result = None if kind in data or kind in (exclude or ()) else _call_method(value, method)
+        if result is not None:
+            form, about = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
             _take(data, metadata, ({kind: form}, {kind: about} if about else {}))
     picture = None if "image/png" in data else _figure(value)
     if picture is not None:
         data["image/png"] = base64.b64encode(picture).decode("ascii")
     data.pop(WIDGET, None)
-    wanted = {
+    selected = {
         kind: form
         for kind, form in data.items()
         if (include is None or kind in include) and kind not in (exclude or ())
     }
-    wanted.setdefault(PLAIN, text_of(value))
-    return Forms(wanted, {kind: about for kind, about in metadata.items() if kind in wanted})
+    selected.setdefault(PLAIN, text_of(value))
+    return Forms(selected, {kind: about for kind, about in metadata.items() if kind in selected})
 
 
 def may_be_rich(value: object) -> bool:
@@ -85,9 +85,9 @@ def text_of(value: object) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def _take(data: dict[str, object], metadata: dict[str, object], found: object) -> None:
+def _take(data: dict[str, object], metadata: dict[str, object], result: object) -> None:
     """Adds what an object has given: forms, or a pair of forms and facts about them."""
-    forms, about = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    forms, about = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     data.update(sendable(forms if isinstance(forms, Mapping) else {}))
     metadata.update(about if isinstance(about, Mapping) else {})
 
@@ -103,7 +103,7 @@ def _form(kind: str, form: object) -> object:
     return form if isinstance(form, str) or kind.endswith("json") else str_of(form)
 
 
-def _asked(value: object, name: str, **arguments: object) -> object:
+def _call_method(value: object, name: str, **arguments: object) -> object:
     """The result of an object's method; None if there is none, or if it raises."""
     try:
         method = None if inspect.isclass(value) or hasattr(value, _CANARY) else getattr(value, name, None)
