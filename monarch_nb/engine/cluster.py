@@ -107,15 +107,15 @@ class MemoryPace(waiting.WaitObserver):
 
         Returns after `QUIET_S` in which nothing has arrived, and after `SETTLES_S` in any case.
         """
-        begun = wall.monotonic()
-        until, last_count = begun + QUIET_S, -1
-        before = -1
+        start = wall.monotonic()
+        until, last_count = start + QUIET_S, -1
+        total = -1
         while (remaining := until - wall.monotonic()) > 0:
             self._time.settle(remaining)
             if last_count != self._time.deliveries:
-                last_count, until = self._time.deliveries, min(wall.monotonic() + QUIET_S, begun + SETTLES_S)
-            before, deliveries = self._deliveries_at_rest(), before
-            if before >= 0 and before == deliveries:
+                last_count, until = self._time.deliveries, min(wall.monotonic() + QUIET_S, start + SETTLES_S)
+            total, previous = self._deliveries_at_rest(), total
+            if total >= 0 and total == previous:
                 return
             wall.sleep(_LOOK_S)
 
@@ -145,20 +145,20 @@ class MemoryPace(waiting.WaitObserver):
         while not self._closed:
             with self._changed:
                 self._changed.wait_for(lambda: self._outside or self._closed)
-            self._pass_while_waited_for()
+            self._follow_waits()
 
-    def _pass_while_waited_for(self) -> None:
-        before, real_now = -1, wall.monotonic()
+    def _follow_waits(self) -> None:
+        total, real_now = -1, wall.monotonic()
         while not self._closed:
             wall.sleep(_LOOK_S)
             with self._changed:
                 if not self._outside:
                     return
                 limit = max((limit for future, limit in self._outside.values() if not future.done()), default=0.0)
-            before, deliveries = self._deliveries_at_rest(), before
+            total, previous = self._deliveries_at_rest(), total
             real_now, earlier = wall.monotonic(), real_now
             now, due = self._time.monotonic(), self._time.next_due
-            at_rest = before >= 0 and before == deliveries
+            at_rest = total >= 0 and total == previous
             if at_rest and due is not None and due <= limit:
                 now = max(now, due)  # and no further: what comes of it takes its own time
             else:
@@ -300,13 +300,13 @@ class Cluster:
 
         A host that the controller has not reached for `mesh_orphan_timeout` seconds counts as lost.
         """
-        inside = {self._name(number) for number in numbers}
+        isolated = {self._name(number) for number in numbers}
         with self._time.lock:
-            for near in inside:
-                for far in set(self._hosts) - inside:
+            for near in isolated:
+                for far in set(self._hosts) - isolated:
                     self._network.part_hosts(near, far)
             self._time.changed()
-        for name in self._away(inside):
+        for name in self._away(isolated):
             self._time.later(settings.mesh_orphan_timeout, partial(self._expire, name))
         self.settle()
 
@@ -395,9 +395,9 @@ class Cluster:
         if hook is not exit_on_fault:  # the program's own
             hook(failure)
 
-    def _away(self, inside: set[str]) -> set[str]:
+    def _away(self, isolated: set[str]) -> set[str]:
         """The hosts on the far side of a partition, as the controller sees it."""
-        return set(self._hosts) - inside if self._runtime.host in inside else inside
+        return set(self._hosts) - isolated if self._runtime.host in isolated else isolated
 
     def _expire(self, name: str) -> None:
         if name in self._lost or self._network.reachable(self._runtime.address, agent_of(name)):

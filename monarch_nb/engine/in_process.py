@@ -130,13 +130,13 @@ class InlineHost:
     def _cells(self, address: str) -> list[ActorCell]:
         """The actors of a would-be process, its console last."""
         console = self._alive[address]
-        mine = []
+        cells = []
         for cell in tuple(self.runtime.cells.values()):
             state = self.runtime.meshes.get(cell.mesh)
-            on = state.procs.uid if isinstance(state, ActorState) else ""
-            if cell is not console and cell.rank == console.rank and on == console.mesh:
-                mine.append(cell)
-        return [*mine, console]
+            procs_uid = state.procs.uid if isinstance(state, ActorState) else ""
+            if cell is not console and cell.rank == console.rank and procs_uid == console.mesh:
+                cells.append(cell)
+        return [*cells, console]
 
     def _stop(self, request: p.Stop, asker: Asker[p.StopReply]) -> None:
         self.runtime.later(0.0, lambda: asker.reply(self._stopped(request)))
@@ -147,7 +147,7 @@ class InlineHost:
             if address in self._alive:
                 for cell in self._cells(address):
                     cell.stop(request.reason)
-                self._gone(address, "it was stopped")
+                self._forget(address, "it was stopped")
             exits.append(p.Exited(address=address, host=self.host, reason="it was stopped", expected=True))
         return p.StopReply(tuple(exits))
 
@@ -162,9 +162,9 @@ class InlineHost:
         self.runtime.handle(
             header, self.runtime.node.snapshot([encode_body(exited)])
         )  # before any call fails because of it
-        self._gone(address, KILLED)
+        self._forget(address, KILLED)
 
-    def _gone(self, address: str, reason: str) -> None:
+    def _forget(self, address: str, reason: str) -> None:
         del self._alive[address]
         self._reasons[address] = reason
 

@@ -142,10 +142,10 @@ class ProcessOperations:
     def meeting_point(self, hosts: Sequence[str]) -> str:
         """The name or address by which all of these hosts reach the first; "" where that is not known."""
         routes = self._runtime.part(HostRoutes)
-        far = [host for host in hosts if host in routes.attached and not routes.attached[host].is_local]
-        if len(hosts) == 1 or not far:
+        remote = [host for host in hosts if host in routes.attached and not routes.attached[host].is_local]
+        if len(hosts) == 1 or not remote:
             return "localhost"
-        if hosts[0] not in far:
+        if hosts[0] not in remote:
             return socket.gethostname()
         scheme, _, rest = routes.attached[hosts[0]].endpoint.partition("://")
         return (

@@ -91,10 +91,10 @@ def run_proc(spec: ProcSpec) -> int:
         runtime.stop_actors(reason, max(0.1, request.timeout_s - 0.5))
         console.stop(reason)
 
-    lost: list[str] = []
+    gpu_errors: list[str] = []
 
     def gpu_lost(reason: str) -> None:
-        lost.append(reason)
+        gpu_errors.append(reason)
         threading.Thread(target=leave, args=(ProcStop(reason, _LOST_S),), name="monarch-stop", daemon=True).start()
 
     runtime.failures.on_gpu_lost.append(gpu_lost)
@@ -104,12 +104,12 @@ def run_proc(spec: ProcSpec) -> int:
     runtime.part(MeshLogs).close()
     dumps.file_of(spec.run_folder, spec.address).unlink(missing_ok=True)
     runtime.close()
-    if lost:
-        sys.stderr.write(f"{spec.name}: {lost[0]}\n")
+    if gpu_errors:
+        sys.stderr.write(f"{spec.name}: {gpu_errors[0]}\n")
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    return int(bool(lost))
+    return int(bool(gpu_errors))
 
 
 def _constructed() -> tuple[str, int] | None:
@@ -121,7 +121,7 @@ def _constructed() -> tuple[str, int] | None:
 
 def host_console(runtime: Runtime, spec: ProcSpec, console: Actor, *, runs_on: RunsOn = RunsOn.ITS_OWN) -> ActorCell:
     """The actor on which a worker's set-up and cells run."""
-    about = SpawnActor(
+    actor_spec = SpawnActor(
         name=spec.name,
         class_name="Console",
         kind="sync",
@@ -131,4 +131,4 @@ def host_console(runtime: Runtime, spec: ProcSpec, console: Actor, *, runs_on: R
         creators=(ROOT,),
         runs_on=runs_on,
     )
-    return runtime.host_actor(about, spec.mesh, spec.rank, spec.incarnation, console)
+    return runtime.host_actor(actor_spec, spec.mesh, spec.rank, spec.incarnation, console)

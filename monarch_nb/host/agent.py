@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 _MOST_FDS = 65536
 _LINGER_S = 0.3  # for last messages to processes that may be gone themselves
 _ORPHANED = "the process that owned it is gone"
-_LEFT = "the process that had started the host agent has ended"
+_STARTER_ENDED = "the process that had started the host agent has ended"
 _ORPHANED_TIMEOUT_S = 0.5  # between SIGTERM and SIGKILL when the owner is gone
 _PAUSE_S = 0.5  # between attempts; grows to
 _PAUSE_MAX_S = 5.0
@@ -87,12 +87,12 @@ class Dialler:
                 try:
                     controller = ask_controller(self._endpoint, keys, self._state(), insecure_loopback=self._insecure,
                                          timeout=_ASK_S)  # fmt: skip
-                    wrong = controller.error
+                    problem = controller.error
                     break
                 except TransportError as error:
-                    controller, wrong = p.IdentifyReply(), str(error)
-            if wrong:
-                log.info("no controller to join: %s", wrong)
+                    controller, problem = p.IdentifyReply(), str(error)
+            if problem:
+                log.info("no controller to join: %s", problem)
                 self._cut.wait(pause)
                 pause = min(_PAUSE_MAX_S, 1.5 * pause)
                 continue
@@ -106,9 +106,9 @@ class Dialler:
             self._node.forget(self._controller, "another controller has taken its place")
         self._controller = address
         self._node.learn(address, self._endpoint)
-        self._soon(lambda: self._say(address))
+        self._soon(lambda: self._announce(address))
 
-    def _say(self, address: str) -> None:
+    def _announce(self, address: str) -> None:
         self._sender.post(address, verbs.HOST_JOINS, self._state())
 
 
@@ -160,7 +160,7 @@ class HostAgent:
     def _keeper(self, grant: Callable[[str], None]) -> MeshLeaseService:
         return MeshLeaseService(
             children=self._children, stopper=self._stopper, sender=self._sender, logs=self._logs,
-            call_later=self._loop.call_later, changed=self._end_if_unused, grant=grant,
+            call_later=self._loop.call_later, changed=self._end_if_orphaned, grant=grant,
             notices=lambda since: self._preemption.since(since),
         )  # fmt: skip
 
@@ -180,7 +180,7 @@ class HostAgent:
                         version=__version__, incarnation=self._node.incarnation))  # fmt: skip
         if self._dialler is not None:
             self._dialler.start()
-        self._look_for_users()
+        self._end_if_unused()
         try:
             self._loop.run()
         finally:
@@ -239,7 +239,7 @@ class HostAgent:
         self._service.keeper.exited(child)
         self._service.owner_gone(child.address, child.exit.reason)
         self._stopper.child_ended(child)
-        self._end_if_unused()
+        self._end_if_orphaned()
 
     def pong(self, child: Child) -> None:
         """Reports a process that answers a ping."""
@@ -263,7 +263,7 @@ class HostAgent:
     def _serve(self, header: Header, body: bytes) -> None:
         self._service.handle(header, body)
         self._watch_leases()
-        self._end_if_unused()
+        self._end_if_orphaned()
 
     def _link_failed(self, header: Header, _parcel: Parcel, reason: str) -> None:
         """Handles an undelivered message; on the reader thread, or on the loop's after `forget`."""
@@ -293,17 +293,17 @@ class HostAgent:
         owners = dict.fromkeys([*keeper.holders, *(child.spec.owner for child in alive)])
         by = self._preemption.by
         if self._options.bound:
-            self._give_up(f"{_LEFT}{f' ({by})' if by else ''}")
+            self._give_up(f"{_STARTER_ENDED}{f' ({by})' if by else ''}")
             return
         for child in alive:  # remote owners live on, and get the reason
             if child.spec.owner not in cared_for:
-                child.stop_reason = child.stop_reason or f"{_LEFT}{f' ({by})' if by else ''}"
+                child.stop_reason = child.stop_reason or f"{_STARTER_ENDED}{f' ({by})' if by else ''}"
         for owner in owners:
             if owner not in cared_for:
                 self._service.owner_gone(owner, _ORPHANED)
-        self._end_if_unused()
+        self._end_if_orphaned()
 
-    def _end_if_unused(self) -> None:
+    def _end_if_orphaned(self) -> None:
         """Ends an agent whose starter is gone once nobody else has anything here."""
         keeper = self._service.keeper
         if self._ownerless and not (
@@ -350,7 +350,7 @@ class HostAgent:
 
         def report() -> None:
             self._service.owner_ended(owner, "its process has ended")
-            self._end_if_unused()
+            self._end_if_orphaned()
 
         def on_exit(_events: int) -> None:
             self._loop.unregister(fd)
@@ -359,7 +359,7 @@ class HostAgent:
 
         self._loop.register(fd, READ, on_exit)
 
-    def _look_for_users(self) -> None:
+    def _end_if_unused(self) -> None:
         """Ends an agent that is not to outlive its last controller for long."""
         keeper, limit = self._service.keeper, self._idleness.limit
         used = bool(self._leases or self._followed or keeper.waits or self._children.alive())
@@ -369,14 +369,14 @@ class HostAgent:
             self.unused = True
             self.end(f"no program has used this host for {limit:g} s")
             return
-        self._loop.call_later(self._idleness.pace, self._look_for_users)
+        self._loop.call_later(self._idleness.pace, self._end_if_unused)
 
     def _watch_leases(self) -> None:
         if self._leases and not self._watching_leases:
             self._watching_leases = True
-            self._loop.call_later(self._leases.pace, self._look_at_leases)
+            self._loop.call_later(self._leases.pace, self._check_leases)
 
-    def _look_at_leases(self) -> None:
+    def _check_leases(self) -> None:
         self._watching_leases = False
         now = time.monotonic()
         for owner in self._leases.owners:
@@ -387,17 +387,17 @@ class HostAgent:
             for child in self._children.alive():
                 child.evicted |= child.spec.owner == owner  # an owner that only slept finds that it has lost them
             self._service.owner_gone(owner, "it was silent for longer than its lease")
-            self._end_if_unused()
+            self._end_if_orphaned()
         for owner in self._leases.due(now):
             self._service.ask_after(owner)
         self._watch_leases()
 
-    def _connection(self, address: str, up: bool, word: str) -> None:
+    def _connection(self, address: str, up: bool, reason: str) -> None:
         """Handles a changed connection; on the node's reader thread."""
-        if word == "refused":
+        if reason == "refused":
             log.warning("%s does not accept our key, or is not a monarch-nb process", address)
         elif not up:
-            self._loop.post(lambda: self._gateway.cut(host_of(address), word))
+            self._loop.post(lambda: self._gateway.cut(host_of(address), reason))
             if self._dialler is not None:
                 self._dialler.cut(address)
 
@@ -443,7 +443,7 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     try:
         agent = HostAgent(options, cord, early)
-        agent.run(lambda ready: _say(options, ready))
+        agent.run(lambda ready: _report_ready(options, ready))
     except TransportError as error:  # it cannot listen where it should
         sys.stderr.write(f"{error}\n")
         _leave_nothing(options)
@@ -456,7 +456,7 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     return UNUSED if agent.unused else 0
 
 
-def _say(options: Options, ready: AgentReady) -> None:
+def _report_ready(options: Options, ready: AgentReady) -> None:
     text = ready_text(options, ready).encode() if options.terminal else msgspec.json.encode(ready)
     with contextlib.suppress(BrokenPipeError):  # the starter is gone, which its pipe shows as well
         os.write(options.ready_fd, text + b"\n")

@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = str(Path(__file__).resolve().parents[2])
 
 # The package decides where its submodules are; nothing else must come from its folder before the standard library.
-_OURS = f"sys.path.insert(0, {ROOT!r}); import monarch_nb; sys.path.append(sys.path.pop(0))"
-_THEIRS = f"sys.path.append({ROOT!r})"
+_OWN_PATH = f"sys.path.insert(0, {ROOT!r}); import monarch_nb; sys.path.append(sys.path.pop(0))"
+_OTHER_PATH = f"sys.path.append({ROOT!r})"
 
 
 def command(module: str, *arguments: object, python: str | None = None) -> list[str]:
@@ -16,7 +16,7 @@ def command(module: str, *arguments: object, python: str | None = None) -> list[
 
     This interpreter runs the very package that this process runs; another one prefers its own.
     """
-    find = _OURS if python in (None, sys.executable) else _THEIRS
+    find = _OWN_PATH if python in (None, sys.executable) else _OTHER_PATH
     code = f"import sys; {find}; from {module} import main; sys.exit(main(sys.argv[1:]))"
     return [python or sys.executable, "-P", "-c", code, *map(str, arguments)]
 

@@ -56,9 +56,9 @@ class Caster:
         self._monotonic = monotonic
         self._ports = itertools.count(1000)
         self._casts: dict[int, _Cast] = {}
-        self._ended: dict[str, None] = {}  # processes here, each incarnation with an address of its own
-        self._complete: dict[tuple[str, int], None] = {}  # casts, by their sender and its port
-        self._refused: dict[tuple[str, int], None] = {}  # those that came too late
+        self._ended_procs: dict[str, None] = {}  # processes here, each incarnation with an address of its own
+        self._complete_casts: dict[tuple[str, int], None] = {}  # casts, by their sender and its port
+        self._refused_casts: dict[tuple[str, int], None] = {}  # those that came too late
         self._unsent: Counter[tuple[str, int]] = Counter()  # replies that are sent later, by the same
         self._lock = threading.RLock()  # `_send` runs with and without it
         self._armed = False
@@ -66,7 +66,7 @@ class Caster:
     def cast(self, header: Header, parcel: Parcel) -> None:
         """Passes a cast on: a call to each proc here, a smaller cast to each agent below. The body is shared."""
         assert header.plan is not None
-        if header.port and (header.src, header.port) in self._refused:
+        if header.port and (header.src, header.port) in self._refused_casts:
             return
         deliveries, branches = expand(header.plan, self._host)
         src, port = header.src, 0
@@ -113,7 +113,7 @@ class Caster:
         """
         self._skip(header)
         positions = [header.index] if header.plan is None else list(indices(header.plan.runs))
-        if header.kind == Kind.CALL and header.dst in self._ended and not reported_elsewhere:
+        if header.kind == Kind.CALL and header.dst in self._ended_procs and not reported_elsewhere:
             self._call_later(LATE_S, lambda: self._lose(header.port, positions, reason, reported_elsewhere=False))
         else:
             self._lose(header.port, positions, reason, reported_elsewhere)
@@ -121,7 +121,7 @@ class Caster:
     def proc_gone(self, address: str, reason: str) -> None:
         """Handles the end of a process here: its replies are no longer waited for, since its watchers are notified."""
         with self._lock:
-            _remember(self._ended, address)
+            _remember(self._ended_procs, address)
             affected = [(port, cast.local[address]) for port, cast in self._casts.items() if address in cast.local]
         for port, positions in affected:
             self._lose(port, positions, reason, reported_elsewhere=True)
@@ -147,9 +147,9 @@ class Caster:
         if key in self._unsent:
             return p.CastState(True, None)
         if cast is None:
-            arrived = key in self._complete
+            arrived = key in self._complete_casts
             if not arrived and final:
-                _remember(self._refused, key)
+                _remember(self._refused_casts, key)
             return p.CastState(arrived)
         assert cast.request.plan is not None
         return p.CastState(True, tuple(cast.fold.waits_for(indices(cast.request.plan.runs))))
@@ -158,23 +158,23 @@ class Caster:
         """Asks for messages that were on their way to other hosts, and may be lost with a relay that was replaced."""
         self._ask_below(relay, {})
 
-    def _ask_below(self, relay: str, before: dict[tuple[int, int], str]) -> None:
-        """Asks the agents below for casts whose replies are missing; those of `before` seemed lost already."""
+    def _ask_below(self, relay: str, suspected: dict[tuple[int, int], str]) -> None:
+        """Asks the agents below for casts whose replies are missing; those in `suspected` seemed lost already."""
         parts_by_host: dict[str, list[tuple[int, CastPlan]]] = {}
         with self._lock:
             for port, cast in self._casts.items():
                 for plan in cast.plans_below:
                     positions = cast.fold.waits_for(indices(plan.runs))
-                    if positions if not before else any((port, position) in before for position in positions):
+                    if positions if not suspected else any((port, position) in suspected for position in positions):
                         parts_by_host.setdefault(plan.head, []).append((port, plan))
         for host, parts in parts_by_host.items():
-            request = p.AskCasts(tuple(port for port, _ in parts), final=bool(before))
+            request = p.AskCasts(tuple(port for port, _ in parts), final=bool(suspected))
             self._sender.request(
-                agent_of(host), CASTS, request, functools.partial(self._take_states, relay, parts, before)
+                agent_of(host), CASTS, request, functools.partial(self._take_states, relay, parts, suspected)
             )
 
     def _take_states(
-        self, relay: str, parts: list[tuple[int, CastPlan]], before: dict[tuple[int, int], str], reply: p.CastStates
+        self, relay: str, parts: list[tuple[int, CastPlan]], suspected: dict[tuple[int, int], str], reply: p.CastStates
     ) -> None:
         """Counts replies as lost once an agent below has said twice that it will not send them."""
         doubtful: dict[tuple[int, int], str] = {}
@@ -187,12 +187,12 @@ class Caster:
             reason = lost_with(relay, arrived=state.came)
             lost = [position for position in missing if not state.waits_for(position)]
             doubtful |= {(port, position): reason for position in lost}
-            certain = [position for position in lost if before.get((port, position)) == reason]
+            certain = [position for position in lost if suspected.get((port, position)) == reason]
             if certain and not state.came:
                 self._skip(replace(cast.request, plan=plan))
             if certain:
                 self._lose(port, certain, reason, reported_elsewhere=False)
-        if doubtful and not before:
+        if doubtful and not suspected:
             self._call_later(AGAIN_S, lambda: self._ask_below(relay, doubtful))
 
     def _skip(self, header: Header) -> None:
@@ -237,7 +237,7 @@ class Caster:
             self._pass_on(cast, batch)
         if cast.fold.complete:
             self._casts.pop(port, None)
-            _remember(self._complete, (cast.request.src, cast.request.port))
+            _remember(self._complete_casts, (cast.request.src, cast.request.port))
         elif cast.fold.deadline is not None and not self._armed:
             self._armed = True
             self._call_later(cast.fold.deadline - self._monotonic(), self._tick)

@@ -36,11 +36,11 @@ class GatewayService:
         threading.Thread(target=run, name="monarch-introduce", daemon=True).start()
 
     def _introduce(self, asker: str, request: p.Introduce) -> p.IntroduceReply:
-        back = p.Hosts({}, {asker: self._sender.address})
+        routes = p.Hosts({}, {asker: self._sender.address})
         try:
             for keys in self._keys.candidates:
                 [answer] = introduce([request.endpoint], keys, insecure_loopback=self._insecure,
-                                    timeout=request.timeout_s, ways=back)  # fmt: skip
+                                    timeout=request.timeout_s, ways=routes)  # fmt: skip
                 if not isinstance(answer, TrustError):
                     break
         except (TransportError, ValueError) as error:
@@ -55,11 +55,11 @@ class GatewayService:
             self._hosts.setdefault(asker.src, set()).add(introduced.state.host)
         asker.reply(introduced)
 
-    def cut(self, host: str, word: str) -> None:
+    def cut(self, host: str, reason: str) -> None:
         """Reports a broken connection to a host to the controllers that reach it through this agent."""
         for controller, hosts in self._hosts.items():
             if host in hosts:
-                self._sender.post(controller, verbs.HOST_CUT, p.HostsLost({host: word}))
+                self._sender.post(controller, verbs.HOST_CUT, p.HostsLost({host: reason}))
 
     def controller_ended(self, controller: str, reason: str) -> None:
         """Reports a controller's end to the hosts behind, for which this agent's connection hides it."""

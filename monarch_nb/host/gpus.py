@@ -52,8 +52,8 @@ def devices() -> list[str]:
 
 def slot_of(number: int, count: int, sharing: bool | str) -> str:
     """The slot of a process, as `with_gpu` reads it; `sharing` is the setting `share_gpus`."""
-    how = SHARED if sharing is True else sharing or ""
-    return f"{number}/{count} {how}".rstrip()
+    mode = SHARED if sharing is True else sharing or ""
+    return f"{number}/{count} {mode}".rstrip()
 
 
 def wants_mps(environments: Iterable[Mapping[str, str | None]]) -> bool:
@@ -68,24 +68,24 @@ def with_gpu(env: Mapping[str, str | None], host: str, mps: "MpsDaemon | None" =
     Where there are GPUs, but fewer than slots, and they are not to be shared, or not as they should, `NO_GPU` says so:
     the process ends with that text, which its failure shows.
     """
-    own = dict(env)
-    slot = own.pop(SLOT, None)
+    environment = dict(env)
+    slot = environment.pop(SLOT, None)
     offered = devices()
     if slot is None or not offered:
-        return own
-    numbers, _, how = slot.partition(" ")
+        return environment
+    numbers, _, mode = slot.partition(" ")
     number, _, count = numbers.partition("/")
-    if int(count) > len(offered) and not how:
-        return {**own, NO_GPU: too_few(host, len(offered), int(count))}
-    own[VISIBLE] = offered[int(number) % len(offered)]
-    if how in (MPS, MPS_EQUAL) and mps is not None:
+    if int(count) > len(offered) and not mode:
+        return {**environment, NO_GPU: too_few(host, len(offered), int(count))}
+    environment[VISIBLE] = offered[int(number) % len(offered)]
+    if mode in (MPS, MPS_EQUAL) and mps is not None:
         if mps.error:
-            return {**own, NO_GPU: mps.error}
-        own.update(mps.environment)
-        if how == MPS_EQUAL:
-            processes = int(own.get("LOCAL_WORLD_SIZE") or count)
-            own[THREADS] = str(max(1, 100 // -(-processes // len(offered))))
-    return own
+            return {**environment, NO_GPU: mps.error}
+        environment.update(mps.environment)
+        if mode == MPS_EQUAL:
+            processes = int(environment.get("LOCAL_WORLD_SIZE") or count)
+            environment[THREADS] = str(max(1, 100 // -(-processes // len(offered))))
+    return environment
 
 
 def too_few(host: str, available: int, requested: int) -> str:
@@ -194,8 +194,8 @@ class MpsDaemon:
         if status == "0":
             return ""
         output = log.read_text(errors="replace").strip()[-300:] if log.exists() else ""
-        ended = f"{CONTROL} -d ended with {status}" if status else f"{CONTROL} -d did not end within {_START_S:g} s"
-        return without_mps(self._host, f"{ended}{f': {output}' if output else ''}")
+        outcome = f"{CONTROL} -d ended with {status}" if status else f"{CONTROL} -d did not end within {_START_S:g} s"
+        return without_mps(self._host, f"{outcome}{f': {output}' if output else ''}")
 
 
 def _line(process: subprocess.Popen[bytes]) -> str:

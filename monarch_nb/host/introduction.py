@@ -54,9 +54,9 @@ def introduce(
     deadline = time.monotonic() + timeout
 
     def ask(endpoint: str) -> IntroductionResult:
-        wrong = _check(endpoint, keys, deadline, given_up)
-        if wrong is not None:
-            return wrong
+        problem = _check(endpoint, keys, deadline, given_up)
+        if problem is not None:
+            return problem
         seconds = max(1.0, deadline - time.monotonic())
         question = _Question(endpoint, keys, insecure_loopback, verbs.STATUS, given_up)
         return question.ask(seconds, Done(), ways)
@@ -74,9 +74,9 @@ def ask_controller(
     """
     require_keys(endpoint, keys, insecure_loopback)
     deadline = time.monotonic() + timeout
-    wrong = _check(endpoint, keys, deadline)
-    if wrong is not None:
-        raise wrong
+    problem = _check(endpoint, keys, deadline)
+    if problem is not None:
+        raise problem
     seconds = max(1.0, deadline - time.monotonic())
     answer = _Question(endpoint, keys, insecure_loopback, verbs.IDENTIFY).ask(seconds, me)
     if isinstance(answer, TransportError):
@@ -158,8 +158,8 @@ class _Question(Generic[Q, R]):
                 calm_at = time.monotonic()
             return answer
         except queue.Empty:
-            how = f": {_NOT_WANTED}" if self._given_up() else f" within {timeout:.0f} s"
-            return UnreachableError(f"the agent at {self._endpoint} has not answered{how}")
+            suffix = f": {_NOT_WANTED}" if self._given_up() else f" within {timeout:.0f} s"
+            return UnreachableError(f"the agent at {self._endpoint} has not answered{suffix}")
         finally:
             self._node.close(0.1)  # with the acknowledgements
 
@@ -192,8 +192,8 @@ class _Question(Generic[Q, R]):
                     )
                 )
 
-    def _on_connection(self, address: str, up: bool, word: str) -> None:
-        if word == "refused":
+    def _on_connection(self, address: str, up: bool, reason: str) -> None:
+        if reason == "refused":
             self._refusals += 1
             if self._refusals % _REFUSALS == 0:
                 self._answers.put(time.monotonic())

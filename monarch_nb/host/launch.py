@@ -165,7 +165,7 @@ class ComingAgent:
             process.kill()
             process.stdin.close()
             status = process.wait()
-            output = _end_of(folder / "logs" / "agent.log") or "(nothing)"
+            output = _tail(folder / "logs" / "agent.log") or "(nothing)"
             folders.remove_run_folder(folder)
             text = f"the agent of host {self.host} did not start: {error} (status {status}). It said:\n{output}"
             raise AgentStartError(text) from None
@@ -177,7 +177,7 @@ class ComingAgent:
         self._process.communicate()
 
 
-def _end_of(log: Path) -> str:
+def _tail(log: Path) -> str:
     """Returns the last lines of an agent's own log."""
     try:
         return "\n".join(log.read_text("utf-8", "replace").splitlines()[-_LINES:])

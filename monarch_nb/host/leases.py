@@ -1,4 +1,4 @@
-"""OwnerLeases of owners whose death this host cannot observe by itself. Pure; times are passed in."""
+"""Leases of owners whose death this host cannot observe by itself. Pure; times are passed in."""
 
 
 class Idleness:
@@ -7,7 +7,7 @@ class Idleness:
     def __init__(self, limit: float | None) -> None:
         self.limit = limit  # seconds; None: no limit
         self._idle = 0.0
-        self._looked: float | None = None
+        self._checked_at: float | None = None
 
     @property
     def pace(self) -> float:
@@ -16,9 +16,9 @@ class Idleness:
 
     def over(self, used: bool, now: float) -> bool:
         """Whether the limit is reached. To be called at the pace of `pace`."""
-        away = 0.0 if self._looked is None else min(now - self._looked, 2 * self.pace)
-        self._looked = now
-        self._idle = 0.0 if used else self._idle + away
+        elapsed = 0.0 if self._checked_at is None else min(now - self._checked_at, 2 * self.pace)
+        self._checked_at = now
+        self._idle = 0.0 if used else self._idle + elapsed
         return self.limit is not None and self._idle >= self.limit
 
 
@@ -33,8 +33,8 @@ class OwnerLeases:
         self.seconds = seconds
         self._until: dict[str, float] = {}
         self._length: dict[str, float] = {}
-        self._asked: dict[str, float] = {}
-        self._looked = 0.0
+        self._asked_at: dict[str, float] = {}
+        self._checked_at = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._until)
@@ -52,7 +52,7 @@ class OwnerLeases:
     def grant(self, owner: str, now: float, seconds: float | None = None) -> None:
         """Begins or renews a lease; `seconds` stays in force for later renewals."""
         if not self._until:
-            self._looked = now
+            self._checked_at = now
         length = self._length[owner] = seconds or self._length.get(owner, self.seconds)
         self._until[owner] = now + length
 
@@ -65,20 +65,20 @@ class OwnerLeases:
         """Removes a lease."""
         self._until.pop(owner, None)
         self._length.pop(owner, None)
-        self._asked.pop(owner, None)
+        self._asked_at.pop(owner, None)
 
     def due(self, now: float) -> list[str]:
         """Returns owners to be asked for a sign of life: each once in a quarter of its lease."""
-        due = [owner for owner in self._until if now - self._asked.get(owner, 0.0) >= self._length[owner] / 4]
-        self._asked = {owner: now if owner in due else self._asked[owner] for owner in self._until}
+        due = [owner for owner in self._until if now - self._asked_at.get(owner, 0.0) >= self._length[owner] / 4]
+        self._asked_at = {owner: now if owner in due else self._asked_at[owner] for owner in self._until}
         return due
 
     def expired(self, now: float) -> list[str]:
         """Removes and returns owners whose lease has ended. To be called at the pace of `pace`."""
-        away, self._looked = now - self._looked, now
-        if away > 2 * self.pace:
-            self._until = {owner: until + away for owner, until in self._until.items()}
-        late = [owner for owner, until in self._until.items() if until <= now]
-        for owner in late:
+        elapsed, self._checked_at = now - self._checked_at, now
+        if elapsed > 2 * self.pace:
+            self._until = {owner: until + elapsed for owner, until in self._until.items()}
+        expired = [owner for owner, until in self._until.items() if until <= now]
+        for owner in expired:
             self.end(owner)
-        return late
+        return expired

@@ -173,12 +173,12 @@ def process_state(pid: int) -> tuple[str, int]:
 
 def child_processes() -> list[int]:
     """Returns the processes that this one has started and that live; none where that is not known."""
-    own, pids = str(os.getpid()), []
+    own_pid, pids = str(os.getpid()), []
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdecimal():
             with contextlib.suppress(OSError, IndexError):
                 letter, parent = _stat(int(name))[:2]
-                if parent == own and letter != "Z":
+                if parent == own_pid and letter != "Z":
                     pids.append(int(name))
     return pids
 
@@ -278,8 +278,8 @@ def keep_freed_memory() -> bool:
     A step of training frees what it has allocated, and allocates it again in the next. glibc returns it to the kernel
     each time where a thread other than the first allocates, and each page then costs a fault.
     """
-    named = any(name.startswith("MALLOC_") for name in os.environ)
-    if portable() or named or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+    configured = any(name.startswith("MALLOC_") for name in os.environ)
+    if portable() or configured or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     settings = ((M_MMAP_THRESHOLD, OWN_MAPPING), (M_TRIM_THRESHOLD, KEPT_FREE))

@@ -91,7 +91,7 @@ class MeshLeases:
                 request.uid, request.name, request.secret, request.seconds, request.keep, request.holder
             )
         elif lease.holder is None or lease.holder.address != owner:
-            raise HeldError(f"{request.name} is not yours any more: {self._held_by(lease)}")
+            raise HeldError(f"{request.name} is not yours any more: {self._holder_text(lease)}")
         lease.seconds, lease.keep, lease.holder = request.seconds, request.keep, request.holder
         lease.meshes, lease.file, lease.unwatched = request.meshes, request.file, request.unwatched
         lease.grant, lease.turn = max(lease.grant, request.grant), max(lease.turn, request.turn)
@@ -102,14 +102,14 @@ class MeshLeases:
         """Detaches a mesh for its lease. Raises HeldError."""
         lease = self._all.get(uid)
         if lease is None or lease.holder is None or lease.holder.address != owner:
-            raise HeldError(f"it cannot be left: {self._held_by(lease) if lease else 'it is not known here'}")
+            raise HeldError(f"it cannot be left: {self._holder_text(lease) if lease else 'it is not known here'}")
         return self._leave(lease, now, wall, reason)
 
     def owner_gone(self, owner: str, now: float, wall: float, reason: str) -> tuple[list[MeshLease], list[MeshLease]]:
         """Handles an owner's end: returns the meshes that are now detached, and those that end with it."""
-        mine = [lease for lease in self.all() if lease.holder is not None and lease.holder.address == owner]
-        detached = [self._leave(lease, now, wall, reason) for lease in mine if lease.keep]
-        ended = [lease for lease in mine if not lease.keep]
+        owned = [lease for lease in self.all() if lease.holder is not None and lease.holder.address == owner]
+        detached = [self._leave(lease, now, wall, reason) for lease in owned if lease.keep]
+        ended = [lease for lease in owned if not lease.keep]
         for lease in ended:
             del self._all[lease.uid]
         return detached, ended
@@ -134,12 +134,12 @@ class MeshLeases:
             if grant <= lease.grant:
                 raise HeldError(_COMES)
         elif lease.holder is not None and lease.holder.address != newcomer.address and not steal:
-            raise HeldError(f"{self._held_by(lease)}; steal=True (%attach {lease.name} --steal) takes it over")
-        before = lease.holder
+            raise HeldError(f"{self._holder_text(lease)}; steal=True (%attach {lease.name} --steal) takes it over")
+        former = lease.holder
         lease.grant = grant or lease.grant + 1
         lease.turn = max(lease.turn + 1, turn)
         lease.holder, lease.until = newcomer, 0.0
-        return before if before is not None and before.address != newcomer.address else None
+        return former if former is not None and former.address != newcomer.address else None
 
     def was_left(self, request: Attach) -> bool:
         """Whether the sender has seen that the mesh's owner ended."""
@@ -156,7 +156,7 @@ class MeshLeases:
         if not hmac.compare_digest(lease.secret.encode(), secret.encode()):
             raise HeldError(_NOT_YOURS)
         if lease.holder is not None and lease.holder.address != owner:
-            raise HeldError(self._held_by(lease))
+            raise HeldError(self._holder_text(lease))
         del self._all[uid]
 
     def exited(self, uid: str, exit: Exited) -> None:
@@ -181,7 +181,7 @@ class MeshLeases:
         return min((max(0.0, lease.until - now) for lease in self.detached), default=None)
 
     @staticmethod
-    def _held_by(lease: MeshLease) -> str:
+    def _holder_text(lease: MeshLease) -> str:
         if (holder := lease.holder) is None:
             return f"{lease.name} was left at {clock(lease.left_at)}"
         process = f"{holder.what} (process {holder.pid} on {holder.machine})"
@@ -276,7 +276,7 @@ class MeshLeaseService:
             self._on_detached(self._leases.leave(lease.uid, request.ended, time.monotonic(), time.time(), reason))
         reason, left_at, holder = lease.why, lease.left_at, request.holder
         try:
-            before = self._leases.attach(request.uid, request.secret, holder, steal=request.steal, grant=request.grant,
+            former = self._leases.attach(request.uid, request.secret, holder, steal=request.steal, grant=request.grant,
                                             turn=request.turn)  # fmt: skip
         except HeldError as error:
             asker.refuse(str(error))
@@ -284,12 +284,12 @@ class MeshLeaseService:
         children = self._procs(lease)
         for child in children:
             child.own(request.holder.address)
-            if before is not None:
-                child.watchers.discard(before.address)
-                self._logs.leave(child.address, before.address)
+            if former is not None:
+                child.watchers.discard(former.address)
+                self._logs.leave(child.address, former.address)
             child.watchers.add(asker.src)
-        if before is not None:
-            self._sender.post(before.address, verbs.STOLEN, p.Stolen(lease.uid, request.holder))
+        if former is not None:
+            self._sender.post(former.address, verbs.STOLEN, p.Stolen(lease.uid, request.holder))
         self._grant(request.holder.address)
         self.attached_controllers.add(request.holder.address)
         self._announce_owner(lease, request.holder.address)
@@ -300,7 +300,7 @@ class MeshLeaseService:
         return p.AttachReply(
             grant=lease.grant, turn=lease.turn, left_at=left_at, why=reason, parts=lease.parts,
             procs=tuple(child.describe() for child in children),
-            logs={child.address: child.log_file for child in children}, exits=exits, before=before,
+            logs={child.address: child.log_file for child in children}, exits=exits, before=former,
             findings=findings,
             notices=self._notices(left_at) if left_at else (),
         )  # fmt: skip
@@ -343,14 +343,14 @@ class MeshLeaseService:
         self._begin_diagnosis(lease)
 
     def _begin_diagnosis(self, lease: MeshLease) -> None:
-        how = lease.unwatched
-        if how is None or not how.diagnoser.startswith("monarch_nb."):
+        unwatched = lease.unwatched
+        if unwatched is None or not unwatched.diagnoser.startswith("monarch_nb."):
             return
-        module, _, name = how.diagnoser.partition(":")
+        module, _, name = unwatched.diagnoser.partition(":")
         try:
             begin = getattr(import_module(module), name)
             self._diagnoses[lease.uid] = begin(
-                lease.uid, lease.name, how, lambda: self._procs(lease), self._sender, self._call_later
+                lease.uid, lease.name, unwatched, lambda: self._procs(lease), self._sender, self._call_later
             )
         except Exception:  # the mesh runs without it
             log.exception("%s cannot be diagnosed", lease.name)

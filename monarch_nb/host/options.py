@@ -79,8 +79,8 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
     parser.add_argument("--keep-folder", action="store_true", help="leave the run folder behind, to read the logs")
     args = parser.parse_args(argv)
     for option in ("tcp", "dial"):
-        if wrong := _wrong_address(getattr(args, option), bind=option == "tcp"):
-            parser.error(f"--{option} {wrong}")
+        if problem := _wrong_address(getattr(args, option), bind=option == "tcp"):
+            parser.error(f"--{option} {problem}")
     if (args.tcp or args.dial) and args.key is None and not args.insecure_loopback:
         parser.error(
             f"{'--tcp' if args.tcp else '--dial'} needs --key FILE, with a file that the controller has, too: it is "

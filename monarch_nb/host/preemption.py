@@ -96,7 +96,7 @@ class Preemption:
         self._notice = notice = msgspec.structs.replace(notice, at=noticed_at)
         self._ends = None if notice.seconds is None else self._now() + notice.seconds
         self._notified.clear()
-        log.warning("this host is about to be taken away (%s), %s", notice.by, _left(notice.seconds))
+        log.warning("this host is about to be taken away (%s), %s", notice.by, _time_text(notice.seconds))
         wait = UNKNOWN_S if notice.seconds is None else notice.seconds + LATE_S
         self._call_later(wait, lambda: self._withdraw(notice))
         self._check_users() if current is None else self.notify_users()
@@ -110,9 +110,9 @@ class Preemption:
             self._notice = None
             self._give_up(f"{_TERMINATED}, and nobody uses the host any more: {notice.by}")
             return
-        fresh = self._service.users() - self._notified
-        self._notified |= fresh
-        self._sender.post_all(fresh, HOST_NOTICE, self._with_time_left(notice))
+        new_users = self._service.users() - self._notified
+        self._notified |= new_users
+        self._sender.post_all(new_users, HOST_NOTICE, self._with_time_left(notice))
 
     def _with_time_left(self, notice: PreemptionNotice) -> PreemptionNotice:
         """Returns the notice with the seconds that are left now."""
@@ -129,9 +129,9 @@ class Preemption:
             return
         self._notice, self._terminated = None, None
         log.warning("this host was to be taken away (%s), and is still here: it is as before", notice.by)
-        over = msgspec.structs.replace(notice, over=True)
-        self._withdrawn.append(over)
-        self._sender.post_all(self._notified & self._service.users(), HOST_NOTICE, over)
+        withdrawn = msgspec.structs.replace(notice, over=True)
+        self._withdrawn.append(withdrawn)
+        self._sender.post_all(self._notified & self._service.users(), HOST_NOTICE, withdrawn)
 
 
 def grace(environment: Mapping[str, str]) -> float | None:
@@ -143,5 +143,5 @@ def grace(environment: Mapping[str, str]) -> float | None:
     return seconds if 0 <= seconds < float("inf") else None
 
 
-def _left(seconds: float | None) -> str:
+def _time_text(seconds: float | None) -> str:
     return "nobody knows when" if seconds is None else f"in {seconds:.0f} s"

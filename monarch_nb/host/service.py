@@ -148,8 +148,8 @@ class AgentService:
         """Returns all processes that have anything here, run here, or watch what runs here."""
         alive = self._children.alive()
         watching = (watcher for child in alive for watcher in child.watchers)
-        mine = (address for child in alive for address in (child.address, child.spec.owner))
-        return {*self._leases.owners, *self.keeper.holders, *watching, *mine} - {NOBODY}
+        living = (address for child in alive for address in (child.address, child.spec.owner))
+        return {*self._leases.owners, *self.keeper.holders, *watching, *living} - {NOBODY}
 
     def _spawn(self, request: p.SpawnProcs, asker: Asker[p.SpawnReply]) -> None:
         def begin() -> None:

@@ -114,7 +114,7 @@ class BodyFuture(Future[R]):
         try:
             await asyncio.wait({task}, timeout=timeout)
             if not task.done():
-                self._fail(_late(timeout))
+                self._fail(_timeout_error(timeout))
         except asyncio.CancelledError:  # an interrupt
             self._fail(asyncio.CancelledError())
             raise
@@ -183,7 +183,7 @@ class BodyFuture(Future[R]):
         helper.start()
         try:
             if not super()._wait(timeout):
-                self._fail(_late(timeout))
+                self._fail(_timeout_error(timeout))
                 cancel()
             helper.join()
         except BaseException:
@@ -195,7 +195,7 @@ class BodyFuture(Future[R]):
 _taking = threading.Lock()
 
 
-def _late(timeout: float | None) -> TimeoutError:
+def _timeout_error(timeout: float | None) -> TimeoutError:
     return TimeoutError(f"not done within {timeout:g} s: it was cancelled")
 
 

@@ -109,12 +109,12 @@ class PendingCall(Generic[R]):
         """A reply, or several folded by a host agent."""
         if header.kind == Kind.FOLDED:
             for folded in unfold(header, parcel.frames):
-                self._replies_alike(folded)
+                self._reply_folded(folded)
             self._process.node.consumed(parcel)
         else:
             self._reply(header, None, parcel)
 
-    def _replies_alike(self, folded: Folded[InFrame]) -> None:
+    def _reply_folded(self, folded: Folded[InFrame]) -> None:
         self._process.log_positions.update(folded.logs)
         values = folded.header.status == Status.VALUE
         for span in folded.places:
@@ -331,7 +331,7 @@ class PendingCall(Generic[R]):
                 if call._end():
                     call._process.cancel_on_ranks(call.call, call.mesh, missing)
                 return
-            call._abandon(TimeoutError(call._late(seconds)))
+            call._abandon(TimeoutError(call._timeout_text(seconds)))
 
         self._process.later(seconds, expire)
 
@@ -340,12 +340,12 @@ class PendingCall(Generic[R]):
         """Whether answers are still awaited."""
         return self.call in self._process.calls
 
-    def _late(self, seconds: float) -> str:
+    def _timeout_text(self, seconds: float) -> str:
         missing = self.missing_ranks()
-        shown = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        ranks = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         mesh = self.title.partition(".")[0]
         return (
-            f"{self.title}() was not answered within {seconds:g} s by rank{'s'[: len(missing) > 1]} {shown} of mesh "
+            f"{self.title}() was not answered within {seconds:g} s by rank{'s'[: len(missing) > 1]} {ranks} of mesh "
             f"{mesh} ({len(missing)} of {self.size} asked), and was cancelled there{self._left_running()}"
         )
 
@@ -370,5 +370,5 @@ class PendingCall(Generic[R]):
         """The progress of the call, in a few words."""
         if self.size == 1:
             return f"{self.title}() has not answered yet"
-        failed = f", {len(self._raised)} of them with an error" if self._raised else ""
-        return f"{self.size - self.missing} of {self.size} ranks have answered {self.title}(){failed}"
+        errors = f", {len(self._raised)} of them with an error" if self._raised else ""
+        return f"{self.size - self.missing} of {self.size} ranks have answered {self.title}(){errors}"

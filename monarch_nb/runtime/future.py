@@ -311,12 +311,12 @@ class Future(Generic[R]):
         """
         limit = _checked(timeout)
         if not self._wait(limit):
-            raise self._late(limit)  # which no variable here refers to: this future would be kept with its traceback
+            raise self._timeout_error(limit)  # not through a variable: its traceback would keep this future alive
         return self._outcome()
 
     result = get
 
-    def _late(self, timeout: float | None) -> TimeoutError:
+    def _timeout_error(self, timeout: float | None) -> TimeoutError:
         progress = f"; {text}" if (text := self.progress_text()) else ""
         error = TimeoutError(f"no result within {timeout:g} s{progress}. The call goes on: .get() again waits longer")
         if self.finding:
@@ -412,17 +412,17 @@ def _refuses(name: str) -> Callable[..., object]:
 
 
 # Operations on a future whose `.get()` was forgotten raise an error that says so.
-for _name, _does in {
+for _name, _usage in {
     "iter": "`for`, `list` and the like", "getitem": "[...]", "len": "len()", "contains": "`in`",
-    **{f"{_side}{_one}": _sign for _side in ("", "r") for _one, _sign in {
+    **{f"{_side}{_operator}": _sign for _side in ("", "r") for _operator, _sign in {
         "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "matmul": "@",
     }.items()},
     "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "neg": "-", "float": "float()", "int": "int()",
 }.items():  # fmt: skip
-    setattr(Future, f"__{_name}__", _refuses(_does))
+    setattr(Future, f"__{_name}__", _refuses(_usage))
 
 
-_kept: set[Future[object]] = set()
+_unfinished: set[Future[object]] = set()
 
 
 def pending_future(*, describe: Callable[[], str] | None = None, start: Callable[[], None] | None = None) -> Future[T]:
@@ -486,8 +486,8 @@ def hand_out(future: Future[object]) -> None:
 def reported_elsewhere(future: Future[object]) -> None:
     """Returns the future; an error that nobody retrieves is not reported, since it is reported elsewhere."""
     future._reported_elsewhere()
-    _kept.add(future)  # a call that is under way would make another one in its place
-    when_done(future, _kept.discard)
+    _unfinished.add(future)  # a call that is under way would make another one in its place
+    when_done(future, _unfinished.discard)
 
 
 def give_up(future: Future[object]) -> bool:

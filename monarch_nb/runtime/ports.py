@@ -162,7 +162,7 @@ class _Queue:
                 reference, ranked = self._claims.popleft()
             claim = reference()
             if claim is not None and _give(claim, ranked, header.index, value):
-                self._took()
+                self._on_received()
                 return
 
     def claim(self, future: Future[object], ranked: bool) -> None:
@@ -181,9 +181,9 @@ class _Queue:
             with self._lock:
                 self._values.appendleft((rank, value))
             return
-        self._took()
+        self._on_received()
 
-    def _took(self) -> None:
+    def _on_received(self) -> None:
         """A value was received: of a once-port there comes no other for those who wait, now or later."""
         if not self._once:
             return
@@ -233,7 +233,7 @@ class _Relay:
 
     def __init__(self, port: Port[Any], count: int) -> None:
         self._port = port
-        self._left = count
+        self._missing = count
         self._process = process()
         self.number = self._process.ports.open(self)
 
@@ -243,9 +243,9 @@ class _Relay:
         folded = header.kind == Kind.FOLDED
         for reply, frames in unfold_each(header, parcel.frames) if folded else [(header, parcel.frames)]:
             relay.reply(self._port._asks(reply), Status(reply.status), frames)
-            self._left -= 1
+            self._missing -= 1
         relay.node.consumed(parcel)
-        if self._left <= 0:
+        if self._missing <= 0:
             relay.ports.close(self.number)
 
 

@@ -48,13 +48,13 @@ class MessageSender:
         node: Transport,
         log: OwnLog,
         supervisor: Supervising,
-        lost: Callable[[Header, str], None],
+        on_lost: Callable[[Header, str], None],
         *,
         unanswered: frozenset[str],
     ) -> None:
-        """`lost` is called for messages without a receiver; those of `unanswered` methods are not sent back."""
+        """`on_lost` is called for messages without a receiver; those of `unanswered` methods are not sent back."""
         self._local, self._node, self._log = local, node, log
-        self._supervisor, self._lost = supervisor, lost
+        self._supervisor, self._on_lost = supervisor, on_lost
         self._unanswered = unanswered
         self._inner_host = ""
         self._take_inside: Callable[[Header, Parcel], None]
@@ -79,7 +79,7 @@ class MessageSender:
         except UnreachableError as error:
             if header.kind in (Kind.CONTROL, Kind.REPLY):
                 raise
-            self._lost(header, str(error))
+            self._on_lost(header, str(error))
 
     def check_size(self, dst: str, frames: Sequence[OutFrame]) -> None:
         """Raises MessageTooLargeError for a body that is too large to leave this process for an address.

@@ -93,10 +93,10 @@ class StoredAnswers:
 
     def take_new(self, meshes: Collection[str]) -> list[StoredAnswer]:
         """Returns the answers of some meshes that no earlier call has returned."""
-        fresh = [answer for answer in self.of(meshes) if not answer.listed]
-        for answer in fresh:
+        new = [answer for answer in self.of(meshes) if not answer.listed]
+        for answer in new:
             answer.listed = True
-        return fresh
+        return new
 
     def body(self, number: int) -> list[bytes] | None:
         """Returns the frames of an answer, None if they were discarded."""

@@ -63,7 +63,7 @@ class PortTable:
         self._lock = threading.Lock()
         self._next = 1
         self._open: dict[int, PortHandler] = {}
-        self._of: dict[str, dict[int, PortHandler]] = {}  # by the process that is to answer, of those that say which
+        self._by_process: dict[str, dict[int, PortHandler]] = {}  # handlers that one process is to answer
 
     def open(self, handler: PortHandler, of: str = "") -> int:
         """Gives `handler` a number; `of` is the one process that is to answer."""
@@ -72,7 +72,7 @@ class PortTable:
             self._next += 1
             self._open[number] = handler
             if of:
-                self._of.setdefault(of, {})[number] = handler
+                self._by_process.setdefault(of, {})[number] = handler
         return number
 
     def close(self, number: int, of: str = "") -> None:
@@ -80,10 +80,10 @@ class PortTable:
         self._open.pop(number, None)
         if of:
             with self._lock:
-                mine = self._of.get(of, {})
-                mine.pop(number, None)
-                if not mine:
-                    self._of.pop(of, None)
+                handlers = self._by_process.get(of, {})
+                handlers.pop(number, None)
+                if not handlers:
+                    self._by_process.pop(of, None)
 
     def get(self, number: int) -> PortHandler | None:
         """The handler behind a number."""
@@ -92,7 +92,7 @@ class PortTable:
     def of(self, process: str) -> list[PortHandler]:
         """A snapshot of those that one process is to answer."""
         with self._lock:
-            return list(self._of.get(process, {}).values())
+            return list(self._by_process.get(process, {}).values())
 
     def __len__(self) -> int:
         return len(self._open)

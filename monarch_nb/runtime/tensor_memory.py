@@ -196,12 +196,12 @@ def _allocated_on_gpu() -> int:
 
 def summed(parts: Iterable[HeldMemory]) -> tuple[HeldMemory, ...]:
     """The largest of each kind, and all further ones of that kind together; the kind that takes the most first."""
-    alike: dict[tuple[str, str, str], tuple[int, int]] = {}
+    totals: dict[tuple[str, str, str], tuple[int, int]] = {}
     for part in parts:
-        size, count = alike.get((part.kind, part.device, part.name), (0, 0))
-        alike[part.kind, part.device, part.name] = size + part.size, count + part.count
+        size, count = totals.get((part.kind, part.device, part.name), (0, 0))
+        totals[part.kind, part.device, part.name] = size + part.size, count + part.count
     by_kind: dict[tuple[str, str], list[HeldMemory]] = {}
-    for (kind, device, name), (size, count) in alike.items():
+    for (kind, device, name), (size, count) in totals.items():
         if size:
             by_kind.setdefault((kind, device), []).append(HeldMemory(kind, name, device, size, count))
     groups = sorted(by_kind.values(), key=lambda group: -sum(part.size for part in group))
@@ -225,8 +225,8 @@ def lines_of(parts: Iterable[HeldMemory]) -> list[str]:
     for (kind, device), group in by_kind.items():
         named = [part for part in group if part.name]
         texts = [_text(part) for part in named[:FEW]]
-        more = sum(part.count for part in group) - sum(part.count for part in named[:FEW])
-        texts += [f"{more:,} more"] * (more > 0)
+        unnamed = sum(part.count for part in group) - sum(part.count for part in named[:FEW])
+        texts += [f"{unnamed:,} more"] * (unnamed > 0)
         location = "" if device == "cpu" else f" on {device}"
         size = size_text(sum(part.size for part in group))
         lines.append(f"{kind}{location} {size}" + (f": {', '.join(texts)}" if texts else ""))

@@ -98,13 +98,13 @@ def watch(future: "Future[object]", is_held: Callable[[], bool]) -> None:
 
 
 def _run() -> None:
-    over = False
-    while not over:
+    closing = False
+    while not closing:
         outcomes = [_queue.get()]
         time.sleep(GATHER_SECONDS if outcomes[0] is not None else 0.0)
         while not _queue.empty():
             outcomes.append(_queue.get())
-        over = None in outcomes
+        closing = None in outcomes
         _report_each([outcome for outcome in outcomes if outcome is not None])
         outcomes.clear()
 
@@ -113,9 +113,9 @@ def _report_each(outcomes: list[Callable[[], object]]) -> None:
     groups: dict[str, list[BaseException]] = {}
     for error in filter(of_interest, map(_error_of, outcomes)):
         groups.setdefault(error_line(error), []).append(error)
-    for alike in groups.values():
+    for errors in groups.values():
         try:
-            report(alike[0], len(alike))
+            report(errors[0], len(errors))
         except Exception:
             logger.exception("an error that nobody waited for could not be reported")
 

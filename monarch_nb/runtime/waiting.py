@@ -73,13 +73,13 @@ def leave(observer: WaitObserver) -> None:
 
 def enter(future: "Future[object]", timeout: float | None) -> list[Leave]:
     """A wait begins; `end` it with what this returns."""
-    return [over for begin in observers.begin if (over := begin(future, timeout)) is not None]
+    return [finish for begin in observers.begin if (finish := begin(future, timeout)) is not None]
 
 
 def enter_await(future: "Future[object]", signal: "asyncio.Future[None]") -> list[Leave]:
     """A task of the running loop suspends on `signal`, until `end_await`."""
     entered = enter(future, None)
-    entered += [over for begin in observers.begin_await if (over := begin(future, signal)) is not None]
+    entered += [finish for begin in observers.begin_await if (finish := begin(future, signal)) is not None]
     _awaits[signal] = (future, asyncio.get_running_loop(), contextvars.copy_context())
     return entered
 

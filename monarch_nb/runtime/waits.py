@@ -39,7 +39,7 @@ class DeadlockDetector(WaitObserver):
         self._lock = threading.Lock()
         self._waiting: dict[ActorCell, tuple[str, float]] = {}  # call, since when
         self._probed: dict[ActorCell, tuple[str, float, float]] = {}  # call, when next, how long after that
-        self._seen: OrderedDict[tuple[str, int, str, int], None] = OrderedDict()
+        self._seen_probes: OrderedDict[tuple[str, int, str, int], None] = OrderedDict()
         self._ticking = False
         self._round = 0
 
@@ -104,7 +104,7 @@ class DeadlockDetector(WaitObserver):
                 self._probed.clear()
         return self._ticking
 
-    def _follow(self, cell: "ActorCell", call_id: str, number: int, before: tuple[WaitHop, ...]) -> None:
+    def _follow(self, cell: "ActorCell", call_id: str, number: int, path: tuple[WaitHop, ...]) -> None:
         """Asks those whom `cell` waits for."""
         call = self._runtime.calls.get(call_id)
         if call is None or (isinstance(call, StreamCall) and call.size > 1):
@@ -115,7 +115,7 @@ class DeadlockDetector(WaitObserver):
         missing = call.missing_ranks()
         if len(missing) > WIDEST:
             return
-        hops = (*before, WaitHop(self._runtime.address, call_id, _doing(cell), call.title))
+        hops = (*path, WaitHop(self._runtime.address, call_id, _doing(cell), call.title))
         for rank in missing:
             probe = Probe(number, call.mesh, rank, state.incarnation(rank), hops)
             try:
@@ -131,7 +131,7 @@ class DeadlockDetector(WaitObserver):
         if cell is None or cell.incarnation != probe.incarnation:
             return
         blocked = self._waiting.get(cell)
-        if blocked is None or not _has(cell, probe.hops[-1].call):
+        if blocked is None or not _holds_call(cell, probe.hops[-1].call):
             return
         index = next((n for n, hop in enumerate(probe.hops) if hop.call == blocked[0]), None)
         if index is not None:
@@ -139,11 +139,11 @@ class DeadlockDetector(WaitObserver):
                 self._end_circle(probe.hops)
             return
         key = (probe.hops[0].call, probe.round, probe.mesh, probe.rank)
-        if key in self._seen:
+        if key in self._seen_probes:
             return
-        self._seen[key] = None
-        while len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
+        self._seen_probes[key] = None
+        while len(self._seen_probes) > REMEMBERED:
+            self._seen_probes.popitem(last=False)
         self._follow(cell, blocked[0], probe.round, probe.hops)
 
     def _end_circle(self, hops: tuple[WaitHop, ...]) -> None:
@@ -160,9 +160,9 @@ class DeadlockDetector(WaitObserver):
 
 
 def _describe(circle: tuple[WaitHop, ...]) -> str:
-    waits = ", ".join(f"{hop.who} waits for {hop.what}" for hop in circle)
+    steps = ", ".join(f"{hop.who} waits for {hop.what}" for hop in circle)
     return (
-        f"deadlock: {waits}, which cannot run before {circle[0].who} is done. "
+        f"deadlock: {steps}, which cannot run before {circle[0].who} is done. "
         "Make one of the endpoints a @concurrent_endpoint, or do not wait for the inner call"
     )
 
@@ -180,7 +180,7 @@ def _holds_up(cell: "ActorCell") -> bool:
         return False
 
 
-def _has(cell: "ActorCell", call: str) -> bool:
+def _holds_call(cell: "ActorCell", call: str) -> bool:
     """Whether an actor has a call before it, or in hand: one that it cannot answer while it is blocked."""
     running = cell.running
     if running is not None and running[0] == call and not cell.is_concurrent(running[1]):

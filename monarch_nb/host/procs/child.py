@@ -30,11 +30,11 @@ class MemoryReadings:
 
     def text(self, now: float) -> str:
         """What it was, the newest first: "9.81 GB 1 s before, 4.10 GB 8 s before"; "" without readings."""
-        parts, shown = list[str](), 0.0
+        parts, shown_age = list[str](), 0.0
         for timestamp, size in reversed(self._readings):
-            if (age := now - timestamp) >= self.APART * shown:
+            if (age := now - timestamp) >= self.APART * shown_age:
                 parts.append(f"{size_text(size)} {age:.0f} s before")
-                shown = max(age, 1.0)
+                shown_age = max(age, 1.0)
         return ", ".join(parts)
 
 

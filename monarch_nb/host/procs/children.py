@@ -59,7 +59,7 @@ class Children:
         self._oom = exits.OomCounter()
         self.reaper = Reaper(loop, self._drain)
         self.forker = Forker(loop, folder, environment, cord, self._refused, self.reaper, self._retire_light)
-        self._light = Forker(loop, folder, environment, cord, self._refused, self.reaper, again=False)
+        self._light = Forker(loop, folder, environment, cord, self._refused, self.reaper, restarts=False)
         self.spares = SpareProcs(loop, self.forker, self.reaper)
         if early is not None:
             if early.light is not None:
@@ -92,7 +92,7 @@ class Children:
         for start in starts:
             child = Child(start.spec, set(watchers))
             self._children[child.address] = self._alive[child.address] = child
-            child.why = self._why_cold(start)
+            child.why = self._cold_reason(start)
             if not child.why and self._take_spare(child, start):
                 continue
             try:
@@ -131,8 +131,8 @@ class Children:
             self._died(child, status)
             return
         child.pid, child.how = 0, ""
-        if (again := self._new_channel(channel)) is not None:
-            self.forker.fork([again])
+        if (replacement := self._new_channel(channel)) is not None:
+            self.forker.fork([replacement])
 
     def _forker_for(self, count: int, heavy: bool) -> Forker:
         """Returns the template or, while that still imports, the light one for a few processes without heavy modules.
@@ -171,7 +171,7 @@ class Children:
         """Checks periodically, while there are processes."""
         self._oom.look(time.monotonic())
 
-    def _why_cold(self, start: Start) -> str:
+    def _cold_reason(self, start: Start) -> str:
         if portable():
             return "no fork on this system"
         if start.python:
@@ -223,8 +223,8 @@ class Children:
         child, _ = self._starts[channel]
         if not child.stop_wanted:
             child.why = reason
-        if (again := self._new_channel(channel)) is not None:
-            self._start_cold(again)
+        if (replacement := self._new_channel(channel)) is not None:
+            self._start_cold(replacement)
 
     def _new_channel(self, channel: ProcChannel) -> ProcChannel | None:
         """Replaces the channel of a process that has not started; None if the process fails instead."""
@@ -234,12 +234,12 @@ class Children:
             self._failed(child, "it was stopped before it started")
             return None
         try:
-            again = child.channel = self._channel(child)
+            replacement = child.channel = self._channel(child)
         except OSError as error:
             self._failed(child, explain(error))
             return None
-        self._starts[again] = (child, start)
-        return again
+        self._starts[replacement] = (child, start)
+        return replacement
 
     def _start_cold(self, channel: ProcChannel) -> None:
         child, start = self._starts[channel]

@@ -25,10 +25,10 @@ def outcome(status: int) -> tuple[int | None, int | None]:
 def reason(exitcode: int | None, signum: int | None, *, oom: bool = False) -> str:
     """Returns one line with the words people search for."""
     if signum is not None:
-        word = f"Killed(sig={signum})"
+        text = f"Killed(sig={signum})"
         name = _signal_name(signum)
         extra = "the kernel was out of memory" if oom else name
-        return f"the process this actor was running on failed: {word}" + (f" ({extra})" if extra else "")
+        return f"the process this actor was running on failed: {text}" + (f" ({extra})" if extra else "")
     if exitcode == 0:
         return "the process this actor was running on ended: Exited(code=0)"
     return f"the process this actor was running on failed: Exited(code={exitcode})"
@@ -48,10 +48,10 @@ def last_words(base: str, count: int | None = None) -> tuple[tuple[str, ...], tu
     dump = lines[crash:]
     thread = next((index for index, line in enumerate(dump) if line.startswith("Current thread")), len(dump))
     stack = tuple(itertools.takewhile(str.strip, dump[thread:]))
-    return lines[:crash][-count:], (*dump[:1], *_without_ours(stack)[:_FEWEST])
+    return lines[:crash][-count:], (*dump[:1], *_without_engine_frames(stack)[:_FEWEST])
 
 
-def _without_ours(stack: tuple[str, ...]) -> tuple[str, ...]:
+def _without_engine_frames(stack: tuple[str, ...]) -> tuple[str, ...]:
     """Strips the frames that run the user's code from the end of a faulthandler stack."""
     end = len(stack)
     if end and 'File "<string>"' in stack[-1]:  # the command line of a host agent
@@ -73,13 +73,13 @@ class OomCounter:
         files = [file for file in _candidates(root, membership) if file.is_file()]
         self._files = files or [machine]  # the whole machine's, if no control group counts
         self._explained = self._lately = self._read()  # kills that have explained an end, or are too old to
-        self._looked = 0.0
+        self._checked_at = 0.0
 
     def look(self, now: float) -> None:
         """Forgets old kills, which do not explain what ends now; to be called periodically."""
-        if now - self._looked >= RECENT_S:
+        if now - self._checked_at >= RECENT_S:
             self._explained = max(self._explained, self._lately)
-            self._looked, self._lately = now, self._read()
+            self._checked_at, self._lately = now, self._read()
 
     def struck(self) -> bool:
         """Whether a process was killed for memory: an unexplained kill since the last two checks.
@@ -111,11 +111,11 @@ def _candidates(root: Path, membership: Path) -> list[Path]:
     files = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        below = path.lstrip("/")
+        group = path.lstrip("/")
         if not controllers:
-            files += [root / below / "memory.events", root / "unified" / below / "memory.events"]
+            files += [root / group / "memory.events", root / "unified" / group / "memory.events"]
         elif "memory" in controllers.split(","):
-            files += [root / "memory" / below / "memory.oom_control", root / "memory" / "memory.oom_control"]
+            files += [root / "memory" / group / "memory.oom_control", root / "memory" / "memory.oom_control"]
     return files
 
 

@@ -34,7 +34,7 @@ class Forker:
     """
 
     def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, refuse: Refuse,
-                 reaper: Reaper, decided: Callable[[], None] = lambda: None, *, again: bool = True,
+                 reaper: Reaper, on_decided: Callable[[], None] = lambda: None, *, restarts: bool = True,
                  ready_timeout_s: float = 60.0) -> None:  # fmt: skip
         self._loop = loop
         self._folder = folder
@@ -43,8 +43,8 @@ class Forker:
         self._refuse = refuse
         self._reaper = reaper
         self._ready_timeout_s = ready_timeout_s
-        self._decided = decided
-        self._again = again
+        self._on_decided = on_decided
+        self._restarts = restarts
         self._process: subprocess.Popen[bytes] | None = None  # None also where it was not started here
         self._pid: int | None = None
         self._socket: socket.socket | None = None
@@ -53,7 +53,7 @@ class Forker:
         self._waiting: list[ProcChannel] = []
         self._timer: Timer | None = None  # for being ready, later for answering
         self._unanswered = 0
-        self._began = 0.0
+        self._started_at = 0.0
         self.threads: int | None = None
         self.seconds: float | None = None
         self.error = ""
@@ -75,12 +75,12 @@ class Forker:
 
     def prewarm(self) -> None:
         """Starts the template unless it is there."""
-        if self._socket is None and self._again and not self._unusable:
+        if self._socket is None and self._restarts and not self._unusable:
             self._start()
 
     def adopt(self, control: socket.socket, pid: int | None) -> None:
         """Takes over a template that has been started already; without `pid`, its first message has it."""
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self._listen(control)
         if pid is not None:
             self._watch(pid)
@@ -116,7 +116,7 @@ class Forker:
 
     def _start(self) -> None:
         own, far = socket.socketpair()
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         try:
             with far, open(self._folder / "logs" / "template.log", "ab") as out:
                 self._process = subprocess.Popen(
@@ -131,10 +131,10 @@ class Forker:
         self._listen(own)
         self._watch(self._process.pid)
 
-    def _listen(self, own: socket.socket) -> None:
-        own.setblocking(False)
-        self._socket, self._hello, self._ready, self.error = own, b"", False, ""
-        self._loop.register(own.fileno(), READ, self._read)
+    def _listen(self, control: socket.socket) -> None:
+        control.setblocking(False)
+        self._socket, self._hello, self._ready, self.error = control, b"", False, ""
+        self._loop.register(control.fileno(), READ, self._read)
         self._unanswered = 0
         self._be_patient(self._ready_timeout_s)
 
@@ -153,7 +153,7 @@ class Forker:
         if not data:
             self.close()  # it has ended, or is to; _died() is called next
             if self._pid is None:
-                self._gone()
+                self._on_death()
         elif self._ready:
             self._unanswered -= len(data)
             self._be_patient(_ANSWER_TIMEOUT_S if self._unanswered else None)
@@ -172,7 +172,7 @@ class Forker:
 
     def _imported(self, threads: int) -> None:
         self.threads = threads
-        self.seconds = time.monotonic() - self._began
+        self.seconds = time.monotonic() - self._started_at
         self._be_patient(None)
         if self._unusable:
             self.error = f"the template process has {self.threads} threads after its imports"
@@ -180,7 +180,7 @@ class Forker:
         else:
             self._ready = True
             self._hand_over()
-        self._decided()
+        self._on_decided()
 
     def _hand_over(self) -> None:
         assert self._socket is not None
@@ -217,9 +217,9 @@ class Forker:
     def _died(self, status: int) -> None:
         if self._process is not None:
             self._process.returncode = os.waitstatus_to_exitcode(status)
-        self._gone()
+        self._on_death()
 
-    def _gone(self) -> None:
+    def _on_death(self) -> None:
         """Handles the template's death: one that has served gets a successor, else the next request starts one."""
         self._be_patient(None)
         if self._socket is not None:

@@ -109,8 +109,8 @@ class LivenessMonitor:
             self._timer = self._loop.call_later(self._pause_s, self._tick)
 
     def _report_answers(self) -> None:
-        answered, self._answered = self._answered, {}
-        self._report(PROC_RESPONSIVE, answered.values())
+        reports, self._answered = self._answered, {}
+        self._report(PROC_RESPONSIVE, reports.values())
 
     def _report(self, verb: Verb[Responsiveness, None], procs: Iterable[tuple[Child, float]]) -> None:
         by_receiver: defaultdict[str, dict[str, float]] = defaultdict(dict)

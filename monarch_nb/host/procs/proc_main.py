@@ -31,7 +31,7 @@ from monarch_nb.logs.journal import redirect
 from monarch_nb.transport import interrupt_program
 from monarch_nb.wire import parse_address, repr_of, text_of
 
-_keep: list[object] = []
+_references: list[object] = []
 DESCRIPTORS = "MONARCH_NB_DESCRIPTORS"  # of channel and cord, for a command of the user's own
 _SETTERS = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads64_",
             "openblas_set_num_threads")  # fmt: skip
@@ -133,7 +133,7 @@ def _settle(spec: ProcSpec, *, forked: bool, keep: set[int]) -> None:
     sys.argv = [spec.address]
     builtins.input = _nobody_answers
     # Cells define classes in a __main__ of their own; multiprocessing must not take the template for the program.
-    _keep.append(sys.modules["__main__"])
+    _references.append(sys.modules["__main__"])
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.modules["__main__"].__dict__["__builtins__"] = __builtins__
     name_process(f"mnb:{parse_address(spec.address).name}")

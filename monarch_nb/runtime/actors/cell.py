@@ -138,8 +138,8 @@ class ActorCell:
                 return
             for message in ready:
                 self._enqueue(*message)
-            waits = self.inbox.waiting
-        if waits:
+            has_gap = self.inbox.waiting
+        if has_gap:
             self.process.watch_gap(self)
 
     def expire_gaps(self, now: float) -> list[Gap]:
@@ -500,9 +500,9 @@ class ActorCell:
         """
         try:
             if self.cause is None:
-                lost = RuntimeError(f"the thread that runs {self.instance} has ended: {error_line(error)}")
-                lost.__cause__ = error
-                self._fail("exception", lost, "")
+                failure = RuntimeError(f"the thread that runs {self.instance} has ended: {error_line(error)}")
+                failure.__cause__ = error
+                self._fail("exception", failure, "")
             self.refuse_queued()
         except Exception:
             logger.exception("the end of %s could not be reported", self.instance)

@@ -123,8 +123,8 @@ class Hosting:
         self._local.cells[mesh, rank] = cell
         return cell
 
-    def absent(self, header: Header, parcel: Parcel, again: Callable[[Header, Parcel], None]) -> None:
-        """A message for an actor that is not here: it waits, or is refused. `again` takes it, if the actor is here."""
+    def absent(self, header: Header, parcel: Parcel, retry: Callable[[Header, Parcel], None]) -> None:
+        """A message for an actor that is not here: it waits, or is refused. `retry` takes it, if the actor is here."""
         key = (header.mesh, header.rank)
         cause = self._parking.end_of(*key, header.incarnation)
         now = self._local.cells.get(key)
@@ -134,7 +134,7 @@ class Hosting:
                 return self._local.cells.get(key) is not now
 
             if not self._parking.park((header, parcel), has_come, self._give_up):
-                again(header, parcel)
+                retry(header, parcel)
             return
         self._process.node.consumed(parcel)
         self._process.refuse(header, cause or self._process.supervisor.lost_cause(header, _REPLACED))
@@ -200,11 +200,11 @@ class Hosting:
         cells = [cell for cell in tuple(self._local.cells.values()) if cell.spec.runs_on is not RunsOn.MAIN_THREAD]
         for cell in cells:
             cell.stop(reason)
-        begun = self._clock.monotonic()
+        start = self._clock.monotonic()
         for cell in cells:
             if cell.executor.thread.ident is not None:  # else it has not begun, and will not
                 patience = min(timeout, cell.cleanup.patience) if cell.obj is None else timeout
-                cell.executor.thread.join(max(0.0, begun + patience - self._clock.monotonic()))
+                cell.executor.thread.join(max(0.0, start + patience - self._clock.monotonic()))
 
 
 def calls_of(cell: ActorCell) -> list[str]:

@@ -165,12 +165,12 @@ class Interrupts:
         if cell is None or not running:
             outcome.give(RunningEndpoint())
             return
-        before = _doing(cell)
+        endpoint = _doing(cell)
         cell.interrupt()
-        self._follow(outcome, cell, running, before)
+        self._follow(outcome, cell, running, endpoint)
 
     def _follow(
-        self, outcome: _Interrupted, cell: "ActorCell", running: dict[str, object], before: RunningEndpoint
+        self, outcome: _Interrupted, cell: "ActorCell", running: dict[str, object], endpoint: RunningEndpoint
     ) -> None:
         began, freed, free_at = time.monotonic(), False, FREES_AFTER
 
@@ -179,7 +179,7 @@ class Interrupts:
             now, passed = cell.running_now(), time.monotonic() - began
             if not any(now.get(call) is mark for call, mark in running.items()):
                 if not outcome.known:
-                    outcome.give(msgspec.structs.replace(before, ended=True, freed=freed))
+                    outcome.give(msgspec.structs.replace(endpoint, ended=True, freed=freed))
                 return False
             if passed >= free_at:  # again and again: it may come to a collective in what it does now
                 free_at = passed * 1.2

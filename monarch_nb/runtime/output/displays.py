@@ -28,8 +28,8 @@ class Displays:
     def __init__(self) -> None:
         self._journal: OwnLog | None = None
         self._lock = threading.RLock()
-        self._left = float(BURST)
-        self._at = time.monotonic()
+        self._budget = float(BURST)
+        self._refilled_at = time.monotonic()
         self._pending: dict[str, tuple[str, Display]] = {}  # by id, with the call
         os.register_at_fork(after_in_child=self._in_child)
 
@@ -75,8 +75,8 @@ class Displays:
         """Shows what a process that was started from here has displayed. False where only text can be shown."""
         if self._journal is None or display.clear:
             return self._journal is not None
-        named = f"{source} {display.id}" if display.id else ""
-        self._send(Display(display.text, display.data, display.metadata, named, display.update), call)
+        display_id = f"{source} {display.id}" if display.id else ""
+        self._send(Display(display.text, display.data, display.metadata, display_id, display.update), call)
         return True
 
     def flush(self) -> None:
@@ -96,17 +96,17 @@ class Displays:
         assert self._journal is not None
         with self._lock:
             now = time.monotonic()
-            self._left = min(BURST, self._left + (now - self._at) * RATE)
-            self._at = now
+            self._budget = min(BURST, self._budget + (now - self._refilled_at) * RATE)
+            self._refilled_at = now
             size = display.size
-            if size > self._left:
+            if size > self._budget:
                 if display.update:
                     if display.id in self._pending or len(self._pending) < MOST_PENDING:
                         self._pending[display.id] = self._journal.tag()[0] if call is None else call, display
                     return
                 display.text += f" (not shown: more than {BURST >> 20} MB were displayed within a few seconds)"
                 display.data, size = {PLAIN: display.text}, 0
-            self._left -= size
+            self._budget -= size
             self._pending.pop(display.id, None)
             self._write(display, call)
 
