@@ -49,19 +49,19 @@ from monarch_nb.wire import Header, agent_of
 
 R = TypeVar("R")
 QUIET_S = 1.0  # real seconds without a delivery after which actors are not waited for any more
-SETTLES_S = 30.0  # real seconds for all that falls due at one moment
+SETTLES_S = 30.0  # real seconds for everything that is due at one moment
 _LOOK_S = 0.0005
 
 
 class _MemoryOperations(ProcessOperations):
-    """Those of a controller whose hosts are simulated."""
+    """The operations of a controller whose hosts are simulated."""
 
     def __init__(self, runtime: Runtime, lost: Collection[str]) -> None:
         super().__init__(runtime)
         self._lost = lost
 
     def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
-        """Those of them that were killed, or cut off."""
+        """Returns those of the hosts that were killed, or cut off."""
         return {host: "it was killed, or cut off" for host in hosts if host in self._lost}
 
     def own_host(self) -> tuple[str, str | None]:
@@ -120,7 +120,7 @@ class MemoryPace(waiting.WaitObserver):
             wall.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Time passes for nobody any more; blocks."""
+        """Stops the passing of time; blocks."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -160,13 +160,13 @@ class MemoryPace(waiting.WaitObserver):
             now, due = self._time.monotonic(), self._time.next_due
             at_rest = total >= 0 and total == previous
             if at_rest and due is not None and due <= limit:
-                now = max(now, due)  # and no further: what comes of it takes its own time
+                now = max(now, due)  # and no further: its consequences take their own time
             else:
                 now += real_now - earlier
             self._time.pass_to(now)
 
     def _deliveries_at_rest(self) -> int:
-        """How many messages have come so far; -1 while somebody has something to do."""
+        """Returns the number of deliveries so far; -1 while an actor or a link is busy."""
         deliveries = self._time.deliveries
         return deliveries if self._time.settle(0) and self._resting() else -1
 
@@ -204,7 +204,7 @@ class Cluster:
     def __init__(self, *, hosts: int = 1, seed: int = 0, faults: NetworkFaults | None = None) -> None:
         if started() is not None:
             raise RuntimeError("this process is part of a cluster already: call shutdown_context() first")
-        self.failures: list[MeshFailure] = []  # that nobody handled
+        self.failures: list[MeshFailure] = []  # unhandled ones
         self._network = MemoryNetwork(seed=seed, faults=faults, redial=0.0)
         self._time = MemoryTime(self._network)
         self._hosts = {f"m{number}": self._host(f"m{number}") for number in range(hosts)}
@@ -232,7 +232,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Ends all that runs in it; blocks. This process is part of no cluster then."""
+        """Ends everything in it; blocks. This process is part of no cluster then."""
         if self._closed:
             return
         self._closed = True
@@ -266,12 +266,12 @@ class Cluster:
             host = self._hosts.get(state.layout.host_of(rank))
             if host is None:
                 raise ValueError(f"{state.name} is not part of this cluster")
-            # As a delivery, like all that a host agent does: its locks are taken before that of the time, never after.
+            # As a delivery, like all actions of a host agent: its locks are taken before that of the time, never after.
             self._time.call_soon(partial(host.kill, state.address(rank)))
         self.settle()
 
     def kill_host(self, number: int) -> None:
-        """Ends a host, with all that runs on it; the others learn of it at once. Raises ValueError for the first."""
+        """Ends a host with its processes; the others learn of it at once. Raises ValueError for the first."""
         name = self._name(number)
         if number == 0:
             raise ValueError("the controller runs on host 0: it cannot be killed")
@@ -288,7 +288,7 @@ class Cluster:
         self._warn(number, self._notices[number])
 
     def keep_host(self, number: int) -> None:
-        """The time of such a notice has passed, and the host is still there."""
+        """Withdraws such a notice: its time has passed, and the host stays."""
         self._warn(number, msgspec.structs.replace(self._notices[number], over=True))
 
     def _warn(self, number: int, notice: p.PreemptionNotice) -> None:
@@ -311,7 +311,7 @@ class Cluster:
         self.settle()
 
     def mend(self) -> None:
-        """The network is whole again, and hosts that were lost, but live, can be used."""
+        """Ends partitions of the network; hosts that were lost, but live, can be used again."""
         with self._time.lock:
             names = tuple(self._hosts)
             for index, first in enumerate(names):
@@ -348,9 +348,9 @@ class Cluster:
         self._pace.settle()
 
     def result(self, future: Future[R], within: float = 60.0) -> R:
-        """What a future gives, letting time pass for it, `within` seconds at most. Raises what `Future.get` does."""
+        """Returns a future's result, letting time pass for it, `within` seconds at most. Raises like `Future.get`."""
         end = self._time.monotonic() + within
-        future.wait(0)  # one that begins when it is looked at begins now
+        future.wait(0)  # one that begins when it is observed begins now
         self.settle()
         while not future.wait(0):
             due = self._time.next_due
@@ -375,7 +375,7 @@ class Cluster:
         return name
 
     def _host(self, name: str) -> MemoryHost:
-        """A host that there is from the beginning."""
+        """Makes a host, at the start of the cluster."""
         return MemoryHost(self._time, name)
 
     def _transport(self, address: str, failed: Callable[[Header, Parcel, str], None]) -> MemoryTransport:

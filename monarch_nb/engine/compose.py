@@ -1,4 +1,4 @@
-"""One process: its parts, each made with what it needs."""
+"""One process: its parts, and how they are connected."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from monarch_nb.transport import Clock, Transport
 
 RUNNER = "monarch_nb.engine.worker:run_proc"  # what a process of a mesh runs: a name, as it crosses to other processes
 DIAGNOSER = "monarch_nb.diagnosis.unwatched:begin"  # what a host agent diagnoses detached meshes with
-# Features that a process loads when they are first used, or when one of their verbs comes: one line each.
+# Features that a process loads at their first use, or when one of their verbs arrives: one line each.
 FEATURES: dict[str, Loader] = {
     "debug": lambda runtime: import_module("monarch_nb.debug.service").attach(runtime),
     "activity": lambda runtime: import_module("monarch_nb.store.activity").attach(runtime),
@@ -45,7 +45,7 @@ FEATURES: dict[str, Loader] = {
 
 
 def register(name: str, load: Loader) -> None:
-    """Adds a feature to processes that begin from now on. Raises ValueError for a name that is taken."""
+    """Adds a feature to processes that start from now on. Raises ValueError for a name that is in use."""
     if name in FEATURES:
         raise ValueError(f"there is a feature {name!r} already")
     FEATURES[name] = load
@@ -63,12 +63,12 @@ class ProcessRole:
     agent: str  # the address of its host agent
     is_worker: bool = False  # a host agent has started it, to hold actors
     root_id: str = "<root>"  # how code outside actors is named
-    fatal: Callable[[MeshFailure], None] | None = None  # what becomes of a failure that nobody handles
+    fatal: Callable[[MeshFailure], None] | None = None  # takes unhandled failures
     show: Callable[[MeshFailure], None] | None = None  # and of one that ends nothing
-    notice: Show = log_notice  # shows users hosts that are about to be taken away
+    notice: Show = log_notice  # shows users the hosts that are about to be ended
     revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
     await_host: Callable[[str, float], None] = lambda host, seconds: None  # until one that has come back can be used
-    python: str | None = None  # the interpreter it was asked to run with
+    python: str | None = None  # the requested interpreter
 
 
 class MeshEffects:

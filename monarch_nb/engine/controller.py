@@ -23,7 +23,7 @@ LONG_S = 1.0  # of a wait, before what may explain it is loaded
 
 
 class LongWaits(waiting.WaitObserver):
-    """Has long waits explained where nobody else does: in scripts. The module for that is loaded by the first one."""
+    """Explains long waits where no other observer does: in scripts. The first one loads the module for it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -38,7 +38,7 @@ KILLED = "the process this actor was running on failed: Killed(sig=9)"
 
 
 class InlineConsole(Console):
-    """The console of a process that is none: a namespace of its own, and no main thread."""
+    """The console of a simulated process: its own namespace, and no main thread."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -48,7 +48,7 @@ class InlineConsole(Console):
     def setup(
         self, sources: list[tuple[str, str]], bootstrap: Callable[[], object] | None, mesh: Handle[ProcState]
     ) -> None:
-        """Runs the set-up of the would-be process."""
+        """Runs the set-up of the simulated process."""
         self._prepare(sources, bootstrap, mesh)
 
     def _prepare(
@@ -77,7 +77,7 @@ class InlineHost:
         self._verbs.handle(verbs.STATUS, lambda _, asker: p.HostState(host=self.host, pid=0, procs=()))
 
     def take(self, header: Header, parcel: "Parcel") -> None:
-        """A message for this host: one for the agent is carried out, one for a process comes back to this one."""
+        """Handles a message for this host: executes one for the agent, passes one for a process to this process."""
         if header.dst == self.address:
             if header.kind == Kind.CONTROL:
                 self._serve(header, parcel)
@@ -86,7 +86,7 @@ class InlineHost:
             reason = self._reasons.get(header.dst, "it was never started")
             raise UnreachableError(f"{header.dst} cannot be reached: {reason}")
         if header.kind == Kind.CONTROL:
-            header.rank = self._alive[header.dst].rank  # which of the would-be processes here is meant
+            header.rank = self._alive[header.dst].rank  # the rank of the simulated process
         header.dst = self.runtime.address
         self.runtime.node.send(header, parcel)
 
@@ -124,11 +124,11 @@ class InlineHost:
         return p.SpawnReply(tuple(started))
 
     def alive(self) -> list[str]:
-        """The addresses of the would-be processes that live."""
+        """Returns the addresses of the simulated processes that live."""
         return sorted(self._alive)
 
     def _cells(self, address: str) -> list[ActorCell]:
-        """The actors of a would-be process, its console last."""
+        """Returns the actors of a simulated process, its console last."""
         console = self._alive[address]
         cells = []
         for cell in tuple(self.runtime.cells.values()):
@@ -152,7 +152,7 @@ class InlineHost:
         return p.StopReply(tuple(exits))
 
     def kill(self, address: str) -> None:
-        """Ends a would-be process as SIGKILL would: nothing of it answers any more, no clean-up is run."""
+        """Ends a simulated process as SIGKILL would: no actor of it answers any more, no clean-up is run."""
         if address not in self._alive:
             return
         for cell in self._cells(address):

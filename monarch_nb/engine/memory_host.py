@@ -62,7 +62,7 @@ class MemoryWorker:
         waiting.join(self.runtime.waits)
 
     def start(self) -> None:
-        """It takes messages from now on; actors are constructed once its set-up is done."""
+        """Takes messages from now on; actors are constructed once its set-up is done."""
         constructed = threading.Event()
         self._console.executor.post_control(constructed.set)
         self._console.executor.start()
@@ -77,7 +77,7 @@ class MemoryWorker:
         self._end(linger=0.1)
 
     def kill(self, reason: str) -> None:
-        """Ends it as SIGKILL does: nothing of it answers any more, no clean-up is run."""
+        """Ends it as SIGKILL does: no actor of it answers any more, no clean-up is run."""
         self.runtime.node.close(_MUTE)
         for cell in tuple(self.runtime.cells.values()):
             cell.abandon(reason)
@@ -85,12 +85,12 @@ class MemoryWorker:
 
     def _end(self, linger: float) -> None:
         for cell in tuple(self.runtime.cells.values()):
-            cell.interrupt()  # what a real process would end with itself, and what would else wait here for ever
+            cell.interrupt()  # waits that end with a real process would else last for ever
         self.runtime.end_setup()
         waiting.leave(self.runtime.waits)
         self.runtime.close(linger)
 
-    # what comes to it is handled as its own code, which finds this process as the current one
+    # its messages are handled as its own code, for which this is the current process
 
     def _enter(self, function: Callable[[], object]) -> object:
         token = current.set(self.runtime.root_context)
@@ -107,7 +107,7 @@ class MemoryWorker:
 
 
 class MemoryHost:
-    """Carries out what real agents do for processes; leases, logs and routes are not needed here."""
+    """Executes the requests that real agents execute; leases, logs and routes are not needed here."""
 
     def __init__(self, time: MemoryTime, host: str) -> None:
         self.host = host
@@ -151,11 +151,11 @@ class MemoryHost:
             self._caster.lost(header, reason)
 
     def _outlet(self) -> SendingNode:
-        """What casts leave by."""
+        """Returns the node that casts are sent through."""
         return self.node
 
     def _worker(self, spec: p.ProcSpec) -> MemoryWorker:
-        """A process, not started yet."""
+        """Makes a process, not started yet."""
         return MemoryWorker(self._time, spec)
 
     def _spawn(self, request: p.SpawnProcs, asker: Asker[p.SpawnReply]) -> p.SpawnReply:
@@ -222,7 +222,7 @@ class MemoryHost:
         threading.Thread(target=stop, name="monarch-memory-stop", daemon=True).start()
 
     def _relay_changed(self, request: p.RelayChanged, asker: Asker[None]) -> None:
-        """What a real agent finds out by itself."""
+        """Handles a changed relay, which a real agent notices by itself."""
         for address in tuple(self.workers):
             self._sender.post(address, verbs.RELAY_CHANGED, request)
         self._caster.relay_changed(request.relay)
@@ -249,7 +249,7 @@ class MemoryHost:
         return exits
 
     def end_owned(self, owned: Callable[[str], bool], reason: str) -> None:
-        """The owners of processes are gone: so are these."""
+        """Ends processes whose owners have ended."""
         for address, worker in tuple(self.workers.items()):
             if owned(worker.spec.owner):
                 worker.kill(reason)
@@ -263,7 +263,7 @@ class MemoryHost:
             self._record_exit(address, KILLED, signal=9)
 
     def warn(self, notice: p.PreemptionNotice, controller: str) -> None:
-        """Its scheduler is about to end it: the controller and all its users are notified."""
+        """Notifies the controller and all users that the host's scheduler is about to end it."""
         watching = set().union(*self._watchers.values()) - self._exits.keys()
         self._sender.post_all({controller, *watching, *self.workers}, verbs.HOST_NOTICE, notice)
 

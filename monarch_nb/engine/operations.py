@@ -40,7 +40,7 @@ class ProcessOperations:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        # Meshes that stand in for those of processes, by the actor that has activated them.
+        # Simulated meshes in place of those of processes, by the actor that has activated them.
         self._simulated: weakref.WeakKeyDictionary[Instance, dict[Region, object]] = weakref.WeakKeyDictionary()
 
     def spawn_actors(
@@ -58,50 +58,50 @@ class ProcessOperations:
         return lifecycle.spawn_procs(request)
 
     def stop(self, state: MeshState, reason: str, region: Region) -> Future[None]:
-        """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
+        """Stops ranks of a mesh; resolves once they have ended and their output is shown."""
         stopped = self._runtime.part(MeshStopper).stop(state, reason, region)
         return self._runtime.part(MeshLogs).shown(stopped) if isinstance(state, ProcState) else stopped
 
     def grow_procs(self, procs: Handle[ProcState], more: Mapping[str, object], timeout: float) -> "Resized":
-        """Has a mesh of processes lie on more hosts. Blocks."""
+        """Extends a mesh of processes to more hosts. Blocks."""
         return lifecycle.grow_procs(procs, more, timeout)
 
     def shrink_procs(self, procs: Handle[ProcState], fewer: Mapping[str, object]) -> "Resized":
-        """Has it let hosts go. Blocks until what was there has ended."""
+        """Has a mesh of processes leave hosts. Blocks until its processes there have ended."""
         return lifecycle.shrink_procs(procs, fewer)
 
     def grow_hosts(self, record: HostRecord, more: Mapping[str, object], timeout: float) -> "Resized":
-        """Has a job give a host mesh more hosts. Blocks."""
+        """Has a job add hosts to a host mesh. Blocks."""
         return lifecycle.grow_hosts(record, more, timeout)
 
     def shrink_hosts(self, record: HostRecord, fewer: Mapping[str, object]) -> "Resized":
-        """Gives hosts back, after what is there. Blocks."""
+        """Returns hosts to their job, after their processes have ended. Blocks."""
         return lifecycle.shrink_hosts(record, fewer)
 
     def detach(self, state: ProcState, lease: object) -> None:
-        """Leaves a mesh of processes with all on it; blocks until its hosts look after it."""
+        """Detaches a mesh of processes with all on it; blocks until its hosts have taken it over."""
         self._runtime.part(Detacher).detach(state, parse_duration(lease) / 1e9)
 
     def detach_hosts(self, hosts: Sequence[str], host_mesh: str, lease: object) -> None:
-        """The same for all meshes that were spawned from here on a host mesh."""
+        """Detaches all meshes that were spawned from here on a host mesh."""
         self._runtime.part(Detacher).detach_on(hosts, host_mesh, parse_duration(lease) / 1e9)
 
     def rotate_key(self, name: str, hosts: Sequence[str], file: Path, force: bool, timeout: float) -> None:
-        """Gives hosts another key, which is written to a file here. Blocks."""
+        """Changes the key of hosts, and writes it to a file here. Blocks."""
         connect.rotate_key(self._runtime, name, hosts, file, force=force, timeout=timeout)
 
     def source_of(self, written: str) -> HostSource:
-        """What gives hosts, of what another process has written down. Blocks. Raises NoMoreHostsError."""
+        """Returns the source of hosts that another process has serialized. Blocks. Raises NoMoreHostsError."""
         from monarch_nb.job.reopening import hosts_again
 
         return hosts_again(written)
 
     def refer(self, state: MeshState) -> None:
-        """A reference to a mesh that is owned elsewhere has come here: its failures, heals and end are followed."""
+        """Subscribes to failures, heals and the end of a mesh that is owned elsewhere, when a reference arrives."""
         self._runtime.part(MeshRegistry).subscribe(state)
 
     def reach(self, hosts: Iterable[str], name: str) -> None:
-        """Makes hosts of this machine known that a reference names. Raises UnreachableError for others."""
+        """Registers hosts of this machine that a reference names. Raises UnreachableError for others."""
         if self._runtime.is_worker:  # its agent knows how every host is reached
             return
         connect.connect_named_hosts(self._runtime, hosts, name)
@@ -120,12 +120,12 @@ class ProcessOperations:
         return connect.hosts_answer(hosts)
 
     def preempted(self, hosts: Collection[str]) -> dict[str, float | None]:
-        """Those of them that are about to be taken away, and the seconds that each has left, as far as is known."""
+        """Returns those of the hosts that are about to be ended, and the seconds that each has left, if known."""
         now, notices = time.time(), self._runtime.part(HostNotices).of(sorted(hosts))
         return {notice.host: None if notice.until is None else max(0.0, notice.until - now) for notice in notices}
 
     def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
-        """Those of them that cannot be reached, as far as is known, and why; a worker attaches none and knows none."""
+        """Returns those of the hosts known as unreachable, and why; a worker attaches none and knows none."""
         routes = self._runtime.part(HostRoutes)
         if self._runtime.is_worker:
             return {}
@@ -157,7 +157,7 @@ class ProcessOperations:
         return connect.shutdown_hosts(hosts)
 
     def give_up_hosts(self, hosts: Sequence[str], reason: str) -> None:
-        """Hosts are about to be killed by who started them: what is there counts as stopped. Does not block."""
+        """Counts processes on hosts as stopped, since their starter is about to kill these. Does not block."""
         connect.give_up_hosts(hosts, reason)
 
     def stop_on_hosts(self, hosts: Sequence[str], host_mesh: str) -> Future[None]:
@@ -167,7 +167,7 @@ class ProcessOperations:
     def sync_workspace(
         self, name: str, hosts: Sequence[str], python: str | None, workspace: object, auto_reload: bool
     ) -> Sequence[str]:
-        """Brings folders to hosts; gives what is to be warned of. Blocks."""
+        """Copies folders to hosts; returns warnings. Blocks."""
         routes = self._runtime.part(HostRoutes)
 
         def shares_files(host: str) -> bool:
@@ -176,17 +176,17 @@ class ProcessOperations:
         return code.sync(name, hosts, python, workspace, auto_reload, shares_files).notes
 
     def logs(self, mesh: Handle[MeshState]) -> Callable[..., object]:
-        """What gives the last lines of the processes of a mesh: `logs_of`, of that mesh."""
+        """Returns the function that returns the last lines of a mesh's processes: `logs_of` for that mesh."""
         return partial(logs.logs_of, mesh)
 
     def show_output(self, procs: Handle[ProcState], stream: bool | None, window: float | None, level: int) -> None:
-        """Sets how what processes write is shown here. Blocks until they know the level."""
+        """Sets how the output of processes is shown here. Blocks until they know the level."""
         state, region = state_of(procs), region_of(procs)
         self._runtime.part(MeshLogs).set_option(state.uid, LogOption(stream, window, level))
         console_of(state, region).run.call(set_level, (level,), {}).get()
 
     def put(self, value: object) -> Any:
-        """What names a value that is laid by for many: a `monarch.rdma.Put`."""
+        """Returns a reference to a value that many may read: a `monarch.rdma.Put`."""
         from monarch_nb.rdma import put
 
         return put(value)
@@ -198,7 +198,7 @@ class ProcessOperations:
         return simulated_engine(region_of(procs).extent)
 
     def tensor_mesh(self, procs: Handle[ProcState]) -> Any:
-        """What tensors of these processes' own values are on: a `monarch.distributed.Mesh`. The first use blocks."""
+        """Returns a `monarch.distributed.Mesh` for tensors of these processes' own values. The first use blocks."""
         mesh = ProcMesh(state_of(procs), region_of(procs))
         actor = running_actor()
         engine = tensor_engines.get(actor.class_name or "") if actor is not None and tensor_engines else None
@@ -253,7 +253,7 @@ class ProcessOperations:
         return ProcMesh(state_of(actors).procs, region_of(actors))
 
     def shared(self, mesh: object, initialized: Future[object]) -> object:
-        """What torchmonarch's programs have a mesh behind: `block_on` and `poll` give it once it is initialized."""
+        """Returns the wrapper of torchmonarch's programs; `block_on` and `poll` return the mesh once initialized."""
         from monarch_nb.compat.tasks import shared_when
 
         return shared_when(mesh, initialized)

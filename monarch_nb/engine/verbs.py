@@ -1,4 +1,4 @@
-"""All messages between engines, for whoever checks or describes them. Packages declare theirs in a module `verbs`."""
+"""All messages between engines, for checks and descriptions. Packages declare theirs in a module `verbs`."""
 
 from collections.abc import Iterable
 from types import ModuleType

@@ -47,10 +47,10 @@ from monarch_nb.wire.header import Flags, Header, Kind
 log = logging.getLogger(__name__)
 
 _MOST_FDS = 65536
-_LINGER_S = 0.3  # for last messages to processes that may be gone themselves
+_LINGER_S = 0.3  # for last messages to processes that may have ended
 _ORPHANED = "the process that owned it is gone"
 _STARTER_ENDED = "the process that had started the host agent has ended"
-_ORPHANED_TIMEOUT_S = 0.5  # between SIGTERM and SIGKILL when the owner is gone
+_ORPHANED_TIMEOUT_S = 0.5  # between SIGTERM and SIGKILL once the owner has ended
 _PAUSE_S = 0.5  # between attempts; grows to
 _PAUSE_MAX_S = 5.0
 _ASK_S = 2.0
@@ -72,7 +72,7 @@ class Dialler:
         self._cut = threading.Event()
 
     def start(self) -> None:
-        """Dials from now on, on a thread of its own."""
+        """Starts the thread that dials."""
         threading.Thread(target=self._run, name="monarch-dial", daemon=True).start()
 
     def cut(self, address: str) -> None:
@@ -129,7 +129,7 @@ class HostAgent:
         self._sender = AgentSender(self._node, self.address)
         self._leases = OwnerLeases(options.lease_s)
         self._idleness = Idleness(options.unused_s)
-        self.unused = False  # whether it ends because nobody has used it
+        self.unused = False  # whether it ends because it was not used
         self._logs = LogTailer(self._sender, self._folder)
         self._children = Children(self._loop, self._folder, dict(os.environ), self._cord, self, early)
         self._stopper = ProcStopper(self._loop, self._children, self._sender)
@@ -155,7 +155,7 @@ class HostAgent:
         self._watching_leases = False
         self._followed: dict[str, int] = {}  # pidfds of owners on this machine that are not processes of this host
         self._ending = False
-        self._ownerless = False  # whether its starter, which was to end it, is gone
+        self._ownerless = False  # whether its starter, which was to end it, has ended
 
     def _keeper(self, grant: Callable[[str], None]) -> MeshLeaseService:
         return MeshLeaseService(
@@ -165,7 +165,7 @@ class HostAgent:
         )  # fmt: skip
 
     def run(self, say_ready: Callable[[AgentReady], None]) -> None:
-        """Serves until the owner is gone or an end is requested."""
+        """Serves until the owner has ended or an end is requested."""
         self._node.start()
         if self._options.owner_fd is not None:
             self._loop.register(self._options.owner_fd, READ, self._owner_pipe)
@@ -188,7 +188,7 @@ class HostAgent:
             self._children.close()
             self._mps.close()
             self._node.close(_LINGER_S)
-            end_all_descendants()  # templates leave some of theirs to this process when they end
+            end_all_descendants()  # children of templates become children of this process when those end
             if not self._options.keep_folder:
                 folders.remove_run_folder(self._folder)
 
@@ -205,7 +205,7 @@ class HostAgent:
                            done=all_gone)  # fmt: skip
 
     def _give_up(self, reason: str) -> None:
-        """Ends although remote owners of processes here have not asked for it, which is a failure to them."""
+        """Ends without a request of the remote owners of processes here, for whom it is a failure."""
         for child in self._children.alive():
             child.evicted = True
         self.end(reason)
@@ -222,7 +222,7 @@ class HostAgent:
             seconds=time.monotonic() - child.requested_at))  # fmt: skip
 
     def exited(self, child: Child) -> None:
-        """Reports at once to its watchers that a process has ended, or never came to be.
+        """Reports at once to its watchers that a process has ended, or could not be started.
 
         If the host ends with it, messages to it are left unanswered: their senders learn of the loss of the host.
         """
@@ -304,7 +304,7 @@ class HostAgent:
         self._end_if_orphaned()
 
     def _end_if_orphaned(self) -> None:
-        """Ends an agent whose starter is gone once nobody else has anything here."""
+        """Ends an agent whose starter has ended once no other owner has processes here."""
         keeper = self._service.keeper
         if self._ownerless and not (
             self._ending or keeper.waits or keeper.attached_controllers.intersection(self._leases.owners)
@@ -337,7 +337,7 @@ class HostAgent:
         self._loop.post(meet)
 
     def _replaced(self, address: str) -> None:
-        """Handles that a process was never started here, and will not be, since its rank has a later incarnation."""
+        """Handles that a process will never be started here, since its rank has a later incarnation."""
         self._node.forget(address, f"it is over: its rank was started anew on host {self._options.host}")
 
     def _follow(self, owner: str, pid: int) -> None:
@@ -408,7 +408,7 @@ class HostAgent:
             self._node.learn(host, endpoint=endpoint or None, via=via, incarnation=incarnation)
 
     def _other_users(self, controller: str) -> tuple[str, ...]:
-        """Describes who else reaches this host by its key: controllers, and those that come back to what they left."""
+        """Describes the other users of this host's key: controllers, and those that return to a detached mesh."""
         keeper = self._service.keeper
         users = {owner for owner in (*self._leases.owners, *keeper.holders) if not parse_address(owner).is_proc}
         detached = ("whoever comes back to a detached mesh",) if keeper.waits else ()
@@ -428,7 +428,7 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     """Runs a host agent to its end. Raises nothing; errors of the start go to stderr."""
     options = parse(argv, prog)
     if options.owner_fd is None:
-        folders.sweep()  # nobody else does where users start the agents
+        folders.sweep()  # nothing else sweeps where users start the agents
     settings.receive(os.environ.pop(TRAVELS_IN, ""))
     _settle(options)
     folders.make_run_folder(options.run_folder)
@@ -458,7 +458,7 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
 
 def _report_ready(options: Options, ready: AgentReady) -> None:
     text = ready_text(options, ready).encode() if options.terminal else msgspec.json.encode(ready)
-    with contextlib.suppress(BrokenPipeError):  # the starter is gone, which its pipe shows as well
+    with contextlib.suppress(BrokenPipeError):  # the starter has ended, which its pipe shows as well
         os.write(options.ready_fd, text + b"\n")
     if options.ready_fd > 2:
         os.close(options.ready_fd)
@@ -473,7 +473,7 @@ def _leave_nothing(options: Options) -> None:
 
 
 def _settle(options: Options) -> None:
-    """Leaves the terminal and the session of the starter, with nothing of theirs left open."""
+    """Leaves the terminal and the session of the starter, and closes their descriptors."""
     try:
         os.setsid()
     except PermissionError:

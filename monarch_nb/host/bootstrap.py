@@ -14,7 +14,7 @@ _OTHER_PATH = f"sys.path.append({ROOT!r})"
 def command(module: str, *arguments: object, python: str | None = None) -> list[str]:
     """Returns the command line that runs `main(argv)` of a module, without the current folder on the path.
 
-    This interpreter runs the very package that this process runs; another one prefers its own.
+    This interpreter runs the same package as this process; another one prefers its own.
     """
     find = _OWN_PATH if python in (None, sys.executable) else _OTHER_PATH
     code = f"import sys; {find}; from {module} import main; sys.exit(main(sys.argv[1:]))"

@@ -22,7 +22,7 @@ LARGE = 64 * 1024  # bytes from which a reply travels alone
 LATE_S = 2.0  # within which callers that watch a process have received the report of its end
 FILL_S, FILL_MAX_S = 0.05, 16.0  # between attempts to report gaps; together as long as a gap is waited for
 _REMEMBERED = 4096  # processes that have ended, and casts
-AGAIN_S = 2.0  # until the same is asked again of casts that may be lost: replies may be on their way
+AGAIN_S = 2.0  # between two requests for casts that may be lost: replies may be on their way
 
 Reply = Folded[Body] | None  # None: sent on alone
 K = TypeVar("K")
@@ -56,9 +56,9 @@ class Caster:
         self._monotonic = monotonic
         self._ports = itertools.count(1000)
         self._casts: dict[int, _Cast] = {}
-        self._ended_procs: dict[str, None] = {}  # processes here, each incarnation with an address of its own
+        self._ended_procs: dict[str, None] = {}  # processes here; each incarnation has its own address
         self._complete_casts: dict[tuple[str, int], None] = {}  # casts, by their sender and its port
-        self._refused_casts: dict[tuple[str, int], None] = {}  # those that came too late
+        self._refused_casts: dict[tuple[str, int], None] = {}  # casts that arrived too late
         self._unsent: Counter[tuple[str, int]] = Counter()  # replies that are sent later, by the same
         self._lock = threading.RLock()  # `_send` runs with and without it
         self._armed = False
@@ -108,7 +108,7 @@ class Caster:
     def lost(self, header: Header, reason: str, *, reported_elsewhere: bool = False) -> None:
         """Handles a lost message: its callers get an error, and later messages go on.
 
-        If a local process has ended, those who watch it are notified first: an error that came before, by another
+        If a local process has ended, its watchers are notified first: an error that arrived before, by another
         route, could be healed for before the death is known, which would then hit the healed process.
         """
         self._skip(header)
@@ -127,7 +127,7 @@ class Caster:
             self._lose(port, positions, reason, reported_elsewhere=True)
 
     def host_lost(self, host: str, reason: str) -> None:
-        """Fails replies that were to come through another host's agent."""
+        """Fails replies that were expected through another host's agent."""
         with self._lock:
             affected = [(port, cast.request, plan) for port, cast in self._casts.items() for plan in cast.plans_below
                    if plan.head == host]  # fmt: skip
@@ -213,7 +213,7 @@ class Caster:
         skip = replace(header, src=self._address, method=SKIP, port=0, status=0, flags=0, buffers=())
         try:
             self._node.send(skip, Parcel([b""]), lane=Lane.URGENT)
-        except UnreachableError:  # nobody is waiting, unless other hosts know already that its host is back
+        except UnreachableError:  # no receiver waits, unless other hosts know already that its host is back
             if pause < FILL_MAX_S:
                 self._call_later(pause, lambda: self._stand_in(header, 2 * pause))
         except Exception:

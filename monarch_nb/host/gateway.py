@@ -27,7 +27,7 @@ class GatewayService:
         self._hosts: dict[str, set[str]] = {}
 
     def introduce(self, request: p.Introduce, asker: Asker[p.IntroduceReply]) -> None:
-        """Finds out who is at an endpoint, on a thread of its own, and replies then."""
+        """Finds the host at an endpoint, on a separate thread, and replies then."""
 
         def run() -> None:
             introduced = self._introduce(asker.src, request)

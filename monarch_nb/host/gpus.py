@@ -18,7 +18,7 @@ _FOLDERS = ("/proc/driver/nvidia/gpus", "/dev")  # containers may lack the first
 _DEVICE = "nvidia"
 _START_S, _QUIT_S = 10.0, 2.0
 _USUAL_PIPES = Path("/tmp/nvidia-mps")  # where a daemon listens that was started without a folder
-# Starts the daemon, says how that went, waits for the end of the agent, whatever ends that, and ends the daemon: by its
+# Starts the daemon, prints its status, waits for the end of the agent, whatever ends that, and ends the daemon: by its
 # number where the folder, through which it takes commands, has been removed with what was the agent's.
 _GUARD = """
 "$1" -d </dev/null >"$2" 2>&1
@@ -115,7 +115,7 @@ class MpsDaemon:
     def __init__(self, host: str, folder: Path, cord: int, post: Callable[[Callable[[], None]], None]) -> None:
         self._host, self._folder, self._cord, self._post = host, folder / "mps", cord, post
         self._waiting: list[Callable[[], None]] = []
-        self._guard: subprocess.Popen[bytes] | None = None  # lives as long as a daemon of ours
+        self._guard: subprocess.Popen[bytes] | None = None  # lives as long as a daemon that this agent has started
         self.environment: dict[str, str] = {}  # of its clients, once it runs
         self.error = ""  # why it does not
 
@@ -141,14 +141,14 @@ class MpsDaemon:
 
     @property
     def _own_environment(self) -> dict[str, str]:
-        """That of the daemon. It sees all GPUs: it would number again those that it is given."""
+        """The daemon's environment, with all GPUs: it would renumber a selection of them."""
         return {**{name: value for name, value in os.environ.items() if name != VISIBLE}, **self._folders()}
 
     def _folders(self) -> dict[str, str]:
         return {PIPES: str(self._folder / "pipe"), LOGS: str(self._folder / "log")}
 
     def _find_or_start(self) -> None:
-        """On a thread of its own."""
+        """Runs on a separate thread."""
         program, environment, error = shutil.which(CONTROL), dict[str, str](), ""
         try:
             if program is None:
@@ -199,7 +199,7 @@ class MpsDaemon:
 
 
 def _line(process: subprocess.Popen[bytes]) -> str:
-    """The first line that a process writes, "" if there is none in time. The agent's loop takes its exit status."""
+    """Returns the first line that a process writes; "" without one in time. The agent's loop takes its exit status."""
     assert process.stdout is not None
     with process.stdout as output:
         ready, _, _ = select.select([output], [], [], _START_S)

@@ -27,7 +27,7 @@ from monarch_nb.wire import Done, Header, Kind, MalformedMessageError, Verb, enc
 _REFUSALS = 3  # failed handshakes in a row: a busy listener may cut off one
 _CALMS = 3  # such moments in a row
 _PAUSE_S = 0.1
-_GLANCE_S = 0.2  # between checks whether the answer is still wanted
+_GLANCE_S = 0.2  # between checks whether the answer is still needed
 
 IntroductionResult = p.HostState | TransportError
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -112,7 +112,7 @@ _HOW_TO_START = "Start a host agent there: monarch-nb agent --tcp tcp://0.0.0.0:
 
 
 class _Question(Generic[Q, R]):
-    """A request from an address of its own, so that it disturbs no existing link."""
+    """A request from a separate address, so that it disturbs no existing link."""
 
     def __init__(
         self, endpoint: str, keys: Keys | None, insecure_loopback: bool, verb: Verb[Q, R],

@@ -21,7 +21,7 @@ class AgentKeys:
     def __init__(
         self, node: Node, keys: Keys | None, file: Path | None, users: Callable[[str], tuple[str, ...]]
     ) -> None:
-        """`users` names the other controllers, besides a given one, that would be cut off by a change."""
+        """`users` names the controllers, other than its argument, that would be cut off by a change."""
         self._node, self._file, self._users = node, file, users
         self._keys = keys
         self._alternate: Keys | None = None  # during a change
@@ -66,7 +66,7 @@ class AgentKeys:
     def _use(self, new: Keys, asker: Asker[p.KeyChanged]) -> None:
         """Uses the new key once it has replied, with the reason why its file could not be written, if so."""
         assert self._keys is not None
-        if self._keys == new:  # asked twice
+        if self._keys == new:  # a repeated request
             asker.reply(p.KeyChanged())
             return
         old, self._keys, self._alternate = self._keys, new, self._keys

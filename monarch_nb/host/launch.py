@@ -55,7 +55,7 @@ class AgentHandle:
         return status
 
     def kill(self) -> None:
-        """Ends it, and all on it, at once; blocks until it is gone. The run folder stays."""
+        """Ends it, and all on it, at once; blocks until it has ended. The run folder stays."""
         self._process.kill()
         self._process.wait()
 
@@ -66,13 +66,13 @@ class AgentHandle:
                 os.write(self._process.stdin.fileno(), msgspec.json.encode(notice) + b"\n")
 
     def disown(self) -> None:
-        """Lets it outlive this process: it ends, and removes its folder, once nobody has anything there any more."""
+        """Lets it outlive this process: it ends, and removes its folder, once no owner has processes there."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        self._process.returncode = self._process.poll() or 0  # nobody waits for it
+        self._process.returncode = self._process.poll() or 0  # no caller waits for it
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Stops the procs (SIGTERM, then SIGKILL) and the agent; blocks until they are gone. Removes the run folder."""
+        """Stops the procs (SIGTERM, then SIGKILL) and the agent; blocks until they end. Removes the run folder."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -159,7 +159,7 @@ class ComingAgent:
             with process.stdout as out:
                 ready = json_decoder(AgentReady).decode(_first_line(out.fileno(), timeout_s))
         except (TimeoutError, EOFError) as error:
-            if isinstance(error, EOFError):  # it ends by itself, and is about to say why
+            if isinstance(error, EOFError):  # it ends by itself, and is about to write the reason
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(LAST_WORDS_S)
             process.kill()
@@ -172,7 +172,7 @@ class ComingAgent:
         return AgentHandle(process, ready, folder)
 
     def kill(self) -> None:
-        """Ends an agent that is no longer needed; blocks until it is gone. The run folder stays."""
+        """Ends an agent that is no longer needed; blocks until it has ended. The run folder stays."""
         self._process.kill()
         self._process.communicate()
 

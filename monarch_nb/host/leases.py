@@ -2,7 +2,7 @@
 
 
 class Idleness:
-    """Measures for how long nobody has used this host, without time in which it was frozen."""
+    """Measures for how long this host was not used, without time in which it was frozen."""
 
     def __init__(self, limit: float | None) -> None:
         self.limit = limit  # seconds; None: no limit

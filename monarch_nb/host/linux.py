@@ -42,7 +42,7 @@ def has_pidfd() -> bool:
 
 
 def boot_id() -> str:
-    """Names this machine since it was started; empty where the system has no such name."""
+    """Returns the id of this machine's boot; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -72,7 +72,7 @@ def name_process(name: str) -> bool:
 def die_first_for_memory() -> bool:
     """Has the kernel end this process, and what it starts, before all others when memory runs out.
 
-    Whoever has as high a score dies in the order of size. A lower score may be written again later.
+    Processes with the same score die in the order of size. A lower score may be written again later.
     """
     if portable():
         return False
@@ -197,7 +197,7 @@ def state_letter(pid: int) -> str:
 
 
 def seconds_since(ticks: int) -> float:
-    """Returns how long ago that was, including the machine's sleep."""
+    """Returns the seconds since a time in ticks after the boot, including the machine's sleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -210,7 +210,7 @@ def thread_count() -> int:
 
 
 def die_with_pipe(fd: int) -> int | None:
-    """Has the kernel SIGKILL this process's group when the last writer of pipe `fd` is gone.
+    """Has the kernel SIGKILL this process's group when the last writer of pipe `fd` has ended.
 
     The kernel delivers it even to a process that is stopped or sits in C code with the GIL held. The pipe must never
     carry data. A parent-death signal would not do: it fires when the thread that forked ends. Returns the descriptor
@@ -259,7 +259,7 @@ def open_fds() -> set[int]:
 
 
 def watch_folder(path: str) -> int | None:
-    """An inotify descriptor that becomes readable when a file in `path` is written to; None where there is none."""
+    """Returns an inotify descriptor that becomes readable when a file in `path` is written to; None without inotify."""
     if portable():
         return None
     libc = ctypes.CDLL(None, use_errno=True)
@@ -315,7 +315,7 @@ def _prctl(option: int, value: object) -> bool:
 
 
 def punch_hole(fd: int, start: int, length: int) -> bool:
-    """Gives the disk space of a part of a file back; the file keeps its size, and reads as zeros there."""
+    """Frees the disk space of a part of a file, which keeps its size and reads as zeros there."""
     if portable():
         return False
     try:

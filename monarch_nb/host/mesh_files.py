@@ -30,11 +30,11 @@ class HostRoute(msgspec.Struct, frozen=True):
     """How one host of a mesh is reached: by its run folder on this machine, or at an endpoint with the job's key."""
 
     host: str
-    endpoint: str  # ipc://<run folder>, or tcp://...; empty for one that nobody can dial
+    endpoint: str  # ipc://<run folder>, or tcp://...; empty for one that cannot be dialled
     key: str = ""  # as a key file has it
     tunnel: str = ""  # how its job opens another one: the endpoint was the end of the old one
     gateway: "HostRoute | None" = None  # the host that dials it
-    calls: str = ""  # the endpoint that its agent dials, if nobody can dial it
+    calls: str = ""  # the endpoint that its agent dials, if it cannot be dialled
 
 
 class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
     keep: float = 0.0  # seconds that it lives on when its holder ends; 0: it ends with it
     left_at: float = 0.0  # times are of the wall clock
     until: float = 0.0  # when its lease ends, while it is detached
-    until_monotonic: float = 0.0  # the same by the clock that nobody sets, of the machine since this boot
+    until_monotonic: float = 0.0  # the same by the monotonic clock of the machine since this boot
     boot: str = ""
     why: str = ""  # it was detached
     ended: str = ""  # the reason, once it has
@@ -113,7 +113,7 @@ def leave(path: Path, seconds: float, reason: str, *, left_at: float | None = No
 def lease_left(mesh: MeshFile) -> float:
     """Returns the seconds that are left of a detached mesh's lease; negative once it is over.
 
-    The wall clock, which somebody may set, decides only for leases that another machine has recorded.
+    The wall clock, which may be set, decides only for leases that another machine has recorded.
     """
     if mesh.boot and mesh.boot == boot_id():
         return mesh.until_monotonic - time.monotonic()
@@ -135,7 +135,7 @@ def own_system() -> str:
 
 
 def start_of(pid: int) -> int:
-    """Returns when a process was started, in clock ticks since the boot; 0 if that is not known."""
+    """Returns when a process was started, in clock ticks since the boot; 0 if unknown."""
     with contextlib.suppress(OSError):
         return process_state(pid)[1]
     return 0

@@ -106,7 +106,7 @@ class MeshLeases:
         return self._leave(lease, now, wall, reason)
 
     def owner_gone(self, owner: str, now: float, wall: float, reason: str) -> tuple[list[MeshLease], list[MeshLease]]:
-        """Handles an owner's end: returns the meshes that are now detached, and those that end with it."""
+        """Handles an owner's end: returns the meshes that are detached by it, and those that end with it."""
         owned = [lease for lease in self.all() if lease.holder is not None and lease.holder.address == owner]
         detached = [self._leave(lease, now, wall, reason) for lease in owned if lease.keep]
         ended = [lease for lease in owned if not lease.keep]
@@ -142,7 +142,7 @@ class MeshLeases:
         return former if former is not None and former.address != newcomer.address else None
 
     def was_left(self, request: Attach) -> bool:
-        """Whether the sender has seen that the mesh's owner ended."""
+        """Whether the sender has observed that the mesh's owner ended."""
         lease = self._all.get(request.uid)
         if lease is None or lease.holder is None or lease.holder.address != request.ended:
             return False
@@ -229,7 +229,7 @@ class MeshLeaseService:
         return [lease.holder.address for lease in self._leases.all() if lease.holder is not None]
 
     def owner_gone(self, owner: str, reason: str) -> None:
-        """Handles an owner's end: those of its meshes that are to be kept are detached from now on."""
+        """Handles an owner's end: detaches those of its meshes that outlive it."""
         self.attached_controllers.discard(owner)
         detached, ended = self._leases.owner_gone(owner, time.monotonic(), time.time(), reason)
         for lease in detached:
@@ -239,7 +239,7 @@ class MeshLeaseService:
                 mesh_files.remove(Path(lease.file))
 
     def agent_ends(self, reason: str) -> None:
-        """Records the end of the host for controllers that come later."""
+        """Records the end of the host for later controllers."""
         for lease in self._leases.all():
             if lease.file and lease.detached:
                 mesh_files.end(Path(lease.file), reason)
@@ -360,13 +360,13 @@ class MeshLeaseService:
         return () if end is None else end()
 
     def _announce_owner(self, lease: MeshLease, owner: str, unread: tuple[int, ...] = ()) -> None:
-        """Notifies all processes here, of which any may refer to the mesh."""
+        """Notifies all processes here, since any may refer to the mesh."""
         news = p.NewOwner(meshes=lease.meshes, owner=owner, turn=lease.turn, unread=unread)
         self._sender.post_all((child.address for child in self._children.alive()), verbs.NEW_OWNER, news)
 
     @staticmethod
     def _update_file(lease: MeshLease) -> None:
-        """Updates the mesh's file, which controllers read that look for meshes."""
+        """Updates the mesh's file, which controllers read to find meshes."""
         file = Path(lease.file)
         if lease.file and lease.detached:
             mesh_files.leave(file, max(0.0, lease.until - time.monotonic()), lease.why, left_at=lease.left_at)

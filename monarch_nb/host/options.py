@@ -14,7 +14,7 @@ from monarch_nb.host.folders import lasting_host_id, new_host_id, run_folder_for
 from monarch_nb.host.protocol import AgentReady
 from monarch_nb.transport import split
 
-UNUSED = 4  # the exit status of an agent that has ended because nobody used it
+UNUSED = 4  # the exit status of an agent that has ended because it was not used
 UNUSED_WORDS = "no program has used this host for"  # the last words of a worker that ends by itself
 
 

@@ -29,7 +29,7 @@ def installed(name: str) -> str:
 
 @cache
 def torch_version() -> str:
-    """Returns that of PyTorch, such as "2.6.0+cu124"."""
+    """Returns the version of PyTorch, such as "2.6.0+cu124"."""
     return installed("torch")
 
 

@@ -1,4 +1,4 @@
-"""Preemption of a host: its agent notifies all who use it, and everything goes on until the end."""
+"""Preemption of a host: its agent notifies all its users, and everything continues until the end."""
 
 import logging
 import os
@@ -69,7 +69,7 @@ class Preemption:
             return
         self._terminated = self._now()
         notice = PreemptionNotice(by="SIGTERM", seconds=grace(os.environ))
-        if notice.seconds is None and self._service.used:  # the worker, which has got it as well, may know more
+        if notice.seconds is None and self._service.used:  # the worker, which has received it as well, may know more
             self._call_later(_WORKER_S, lambda: self.handle(notice))
         else:
             self.handle(notice)
@@ -85,7 +85,7 @@ class Preemption:
             self.handle(notice)
 
     def handle(self, notice: PreemptionNotice) -> None:
-        """Handles a notice. A later one from the same source knows better how long the host has."""
+        """Handles a notice. A later one from the same source replaces the time that the host has."""
         if not self._service.used:
             self._give_up(f"{_TERMINATED}, and nobody used the host: {notice.by}")
             return
@@ -115,7 +115,7 @@ class Preemption:
         self._sender.post_all(new_users, HOST_NOTICE, self._with_time_left(notice))
 
     def _with_time_left(self, notice: PreemptionNotice) -> PreemptionNotice:
-        """Returns the notice with the seconds that are left now."""
+        """Returns the notice with the seconds that remain now."""
         seconds = None if self._ends is None else max(0.0, self._ends - self._now())
         return msgspec.structs.replace(notice, seconds=seconds)
 

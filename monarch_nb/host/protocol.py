@@ -30,7 +30,7 @@ class ProcSpec(msgspec.Struct, frozen=True, kw_only=True):
     setup: int = 0
     log: str = ""  # prefix of the files with its output until the agent takes it, see `monarch_nb.logs.marks`
     runner: str = ""  # what it runs, as `module:function`
-    python: str | None = None  # the interpreter it was asked to run
+    python: str | None = None  # the requested interpreter
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -103,7 +103,7 @@ class StartedProc(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True):
-    """proc.exited: a process is gone, or has failed to start."""
+    """proc.exited: a process has ended, or has failed to start."""
 
     address: str
     host: str
@@ -114,7 +114,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     last_lines: tuple[str, ...] = ()
     dump: tuple[str, ...] = ()  # faulthandler's, of the thread that crashed
     oom: bool = False
-    memory: str = ""  # what it used before memory ran out
+    memory: str = ""  # its memory before memory ran out
     expected: bool = False  # whether its end was requested
     evicted: bool = False  # whether its agent has ended it without its owner's request
     host_ends: bool = False  # whether its agent ends as well, and with it the host
@@ -129,7 +129,7 @@ class Addresses(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """agent.stop: proc.stop to each, SIGTERM after `timeout_s`, SIGKILL `grace_s` later. Replies when all are gone."""
+    """agent.stop: proc.stop to each, SIGTERM after `timeout_s`, SIGKILL `grace_s` later. Replies after their ends."""
 
     addresses: tuple[str, ...]
     timeout_s: float = 10.0
@@ -152,7 +152,7 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class AskSamples(msgspec.Struct, frozen=True):
-    """agent.samples: what the system says of these procs."""
+    """agent.samples: requests the system's state of these procs."""
 
     addresses: tuple[str, ...]
 
@@ -217,7 +217,7 @@ class RelayChanged(msgspec.Struct, frozen=True):
 class AskCasts(msgspec.Struct, array_like=True, frozen=True):
     """relays.casts: what has become of casts that the sender sent to this agent? By the ports of their replies.
 
-    If it is `final`, those that never came are not carried out.
+    If it is `final`, casts that have not arrived will not be executed.
     """
 
     ports: tuple[int, ...]
@@ -225,7 +225,7 @@ class AskCasts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CastState(msgspec.Struct, array_like=True, frozen=True):
-    """What an agent knows of a cast: whether it came, and the places whose replies it has not passed on yet.
+    """What an agent knows of a cast: whether it came, and the positions whose replies it has not passed on yet.
 
     `waiting` is None where it is about to try again to pass some on.
     """
@@ -234,12 +234,12 @@ class CastState(msgspec.Struct, array_like=True, frozen=True):
     waiting: tuple[int, ...] | None = ()
 
     def waits_for(self, position: int) -> bool:
-        """Whether the reply for a place may come yet."""
+        """Whether the reply for a position may still arrive."""
         return self.waiting is None or position in self.waiting
 
 
 class CastStates(msgspec.Struct, array_like=True, frozen=True):
-    """The state of each cast, in the order in which they were asked for."""
+    """The state of each cast, in the order of the request."""
 
     states: tuple[CastState, ...]
 
@@ -380,7 +380,7 @@ class AttachReply(msgspec.Struct, frozen=True, kw_only=True):
     exits: tuple[Exited, ...] = ()
     findings: tuple[RunFinding, ...] = ()  # of the agent since it was detached
     notices: "tuple[PreemptionNotice, ...]" = ()  # of its host since it was detached, with current `seconds`
-    before: MeshHolder | None = None  # from whom it was taken over
+    before: MeshHolder | None = None  # the previous holder
     known: bool = True  # False for an agent that was restarted, or has seen it end, and has nothing of it
 
 
@@ -405,7 +405,7 @@ class NewOwner(msgspec.Struct, frozen=True, kw_only=True):
     meshes: tuple[str, ...]
     owner: str
     turn: int
-    unread: tuple[int, ...] = ()  # what the owner that detaches says of its calls, as in `Header.unread`
+    unread: tuple[int, ...] = ()  # of the calls of the owner that detaches, as in `Header.unread`
 
 
 class UndeliveredReply(Harmless, frozen=True, kw_only=True):
@@ -437,7 +437,7 @@ class Welcome(msgspec.Struct, frozen=True):
     missed: tuple[UndeliveredReply, ...] = ()
     running: tuple[tuple[str, int, str, float], ...] = ()  # mesh, rank, endpoint, since (wall clock)
     actors: tuple[ActorThere, ...] = ()
-    bare: bool = False  # whether its set-up has never come, since its starter is gone
+    bare: bool = False  # whether its set-up never arrived, since its starter has ended
 
 
 class Responsiveness(msgspec.Struct, frozen=True):

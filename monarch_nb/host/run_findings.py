@@ -1,4 +1,4 @@
-"""What host agents find out about meshes without a controller, in a file for each mesh and host.
+"""Findings of host agents about meshes without a controller, in a file for each mesh and host.
 
 It is beside the mesh's file, on the machine of the agent, and stays for a week after its last change: it can be read
 when the mesh, its agent and its own file are gone.
@@ -47,7 +47,7 @@ def added(findings: Sequence[RunFinding], new: Iterable[RunFinding]) -> tuple[Ru
 
 
 def of_all_hosts(findings: Iterable[RunFinding]) -> list[RunFinding]:
-    """The findings of several hosts. Of those that are the same it is the longest: it names more ranks. Pure."""
+    """Merges the findings of several hosts: of equal ones the longest, which names more ranks, is returned. Pure."""
     by_key: dict[tuple[str, tuple[int, ...], str], RunFinding] = {}
     for finding in findings:
         key = (finding.kind, finding.ranks, finding.source)
@@ -76,7 +76,7 @@ def read(path: Path) -> RunFindings:
 
 
 def all_files() -> list[Path]:
-    """All files, the oldest first, after removing those of a week ago."""
+    """Returns all files, the oldest first, after removing those of a week ago."""
     files = []
     for path in mesh_files.folder().glob("*.findings"):
         with contextlib.suppress(OSError):

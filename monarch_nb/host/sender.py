@@ -33,7 +33,7 @@ class AgentSender:
         self._requests: dict[int, tuple[Verb[Any, Any], Callable[[Any], None]]] = {}
 
     def post(self, dst: str, verb: Verb[Q, object], request: Q, *, port: int = 0) -> bool:
-        """Sends one message; says whether it went out. Does not block."""
+        """Sends one message; returns whether it was sent. Does not block."""
         header = Header(kind=Kind.CONTROL, dst=dst, src=self.address, method=verb.name, port=port)
         return self._send(header, request, verb.lane)
 
@@ -43,7 +43,7 @@ class AgentSender:
             self.post(dst, verb, request)
 
     def request(self, dst: str, verb: Verb[Q, R], request: Q, on_reply: Callable[[R], None]) -> None:
-        """Sends a request; `on_reply` takes the reply, if one comes."""
+        """Sends a request; `on_reply` takes the reply, if one arrives."""
         port = next(self._ports)
         self._requests[port] = (verb, on_reply)
         if not self.post(dst, verb, request, port=port):
@@ -62,7 +62,7 @@ class AgentSender:
         on_reply(reply)
 
     def answer(self, request: Header, status: Status, body: msgspec.Struct, lane: Lane) -> None:
-        """Reply to a request, if it wants one."""
+        """Replies to a request, if it has a port."""
         if request.port:
             header = Header(kind=Kind.CONTROL, dst=request.src, src=self.address, method=REPLY, port=request.port,
                             index=request.index, status=status, call=request.call)  # fmt: skip

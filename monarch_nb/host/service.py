@@ -33,7 +33,7 @@ from monarch_nb.wire.header import Header
 
 log = logging.getLogger(__name__)
 _PATIENCE = 2.0  # seconds to wait for the spawn of a process that others know already
-_REMEMBERED = 1 << 16  # ranks; those that were started longest ago are forgotten
+_REMEMBERED = 1 << 16  # ranks; the least recently started are forgotten
 
 
 class PendingProcs:
@@ -141,11 +141,11 @@ class AgentService:
 
     @property
     def used(self) -> bool:
-        """Whether anybody has, or has detached, anything here."""
+        """Whether any owner has processes here, or a detached mesh."""
         return bool(self._leases or self.keeper.waits or self.keeper.holders or self._children.alive())
 
     def users(self) -> set[str]:
-        """Returns all processes that have anything here, run here, or watch what runs here."""
+        """Returns the addresses of processes here, and of their owners and watchers."""
         alive = self._children.alive()
         watching = (watcher for child in alive for watcher in child.watchers)
         living = (address for child in alive for address in (child.address, child.spec.owner))
@@ -222,7 +222,7 @@ class AgentService:
         self._sender.post_all(concerned, verbs.PROC_EXITED, report)
 
     def owner_gone(self, owner: str, reason: str) -> None:
-        """Stops what a dead owner had, except what is to be kept."""
+        """Stops the processes of a dead owner, except those of meshes that outlive it."""
         self._leases.end(owner)
         self.keeper.owner_gone(owner, reason)
         self._children.spares.owner_gone(owner)
@@ -287,7 +287,7 @@ class AgentService:
         self._end(request.reason, request.timeout_s, lambda exits: asker.reply(p.StopReply(tuple(exits))))
 
     def _hosts(self, request: p.Hosts, asker: Asker[Done]) -> Done:
-        vias = {host: via for host, via in request.vias.items() if via != self._sender.address}  # it has asked itself
+        vias = {host: via for host, via in request.vias.items() if via != self._sender.address}  # its own address
         former = {before for host, via in vias.items() if (before := self._vias.get(host)) and before != via}
         self._vias.update(vias)
         for host in {**request.endpoints, **vias}:
@@ -345,7 +345,7 @@ def _own_pools() -> p.Environment:
 
 
 def _spread(values: Sequence[Any], count: int, default: Any, name: str) -> Sequence[Any]:
-    """Returns one value for each rank: as given, one for all, or the default."""
+    """Returns one value for each rank, from one value each, one for all, or the default."""
     if len(values) not in (0, 1, count):
         raise ValueError(f"{len(values)} {name} for {count} ranks")
     return values if len(values) == count else [values[0] if values else default] * count

@@ -1,4 +1,4 @@
-"""Messages that come to a process: each goes to the actor, port or engine verb that it is for."""
+"""Messages that arrive at a process: each is passed to its actor, port or engine verb."""
 
 from monarch_nb.runtime.actors.hosting import Hosting
 from monarch_nb.runtime.features import Features

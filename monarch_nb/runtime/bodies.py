@@ -1,4 +1,4 @@
-"""Functions written as `async def` that give a Future: their body runs on the loop of whoever looks first."""
+"""Functions written as `async def` that return a Future: the body runs on the loop of its first observer."""
 
 import asyncio
 import atexit
@@ -46,7 +46,7 @@ _started: set["asyncio.Task[None]"] = set()  # loops hold their tasks weakly
 
 
 class BodyFuture(Future[R]):
-    """The result of a body that begins to run when somebody first looks; at most once."""
+    """The result of a body that begins to run when it is first observed; at most once."""
 
     __slots__ = ("_body", "_thread")
     _body: _Body[R] | None
@@ -103,7 +103,7 @@ class BodyFuture(Future[R]):
         except asyncio.CancelledError:
             self._fail(asyncio.CancelledError())
             raise
-        except KeyboardInterrupt:  # in what the body was doing: it is an interrupt of whoever waits
+        except KeyboardInterrupt:  # raised in the body: it interrupts the waiting thread
             self._fail(asyncio.CancelledError())
             raise
         except BaseException as error:
@@ -200,7 +200,7 @@ def _timeout_error(timeout: float | None) -> TimeoutError:
 
 
 def returns_future(function: Callable[P, Coro[R]]) -> Callable[P, Future[R]]:
-    """Turns an `async def` into a function that gives a Future, for callers with and without an event loop.
+    """Turns an `async def` into a function that returns a Future, for callers with and without an event loop.
 
     The body starts when the future is first looked at: `await` runs it on the awaiting loop, `.get()` on the calling
     thread, where its time-out cancels the body. Inside the body use `await`: `.get()` raises WouldBlockRuntime there.
@@ -219,7 +219,7 @@ def returns_future(function: Callable[P, Coro[R]]) -> Callable[P, Future[R]]:
 
 
 def _from_coro(body: Coro[R]) -> Future[R]:
-    """A future of a coroutine, which begins when somebody looks: a private way of torchmonarch's programs."""
+    """Returns a future of a coroutine that begins when it is observed; private, but used by torchmonarch's programs."""
     return BodyFuture._of(lambda: body, contextvars.copy_context())
 
 

@@ -56,7 +56,7 @@ def _stop(
 def _elsewhere(
     frame: FrameType, before: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
-    """No actor's breakpoint: what would have been without us, and at the frame that asked, not at ours."""
+    """Handles a breakpoint outside of actors as the original function does, at the caller's frame, not at ours."""
     if before is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
         before = sys.modules["pdb"].set_trace if "pdb" in sys.modules else importlib.import_module("pdb").set_trace
         before = getattr(before, "monarch_before", before)

@@ -21,7 +21,7 @@ Thunk = Callable[[], Any]  # decodes one answer
 
 
 def answered() -> None:
-    """In the place of an answer that was handed on."""
+    """Replaces an answer that was passed on."""
 
 
 def _unchanged(error: ActorError) -> BaseException:
@@ -29,21 +29,21 @@ def _unchanged(error: ActorError) -> BaseException:
 
 
 def _no_future() -> None:
-    """In the place of a future that was handed out."""
+    """Replaces the reference to a future before one is handed out."""
 
 
 class DeadlockError(RuntimeError):
-    """A wait that can never end, since what it waits for waits for the waiting actor."""
+    """A wait that can never end, since its call waits for the waiting actor."""
 
 
 class PendingCall(Generic[R]):
-    """Collects `size` replies. Replies come on the reading thread, and are decoded by whoever looks at the result.
+    """Collects `size` replies. They arrive on the reading thread, and are decoded when the result is first read.
 
     One that some ranks answer with an error waits for the others for `call_error_window` only: all that have raised by
     then are in the error, and a rank that hangs holds up nobody.
     """
 
-    _releasing = False  # who waits for those that have raised is being freed
+    _releasing = False  # whether ranks that wait for ranks which have raised are being freed
     unread: tuple[int, ...] = ()  # `Header.unread`, where its ranks store their answers
     kind = ""  # of the actors, where that is known: "sync" or "async"
     _finding = ""
@@ -89,7 +89,7 @@ class PendingCall(Generic[R]):
 
     @property
     def future(self) -> Future[R]:
-        """The future that its answers resolve; a new one where nobody has kept the one that was handed out."""
+        """The future that its answers resolve; a new one if the one that was handed out is gone."""
         future = self._future or self._handed()
         if future is None:
             future = self._future = self._new_future()
@@ -124,7 +124,7 @@ class PendingCall(Generic[R]):
                     self._reply(replace(folded.header, index=position), folded.frames, None)
 
     def _take_all(self, positions: range, thunk: Thunk) -> bool:
-        """Takes the same answer for all of them; False, and none is taken, unless all are awaited."""
+        """Takes one answer for all positions; False, and none is taken, unless all are awaited."""
         if len(positions) < 2 or self._replies[positions.start : positions.stop].count(None) < len(positions):
             return False
         self._replies[positions.start : positions.stop] = [thunk] * len(positions)
@@ -196,7 +196,7 @@ class PendingCall(Generic[R]):
             self._end()
 
     def _release(self) -> None:
-        """Ranks that wait for those that have raised are freed, before the call ends: so that the next one can run."""
+        """Frees ranks that wait for ranks which have raised, before the call ends, so that the next call can run."""
         if not self._releasing:
             self._releasing = True
             self._process.release(self, self._released)
@@ -245,7 +245,7 @@ class PendingCall(Generic[R]):
             if call is None or not call.waits:
                 return
             if any(call._process.held_at(call.mesh, rank) for rank in call.missing_ranks()):
-                call._watch_window()  # somebody is at them with a debugger
+                call._watch_window()  # a debugger has stopped them
             else:
                 call._release()
 
@@ -255,23 +255,23 @@ class PendingCall(Generic[R]):
 
     @property
     def watched(self) -> bool:
-        """Whether somebody waits for it now, and so learns of a failure from it."""
+        """Whether a thread or task waits for it now, and so learns of a failure from it."""
         return bool(self.future.watched)
 
     def waits_for(self, ranks: set[int]) -> list[int]:
-        """The members of `ranks` whose answer has not come."""
+        """Returns those of `ranks` that have not answered."""
         return [r for r, reply in zip(self._ranks(), self._replies, strict=True) if reply is None and r in ranks]
 
     def missing_ranks(self) -> list[int]:
-        """Base ranks that have not answered yet."""
+        """Returns the base ranks that have not answered yet."""
         return [rank for rank, reply in zip(self._ranks(), self._replies, strict=True) if reply is None]
 
     def unanswered(self, positions: Iterable[int]) -> list[int]:
-        """Those of `positions`, in the region it was sent to, whose answer has not come."""
+        """Returns those of `positions`, in the region it was sent to, without an answer."""
         return [position for position in positions if self._replies[position] is None]
 
     def places_of(self, ranks: set[int]) -> list[int]:
-        """The positions, in the region it was sent to, of those of `ranks` whose answer has not come."""
+        """Returns the positions, in the region it was sent to, of those of `ranks` that have not answered."""
         pairs = zip(self._ranks(), self._replies, strict=True)
         return [position for position, (rank, reply) in enumerate(pairs) if reply is None and rank in ranks]
 
@@ -303,7 +303,7 @@ class PendingCall(Generic[R]):
 
     def lose(self, positions: Iterable[int], error: BaseException) -> None:
         """Ends the call, as the ranks at `positions` will not answer."""
-        if self._raised and self.waits and not getattr(error, "__notes__", ()):  # it may well be what they died of
+        if self._raised and self.waits and not getattr(error, "__notes__", ()):  # it may be the cause of their end
             raised = in_order(self._raised.copy())
             names = RankNames(self._process.meshes.get(self.mesh), self._ranks())
             for position, cause in tuple(raised.items())[:1]:

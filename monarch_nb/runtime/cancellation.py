@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
 
 REMEMBERED = 4096  # cancelled calls whose messages may still be waiting, or on their way
-OWN_THREAD = 256  # ranks from which on a thread of its own sends to them
+OWN_THREAD = 256  # ranks from which on a separate thread sends to them
 
 
 class CancelledCalls:
@@ -26,7 +26,7 @@ class CancelledCalls:
         return call in self._calls
 
     def add(self, call: str) -> None:
-        """Has a call that has not begun here never begin; its message may yet come, as control takes another way."""
+        """Keeps a call that has not begun here from beginning; its message may still arrive, by another route."""
         self._calls[call] = None
         while len(self._calls) > REMEMBERED:
             self._calls.popitem(last=False)
@@ -38,7 +38,7 @@ def not_run() -> asyncio.CancelledError:
 
 
 class Cancellation:
-    """Asks others to cancel calls of this process, and cancels here what others ask for.
+    """Requests that other processes cancel calls of this one, and executes such requests of others.
 
     What an endpoint itself waits for is cancelled with it, and so on: an `async def` is cancelled, a `def` sees the
     call that it waits for end with a CancelledError.
@@ -48,7 +48,7 @@ class Cancellation:
         self._runtime = runtime
 
     def send(self, call: str, mesh: str, ranks: list[int]) -> None:
-        """Asks `ranks`, each once and without a promise: who is gone has nothing to cancel. Does not block."""
+        """Sends a request to each of `ranks` once, without retries: dead ones have nothing to cancel. Never blocks."""
         runtime = self._runtime
         state = runtime.meshes.get(mesh)
         if not isinstance(state, ActorState):

@@ -19,7 +19,7 @@ CauseKind = Literal[
     "unhandled",  # an owner did not handle `chain`
     "raised",  # an owner raised while it handled `chain`
     "spawn",  # it could not be started again
-    "owner",  # who owned it is gone
+    "owner",  # its owner has ended
     "left",  # this process has left it: it lives on without
     "taken",  # another controller has taken it over
     "preemption",  # nothing yet: its host is about to be taken away, by whom `text` says

@@ -59,12 +59,12 @@ class ActorId(str):
 
     @property
     def proc_name(self) -> str:
-        """The process among those of its host."""
+        """The name of the process on its host."""
         return parse_address(self.proc_id).name
 
 
 class Ancestor(Harmless, array_like=True, frozen=True):
-    """An actor in a line of those who spawned each other, as it travels."""
+    """An actor in a chain of creators, as it is sent between processes."""
 
     shown: str  # its part of an actor's name
     name: str
@@ -100,12 +100,12 @@ def _creator(lineage: tuple[Ancestor, ...]) -> CreatorInstance | None:
 
 
 class StopRequested(BaseException):
-    """Unwinds an endpoint whose actor asked to stop, be killed or aborted."""
+    """Unwinds an endpoint whose actor requested its own stop, kill or abort."""
 
 
 @dataclass(eq=False)
 class Instance:
-    """One life of one actor: its names, its place, and what it can do to itself."""
+    """One incarnation of one actor: its names, its rank, and how it can end itself."""
 
     process: "Runtime"
     stream: str  # unique per life: the sender of its messages

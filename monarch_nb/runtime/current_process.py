@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
 
 _process: "Runtime | None" = None
-_several = False  # several are simulated here, and an actor's context says which of them it is in
+_several = False  # several are simulated here, and an actor's context names its own
 _starting = threading.RLock()
 
 

@@ -31,7 +31,7 @@ class EncodedObject:
 
 
 class LentArguments(ABC):
-    """In the place of a message's arguments: the holder gives them when it comes to the call, and waits for its end."""
+    """Replaces the arguments of a message: their holder lends them when the call begins, and waits for its end."""
 
     @abstractmethod
     def bound(self, method: Callable[..., object], *, replies: bool, is_async: bool) -> "Callable[[], object]":

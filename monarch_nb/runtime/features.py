@@ -1,4 +1,4 @@
-"""Parts of the rows above that a process loads when they are first needed, and not before."""
+"""Parts of higher layers that a process loads when they are first needed, and not before."""
 
 import logging
 import threading
@@ -57,14 +57,14 @@ class CollectivesFeature(Protocol):
         """Frees ranks that wait for others that have raised in a call, and calls `done`. Does not block."""
 
     def renew(self, procs: "ProcState", mesh: str) -> "Future[None]":
-        """What ran on a mesh has ended: broken groups of its processes go on, or are given up. Does not block."""
+        """Continues broken groups of a mesh's processes, or gives them up, once its calls have ended. Never blocks."""
 
     def renew_after_loss(
         self, procs: "ProcState", ranks: Sequence[int], world: Any, lost: tuple[int, ...]
     ) -> "Future[set[str]]":
-        """Gives up groups that had lost ranks in them, and sets the environment of these ranks of a mesh anew.
+        """Gives up groups that contained lost ranks, and sets the environment of these ranks of a mesh again.
 
-        Gives the actor meshes, by uid, whose `__init__` had made such a group. Does not block.
+        Resolves to the uids of actor meshes whose `__init__` had made such a group. Does not block.
         """
 
     def interrupted(self, cell: "ActorCell") -> bool:
@@ -79,7 +79,7 @@ class Features:
     """The features of one process by name, which is the first word of their engine verbs."""
 
     def __init__(self, loaders: Mapping[str, Callable[[], object]]) -> None:
-        """A loader gives what the feature is in this process, which takes its verbs from then on."""
+        """A loader returns the feature of this process, which handles its verbs from then on."""
         self._loaders = loaders
         self._loaded: dict[str, object] = {}
         self._lock = threading.RLock()
@@ -98,7 +98,7 @@ class Features:
         return feature
 
     def close(self) -> None:
-        """Ends those that were loaded and hold something: their `close`."""
+        """Calls `close` of loaded features that have one."""
         for feature in tuple(self._loaded.values()):
             close = getattr(feature, "close", None)
             if close is not None:
@@ -109,7 +109,7 @@ class Features:
         return cast("T | None", self._loaded.get(feature.name))
 
     def load_for(self, header: Header, parcel: "Parcel", take: Callable[[Header, "Parcel"], None]) -> bool:
-        """A message whose verb nobody knows: True if it is a feature's, which is loaded and gets it."""
+        """Handles a message with an unknown verb: True if it is a feature's, which is loaded and gets it."""
         name = header.method.partition(".")[0]
         if name not in self._loaders or name in self._loaded:
             return False

@@ -20,7 +20,7 @@ R = TypeVar("R", covariant=True)
 
 
 class WouldBlockRuntime(RuntimeError):
-    """A wait that could never end: it would block the very thread that has to do the work. Use `await` there."""
+    """A wait that could never end: it would block the thread that has to do the work. Use `await` there."""
 
 
 class Driving(threading.local):
@@ -60,7 +60,7 @@ class Future(Generic[R]):
     """
 
     __slots__ = (
-        "__dict__",  # programs note on a future what it is of
+        "__dict__",  # attributes that programs set on a future
         "__weakref__",
         "_callbacks",
         "_cancel",
@@ -79,7 +79,7 @@ class Future(Generic[R]):
         "wait_id",
         "watched",
     )
-    describe: Callable[[], str] | None  # says what is being waited for, for progress and interrupts
+    describe: Callable[[], str] | None  # describes what is awaited, for progress and interrupts
     wait_id: str  # the call behind it
     finding: str  # why it has no result, as a diagnosis has found last; "" if none was made
     watched: int  # how many wait for it now
@@ -88,11 +88,11 @@ class Future(Generic[R]):
     _done: bool
     _value: R | None
     _error: BaseException | None
-    _resolve: Callable[[], R] | None  # decodes on the thread that looks first
+    _resolve: Callable[[], R] | None  # decodes on the first thread that reads it
     _start: Callable[[], None] | None  # lazy receives begin when first observed
     _callbacks: "list[Callable[[Future[R]], None]] | None"
-    _handed: bool  # to somebody who may forget it
-    _unread: bool  # it ended with an error, and nobody has looked
+    _handed: bool  # to a caller that may discard it
+    _unread: bool  # it ended with an error that was not retrieved
     _unretrieved: "unretrieved.UnretrievedError | None"  # reports that error if the future is dropped
     _cancel: "Callable[[Future[object]], bool] | None"  # what `cancel` does; None where others rely on the operation
 
@@ -178,7 +178,7 @@ class Future(Generic[R]):
                 self._unretrieved = unretrieved.UnretrievedError(self._resolve or (lambda: _raise(error)))
 
     def _noticed(self) -> None:
-        """Notes that somebody has retrieved the error."""
+        """Notes that the error was retrieved."""
         with _transitions:
             self._unread = False
             error, self._unretrieved = self._unretrieved, None
@@ -217,7 +217,7 @@ class Future(Generic[R]):
         return self._done
 
     def cancel(self) -> bool:
-        """Gives the operation up: whoever waits gets `concurrent.futures.CancelledError`. Does not block.
+        """Gives the operation up: waiters get `concurrent.futures.CancelledError`. Does not block.
 
         A call is also cancelled on every rank that has not answered: there it is dropped if it waits for its turn, an
         `async def` that runs is cancelled, a `def` that runs is left to finish, and its answer dropped. A future of a
@@ -240,16 +240,16 @@ class Future(Generic[R]):
         if self._unread:
             self._noticed()
         if self._resolve is not None:
-            with self._decoding:  # two threads may look at once; the value is decoded by the first
+            with self._decoding:  # two threads may read it at once; the first decodes the value
                 resolve = self._resolve
                 if resolve is not None:
                     try:
                         self._value = resolve()
                     except KeyboardInterrupt:
-                        raise  # of who looks: the next look decodes it again
+                        raise  # interrupts the reader: the next read decodes again
                     except BaseException as error:
                         self._error = error
-                    # What is behind it knows this future: let go of, so that neither waits for a garbage collection.
+                    # These refer to the call, which refers to this future: a cycle would wait for a garbage collection.
                     self._resolve = self._cancel = self.describe = None
         if self._error is not None:
             raise self._error
@@ -411,7 +411,7 @@ def _refuses(name: str) -> Callable[..., object]:
     return operate
 
 
-# Operations on a future whose `.get()` was forgotten raise an error that says so.
+# Operations on a future without `.get()` raise an error that says so.
 for _name, _usage in {
     "iter": "`for`, `list` and the like", "getitem": "[...]", "len": "len()", "contains": "`in`",
     **{f"{_side}{_operator}": _sign for _side in ("", "r") for _operator, _sign in {
@@ -436,12 +436,12 @@ def resolved_future(value: T) -> Future[T]:
 
 
 def resolve_future(future: Future[T], value: T) -> bool:
-    """Gives a future its value, and calls back whoever waits; False if it was settled before."""
+    """Resolves a future with a value, and wakes its waiters; False if it was settled before."""
     return future._set(value)
 
 
 def resolve_later(future: Future[T], resolve: Callable[[], T]) -> None:
-    """Settles a future with a value that is computed, once, by whoever looks first, and may raise."""
+    """Settles a future with a function that computes its value, once, at the first read, and may raise."""
     future._set_lazy(resolve)
 
 
@@ -459,7 +459,7 @@ def derived_future(
 
 
 def fail_future(future: Future[object], error: BaseException) -> bool:
-    """Ends a future with an error, and calls back whoever waits; False if it was settled before."""
+    """Ends a future with an error, and wakes its waiters; False if it was settled before."""
     return future._fail(error)
 
 
@@ -469,7 +469,7 @@ def when_done(future: Future[T], callback: Callable[[Future[T]], None]) -> None:
 
 
 def error_of(future: Future[object]) -> BaseException | None:
-    """The error that a future has failed with so far; this does not count as having looked at it."""
+    """Returns the error that a future has failed with so far, which does not count as retrieved by this."""
     return future._error
 
 

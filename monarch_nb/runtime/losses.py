@@ -22,9 +22,9 @@ from monarch_nb.wire.header import SKIP, CastPlan
 
 logger = logging.getLogger(__name__)
 
-FILL_AGAIN_S = 0.5  # between attempts to say which messages will not come, while there is no descriptor for that
+FILL_AGAIN_S = 0.5  # between attempts to send skips of lost messages, while no descriptor is free
 END_REPORT_S = 2.0  # within which the end of a process is reported, if that is what its connection broke of
-FILL_S, FILL_MAX_S = 0.05, 16.0  # the same while nobody can be reached; together as long as a gap is waited for
+FILL_S, FILL_MAX_S = 0.05, 16.0  # the same while the receiver cannot be reached; in total the wait for a gap
 
 
 @runtime_checkable
@@ -36,7 +36,7 @@ class AnswerHandler(PortHandler, Protocol):
 
 
 class Losses:
-    """Takes note of them; on any thread."""
+    """Handles lost messages; on any thread."""
 
     def __init__(
         self, local: ProcessTables, node: Transport, clock: Clock, ports: PortTable, supervisor: Supervising
@@ -45,7 +45,7 @@ class Losses:
         self._ports, self._supervisor = ports, supervisor
 
     def lost(self, header: Header, reason: str) -> None:
-        """A message of ours has come back, or its link failed: whoever waits for its answer gets an error.
+        """Handles a message that came back, or whose link failed: the waiter for its answer gets an error.
 
         If it may have ended its receiver, which then never answered, the report of that comes first: it says why.
         """
@@ -64,7 +64,7 @@ class Losses:
         if kind == Kind.CAST and header.plan is not None and header.mesh and header.method != SKIP:
             self._fill_gaps(header, header.plan)
         if kind in (Kind.REPLY, Kind.FOLDED) or header.method == REPLY:
-            return  # whoever wanted it is gone; its port number is none of ours
+            return  # its receiver has ended; the port number is not of this process
         handler = self._ports.get(header.port) if header.port and kind != Kind.PORT else None
         if isinstance(handler, PendingCall):
             self._fail_call(handler, header, reason)
@@ -74,7 +74,7 @@ class Losses:
         elif kind == Kind.PORT:
             if not header.flags & Flags.UNRETURNED and not self._local.closed:
                 self._supervisor.undeliverable(header, reason)
-        elif header.port == 0 and header.method != SKIP and not self._local.closed:  # whoever waits has got an error
+        elif header.port == 0 and header.method != SKIP and not self._local.closed:  # others have got an error
             self._supervisor.undeliverable(header, reason)
 
     def _fail_call(self, call: PendingCall[object], header: Header, reason: str) -> None:
@@ -89,7 +89,7 @@ class Losses:
         call.lose(positions, error)
 
     def host_lost(self, host: str, reason: str) -> None:
-        """Calls that went by way of a lost host to others will not be answered from there."""
+        """Fails calls to hosts that were sent through a lost host."""
         for call in tuple(self._local.calls.values()):
             for header in call.sent:
                 if header.plan is None or header.plan.head != host or len(header.plan.hosts) < 2:
@@ -119,16 +119,16 @@ class Losses:
             return
         try:
             self._node.send(skip, Parcel([b""]), lane=lane)
-        except DescriptorLimitError:  # whoever is to skip it lives, and waits
+        except DescriptorLimitError:  # the receiver lives, and waits
             self._clock.later(FILL_AGAIN_S, lambda: self._fill(skip, lane, pause))
-        except UnreachableError:  # nobody is there to wait, unless others know already that its host is back
+        except UnreachableError:  # no receiver waits, unless others know already that its host is back
             if pause < FILL_MAX_S:
                 self._clock.later(pause, lambda: self._fill(skip, lane, 2 * pause))
         except TransportError:
             return
 
     def _fill_gaps(self, header: Header, plan: CastPlan) -> None:
-        """The same for a cast, or a part of one: also past an agent that is gone."""
+        """Fills the gaps of a lost cast, or of a part of one, even past a dead agent."""
         head = Branch(agent_of(plan.head), plan)
         for agent, part in (head, *branches_below(plan)):
             skip = Header(

@@ -24,10 +24,10 @@ class SpawnSpec(Protocol):
 
     @property
     def initialized(self) -> Future[object]:
-        """Resolves when all that it starts with has run."""
+        """Resolves once its set-up has run."""
 
     def release(self) -> None:
-        """The mesh has stopped: nothing of it is started again."""
+        """Releases resources for heals, once the mesh has stopped."""
 
 
 class ActorsSpawnSpec(SpawnSpec, Protocol):
@@ -36,7 +36,7 @@ class ActorsSpawnSpec(SpawnSpec, Protocol):
     cls: type  # of which its actors are made
 
     def newest(self) -> type:
-        """The class as it is defined now."""
+        """Returns the class in its present definition."""
 
 
 def ranks_of(region: Region) -> Sequence[int]:
@@ -59,9 +59,9 @@ class MeshState(Struct, eq=False):
     stopped: str | None = None  # why, once it is
     detached: bool = False  # `stopped` is true of its handles here alone: it runs without this process
     resized: bool = False  # its region, or its hosts, are not those that it was spawned with
-    pending_region: Region | None = None  # what it is growing to
+    pending_region: Region | None = None  # the region that it is growing to
     lock: threading.Lock = field(default_factory=threading.Lock)
-    spawn_spec: SpawnSpec | None = None  # how it was spawned; kept by the owner for heals
+    spawn_spec: SpawnSpec | None = None  # how it was spawned; stored by the owner for heals
     handles: WeakValueDictionary[int, object] = field(default_factory=WeakValueDictionary)  # in this process, by id
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class ActorState(MeshState, eq=False, kw_only=True):
 
     @property
     def inner(self) -> bool:
-        """Whether its class says so: `__inner__ = True`."""
+        """Whether its class has `__inner__ = True`."""
         return bool(getattr(self.cls, "__inner__", False))
 
     def runs(self, region: Region) -> Sequence[Run]:

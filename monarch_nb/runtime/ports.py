@@ -46,7 +46,7 @@ class Port(Generic[T]):
         self._used = False
 
     def _use(self) -> None:
-        """A value is about to be sent."""
+        """Marks a once-port as used, before its value is sent."""
         if self._once and self._used:
             raise RuntimeError(f"port {self._number} of {self._address} takes one value (once=True), and has been used")
         self._used = True
@@ -71,7 +71,7 @@ class Port(Generic[T]):
         sender.send(header, sender.node.snapshot(frames))
 
     def _asks(self, answer: Header) -> Header:
-        """The call that an answer which came for somebody else's port would have been for."""
+        """Returns the call that an answer for another process's port would have belonged to."""
         return Header(Kind.CALL, "", self._address, port=self._number, index=answer.index, call=answer.call)
 
     def send(self, obj: T) -> None:
@@ -97,7 +97,7 @@ class Port(Generic[T]):
 
 
 class ReplyPort(Port[T]):
-    """Answers one call: the port an endpoint with an explicit response port is given."""
+    """Answers one call: the port that an endpoint with an explicit response port gets."""
 
     def __init__(self, request: Header) -> None:
         super().__init__(request.src, request.port)
@@ -120,13 +120,13 @@ def _reply_from(address: str, number: int, rank: int, call: str) -> "ReplyPort[A
 
 
 class _Queue:
-    """The values that have come for one port, and who waits for them. The port is open while a receiver holds this."""
+    """The values of one port, and the receives that wait for them. The port is open while a receiver refers to this."""
 
     def __init__(self, once: bool) -> None:
         receiver = self._process = process()
         self._lock = threading.Lock()
         self._values: deque[tuple[int, Callable[[], object]]] = deque()  # rank of the sender, value
-        # A receive that was given up does not eat a value.
+        # A receive that was given up takes no value.
         self._claims: deque[tuple[weakref.ref[Future[object]], bool]] = deque()
         self._once = once
         self._taken = False  # its only value was received
@@ -134,7 +134,7 @@ class _Queue:
         self._close = functools.partial(receiver.ports.close, self.number)
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
-        """A value has come, or several folded by a host agent (reading thread)."""
+        """Takes a value, or several folded by a host agent (reading thread)."""
         if header.kind == Kind.FOLDED:
             for reply, frames in unfold_each(header, parcel.frames):
                 self._arrive(reply, frames, None)
@@ -184,7 +184,7 @@ class _Queue:
         self._on_received()
 
     def _on_received(self) -> None:
-        """A value was received: of a once-port there comes no other for those who wait, now or later."""
+        """Handles a received value: after that of a once-port, present and later receives fail."""
         if not self._once:
             return
         with self._lock:
@@ -219,7 +219,7 @@ class _OpenPort:
 
 
 def _open(header: Header, frames: Sequence[InFrame], receiver: "Runtime") -> object:
-    """Decodes what came for a port: a value, or an exception to raise."""
+    """Decodes a message to a port: a value, or an exception to raise."""
     if header.status == Status.VALUE:
         return decode(frames, receiver)
     if header.status == Status.FAILURE:
@@ -229,7 +229,7 @@ def _open(header: Header, frames: Sequence[InFrame], receiver: "Runtime") -> obj
 
 
 class _Relay:
-    """Passes answers on to a port of another process, or to the caller of the endpoint that asked for them."""
+    """Passes answers on to a port of another process, or to the caller of the endpoint that requested them."""
 
     def __init__(self, port: Port[Any], count: int) -> None:
         self._port = port
@@ -273,7 +273,7 @@ class PortReceiver(Generic[T]):
         """
         queue, ranked = self._queue, self._ranked
         future: Future[T] = Future._make(describe=lambda: f"no value has come for port {queue.number} yet")
-        waiting = weakref.ref(future)  # a future that holds itself would never be given up
+        waiting = weakref.ref(future)  # a future that refers to itself would not be freed
 
         def start() -> None:
             observed = waiting()

@@ -1,4 +1,4 @@
-"""The runtime: one per process. It joins the parts by which messages come to actors and ports, and leave them."""
+"""The runtime: one per process. It connects the parts that deliver messages to actors and ports, and send them."""
 
 import itertools
 import secrets
@@ -43,14 +43,14 @@ class Parts:
         self._by_kind: dict[type, object] = {}
 
     def add(self, kind: type[T], part: T) -> T:
-        """The process has that part from now on. Raises ValueError for a second one of its kind."""
+        """Adds a part. Raises ValueError for a second one of its kind."""
         if kind in self._by_kind:
             raise ValueError(f"this process has a {kind.__name__} already")
         self._by_kind[kind] = part
         return part
 
     def get(self, kind: type[T]) -> T:
-        """The part of a kind. Raises LookupError where there is none."""
+        """Returns the part of a kind. Raises LookupError if there is none."""
         try:
             return cast(T, self._by_kind[kind])
         except KeyError:
@@ -62,7 +62,7 @@ _ENGINES = frozenset({SKIP, HOOK, SPAWN})  # methods of messages that the engine
 
 
 class Runtime:
-    """Everything a process needs to take part.
+    """All parts of a process of a cluster.
 
     `features` are loaded when they are first needed; `this_proc` and `proc_mesh` give this process, and the mesh it
     belongs to, as people see them; `run_in_actor` runs cells on actors.
@@ -92,12 +92,12 @@ class Runtime:
         self.calls, self.cells, self.meshes = local.calls, local.cells, local.meshes
         self.ports = PortTable()
         self.log = OwnLog(running_call)
-        self.log_positions = LogPositions()  # of other processes; taken by who has shown their output
+        self.log_positions = LogPositions()  # of other processes; taken when their output has been shown
         self.root = Instance(self, local.root, (msgspec.structs.replace(ROOT, shown=root_id),))
         self.root_context = Context(self.root)
         self.cancelled = CancelledCalls()
         self._call_numbers = itertools.count()
-        self.recorder: CallRecorder | None = None  # while somebody asks for a timeline
+        self.recorder: CallRecorder | None = None  # while a timeline is recorded
         self._setup = threading.Event()
         self._setup.set()
 
@@ -161,7 +161,7 @@ class Runtime:
         return f"{self.address}:{next(self._call_numbers)}"
 
     def held_at(self, mesh: str, rank: int) -> str:
-        """Where an actor is stopped by the debugger, and takes no messages for that; "" where it is not."""
+        """Returns where the debugger has stopped an actor, which takes no messages; "" if it has not."""
         debugger = self.features.loaded(DEBUG)
         return debugger.held_at(mesh, rank) if debugger is not None else ""
 
@@ -203,12 +203,12 @@ class Runtime:
         self._setup.set()
 
     def await_setup(self) -> None:
-        """Blocks an actor's first breath until the set-up is done."""
+        """Blocks the construction of an actor until the set-up is done."""
         if threading.current_thread() is not threading.main_thread():
             self._setup.wait()
 
     def close(self, linger: float = 0.5) -> None:
-        """Leaves: nothing is sent or received any more. Calls still waiting fail."""
+        """Leaves the cluster: nothing is sent or received any more, and calls that wait fail."""
         if self.local.closed:
             return
         self.local.closed = self.verbs.closed = True

@@ -1,4 +1,4 @@
-"""What a process records while somebody asks for a timeline: calls that it sends and runs, spans, transfers.
+"""The records of a process while a timeline is recorded: calls that it sends and runs, spans, transfers.
 
 Each is appended as it is known on the thread where it happens; `take` hands them over. Nothing is recorded, and one
 attribute is read, while `Runtime.recorder` is None.
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class RunCall(NamedTuple):
-    """A call that ran here. Times are those of the monotonic clock."""
+    """A call that ran here. Times are of the monotonic clock."""
 
     mesh: str
     rank: int
@@ -47,7 +47,7 @@ class CallBegun(NamedTuple):
 
 
 class CallEnded(NamedTuple):
-    """All answers of a call are here, or will not come."""
+    """All answers of a call have arrived, or will not."""
 
     call: str
     ended: float
@@ -104,7 +104,7 @@ class CallRecorder:
         self._stretches.append(TimeSpan(kind, name, mesh, rank, began, time.monotonic()))
 
     def take(self) -> tuple[list[RunCall], list[CallBegun], list[CallEnded], list[TimeSpan]]:
-        """What was recorded since the last time."""
+        """Returns the records since the last call."""
         return _emptied(self._runs), _emptied(self._sent), _emptied(self._answered), _emptied(self._stretches)
 
 

@@ -94,12 +94,12 @@ class MessageSender:
         return dst == self._local.address or (self._inner_host != "" and dst.startswith(self._inner_host))
 
     def post(self, dst: str, verb: Verb[Q, object], request: Q, *, port: int = 0) -> None:
-        """Sends an engine message, whose answer comes to `port`. Raises UnreachableError."""
+        """Sends an engine message, whose answer arrives at `port`. Raises UnreachableError."""
         header = Header(Kind.CONTROL, dst, self._local.address, method=verb.name, port=port)
         self._send_control(header, request, verb.lane)
 
     def answer(self, request: Header, status: Status, body: msgspec.Struct, lane: Lane) -> None:
-        """Answers an engine message, if somebody waits for the answer."""
+        """Answers an engine message, if its sender waits for an answer."""
         if request.port:
             src = self._local.address
             header = Header(Kind.CONTROL, request.src, src, method=REPLY, port=request.port, status=status)
@@ -118,7 +118,7 @@ class MessageSender:
             raise UnreachableError(f"{header.dst} cannot be reached: this process has left the cluster") from None
 
     def reply(self, request: Header, status: Status, frames: Sequence[OutFrame]) -> None:
-        """Answers a CALL, if somebody waits for the answer."""
+        """Answers a CALL, if its caller waits for an answer."""
         if request.port == 0:
             return
         if (self._local.away or self._local.orphans) and self._is_away(request):
@@ -158,7 +158,7 @@ class MessageSender:
             self.send(header, self._node.snapshot(encode_exception(unsent)))
 
     def _is_away(self, request: Header) -> bool:
-        """Whether who called has left: a cast comes from a host's agent, but its id says which process called."""
+        """Whether the caller has left: a cast arrives from a host's agent, but its id names the calling process."""
         local = self._local
         return request.call in local.orphans or request.src in local.away or caller_of(request.call) in local.away
 
@@ -179,6 +179,6 @@ class MessageSender:
             self.send_back(request, self._supervisor.reason(cause))
 
     def send_back(self, header: Header, reason: str) -> None:
-        """Sends back a message that nobody waits for an answer to."""
+        """Sends back a message without a waiter for its answer."""
         if not self._local.closed:
             self._node.undeliverable(header, _NOTHING, reason)

@@ -21,7 +21,7 @@ _TRACE = "opentelemetry.trace"
 
 
 def tracer() -> Any:
-    """The tracer that spans are recorded with; None where nobody has set up any recording."""
+    """Returns the tracer that records spans; None if the program has set up no recording."""
     trace = sys.modules.get(_TRACE)
     if trace is None:
         return None
@@ -85,7 +85,7 @@ class Span:
 
 
 def within(function: Callable[P, R], context: Callable[[], AbstractContextManager[object]]) -> Callable[P, R]:
-    """The function, each call of it in a context of its own."""
+    """Returns the function with each call in a new context."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -109,7 +109,7 @@ def in_span(function: Callable[P, R], name: str, *, own: bool = True) -> Callabl
 
 
 def traceparent() -> str:
-    """The W3C text of the span that this runs in, for the header of a message; "" where there is none."""
+    """Returns the W3C text of the current span, for the header of a message; "" without one."""
     trace = sys.modules.get(_TRACE)
     if trace is not None:
         try:
@@ -123,7 +123,7 @@ def traceparent() -> str:
 
 
 def continued(text: str) -> Callable[[], None]:
-    """Makes spans of this thread or task children of the one a message was sent in, until what it returns is called."""
+    """Makes spans of this thread or task children of the sender's span, until the returned function is called."""
     trace = sys.modules.get(_TRACE)
     parts = text.split("-")
     if trace is None or len(parts) != 4:
@@ -144,7 +144,7 @@ def _nothing() -> None:
 
 
 def instrumented(method: Callable[..., object], name: str) -> Callable[..., object]:
-    """The method of an endpoint as it is to be run: in a span where any are recorded."""
+    """Returns an endpoint's method, in a span if spans are recorded."""
     if _TRACE not in sys.modules or tracer() is None:
         return method
     return in_span(method, name, own=False)

@@ -42,7 +42,7 @@ class StoredAnswer(Struct):
     at: float  # wall clock
     size: int  # bytes
     frames: list[bytes] | None
-    error: str = ""  # what it raised, in a line
+    error: str = ""  # the error, in one line
     sent_to: str = ""  # the controller that was sent it, and may not have read it; "" for one that has left
     unread: int = 0  # the number of the call there
     listed: bool = False  # `take_new` has returned it
@@ -143,7 +143,7 @@ class UnreadCalls:
         self._clock, self._announce = clock, announce
         self._calls: dict[int, weakref.ref[PendingCall[object]]] = {}
         self._count = 0
-        self._sent: tuple[int, ...] = ()  # those that ranks know of as unread
+        self._sent: tuple[int, ...] = ()  # numbers that ranks know as unread
         self._last_call = 0.0
         self._armed = self._closed = False
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Calls whose answers are looked at one by one, as they come."""
+"""Calls whose answers are read one by one, as they arrive."""
 
 import contextlib
 import functools
@@ -30,23 +30,23 @@ class _Unclaimed:
 
 
 class StreamCall(PendingCall[None], Generic[R]):
-    """Hands each reply to the next future that is looked at, in the order of arrival."""
+    """Passes each reply to the next future that is observed, in the order of arrival."""
 
     def __init__(
         self, process: "Runtime", title: str, mesh: str, ranks: Callable[[], Sequence[int]], size: int
     ) -> None:
         super().__init__(process, title, mesh, ranks, size, lambda replies: None)
-        self.future.describe = None  # nobody waits for this one, and neither is to wait for a garbage collection
+        self.future.describe = None  # no caller waits for it, and a cycle would wait for a garbage collection
         self._ready: deque[Thunk] = deque()
         self._claims: deque[Future[R]] = deque()
         self._error: BaseException | None = None
         self._retrieved = False  # whether an error was
         unretrieved.ready()
-        self._taking = threading.Lock()  # answers come on the reading thread, failures on any
+        self._taking = threading.Lock()  # answers arrive on the reading thread, failures on any
 
     @property
     def watched(self) -> bool:
-        """Whether somebody waits for one of its futures."""
+        """Whether a thread or task waits for one of its futures."""
         return any(future.watched for future in tuple(self._claims))
 
     def _take(self, index: int, thunk: Thunk) -> bool:
@@ -56,7 +56,7 @@ class StreamCall(PendingCall[None], Generic[R]):
             return super()._take(index, answered)
 
     def _take_all(self, positions: range, thunk: Thunk) -> bool:
-        return False  # each resolves a future of its own
+        return False  # each answer resolves its own future
 
     def _failed(self, index: int, raised: RankError) -> Thunk:
         self._raised[index] = raised

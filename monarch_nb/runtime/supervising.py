@@ -48,13 +48,13 @@ class Supervising(Protocol):
         """An actor of this process has failed."""
 
     def actor_ended(self, actor: "ActorCell") -> None:
-        """An actor of this process is gone, failed or stopped."""
+        """Handles the end of an actor of this process, failed or stopped."""
 
     def stop_children(self, instance: "Instance") -> None:
         """Stops what an ending actor owns; blocks."""
 
     def undeliverable(self, header: Header, reason: str) -> None:
-        """A message nobody waits for could not be delivered."""
+        """Handles an undelivered message without a waiter."""
 
 
 FaultHook = Callable[[Any], None]  # of the program: it takes a `MeshFailure`, of a row above
@@ -74,5 +74,5 @@ def set_hook_lookup(lookup: Callable[[], FaultHook | None]) -> None:
 
 
 def fault_hook(default: FaultHook) -> FaultHook:
-    """The function to call with a failure that nobody handles."""
+    """Returns the function that is called with an unhandled failure."""
     return _lookup() or default

@@ -35,7 +35,7 @@ class ProcessTables:
         self.cells: dict[tuple[str, int], ActorCell] = {}  # the actors here, by mesh and rank
         self.meshes: dict[str, MeshState] = {}  # owned here or referred to, by uid
         self.away: set[str] = set()  # processes that have detached from meshes which live here
-        self.orphans: set[str] = set()  # calls that such a process had made before it left, and came back
+        self.orphans: set[str] = set()  # calls of such a process before it left, if it has come back
         self._stored_answers: StoredAnswers | None = None
         self.traffic = ByteCounts()
         self.closed = False  # this process has left the cluster
@@ -66,7 +66,7 @@ class PortTable:
         self._by_process: dict[str, dict[int, PortHandler]] = {}  # handlers that one process is to answer
 
     def open(self, handler: PortHandler, of: str = "") -> int:
-        """Gives `handler` a number; `of` is the one process that is to answer."""
+        """Assigns a number to `handler`; `of` is the one process that is to answer."""
         with self._lock:
             number = self._next
             self._next += 1
@@ -90,7 +90,7 @@ class PortTable:
         return self._open.get(number)
 
     def of(self, process: str) -> list[PortHandler]:
-        """A snapshot of those that one process is to answer."""
+        """Returns a snapshot of the handlers that one process is to answer."""
         with self._lock:
             return list(self._by_process.get(process, {}).values())
 
@@ -98,18 +98,18 @@ class PortTable:
         return len(self._open)
 
 
-TO_THE_END = 1 << 62  # the position of a process that has ended: all that it wrote
+TO_THE_END = 1 << 62  # the position of a process that has ended: the end of its output
 
 
 class LogPositions(dict[str, int]):
     """By address; each reply of a process that keeps its output sets its position. Thread-safe."""
 
     def ended(self, address: str) -> None:
-        """A process has ended: what it wrote last is waited for, too."""
+        """Handles the end of a process: its last output is awaited, too."""
         self[address] = TO_THE_END
 
     def take(self) -> dict[str, int]:
-        """The positions that came since they were taken last."""
+        """Removes and returns the positions since the last call."""
         positions: dict[str, int] = {}
         for _ in range(len(self)):
             try:

@@ -1,4 +1,4 @@
-"""What holds the memory of tensors in this process, by name: parameters, gradients, states of optimizers, others."""
+"""The memory of tensors in this process by name: parameters, gradients, states of optimizers, others."""
 
 import gc
 import sys
@@ -108,7 +108,7 @@ def _of_modules(modules: "Sequence[torch.nn.Module]") -> Iterator[NamedTensor]:
     for module in modules:
         if id(module) in inner:
             continue
-        with suppress(Exception):  # one that is being made, or of a kind of its own
+        with suppress(Exception):  # a module under construction, or an unusual one
             prefix = type(module).__name__
             for name, parameter in module.named_parameters(prefix):
                 yield NamedTensor(PARAMETERS, name, parameter)
@@ -144,7 +144,7 @@ class Allocated(NamedTuple):
 
 
 def allocation_of(tensor: "torch.Tensor") -> Allocated | None:
-    """The memory of a tensor, of a sharded one that of the part in this process; None if it has none here."""
+    """Returns the memory of a tensor, or of a sharded tensor's part in this process; None if it has none here."""
     with suppress(Exception):  # tensors without a storage
         storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
         if storage.device.type not in _ELSEWHERE:
@@ -158,7 +158,7 @@ def type_and_shape(dtype: object, shape: Iterable[int]) -> str:
 
 
 def held_memory(living: LivingTensors | None = None) -> tuple[HeldMemory, ...]:
-    """What the tensors of this process hold, each memory once, by the first name that it has; the largest first.
+    """Returns the memory of this process's tensors, each once, by the first name that it has; the largest first.
 
     What only autograd holds, in the graphs of backward passes, is no object of Python. On a GPU it is known by what
     PyTorch's allocator has given.
@@ -186,7 +186,7 @@ def held_memory(living: LivingTensors | None = None) -> tuple[HeldMemory, ...]:
 
 
 def _allocated_on_gpu() -> int:
-    """Bytes that PyTorch's allocator has given on the GPU that this process computes on; 0 without."""
+    """Returns the bytes of PyTorch's allocator on the GPU of this process; 0 without one."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     with suppress(Exception):  # a device that has failed
         if cuda is not None and cuda.is_initialized():
@@ -239,7 +239,7 @@ def _text(part: HeldMemory) -> str:
 
 
 def is_out_of_memory(type_name: str, text: str) -> bool:
-    """Whether an error of this type and text says that memory ran out, of the host or of a GPU."""
+    """Whether an error of this type and text means that memory of the host or of a GPU ran out."""
     if type_name in _NO_MEMORY_TYPES:
         return True
     return type_name in ("RuntimeError", "AcceleratorError") and any(part in text for part in _NO_MEMORY)

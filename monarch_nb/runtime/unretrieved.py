@@ -1,4 +1,4 @@
-"""Errors of calls that nobody retrieved: their futures were dropped unread, so the errors are reported."""
+"""Unretrieved errors of calls: their futures were dropped unread, so the errors are reported."""
 
 import logging
 import sys
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GATHER_SECONDS = 0.05  # after the first error: those that come together are reported together
+GATHER_SECONDS = 0.05  # after the first error: errors within this time are reported together
 CLOSE_SECONDS = 1.0
-_QUIET = (CancelledError, KeyboardInterrupt)  # somebody asked for that
+_QUIET = (CancelledError, KeyboardInterrupt)  # the program requested it
 
 
 def _log(error: BaseException, count: int) -> None:
@@ -27,14 +27,14 @@ def _log(error: BaseException, count: int) -> None:
 
 
 def missing_of(error: BaseException) -> tuple[str, str]:
-    """What nobody has done to retrieve an error, and how it is done."""
+    """Returns what is missing to retrieve an error, and how to retrieve it."""
     missing: tuple[str, str] = getattr(error, "missing", ("Nobody waited for this call", "`.get()` is missing"))
     return missing
 
 
 # Called with the first of equal errors, and how many there are; a notebook has its own.
 report: Callable[[BaseException, int], None] = _log
-leaving = False  # this process leaves the cluster: errors from now on come of that, and are not reported
+leaving = False  # this process leaves the cluster, which causes errors that are not reported
 _queue: "SimpleQueue[Callable[[], object] | None]" = SimpleQueue()  # None ends the thread
 _thread: threading.Thread | None = None
 _starting = threading.Lock()
@@ -62,12 +62,12 @@ def close() -> None:
 
 
 class UnretrievedError:
-    """An error that nobody has retrieved yet; it is reported when its future, which alone holds this, is dropped."""
+    """An error that is not retrieved yet; it is reported when its future, the only owner of this, is dropped."""
 
     __slots__ = ("outcome",)
 
     def __init__(self, outcome: Callable[[], object]) -> None:
-        """`outcome` raises the error; None in its place once somebody has looked."""
+        """`outcome` raises the error; it is None once the error has been retrieved."""
         self.outcome: Callable[[], object] | None = outcome
 
     def __del__(self) -> None:

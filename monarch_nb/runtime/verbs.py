@@ -77,7 +77,7 @@ class Interrupt(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WhatRuns(msgspec.Struct, array_like=True, frozen=True):
-    """Asks what a process does for a mesh."""
+    """Requests which endpoint a process runs for a mesh."""
 
     mesh: str
 

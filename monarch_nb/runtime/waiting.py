@@ -28,7 +28,7 @@ class WaitObserver:
         """A thread blocks in `Future.get`: called first after `TICK` seconds and again each tick; may raise."""
 
     def no_wait(self) -> None:
-        """The result is there, and nobody waits: what came before it may have to be shown first."""
+        """The result is available without a wait: earlier output may have to be shown first."""
 
     def stop_text(self, future: "Future[object]") -> str:
         """Ctrl-C ends a blocking wait: what becomes of the operation, "" to say no more than the wait itself does."""
@@ -36,7 +36,7 @@ class WaitObserver:
 
 
 class _Observers:
-    """Those that have joined, and for each event the methods to call: a wait calls none that does nothing."""
+    """The observers that have joined, and for each event the methods that are overridden, which alone are called."""
 
     def __init__(self) -> None:
         self.members: tuple[WaitObserver, ...] = ()
@@ -67,7 +67,7 @@ def join(observer: WaitObserver) -> None:
 
 
 def leave(observer: WaitObserver) -> None:
-    """Has `observer` take part in no more waits; in those that it has entered it does to their end."""
+    """Removes `observer` from later waits; it stays in those that it has entered to their end."""
     observers.change(tuple(member for member in observers.members if member is not observer))
 
 

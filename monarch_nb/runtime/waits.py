@@ -19,7 +19,7 @@ from monarch_nb.wire import Asker
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
 
-TICK = 0.25  # seconds a wait lasts before anything is asked, and between looks at the waits of this process
+TICK = 0.25  # seconds a wait lasts before a probe is sent, and between checks of the waits of this process
 SLOWEST = 30.0  # seconds between two probes of a wait that goes on and on
 WIDEST = 256  # calls with more answers outstanding are not followed
 REMEMBERED = 4096
@@ -105,7 +105,7 @@ class DeadlockDetector(WaitObserver):
         return self._ticking
 
     def _follow(self, cell: "ActorCell", call_id: str, number: int, path: tuple[WaitHop, ...]) -> None:
-        """Asks those whom `cell` waits for."""
+        """Sends probes to the ranks that `cell` waits for."""
         call = self._runtime.calls.get(call_id)
         if call is None or (isinstance(call, StreamCall) and call.size > 1):
             return  # a stream goes on with any answer
@@ -120,7 +120,7 @@ class DeadlockDetector(WaitObserver):
             probe = Probe(number, call.mesh, rank, state.incarnation(rank), hops)
             try:
                 self._runtime.post(state.procs.address(rank), PROBE, probe)
-            except Exception:  # dead: whoever waits for it gets an error anyway
+            except Exception:  # dead: its waiters get an error anyway
                 continue
 
     # -- reading thread ---------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class DeadlockDetector(WaitObserver):
         self._runtime.post(victim.process, END, Deadlock(victim.call, _describe(circle)))
 
     def end(self, deadlock: Deadlock, asker: Asker[None]) -> None:
-        """A wait of this process is part of a deadlock, and the one that ends."""
+        """Ends a wait of this process that is part of a deadlock."""
         call = self._runtime.calls.get(deadlock.call)
         if call is not None and any(waits[0] == deadlock.call for waits in tuple(self._waiting.values())):
             call.fail(DeadlockError(deadlock.description + more("manual/deadlocks.md")))
@@ -181,7 +181,7 @@ def _holds_up(cell: "ActorCell") -> bool:
 
 
 def _holds_call(cell: "ActorCell", call: str) -> bool:
-    """Whether an actor has a call before it, or in hand: one that it cannot answer while it is blocked."""
+    """Whether an actor runs a call, or has it in its queue, and cannot answer it while it is blocked."""
     running = cell.running
     if running is not None and running[0] == call and not cell.is_concurrent(running[1]):
         return True

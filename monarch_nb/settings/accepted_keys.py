@@ -1,6 +1,6 @@
 """Keys of torchmonarch 0.7.0, and of versions before it whose programs still set them, that do nothing here.
 
-All are known, so that programs which set them run; each is said once.
+All are accepted, so that programs which set them run, with one warning each.
 """
 
 from collections.abc import Iterator
@@ -116,7 +116,7 @@ AT_LEAST_ONE = frozenset(
 
 
 def accepted() -> Iterator[Setting[object]]:
-    """These keys."""
+    """Yields these keys."""
     for name, annotation in AcceptedArgs.__annotations__.items():
         value_type, default, *env = get_args(annotation)
         kind = _KINDS[value_type]

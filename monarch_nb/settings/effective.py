@@ -1,4 +1,4 @@
-"""What the engine reads of the configuration: an attribute for each key that does something here."""
+"""The configuration that the engine reads: an attribute for each key that has an effect here."""
 
 from monarch_nb.settings.setting import ChannelTransport, Setting, count, flag, seconds, text
 

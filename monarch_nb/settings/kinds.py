@@ -1,4 +1,4 @@
-"""Kinds of values that a key can have: from what a program gives, from text, and back."""
+"""Kinds of values that a key can have: conversion from values of programs, from text, and back."""
 
 import re
 from collections.abc import Callable

@@ -42,7 +42,7 @@ Value: TypeAlias = bool | int | float | str | slice | Encoding | ChannelTranspor
 class Setting(Generic[T]):
     """A key: its kind, its value where nobody sets one, and what it means; "" for one that does nothing here.
 
-    Durations are kept in nanoseconds and read in seconds.
+    Durations are stored in nanoseconds and read in seconds.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Setting(Generic[T]):
         self.default = default
         self.meaning = meaning
         self.name = name
-        self.optional = optional  # None may be given: it is the default
-        self.env = env  # names of the environment beside those that all keys have
+        self.optional = optional  # None may be set: it is the default
+        self.env = env  # names of the environment besides those of all keys
         self.least = least  # of a count
 
     def __set_name__(self, owner: type, name: str) -> None:

@@ -1,5 +1,5 @@
 """The configuration of this process, in layers: what a key is by itself, the environment, what the controller of this
-process has set, and what the program sets here. The last word counts.
+process has set, and what the program sets here. The last layer with a value counts.
 """
 
 import difflib
@@ -40,7 +40,7 @@ class Settings(Effective):
     # -- what the engine reads ----------------------------------------------------------------------------------------
 
     def explicit(self, name: str) -> bool:
-        """Whether anybody has set it."""
+        """Whether any layer has set a key."""
         return name in self._merged()
 
     def value_of(self, key: Setting[object]) -> Value:
@@ -86,14 +86,14 @@ class Settings(Effective):
             self._warn_if_unused(KEYS[name], value)
 
     def replace(self, values: Mapping[str, object]) -> None:
-        """Puts a layer back that `runtime` gave."""
+        """Restores a layer that `runtime` has returned."""
         layer = {name: checked(_key(name), value) for name, value in values.items()}
         with self._lock:
             self._runtime = layer
             self._set = None
 
     def runtime(self) -> dict[str, Value]:
-        """What was set here, durations as text."""
+        """Returns the values that were set here, durations as text."""
         return {name: public_value(KEYS[name], value) for name, value in self._runtime.items()}
 
     def everything(self) -> dict[str, Value]:
@@ -109,12 +109,12 @@ class Settings(Effective):
     # -- from process to process --------------------------------------------------------------------------------------
 
     def to_send(self) -> str:
-        """What this process hands on to those that it starts."""
+        """Returns the settings that this process passes on to those that it starts."""
         layer = {**self._sent, **self._runtime}
         return json.dumps({name: to_text(KEYS[name], value) for name, value in sorted(layer.items())}) if layer else ""
 
     def receive(self, text: str) -> None:
-        """Takes what the controller has handed on, and looks at the environment anew. What is not understood is left
+        """Takes settings that the controller has passed on, and reads the environment again. Unknown ones are left
         out: it may come from a newer version.
         """
         try:
@@ -133,7 +133,7 @@ class Settings(Effective):
             self._env = self._set = None
 
     def reload(self) -> None:
-        """Reads the environment again at the next look."""
+        """Has the environment read again at the next use."""
         with self._lock:
             self._env = self._set = None
 

@@ -128,7 +128,7 @@ class AgentChannel:
             pass
 
     def read_spec(self, prepare: Callable[[str], None]) -> ProcSpec:
-        """Waits for the spec, and makes calls before as the agent wishes. Raises EOFError if the agent is gone."""
+        """Waits for the spec, and makes calls that the agent requests. Raises EOFError if the agent has ended."""
         is_spare = False
         while (length := int.from_bytes(self._exactly(4), "big")) & _AHEAD:
             is_spare = True
@@ -140,7 +140,7 @@ class AgentChannel:
         return spec
 
     def serve(self, on_end: Callable[[], None]) -> None:
-        """Answers pings until the agent is gone, then call `on_end`."""
+        """Answers pings until the agent has ended, then calls `on_end`."""
         while True:
             try:
                 data = os.read(self._fd, 64)

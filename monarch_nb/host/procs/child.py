@@ -22,14 +22,14 @@ class MemoryReadings:
         self._readings: list[tuple[float, int]] = []  # wall clock, and bytes
 
     def add(self, timestamp: float, size: int) -> None:
-        """Adds the newest one; 0 bytes are none."""
+        """Adds a reading, unless it is 0 bytes."""
         if size:
             self._readings.append((timestamp, size))
         if len(self._readings) > self.MOST:
             del self._readings[1 : self.MOST // 2 : 2]
 
     def text(self, now: float) -> str:
-        """What it was, the newest first: "9.81 GB 1 s before, 4.10 GB 8 s before"; "" without readings."""
+        """Returns the readings, the newest first: "9.81 GB 1 s before, 4.10 GB 8 s before"; "" without readings."""
         parts, shown_age = list[str](), 0.0
         for timestamp, size in reversed(self._readings):
             if (age := now - timestamp) >= self.APART * shown_age:

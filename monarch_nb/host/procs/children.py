@@ -113,7 +113,7 @@ class Children:
         self._forget_old()
 
     def _take_spare(self, child: Child, start: Start) -> bool:
-        """Has a spare of the mesh become this process, if there is one."""
+        """Turns a spare of the mesh into this process; False if there is none."""
         spare = self.spares.take(start.spec.mesh)
         if spare is None:
             return False
@@ -213,11 +213,11 @@ class Children:
                 self._failed(child, " ".join(text))
 
     def _channel_ended(self, channel: ProcChannel, child: Child) -> None:
-        if channel in self._starts and not child.pid:  # nobody holds its other end: it has failed
+        if channel in self._starts and not child.pid:  # no process has its other end: it has failed
             self._refused(channel, DIED)
 
     def _refused(self, channel: ProcChannel, reason: str) -> None:
-        """Starts by the cold path, with a new channel, what the template refused."""
+        """Starts a process that the template refused by the cold path, with a new channel."""
         if self.spares.refused(channel, reason):
             return
         child, _ = self._starts[channel]

@@ -79,7 +79,7 @@ class Forker:
             self._start()
 
     def adopt(self, control: socket.socket, pid: int | None) -> None:
-        """Takes over a template that has been started already; without `pid`, its first message has it."""
+        """Takes over a running template; without `pid`, its first message contains it."""
         self._started_at = time.monotonic()
         self._listen(control)
         if pid is not None:
@@ -97,7 +97,7 @@ class Forker:
             self._hurry()
 
     def _hurry(self) -> None:
-        """Has a template that waits before its imports begin them."""
+        """Has a template that delays its imports begin them."""
         with contextlib.suppress(OSError):  # its end is about to be read
             if self._socket is not None:
                 self._socket.send(bytes(4))

@@ -1,4 +1,4 @@
-"""The first code of a process, forked or fresh: cleans up what it has inherited, then runs the runtime."""
+"""The first code of a process, forked or fresh: cleans up inherited state, then runs the runtime."""
 
 import atexit
 import builtins
@@ -217,7 +217,7 @@ def _function(path: str) -> Callable[..., int | None]:
 
 
 def _prepare(path: str, keep: set[int]) -> None:
-    """Makes a call in a process that has no rank yet; it is as good a process if that fails.
+    """Makes a call in a process without a rank, which can be used even if the call fails.
 
     Descriptors that it opens are added to those to keep: threads of libraries may use them. Raises SystemExit if it has
     opened a GPU: which GPUs a process sees is decided when it opens the first, and its rank may have others.
@@ -234,7 +234,7 @@ def _prepare(path: str, keep: set[int]) -> None:
 
 
 def _end_with_agent() -> None:
-    """Ends this process and what it started when the agent is gone, where the kernel did not."""
+    """Ends this process and its children once the agent has ended, if the kernel did not."""
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

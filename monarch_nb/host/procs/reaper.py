@@ -25,13 +25,13 @@ class Reaper:
         loop.on_child_signal(self._signalled)
 
     def watch(self, pid: int, died: Died) -> None:
-        """Calls `died(status)` when child `pid` is gone. Until then the pid means that child and no other."""
+        """Calls `died(status)` once child `pid` has ended. Until then the pid denotes that child and no other."""
         self._watched[pid] = died
         if self._use_pidfd:
             try:
                 fd = os.pidfd_open(pid)
             except OSError:
-                self._loop.post(self._sweep)  # already dead, or no descriptors left: SIGCHLD comes as well
+                self._loop.post(self._sweep)  # already dead, or no descriptors left: SIGCHLD arrives as well
                 return
             self._pidfds[pid] = fd
             self._loop.register(fd, READ, lambda _events: self._reap(pid))
@@ -44,12 +44,12 @@ class Reaper:
             os.close(fd)
         died = self._watched.pop(pid, None)
         if died is not None:
-            kill_group(pid)  # while the zombie still keeps the number, with what it started in its session
+            kill_group(pid)  # with its session, while the zombie still reserves the number
         try:
             status = os.waitpid(pid, 0)[1]
         except ChildProcessError:
             if died is not None:
-                self._watched[pid] = died  # its forker has not left yet; SIGCHLD comes when it is ours
+                self._watched[pid] = died  # its forker still runs; SIGCHLD arrives once it is adopted here
             return
         if died is not None:
             died(status)

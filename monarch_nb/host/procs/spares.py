@@ -61,7 +61,7 @@ class SpareProcs:
         return spare
 
     def refused(self, channel: ProcChannel, reason: str) -> bool:
-        """Returns whether the channel is that of a spare, which the template has not forked."""
+        """Handles a refused fork; False if the channel belongs to no spare."""
         spare = self._spares.get(channel)
         if spare is None:
             return False

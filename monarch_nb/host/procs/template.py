@@ -30,7 +30,7 @@ from monarch_nb.host.procs.environment import PRELOAD, held_back, install
 
 ENGINE = ("msgspec", "cloudpickle", "zmq", "monarch_nb.runtime", "monarch_nb.transport", "monarch_nb.supervision",
           "monarch_nb.engine.worker", "monarch_nb.host.procs.proc_main")  # fmt: skip
-QUICK = frozenset({"numpy"})  # takes a tenth of a second, so nobody waits for it
+QUICK = frozenset({"numpy"})  # takes a tenth of a second, so no process waits for it
 # What sharded tensors and the first optimizer of a training program import, two seconds of work: done piece by piece
 # while there are no requests.
 WORTH_IMPORTING_LATER = (
@@ -55,7 +55,7 @@ class EarlyTemplates(Struct, frozen=True):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serves until the agent is gone; in a forked child, becomes a process and returns its exit status."""
+    """Serves until the agent has ended; in a forked child, becomes a process and returns its exit status."""
     control = socket.socket(fileno=int(argv[0]))
     control.set_inheritable(False)
     cord = int(argv[1])
@@ -88,7 +88,7 @@ def fork_early(cord: int, log: Path) -> "EarlyTemplates | int":
 
 
 def _be_early(full: socket.socket, light: socket.socket | None, cord: int, log: Path) -> int:
-    """Runs the forked process, which has nothing of the agent's but the cord."""
+    """Runs the forked process, which inherits only the cord from the agent."""
     os.setsid()
     with open(log, "ab") as out:
         os.dup2(out.fileno(), 1)
@@ -160,7 +160,7 @@ def worth_importing() -> list[str]:
 
 
 def import_all(names: Sequence[str]) -> list[str]:
-    """Imports those of `names` that there are, and returns them. Errors are left for the processes."""
+    """Imports those of `names` that exist, and returns them. Errors are left for the processes."""
     done = []
     for name in names:
         try:
@@ -185,7 +185,7 @@ def _share() -> None:
 
 
 def _serve(control: socket.socket, cord: int, pending: list[str]) -> int | None:
-    """Forks for each request. Returns a channel in a child, None in the template once the agent is gone."""
+    """Forks for each request. Returns a channel in a child, None in the template once the agent has ended."""
     while True:
         while pending and not select.select([control], [], [], QUIET_S)[0]:
             import_all([pending.pop(0)])
@@ -221,7 +221,7 @@ def _fork_batch(channels: list[int], cord: int) -> int | None:
             break
         if child == 0:
             os.setsid()  # before the first message: from then on the agent signals the group,
-            die_with_pipe(cord)  # and may be killed itself, whatever has become of this process
+            die_with_pipe(cord)  # and may be killed itself, whatever the state of this process
             os.write(channel, f"pid {os.getpid()}\n".encode())
             return channel
         os.close(channel)

@@ -75,7 +75,7 @@ class ActorCell:
         self.mesh, self.rank, self.incarnation = header.mesh, header.rank, header.incarnation
         self.obj: Any = None
         self.state: State = "starting"
-        self.cause: Cause | None = None  # why it has failed or was stopped, as supervision says it
+        self.cause: Cause | None = None  # why it has failed or was stopped, as reported by supervision
         self.endpoints: dict[str, AnyEndpoint] = {}
         self.cell_namespace: dict[str, object] = {"__name__": "__main__"}  # of cells run on this actor
         self.watch: _Wrap | None = None  # wraps methods while a debugger has breakpoints here
@@ -122,7 +122,7 @@ class ActorCell:
     # -- messages come in: reading thread ---------------------------------------------------------------------------
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
-        """Takes a message in; it is queued as soon as all before it have come."""
+        """Takes a message, which is queued once all of its predecessors have arrived."""
         if self.cause is not None:
             self.refuse(header, parcel)
             return
@@ -143,7 +143,7 @@ class ActorCell:
             self.process.watch_gap(self)
 
     def expire_gaps(self, now: float) -> list[Gap]:
-        """Gives up the gaps that have lasted too long; what came after them is run."""
+        """Skips gaps that have lasted too long; the messages after them are run."""
         with self._arriving:
             gaps = list(self.inbox.expired(now, settings.message_delivery_timeout))
             for gap in gaps:
@@ -160,7 +160,7 @@ class ActorCell:
             self.process.node.consumed(parcel)
             return
         self.executor.put((header, parcel))
-        if self.cause is not None:  # it ended in between: nobody else will look into the queue
+        if self.cause is not None:  # it ended in between: nothing else drains the queue
             self.refuse_queued()
 
     def refuse(self, header: Header, parcel: "Parcel | None" = None) -> None:
@@ -365,7 +365,7 @@ class ActorCell:
     # -- answers: the executor's thread -----------------------------------------------------------------------------
 
     def is_explicit(self, method: str) -> bool:
-        """Whether an endpoint answers through a port that it is given, maybe later."""
+        """Whether an endpoint answers through an explicit response port, maybe later."""
         return (endpoint := self.endpoints.get(method)) is not None and endpoint._explicit_response_port
 
     def _reply(self, header: Header, status: Status, frames: Sequence[OutFrame]) -> None:
@@ -494,9 +494,9 @@ class ActorCell:
         self._failed(cause, error if isinstance(error, Exception) else RuntimeError(error_line(error)))
 
     def thread_lost(self, error: BaseException) -> bool:
-        """Reports as a failure that the thread ends of `error`, though the actor was not to end. On that thread.
+        """Reports an unexpected end of the thread by `error` as a failure of the actor. On that thread.
 
-        False where the clean-up was what failed; then there is none any more.
+        False if it was the clean-up that failed; then none is run any more.
         """
         try:
             if self.cause is None:
@@ -587,7 +587,7 @@ class ActorCell:
                 current.reset(token)
 
     def finish(self) -> None:
-        """Calls back whoever waits for the end of the actor."""
+        """Calls the callbacks that wait for the end of the actor."""
         with self._arriving:
             self.ended = True
             waiting, self._on_end = self._on_end, []

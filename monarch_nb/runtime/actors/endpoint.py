@@ -28,7 +28,7 @@ class EndpointProperty(Generic[P, R]):
         concurrent: bool = False,
     ) -> None:
         functools.update_wrapper(self, method)
-        self.method = self._method = method  # programs of torchmonarch look at `_method`
+        self.method = self._method = method  # programs of torchmonarch read `_method`
         with contextlib.suppress(AttributeError):  # what is no function may have no room for it
             method._method = method  # type: ignore[attr-defined]  # tests of actors write `actor.step._method(actor)`
         self.propagator = self._propagator = propagator

@@ -29,7 +29,7 @@ class SyncExecutor:
         """`flush` sends messages that were held back; it is called before the thread waits."""
         self._cell, self._flush = cell, flush
         self._queue: SimpleQueue[bool] = SimpleQueue()
-        self._items: deque[Message] = deque()  # the queue's tokens stand for these: they can be looked at
+        self._items: deque[Message] = deque()  # the messages that the queue's tokens stand for, for diagnosis
         self._control: deque[Callable[[], object]] = deque()
         self._main = main
         self._idle = False
@@ -60,7 +60,7 @@ class SyncExecutor:
 
     @property
     def resting(self) -> bool:
-        """Whether its thread waits for the next message, and there is none."""
+        """Whether its thread waits for the next message and the queue is empty."""
         return self._idle and not self._items and not self._control
 
     def drain(self) -> "list[Message]":
@@ -214,7 +214,7 @@ class AsyncExecutor:
             message = self._items.popleft()
             if cell.is_concurrent(message[0].method):
                 self.spawn(cell.run_async(*message))
-                await asyncio.sleep(0)  # the body starts before the next message is looked at
+                await asyncio.sleep(0)  # the body starts before the next message is taken
             else:
                 cell.task = self.loop.create_task(cell.run_async(*message))
                 await asyncio.wait((cell.task,))
@@ -230,7 +230,7 @@ class AsyncExecutor:
 
 
 async def aside(function: Callable[..., None], *args: object) -> None:
-    """Runs what blocks on a thread of its own: those of asyncio are not to be had while the interpreter ends."""
+    """Runs a blocking function on a new thread: asyncio's pool cannot be used while the interpreter ends."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -251,7 +251,7 @@ async def aside(function: Callable[..., None], *args: object) -> None:
 
 
 def _ignore_reported(loop: asyncio.AbstractEventLoop, error: BaseException) -> None:
-    """asyncio says nothing more of what has ended a loop, when it comes to throw away the task that raised it."""
+    """Keeps asyncio from logging the error that has ended a loop when it discards the task that raised it."""
     before = loop.get_exception_handler()
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from monarch_nb.shape import Point
     from monarch_nb.wire import Header
 
-ACTORS = 64  # whose failures are kept; those of actors that failed longest ago go first
+ACTORS = 64  # with stored failures; those of the actors that failed longest ago are dropped first
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 ActorKey = tuple[str, int]  # mesh, rank
 
@@ -117,7 +117,7 @@ class FailureStore:
         release_frame_locals(failure.error, _PACKAGE)
         key = (failure.instance.mesh, failure.instance.base_rank)
         count = settings.debug_keep_failures
-        old: list[StoredFailure] = []  # out of the lock: what they hold may do anything when it ends
+        old: list[StoredFailure] = []  # dropped outside of the lock: finalizers of their values may run any code
         with self._lock:
             failures = self._failures.get(key)
             while failures and len(failures) > count:
@@ -170,7 +170,7 @@ def frames_of(error: BaseException) -> list[types.TracebackType]:
 
 
 def gpu_lost(error: BaseException) -> str:
-    """Why this process cannot use its GPU any more, if that is what `error` says, which gets a note of it; else "".
+    """Returns why this process cannot use its GPU any more, if `error` says so, and notes it on `error`; else "".
 
     After some errors (an illegal access, a failed assertion of a kernel) every later call of CUDA in the process fails.
     """
@@ -200,7 +200,7 @@ def _frame_values(error: BaseException) -> Iterator[object]:
 
 
 def _size(value: object, ids: set[int], depth: int = 2) -> int:
-    """Bytes that a value holds, roughly: arrays and tensors by what they say, containers a little way down."""
+    """Returns the rough size of a value in bytes: `nbytes` of arrays and tensors, elements of containers to `depth`."""
     if id(value) in ids:
         return 0
     ids.add(id(value))
@@ -210,7 +210,7 @@ def _size(value: object, ids: set[int], depth: int = 2) -> int:
         if depth and isinstance(value, (list, tuple, dict, set)) and len(value) <= 10_000:
             elements = value.values() if isinstance(value, dict) else value
             total += sum(_size(element, ids, depth - 1) for element in tuple(elements))
-    except BaseException:  # a value that does not like to be looked at
+    except BaseException:  # a value whose methods raise
         return 64
     return total
 
@@ -220,7 +220,7 @@ _ENDS = (
     socket.socket,
     tempfile.TemporaryDirectory,
     tempfile._TemporaryFileWrapper,
-    types.GeneratorType,  # with what it has opened
+    types.GeneratorType,  # with the files that it has opened
     types.CoroutineType,
     types.AsyncGeneratorType,
 )
@@ -257,7 +257,7 @@ def release_frame_locals(error: BaseException, engine: str) -> None:
 
     The frames of torch.distributed are emptied: what they hold cannot be distinguished from what only they use.
     """
-    harmless: set[type] = set(_PLAIN)  # the failing call waits for this: each type is looked at once
+    harmless: set[type] = set(_PLAIN)  # each type is checked once, as the failing call waits for this
     for link in chain(error):
         tb = link.__traceback__
         while tb is not None:
@@ -289,7 +289,7 @@ def _release(frame: types.FrameType, harmless: set[type]) -> None:
 
 
 def _is_harmless(kind: type, harmless: set[type]) -> bool:
-    """Whether values of a type can be kept as they are; then it is added to `easy`."""
+    """Whether values of a type can be stored unchanged; such a type is added to `harmless`."""
     if issubclass(kind, _ENDS) or str(kind.__module__).startswith("torch"):
         return False
     harmless.add(kind)

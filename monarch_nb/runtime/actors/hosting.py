@@ -1,4 +1,4 @@
-"""The actors of one process: spawned, ended, and what becomes of messages for those that are not here."""
+"""The actors of one process: how they are spawned and ended, and how messages for absent actors are handled."""
 
 import threading
 from collections import OrderedDict
@@ -25,7 +25,7 @@ _spawn_decoder = msgpack_decoder(SpawnActor)
 
 
 class EarlyMessages:
-    """Keeps early messages until their actor is spawned, and the causes with which late ones are refused."""
+    """Stores early messages until their actor is spawned, and the causes with which late ones are refused."""
 
     def __init__(self, call_later: Callable[[float, Callable[[], object]], None]) -> None:
         self._call_later = call_later
@@ -41,7 +41,7 @@ class EarlyMessages:
                 self._ends.popitem(last=False)
 
     def end_of(self, mesh: str, rank: int, incarnation: int) -> "Cause | None":
-        """Why that actor is gone; None if that is not known."""
+        """Returns the cause of an actor's end; None if it is unknown."""
         return self._ends.get((mesh, rank, incarnation))
 
     def ends_of(self, meshes: Collection[str]) -> list[tuple[str, int, int, "Cause"]]:
@@ -50,7 +50,7 @@ class EarlyMessages:
             return [(*key, cause) for key, cause in self._ends.items() if key[0] in meshes]
 
     def park(self, message: Message, is_hosted: Callable[[], bool], give_up: Callable[[Message], None]) -> bool:
-        """Keeps a message for an actor to come; False if it `is_hosted` by now. After a while it is given up."""
+        """Stores a message until its actor is spawned; False if it `is_hosted` by now. After a while it is given up."""
         key = (message[0].mesh, message[0].rank)
         with self._lock:
             if is_hosted():
@@ -66,7 +66,7 @@ class EarlyMessages:
         return True
 
     def unpark(self, key: ActorKey, arrive: Callable[[], None]) -> list[Message]:
-        """The actor is here, as `arrive` makes known; what waited for it, in order."""
+        """Registers an actor by `arrive`; returns the messages that waited for it, in order."""
         with self._lock:
             arrive()
             return self._parked.pop(key, [])
@@ -91,14 +91,14 @@ class Hosting:
         self._parking = EarlyMessages(clock.later)
         self._lock = threading.Lock()
         self._listeners: list[Callable[[ActorCell], object]] = []
-        self._waiting: set[ActorCell] = set()  # for a message before those that have come
+        self._waiting: set[ActorCell] = set()  # for a message that precedes those that have arrived
 
     def spawn(self, header: Header, parcel: Parcel) -> Iterable[Message]:
-        """A new actor; gives the messages that have come before it."""
+        """Spawns an actor; returns the messages that have arrived before it."""
         spec = _spawn_decoder.decode(parcel.frames[0])
         key = (header.mesh, header.rank)
         old = self._local.cells.get(key)
-        if old is not None and old.incarnation > header.incarnation:  # asked for by an owner who is gone
+        if old is not None and old.incarnation > header.incarnation:  # requested by a former owner
             self._process.node.consumed(parcel)
             self._process.refuse(header, self._process.supervisor.lost_cause(header, _REPLACED))
             return ()
@@ -149,7 +149,7 @@ class Hosting:
         self._process.refuse(header, self._process.supervisor.lost_cause(header, reason))
 
     def watch_gap(self, cell: ActorCell) -> None:
-        """A message came before its predecessor: if that one never comes, say so instead of waiting for ever."""
+        """Handles a message without its predecessor, which is reported as lost if it does not arrive in time."""
         if cell in self._waiting:
             return
         self._waiting.add(cell)
@@ -169,7 +169,7 @@ class Hosting:
         self._clock.every(1.0, look)
 
     def ended(self, cell: ActorCell) -> None:
-        """An actor is gone; what comes for it later is refused with its cause. Thread-safe."""
+        """Handles an actor's end; later messages to it are refused with its cause. Thread-safe."""
         if cell.cause is not None:
             self._parking.ended(cell.mesh, cell.rank, cell.incarnation, cell.cause)
         with self._lock:
@@ -192,7 +192,7 @@ class Hosting:
         return records
 
     def on_end(self, listener: Callable[[ActorCell], object]) -> None:
-        """Calls `listener` with each actor that is gone from now on, on whichever thread ended it."""
+        """Calls `listener` with each actor that ends from now on, on the thread that ended it."""
         self._listeners.append(listener)
 
     def stop_all(self, reason: str, timeout: float) -> None:
@@ -208,5 +208,5 @@ class Hosting:
 
 
 def calls_of(cell: ActorCell) -> list[str]:
-    """The calls that an actor runs, and those that wait for it."""
+    """Returns the calls that an actor runs, and those in its queue."""
     return [*(header.call for header, _ in cell.queued()), *cell.running_now()]

@@ -1,4 +1,4 @@
-"""Interrupts of what actors run: asked for by other processes, raised on the actor's thread where that may be."""
+"""Interrupts of endpoints: requested by other processes, raised on the actor's thread where it allows that."""
 
 import contextlib
 import linecache
@@ -50,7 +50,7 @@ class InterruptWindow:
         self._interruptible = True
 
     def end(self) -> None:
-        """Closes the window: an interrupt that comes now is too late, and must not cut off the answer."""
+        """Closes the window: an interrupt from now on is too late, and must not cut off the answer."""
         while self._interruptible:
             try:
                 with self._lock:
@@ -97,7 +97,7 @@ class InterruptWindow:
 
 
 class _Interrupted:
-    """What comes of one interrupt, and who waits for it."""
+    """The outcome of one interrupt, and the requests that wait for it."""
 
     def __init__(self) -> None:
         self._askers: list[Asker[RunningEndpoint]] = []
@@ -105,17 +105,17 @@ class _Interrupted:
 
     @property
     def known(self) -> bool:
-        """Whether it has been given."""
+        """Whether the outcome is known."""
         return self._outcome is not None
 
     def ask(self, asker: Asker[RunningEndpoint]) -> None:
-        """Replies as soon as it is known."""
+        """Replies as soon as the outcome is known."""
         self._askers.append(asker)
         if self._outcome is not None:
             self.give(self._outcome)
 
     def give(self, outcome: RunningEndpoint) -> None:
-        """Replies to all who wait, and to those who ask later."""
+        """Replies to all requests, waiting and later ones."""
         self._outcome = outcome
         while self._askers:
             with contextlib.suppress(IndexError):  # another thread has taken the last one
@@ -123,7 +123,7 @@ class _Interrupted:
 
 
 class Interrupts:
-    """Carries out interrupts that come from other processes, and answers with their outcome."""
+    """Executes interrupts that other processes request, and replies with their outcome."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Interrupts:
                 if not outcome.known:
                     outcome.give(msgspec.structs.replace(endpoint, ended=True, freed=freed))
                 return False
-            if passed >= free_at:  # again and again: it may come to a collective in what it does now
+            if passed >= free_at:  # repeatedly, as the endpoint may reach another collective
                 free_at = passed * 1.2
                 freed |= "torch.distributed" in sys.modules and self._free(cell)
             if passed >= REACTS_WITHIN and not outcome.known:
@@ -191,7 +191,7 @@ class Interrupts:
         self._clock.every(POLL_INTERVAL, poll)
 
     def doing(self, request: WhatRuns, asker: Asker[RunningEndpoint]) -> RunningEndpoint:
-        """Says what an actor of this process does (reading thread)."""
+        """Replies which endpoint an actor of this process runs (reading thread)."""
         cell = self._cell(request.mesh, asker.header.rank)
         return _doing(cell) if cell is not None else RunningEndpoint()
 
@@ -211,7 +211,7 @@ def _doing(cell: "ActorCell") -> RunningEndpoint:
 
 
 def _user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame that is of the user's program; of a library where there is none."""
+    """Returns the innermost frame of the user's program, or of a library if there is none."""
     first = None
     while frame is not None:
         file = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Errors that ranks have raised in a call, made into one error that says where, and what differs."""
+"""Errors that ranks have raised in a call, combined into one error that says where, and how they differ."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ _CHAINED = (
 
 
 class RankError:
-    """An error as it came from one rank: its words, and the exception, which is unpickled when it is asked for."""
+    """An error as it arrived from one rank: its text, and the exception, which is unpickled on request."""
 
     __slots__ = ("_frames", "_parcel", "_text", "since")
 
@@ -49,7 +49,7 @@ class RankError:
 
     @property
     def is_interrupt(self) -> bool:
-        """Whether somebody has ended the call there, also where that needed more than the interrupt."""
+        """Whether the call was interrupted on the rank, even where that needed more than the interrupt."""
         return self.text.type_name == "KeyboardInterrupt"
 
     @property
@@ -62,7 +62,7 @@ class RankError:
         return _LEFT_ALONE.search(first) is not None
 
     def exception(self, receiver: "Runtime") -> BaseException:
-        """The exception; the message it came in is done with."""
+        """Unpickles the exception, and releases the message that carried it."""
         parcel, self._parcel = self._parcel, None
         try:
             return decode_exception(self._frames, receiver)
@@ -72,7 +72,7 @@ class RankError:
 
 
 def in_order(raised: dict[int, RankError]) -> dict[int, RankError]:
-    """Errors by place in their call: causes before those that only follow from others', each in order of time."""
+    """Sorts errors by position in their call: causes before consequences of other ranks' errors, each by time."""
     batch, began = 0, float("-inf")
     keys: dict[int, tuple[bool, int, int]] = {}
     for position, error in sorted(raised.items(), key=lambda item: item[1].since):
@@ -83,7 +83,7 @@ def in_order(raised: dict[int, RankError]) -> dict[int, RankError]:
 
 
 class RankNames:
-    """Names ranks of the mesh that a call was made on, by their places in the call."""
+    """Names ranks of the mesh that a call was made on, by their positions in the call."""
 
     def __init__(self, state: MeshState | None, ranks: Sequence[int]) -> None:
         self._region = state.region if state is not None else None
@@ -93,7 +93,7 @@ class RankNames:
         self.of_procs = isinstance(state, ProcState)
 
     def __call__(self, positions: Iterable[int]) -> str:
-        """The ranks, as people write them."""
+        """Returns the ranks as text."""
         ranks = [self._ranks[position] for position in positions]
         region = self._region
         in_region = region is not None and all(rank in region.ndslice for rank in ranks)
@@ -101,7 +101,7 @@ class RankNames:
         return text if len(text) <= WIDTH else f"{text[:WIDTH].rpartition(',')[0]},…"
 
     def hosts(self, positions: Iterable[int]) -> str:
-        """Where they are, such as "host node7"; "" if that is not known."""
+        """Returns their hosts as text, such as "host node7"; "" if they are unknown."""
         if self._layout is None:
             return ""
         hosts = list(dict.fromkeys(host_name(self._layout.host_of(self._ranks[position])) for position in positions))
@@ -112,7 +112,7 @@ class RankNames:
 def actor_error(
     receiver: "Runtime", title: str, raised: dict[int, RankError], size: int, missing: Sequence[int], names: RankNames
 ) -> ActorError:
-    """The error of a call; `raised` by place in it, as `in_order` has them, `missing` who had not answered."""
+    """Returns the error of a call: `raised` by position, as `in_order` sorts them, `missing` are without an answer."""
     failures = {position: error.exception(receiver) for position, error in raised.items()}
     name, _, method = title.partition(".")
     headline, of = f"Actor call {title} failed", ""

@@ -39,13 +39,13 @@ class Displays:
 
     @property
     def has_viewer(self) -> bool:
-        """Whether displays go to where somebody shows them as they are; else they are printed as text."""
+        """Whether displays go to a viewer that renders them; else they are printed as text."""
         return self._journal is not None
 
     def publish(
         self, data: dict[str, object], metadata: dict[str, object], id: str = "", *, update: bool = False
     ) -> None:
-        """Shows something that is there in its forms; with an id it can be replaced, with `update` it replaces."""
+        """Shows data in its forms; with an id it can be replaced, with `update` it replaces."""
         data = {kind: form for kind, form in data.items() if kind != WIDGET}
         text = text_of(data.get(PLAIN) or f"<{', '.join(data)}>")
         if self._journal is None or (set(data) <= {PLAIN} and not id):
@@ -67,12 +67,12 @@ class Displays:
         self._send(Display(text, forms, {kind: about for kind, about in metadata.items() if kind in forms}, id, update))
 
     def clear(self, wait: bool = False) -> None:
-        """Takes away what was displayed before in this call; with `wait`, when the next display is there."""
+        """Clears the displays of this call; with `wait`, when the next one arrives."""
         if self._journal is not None:
             self._send(Display(clear=LATER if wait else NOW))
 
     def relay(self, display: Display, call: str, source: str) -> bool:
-        """Shows what a process that was started from here has displayed. False where only text can be shown."""
+        """Shows a display of a process that was started from here. False if only text can be shown."""
         if self._journal is None or display.clear:
             return self._journal is not None
         display_id = f"{source} {display.id}" if display.id else ""
@@ -80,7 +80,7 @@ class Displays:
         return True
 
     def flush(self) -> None:
-        """Updates that came too fast: the latest of each."""
+        """Writes the latest of updates that were held back."""
         if self._pending:
             with self._lock:
                 pending, self._pending = self._pending, {}
@@ -88,7 +88,7 @@ class Displays:
                     self._write(display, call)
 
     def _in_child(self) -> None:
-        """A process forked by the user's code: what it displays is text, and the lock may be another thread's."""
+        """Resets a process forked by the user's code, which displays text: another thread may have held the lock."""
         self._lock = threading.RLock()
         self._pending = {}
 
@@ -130,7 +130,7 @@ class ReplaceableDisplay:
         return f"<display {self.display_id}>"
 
     def display(self, value: object, **options: Any) -> None:
-        """Shows it once more, under the same id."""
+        """Shows a value again under the same id."""
         display(value, display_id=self.display_id, **options)
 
     def update(self, value: object, **options: object) -> None:
@@ -190,7 +190,7 @@ def publish_display_data(
     update: bool = False,
     **__: object,
 ) -> None:
-    """Shows what is there in its forms, by MIME type."""
+    """Shows data that is already in its forms, by MIME type."""
     forms = sendable(data)
     forms.setdefault(PLAIN, plain_text(data) if not forms else "<" + ", ".join(forms) + ">")
     displays.publish(forms, dict(metadata or {}), str((transient or {}).get("display_id") or ""), update=update)

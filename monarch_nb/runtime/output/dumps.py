@@ -1,4 +1,4 @@
-"""The stacks of a process that cannot be asked, as something in C holds it: written by a signal handler in C."""
+"""The stacks of a process that cannot reply, such as one in C code: written by a signal handler in C."""
 
 import faulthandler
 import os

@@ -12,7 +12,7 @@ from monarch_nb.wire import text_of as str_of
 
 PLAIN = "text/plain"
 LONGEST = 100_000  # characters of the text
-WIDGET = "application/vnd.jupyter.widget-view+json"  # what it refers to lives in the process that made it
+WIDGET = "application/vnd.jupyter.widget-view+json"  # refers to a model in the process that made it
 _MIMEBUNDLE = "_repr_mimebundle_"
 _METHODS = {
     "text/html": "_repr_html_",
@@ -42,7 +42,7 @@ class Forms(NamedTuple):
 
 
 def forms_of(value: object, include: Collection[str] | None = None, exclude: Collection[str] | None = None) -> Forms:
-    """All forms of an object, or those of some MIME types. What its methods raise is said on standard error."""
+    """Returns all forms of an object, or those of some MIME types. Errors of its methods go to standard error."""
     data: dict[str, object] = {}
     metadata: dict[str, object] = {}
     _take(data, metadata, _call_method(value, _MIMEBUNDLE, include=include, exclude=exclude))
@@ -81,12 +81,12 @@ def text_of(value: object) -> str:
     except ThreadCutOff:
         raise
     except BaseException:
-        text = repr_of(value)  # says what it raised
+        text = repr_of(value)  # names the error
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def _take(data: dict[str, object], metadata: dict[str, object], result: object) -> None:
-    """Adds what an object has given: forms, or a pair of forms and facts about them."""
+    """Adds the result of an object's method: forms, or a pair of forms and their metadata."""
     forms, about = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     data.update(sendable(forms if isinstance(forms, Mapping) else {}))
     metadata.update(about if isinstance(about, Mapping) else {})
@@ -104,12 +104,12 @@ def _form(kind: str, form: object) -> object:
 
 
 def _call_method(value: object, name: str, **arguments: object) -> object:
-    """The result of an object's method; None if there is none, or if it raises."""
+    """Returns the result of an object's method; None without such a method, or if it raises."""
     try:
         method = None if inspect.isclass(value) or hasattr(value, _CANARY) else getattr(value, name, None)
     except ThreadCutOff:
         raise
-    except BaseException:  # an object that cannot be asked for its attributes
+    except BaseException:  # an object whose attributes cannot be read
         return None
     try:
         return method(**arguments) if callable(method) else None

@@ -1,4 +1,4 @@
-"""Records of `logging` from within an actor begin with who says it: "[actor=<root>.<module.Class name>] …".
+"""Records of `logging` from within an actor begin with its name: "[actor=<root>.<module.Class name>] …".
 
 And while one is written, its level is known to whoever keeps the output.
 """
@@ -72,7 +72,7 @@ def level() -> int:
 
 
 def levels_are_known() -> None:
-    """From now on `level` reads that of records, whichever handlers they go to; warnings have one too."""
+    """Has `level` return the level of records from now on, for all handlers; warnings have one, too."""
     logging.Handler.handle = _at_level(  # type: ignore[method-assign]
         logging.Handler.handle, lambda handler, record, *_: int(record.levelno)
     )

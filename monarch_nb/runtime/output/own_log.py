@@ -1,4 +1,4 @@
-"""The output of this process: which call it belongs to, and how far it has come."""
+"""The output of this process: the calls that it belongs to, and its position."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from typing import Protocol, TextIO
 from monarch_nb.runtime.output import log_prefix
 from monarch_nb.runtime.output.displays import displays
 
-AT_ONCE_S = 0.001  # what begins that soon after another has ended needs no mark of its own
+AT_ONCE_S = 0.001  # a call that begins this soon after another has ended gets no mark
 
 
 class OutputSink(Protocol):
@@ -28,7 +28,7 @@ class OutputSink(Protocol):
         """Say whose the output of C code and child processes is that has come since the mark before."""
 
     def position(self) -> int:
-        """Where all that was written so far ends."""
+        """Returns the end of the output so far."""
 
 
 class OwnLog:
@@ -70,13 +70,13 @@ class OwnLog:
                 self._calls.remove(origin)
 
     def position(self) -> int:
-        """How far the output has come; 0 where it is not kept."""
+        """Returns the position of the output; 0 if it is not stored."""
         if self._journal is None:
             return 0
         displays.flush()
         try:
             for text in (sys.stdout, sys.stderr):
-                if text not in self._journal.texts:  # somebody has put another in its place
+                if text not in self._journal.texts:  # the program has replaced it
                     text.flush()
             return self._journal.position()
         except (OSError, ValueError):
