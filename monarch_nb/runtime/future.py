@@ -1,4 +1,4 @@
-"""The result of a call that is under way: block for it, await it, or look again later."""
+"""The result of a call that is under way: block for it, await it, or check it later."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ class WouldBlockRuntime(RuntimeError):
 
 
 class Driving(threading.local):
-    """Whether the calling thread runs the body of a future, on a loop of its own."""
+    """Whether the calling thread runs the body of a future, on its own loop."""
 
     now = False
 
@@ -80,10 +80,10 @@ class Future(Generic[R]):
         "watched",
     )
     describe: Callable[[], str] | None  # describes what is awaited, for progress and interrupts
-    wait_id: str  # the call behind it
+    wait_id: str  # the id of its call
     finding: str  # why it has no result, as a diagnosis has found last; "" if none was made
-    watched: int  # how many wait for it now
-    _lock: threading.Lock  # held until there is a result; who waits may be interrupted while he holds it
+    watched: int  # the number of present waiters
+    _lock: threading.Lock  # held until there is a result; a waiter may be interrupted while it holds it
     _decoding: threading.Lock  # held while the result is decoded
     _done: bool
     _value: R | None
@@ -138,14 +138,14 @@ class Future(Generic[R]):
             self._done = True
             self._unread = failed and not unretrieved.leaving
             callbacks, self._callbacks = self._callbacks, None
-            self.describe = self._cancel = None  # nobody asks any more; they hold the call, and all that has come of it
+            self.describe = self._cancel = None  # not needed any more; they refer to the call and its answers
         self._lock.release()
         if failed and self._handed:
             self._keep_unretrieved()
         for callback in callbacks or ():
             try:
                 callback(self)
-            except Exception:  # an error of one must not keep the others from being called
+            except Exception:  # an error of one callback must not prevent the others
                 logger.exception("a callback of %r failed", self)
         return True
 
@@ -153,21 +153,21 @@ class Future(Generic[R]):
         return held_back(self._finish, value, None, None, False)
 
     def _set_lazy(self, resolve: Callable[[], R], *, failed: bool = False) -> bool:
-        """Resolved with a value that is computed, once, by whoever looks first; or `failed`: it raises."""
+        """Resolves with a function that computes the value, once, at the first read; or `failed`: it raises."""
         return held_back(self._finish, None, None, resolve, failed)
 
     def _fail(self, error: BaseException) -> bool:
         return held_back(self._finish, None, error, None, True)
 
     def _hand_out(self) -> None:
-        """Has an error reported that the holder of the future never retrieves: see `unretrieved`."""
+        """Has an error reported if the holder of the future never retrieves it: see `unretrieved`."""
         unretrieved.ready()
         self._handed = True
         if self._unread:
             self._keep_unretrieved()
 
     def _reported_elsewhere(self) -> None:
-        """Has no error reported when the future is dropped unread: its holder learns of it in another way."""
+        """Has no error reported if the future is dropped unread: its holder learns of it in another way."""
         self._handed = False
         self._noticed()
 
@@ -210,7 +210,7 @@ class Future(Generic[R]):
         if start is not None:
             start()
 
-    # -- the side that looks ----------------------------------------------------------------------------------------
+    # -- the side that reads ----------------------------------------------------------------------------------------
 
     def done(self) -> bool:
         """True once a value or an error is there. Does not block."""
@@ -228,7 +228,7 @@ class Future(Generic[R]):
         return False if self._done or cancel is None else cancel(self)
 
     def progress_text(self) -> str:
-        """What is still waited for, in a few words; "" once there is a result, or where nothing is known."""
+        """Returns what is still awaited, in a few words; "" once there is a result, or if nothing is known."""
         describe = self.describe
         return describe() if describe is not None else ""
 
@@ -270,7 +270,7 @@ class Future(Generic[R]):
             begun = time.monotonic()
             deadline = None if timeout is None else begun + timeout
             while True:
-                tick = waiting.TICK  # also where nobody observes it: one may come
+                tick = waiting.TICK  # also without observers: one may join
                 if deadline is not None:
                     tick = min(tick, max(0.0, deadline - time.monotonic()))
                 if lock.acquire(timeout=tick):
@@ -297,7 +297,7 @@ class Future(Generic[R]):
             waiting.end(entered)
 
     def wait(self, timeout: float) -> bool:
-        """Blocks until it is over, up to `timeout` seconds, without a word about it; whether it is over."""
+        """Blocks until it is settled, up to `timeout` seconds, without any display; returns whether it is settled."""
         self._observe()
         if not self._done and self._lock.acquire(timeout=timeout):
             self._lock.release()
@@ -378,11 +378,11 @@ class Future(Generic[R]):
         if self._resolve is not None and self._unread:
             try:
                 self._outcome()
-            except BaseException:  # which is kept
+            except BaseException:  # which the future stores
                 pass
         if self._error is None:
             return "<Future done>"
-        self._noticed()  # who sees this knows
+        self._noticed()  # the reader of this learns of the error
         return f"<Future failed: {_first_line(self._error)}>"
 
     def __bool__(self) -> bool:
@@ -395,7 +395,7 @@ class Future(Generic[R]):
 
 
 def _first_line(error: BaseException) -> str:
-    """`ValueError: …`, of what was raised on the ranks rather than of the error that brings it."""
+    """Returns `ValueError: …`, of the error on the ranks rather than of the one that wraps it."""
     return error_line(error.exception) if isinstance(error, ActorError) else error_line(error)
 
 
@@ -426,12 +426,12 @@ _unfinished: set[Future[object]] = set()
 
 
 def pending_future(*, describe: Callable[[], str] | None = None, start: Callable[[], None] | None = None) -> Future[T]:
-    """A future without a result yet. `describe` says what is waited for; `start` runs when somebody first looks."""
+    """Returns a future without a result. `describe` says what is awaited; `start` runs when it is first observed."""
     return Future._make(start=start, describe=describe)
 
 
 def resolved_future(value: T) -> Future[T]:
-    """A future that has its value already."""
+    """Returns a future that is resolved with a value."""
     return Future._resolved(value)
 
 
@@ -464,7 +464,7 @@ def fail_future(future: Future[object], error: BaseException) -> bool:
 
 
 def when_done(future: Future[T], callback: Callable[[Future[T]], None]) -> None:
-    """Calls back once: on the thread that settles the future, or at once where it is settled already."""
+    """Calls back once: on the thread that settles the future, or at once if it is settled already."""
     future._on_done(callback)
 
 
@@ -479,14 +479,14 @@ def cancel_with(future: Future[object], cancel: Callable[[Future[object]], bool]
 
 
 def hand_out(future: Future[object]) -> None:
-    """Has an error of the future reported that its holder never retrieves."""
+    """Has an error of the future reported if its holder never retrieves it."""
     future._hand_out()
 
 
 def reported_elsewhere(future: Future[object]) -> None:
-    """Returns the future; an error that nobody retrieves is not reported, since it is reported elsewhere."""
+    """Returns the future; an unretrieved error of it is not reported, since it is reported elsewhere."""
     future._reported_elsewhere()
-    _unfinished.add(future)  # a call that is under way would make another one in its place
+    _unfinished.add(future)  # a call that is under way would make another future instead
     when_done(future, _unfinished.discard)
 
 

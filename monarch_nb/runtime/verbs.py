@@ -13,7 +13,7 @@ from monarch_nb.wire import Harmless, Lane, Verb
 class RunsOn(IntEnum):
     """Which thread of its process an actor runs on."""
 
-    ITS_OWN = 0  # or a loop of its own
+    ITS_OWN = 0  # or its own loop
     MAIN_THREAD = 1
 
 
@@ -32,7 +32,7 @@ class SpawnActor(Harmless, array_like=True, frozen=True):
 
 
 class Cancel(msgspec.Struct, array_like=True, frozen=True):
-    """One rank is not to answer a call any more."""
+    """Cancels a call on one rank."""
 
     call: str
     mesh: str
@@ -49,7 +49,7 @@ class WaitHop(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Probe(msgspec.Struct, array_like=True, frozen=True):
-    """Asks an actor that has not answered the last call of `hops` whether it is blocked itself."""
+    """Requests whether an actor that has not answered the last call of `hops` is blocked itself."""
 
     round: int
     mesh: str
@@ -66,9 +66,9 @@ class Deadlock(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Interrupt(msgspec.Struct, array_like=True, frozen=True):
-    """Raises KeyboardInterrupt in what a process runs for a mesh. Calls of `drop` that have not begun never do.
+    """Raises KeyboardInterrupt in code that a process runs for a mesh. Calls of `drop` that have not begun never do.
 
-    The same `number` is the same interrupt, which may come twice.
+    The same `number` is the same interrupt, which may arrive twice.
     """
 
     mesh: str
@@ -92,11 +92,11 @@ class RunningEndpoint(msgspec.Struct, array_like=True, frozen=True):
     file: str = ""
     line: int = 0
     source: str = ""
-    freed: bool = False  # of process groups of torch.distributed, which are of no use any more
+    freed: bool = False  # from process groups of torch.distributed, which cannot be used any more
 
 
 class SentCall(msgspec.Struct, array_like=True, frozen=True):
-    """A call by its place in the messages from its sender to one actor."""
+    """A call by its position in the messages from its sender to one actor."""
 
     mesh: str
     rank: int
@@ -108,20 +108,20 @@ class SentCall(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AskReceived(msgspec.Struct, array_like=True, frozen=True):
-    """Asks a process what has become of calls to its actors. If it is `final`, those that never came will not run."""
+    """Requests the states of calls to a process's actors. If it is `final`, calls that never arrived will not run."""
 
     calls: tuple[SentCall, ...]
     final: bool
 
 
 class UnreadState(msgspec.Struct, array_like=True, frozen=True):
-    """Which of a controller's calls it has not read the results of, as in `Header.unread` of one after them."""
+    """The calls of a controller with unread results, as in `Header.unread` of a later call."""
 
     unread: tuple[int, ...]
 
 
 class CallsReceived(msgspec.Struct, array_like=True, frozen=True):
-    """What has become of the calls, in the order in which they were asked for: `WAITS`, `NEVER_CAME` or `ANSWERED`."""
+    """The states of the calls, in the order of the request: `WAITS`, `NEVER_CAME` or `ANSWERED`."""
 
     states: tuple[str, ...]
 

@@ -23,7 +23,7 @@ OWNED = "wait for the meshes it owns"
 
 
 class Cleanup:
-    """Of one actor. It runs on the actor's thread; the time-outs may be looked at on any."""
+    """The clean-up of one actor. It runs on the actor's thread; time-outs may be checked on any thread."""
 
     def __init__(self, cell: "ActorCell") -> None:
         self._cell = cell
@@ -83,7 +83,7 @@ class Cleanup:
     def finish(self, error: BaseException | None) -> None:
         """Drops the object and counts the actor as ended; an `error` of the clean-up is reported."""
         cell = self._cell
-        with contextlib.ExitStack() as steps:  # each is taken, whatever comes of those before it
+        with contextlib.ExitStack() as steps:  # each runs, even if an earlier one fails
             steps.callback(cell.finish)
             steps.callback(cell.process.actor_ended, cell)
             steps.callback(cell.refuse_queued)
@@ -92,37 +92,37 @@ class Cleanup:
                 text = "".join(format_exception(error))
                 logger.error("%s: __cleanup__ failed:\n%s", cell.instance, text)
                 cell.cause = cell.process.supervisor.cause_of("cleanup", error, text, cell, "__cleanup__")
-                cell.process.supervisor.actor_failed(cell)  # of no interest to the owner if it is the one who stops it
+                cell.process.supervisor.actor_failed(cell)  # ignored by an owner that stops it
 
     # -- time-outs --------------------------------------------------------------------------------------------------
 
     @property
     def patience(self) -> float:
-        """Seconds that a stop gives what the actor is doing before it is interrupted: less where it has not begun."""
+        """Seconds from a stop until the actor's present step is interrupted: fewer before its construction."""
         return settings.cleanup_timeout if self._cell.obj is None else settings.stop_actor_timeout
 
     @property
     def doing(self) -> str:
-        """The step that the actor is in, in a word or two."""
+        """The present step of the actor, in one or two words."""
         running = self._cell.running
         if self._step or self._cell.obj is None:
             return self._step or "__init__"
         return f"endpoint {running[1]}" if running is not None else "tasks"
 
     def interrupt_overdue(self) -> float | None:
-        """Interrupts the actor if the time for its stop has passed; each step once. Seconds until the next look.
+        """Interrupts the actor once the time for its stop has passed, each step once; returns the seconds to the next check.
 
-        None where that did not help: nobody waits for the actor any more, though its thread goes on.
+        None if that did not help: the actor counts as ended, though its thread goes on.
         """
         cell, doing = self._cell, self.doing
         if cell.ended:
             return None
-        if doing == OWNED:  # stops have bounds of their own
+        if doing == OWNED:  # stops have their own time-outs
             return settings.cleanup_timeout
         if doing != self._interrupted:
-            had = time.monotonic() - self._since
-            if doing == CLEANUP and had < settings.stop_actor_timeout:
-                return settings.stop_actor_timeout - had
+            elapsed = time.monotonic() - self._since
+            if doing == CLEANUP and elapsed < settings.stop_actor_timeout:
+                return settings.stop_actor_timeout - elapsed
             self._interrupted = doing
             cell.interrupt()
             return settings.cleanup_timeout

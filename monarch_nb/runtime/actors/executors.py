@@ -1,4 +1,4 @@
-"""Executors of an actor's messages: a thread of its own, an event loop of its own, or the process's main thread."""
+"""Executors of an actor's messages: its own thread, its own event loop, or the process's main thread."""
 
 import asyncio
 import threading
@@ -50,12 +50,12 @@ class SyncExecutor:
         self._queue.put(True)
 
     def post_control(self, control: Callable[[], object]) -> None:
-        """Queues something that goes before all messages."""
+        """Queues a control function before all messages."""
         self._control.append(control)
         self._queue.put(False)
 
     def waiting(self) -> "list[Message]":
-        """The messages that wait, in order."""
+        """Returns the messages that wait, in order."""
         return list(self._items)
 
     @property
@@ -64,7 +64,7 @@ class SyncExecutor:
         return self._idle and not self._items and not self._control
 
     def drain(self) -> "list[Message]":
-        """Takes out all that wait."""
+        """Removes and returns all messages that wait."""
         return _drain(self._items)
 
     def run(self) -> None:
@@ -86,8 +86,8 @@ class SyncExecutor:
             try:
                 try:
                     self._step()
-                except KeyboardInterrupt:  # it came between two messages, or at the end of one
-                    self._queue.put(True)  # in place of the token that may have been taken in vain
+                except KeyboardInterrupt:  # it arrived between two messages, or at the end of one
+                    self._queue.put(True)  # replaces a token that may have been taken without its message
                     cell.cut_off()
             except KeyboardInterrupt:
                 continue
@@ -146,16 +146,16 @@ class AsyncExecutor:
             self._soon(self._wake.set)
 
     def post_control(self, control: Callable[[], object]) -> None:
-        """Runs a control function on the loop soon; if it returns a coroutine, as a task of its own."""
+        """Runs a control function on the loop soon; a coroutine that it returns becomes a task."""
         self._control.append(control)
         self._soon(self._controls)
 
     def waiting(self) -> "list[Message]":
-        """The messages that wait, in order."""
+        """Returns the messages that wait, in order."""
         return list(self._items)
 
     def drain(self) -> "list[Message]":
-        """Takes out all that wait."""
+        """Removes and returns all messages that wait."""
         return _drain(self._items)
 
     def spawn(self, coroutine: Coro[object]) -> "asyncio.Task[object]":
@@ -170,7 +170,7 @@ class AsyncExecutor:
         with asyncio.Runner() as runner:
             try:
                 runner.run(self._main())
-            except BaseException as error:  # also of a task or a callback of the user's own: those end a loop
+            except BaseException as error:  # also of the user's tasks and callbacks, which end a loop
                 _ignore_reported(runner.get_loop(), error)
                 if self._cell.thread_lost(error):
                     runner.run(self._finish())

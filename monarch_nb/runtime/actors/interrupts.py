@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from monarch_nb.runtime.cancellation import CancelledCalls
 
 INTERRUPT_INTERVAL = 0.2  # seconds; a sooner interrupt counts as the one before, which may not have arrived yet
-FREES_AFTER = 0.2  # seconds after which what an interrupt has not ended is freed from the process groups it waits in
+FREES_AFTER = 0.2  # seconds from an interrupt until an endpoint that still runs is freed from waits in process groups
 FREES_WITHIN = 30.0  # seconds in which it is freed; then it takes another interrupt
 REACTS_WITHIN = 0.7  # seconds after which the requester is informed that an interrupt has not ended the endpoint
 POLL_INTERVAL = 0.02  # seconds
-_REMEMBERED = 64  # interrupts, as each may come twice
+_REMEMBERED = 64  # interrupts, as each may arrive twice
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 class InterruptWindow:
-    """Knows whether a thread is in an endpoint, or in `__init__`: nothing else of it is ever interrupted.
+    """Records whether a thread runs an endpoint, or `__init__`: no other code of it is ever interrupted.
 
     `begin` and `end` are called on that thread, `interrupt` on any other.
     """
@@ -43,10 +43,10 @@ class InterruptWindow:
         self._lock = threading.Lock()
         self._interruptible = False
         self._thrown = False  # an interrupt is on its way
-        self._interrupted_at = float("-inf")  # when what runs was interrupted last
+        self._interrupted_at = float("-inf")  # when the running code was interrupted last
 
     def begin(self) -> None:
-        """Opens the window: from now on an interrupt hits what runs."""
+        """Opens the window: from now on an interrupt affects the running code."""
         self._interruptible = True
 
     def end(self) -> None:
@@ -72,13 +72,13 @@ class InterruptWindow:
             self.end()
 
     def interrupt(self, thread: threading.Thread) -> None:
-        """Raises KeyboardInterrupt in what runs, as soon as that is where an exception may end it. Does not block."""
+        """Raises KeyboardInterrupt in the running code, as soon as an exception may end it there. Does not block."""
         with self._lock:
             if not self._interruptible or time.monotonic() - self._interrupted_at < INTERRUPT_INTERVAL:
                 return
             interrupted_at = self._interrupted_at = time.monotonic()
             if thread is threading.main_thread():
-                # To the thread itself: a signal to the process may be taken by any, and wakes only the one that does.
+                # To the thread itself: a signal to the process may be taken by any thread, and wakes only that one.
                 signal.pthread_kill(thread.ident or 0, signal.SIGINT)
                 return
         if self._throw(thread.ident or 0, interrupted_at):
@@ -132,7 +132,7 @@ class Interrupts:
         clock: Clock,
         free: "Callable[[ActorCell], bool]",
     ) -> None:
-        """`free` ends what an actor waits in, in process groups of torch.distributed; True if it did."""
+        """`free` ends an actor's waits in process groups of torch.distributed; True if it did."""
         self._cells, self._cancelled, self._clock, self._free = cells, cancelled, clock, free
         self._outcomes: dict[tuple[str, int], _Interrupted] = {}  # by the number of the interrupt and the rank
 
@@ -204,7 +204,7 @@ def _doing(cell: "ActorCell") -> RunningEndpoint:
     file, line, source = "", 0, ""
     frame = _user_frame(sys._current_frames().get(cell.executor.thread.ident or 0))
     if frame is not None:
-        # Between two lines a frame may be at none.
+        # Between two lines a frame may have no line number.
         file, line = frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno
         source = linecache.getline(file, line).strip()
     return RunningEndpoint(call, endpoint, time.monotonic() - since, file=file, line=line, source=source)
@@ -217,7 +217,7 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
         file = frame.f_code.co_filename
         if file.startswith(_PACKAGE):
             if first is not None and not file.endswith(("sleeping.py", "future.py")):
-                break  # what is above the endpoint
+                break  # frames above the endpoint
         elif not file.startswith((_LIBRARY, "<frozen")):
             return frame
         elif first is None:

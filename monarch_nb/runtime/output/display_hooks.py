@@ -16,13 +16,13 @@ from monarch_nb.runtime.output import displays
 from monarch_nb.wire import error_line
 
 BACKEND = "module://monarch_nb.runtime.output.figures"
-# What a kernel sets for itself: no choice of the user's, and of no use in another process.
+# Set by a kernel for itself: not chosen by the user, and useless in another process.
 _OF_KERNELS = ("", "module://matplotlib_inline.backend_inline", "module://ipykernel.pylab.backend_inline")
 _REPLACED = ("display", "update_display", "publish_display_data", "clear_output")
 
 
 def install() -> None:
-    """Puts them in place."""
+    """Installs the hooks."""
     vars(builtins)["display"] = displays.display
     changes: dict[str, Callable[[ModuleType], None]] = {
         "IPython.core.display": _display_here,  # IPython 7 has them there
@@ -42,18 +42,18 @@ def install() -> None:
 def _change(name: str, change: Callable[[ModuleType], None], module: ModuleType) -> None:
     try:
         change(module)
-    except Exception as error:  # another version of it
+    except Exception as error:  # another version of the library
         sys.stderr.write(f"{name} does not display in notebooks from here: {error_line(error)}\n")
 
 
 def open_figures() -> list[int]:
-    """The numbers of the figures of pyplot that are open here and that `plt.show()` would display."""
+    """Returns the numbers of the open figures of pyplot that `plt.show()` would display."""
     figures = sys.modules.get("monarch_nb.runtime.output.figures")
     return list(figures.numbers()) if figures is not None else []
 
 
 def show_figures(before: Sequence[int], value: object = None) -> None:
-    """The end of a cell: figures opened since are displayed and closed. The one that is its value is closed only."""
+    """Displays and closes the figures that a cell has opened; a figure that is the cell's value is closed only."""
     figures = sys.modules.get("monarch_nb.runtime.output.figures")
     if figures is not None and _backend() == BACKEND:
         figures.show_each([number for number in figures.numbers() if number not in before], value)
@@ -69,7 +69,7 @@ def _draw_here(matplotlib: ModuleType) -> None:
 
 
 def _draw_as_data(module: ModuleType) -> None:
-    """Plotly draws so in a kernel; outside of one it looks for a browser."""
+    """Has Plotly display as in a kernel; outside of one it opens a browser."""
     module.renderers.default = "plotly_mimetype+notebook_connected"
 
 
@@ -80,7 +80,7 @@ def _display_here(module: ModuleType) -> None:
 
 
 def _bars_as_text(module: ModuleType) -> None:
-    """Bars made of widgets live in a kernel; here they are lines that overwrite themselves, as cells show in place."""
+    """Replaces progress bars of widgets, which need a kernel, by lines that overwrite themselves."""
     plain = sys.modules.get("tqdm.std")
     if plain is None:
         return

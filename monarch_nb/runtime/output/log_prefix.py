@@ -67,7 +67,7 @@ _writing = _Writing()
 
 
 def level() -> int:
-    """The level of the record that this thread is writing, 0 if none."""
+    """Returns the level of the record that this thread is writing, 0 if none."""
     return _writing.level
 
 

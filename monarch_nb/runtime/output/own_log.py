@@ -12,56 +12,56 @@ AT_ONCE_S = 0.001  # a call that begins this soon after another has ended gets n
 
 
 class OutputSink(Protocol):
-    """What a process needs to know of where its output goes."""
+    """The destination of a process's output."""
 
     @property
     def texts(self) -> Sequence[TextIO]:
-        """What `position` flushes."""
+        """The streams that `position` flushes."""
 
     def tag_by(self, tag: Callable[[], tuple[str, int]], sole: Callable[[], str]) -> None:
-        """Says how to learn which call output belongs to: that of the running code, and the only one that runs."""
+        """Sets the functions that return the call of output: that of the running code, and the only one that runs."""
 
     def display(self, line: bytes, tag: tuple[str, int]) -> bool:
-        """Write something displayed. False where it cannot be written."""
+        """Writes a display. False if it cannot be written."""
 
     def mark(self) -> None:
-        """Say whose the output of C code and child processes is that has come since the mark before."""
+        """Assigns output of C code and child processes since the last mark to the present call."""
 
     def position(self) -> int:
         """Returns the end of the output so far."""
 
 
 class OwnLog:
-    """Knows the calls that run here. Methods from any thread; without a journal they do nothing.
+    """Records the calls that run here. Methods from any thread; without a journal they do nothing.
 
-    `running` gives the outermost call that the running code belongs to, "" for none.
+    `running` returns the outermost call that the running code belongs to, "" for none.
     """
 
     def __init__(self, running: Callable[[], str]) -> None:
         self._running = running
         self._journal: OutputSink | None = None
-        self._calls: list[str] = []  # the outermost calls that what runs belongs to
+        self._calls: list[str] = []  # the outermost calls of running code
         self._ended_at = float("-inf")  # when one of them ended last
 
     def keep(self, journal: OutputSink) -> None:
-        """Output goes to files that somebody follows: replies carry its position, and text the call it came from."""
+        """Sends output to files that are followed: replies carry its position, and text carries its call."""
         journal.tag_by(self.tag, self.sole)
         self._journal = journal
         displays.write_to(self)
 
     def display(self, line: bytes, call: str | None = None) -> bool:
-        """Write something displayed, for the running code or for a call. False where it cannot be written."""
+        """Writes a display, for the running code or for a call. False if it cannot be written."""
         return self._journal is not None and self._journal.display(line, self.tag() if call is None else (call, 0))
 
     def begin(self, origin: str) -> None:
-        """Something begins to run for a call."""
+        """Begins a run for a call."""
         if self._journal is not None:
             if self._calls or time.monotonic() - self._ended_at > AT_ONCE_S:
                 self._journal.mark()
             self._calls.append(origin)
 
     def end(self, origin: str, *, answered: bool = False) -> None:
-        """It has ended; with an answer, whose position has marked what it has written."""
+        """Ends the run; with `answered`, the answer's position has marked its output."""
         if self._journal is not None:
             if not answered:
                 self._journal.mark()
@@ -83,10 +83,10 @@ class OwnLog:
             return 0
 
     def tag(self) -> tuple[str, int]:
-        """The call of the running code, or the only one that runs, and the level of the record that it is writing."""
+        """Returns the call of the running code, or the only one that runs, and the level of its present log record."""
         return self._running() or self.sole(), log_prefix.level()
 
     def sole(self) -> str:
-        """The only call that runs, "" if there are none or several."""
+        """Returns the only call that runs, "" if there are none or several."""
         calls = set(self._calls)
         return calls.pop() if len(calls) == 1 else ""
