@@ -110,7 +110,7 @@ class Cleanup:
         return f"endpoint {running[1]}" if running is not None else "tasks"
 
     def interrupt_overdue(self) -> float | None:
-        """Interrupts the actor once the time for its stop has passed, each step once; returns the seconds to the next check.
+        """Interrupts an actor that is late with its stop, each step once; returns the seconds to the next check.
 
         None if that did not help: the actor counts as ended, though its thread goes on.
         """
