@@ -1,7 +1,7 @@
 """Attention of sharded tensors by a fused kernel, as PyTorch chooses one for tensors of its own devices.
 
 `scaled_dot_product_attention` asks the device of its tensors for a kernel. The device of a mesh has none, so that
-PyTorch would compute attention by its plain operations, with a matrix of all words by all words.
+PyTorch would decompose attention into plain operations, with a matrix of all words by all words.
 """
 
 from typing import Any, TypeGuard
@@ -32,27 +32,27 @@ def attend(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Implements `scaled_dot_product_attention`: fused where a kernel takes these tensors, else by plain operations."""
-    made: torch.Tensor
+    out: torch.Tensor
     if enable_gqa and query.dim() == key.dim() == value.dim() == _DIMENSIONS and _divides(query, key, value):
-        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+        key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
         enable_gqa = False
     tensors = (query, key, value)
     if not dropout_p and not enable_gqa and _are_alike(tensors):
         device = tensors[0].meta.layout.device
         if device == "cpu" and query.dtype in _ON_CPU and _fits(attn_mask, query, is_causal):
             flash = aten._scaled_dot_product_flash_attention_for_cpu.default
-            made = flash(*tensors, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
-            return made
+            out = flash(*tensors, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+            return out
         if device == "cuda" and query.dtype in _ON_CUDA and attn_mask is None and _has_flash_width(query.shape[-1]):
             kernel = _kernel_of_ranks(*tensors[:2], is_causal, scale)
             if kernel == SDPBackend.CUDNN_ATTENTION.value:
                 cudnn = aten._scaled_dot_product_cudnn_attention.default
-                made = cudnn(*tensors, None, True, 0.0, is_causal, False, scale=scale)[0]
-                return made
+                out = cudnn(*tensors, None, True, 0.0, is_causal, False, scale=scale)[0]
+                return out
             if kernel == SDPBackend.FLASH_ATTENTION.value:
-                made = aten._scaled_dot_product_flash_attention.default(*tensors, 0.0, is_causal, False, scale=scale)[0]
-                return made
-    return _plainly(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+                out = aten._scaled_dot_product_flash_attention.default(*tensors, 0.0, is_causal, False, scale=scale)[0]
+                return out
+    return _decompose(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def _kernel_of_ranks(query: MeshTensor, key: MeshTensor, is_causal: bool, scale: float | None) -> int:
@@ -65,14 +65,14 @@ def _kernel_of_ranks(query: MeshTensor, key: MeshTensor, is_causal: bool, scale:
         SDPBackend.MATH: True,
     }
     shape = (query.dtype, query.shape[2], key.shape[2], query.shape[3])
-    asked = (*shape, is_causal, scale, tuple(kernel.value for kernel, is_enabled in enabled.items() if is_enabled))
-    if asked not in stream.kernels:
-        found = set(stream.run_everywhere(RunFunction(_kernel_here, asked, {})).values())
-        stream.kernels[asked] = found.pop() if len(found) == 1 else SDPBackend.MATH.value
-    return int(stream.kernels[asked])
+    arguments = (*shape, is_causal, scale, tuple(kernel.value for kernel, is_enabled in enabled.items() if is_enabled))
+    if arguments not in stream.kernels:
+        choices = set(stream.run_everywhere(RunFunction(_kernel_of_process, arguments, {})).values())
+        stream.kernels[arguments] = choices.pop() if len(choices) == 1 else SDPBackend.MATH.value
+    return int(stream.kernels[arguments])
 
 
-def _kernel_here(
+def _kernel_of_process(
     dtype: torch.dtype,
     queries: int,
     keys: int,
@@ -89,16 +89,16 @@ def _kernel_here(
         return int(torch._fused_sdp_choice(query, key, key, None, 0.0, is_causal, scale=scale, enable_gqa=False))
 
 
-def _divides(query: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether each head of the others serves as many heads of the query."""
-    return all(each.shape[1] and query.shape[1] % each.shape[1] == 0 for each in others)
+def _divides(query: torch.Tensor, *tensors: torch.Tensor) -> bool:
+    """Whether each head of these tensors serves as many heads of the query."""
+    return all(tensor.shape[1] and query.shape[1] % tensor.shape[1] == 0 for tensor in tensors)
 
 
 def _has_flash_width(width: int) -> bool:
     return width <= _LARGEST_HEAD and not width % _MULTIPLE
 
 
-def _plainly(
+def _decompose(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -109,16 +109,16 @@ def _plainly(
     grouped: bool,
 ) -> torch.Tensor:
     operation = aten.scaled_dot_product_attention.default
-    made: torch.Tensor = operation.decompose(
+    result: torch.Tensor = operation.decompose(
         query, key, value, mask, dropout, is_causal, scale=scale, enable_gqa=grouped
     )
-    return made
+    return result
 
 
 def _are_alike(tensors: tuple[torch.Tensor, ...]) -> TypeGuard[tuple[MeshTensor, MeshTensor, MeshTensor]]:
-    """Whether these are handles of four dimensions with words in each, of one type, and as many heads of one width.
+    """Whether these are non-empty handles of four dimensions and one type, with equal numbers and widths of heads.
 
-    The numbers of a word lie side by side; aten/native/transformers/sdp_utils_cpp.h.
+    The last dimension is contiguous; aten/native/transformers/sdp_utils_cpp.h.
     """
     first = tensors[0]
     return (
@@ -137,7 +137,7 @@ def _are_alike(tensors: tuple[torch.Tensor, ...]) -> TypeGuard[tuple[MeshTensor,
 
 
 def _fits(mask: torch.Tensor | None, query: torch.Tensor, is_causal: bool) -> bool:
-    """Whether a mask is added as it is: of the type of the tensors, without a gradient, and the only one."""
+    """Whether a kernel takes this mask: of the type of the tensors, without a gradient, and the only one."""
     if mask is None:
         return True
     kind = isinstance(mask, MeshTensor) and mask.dtype == query.dtype and not mask.requires_grad

@@ -37,7 +37,7 @@ LOWER = [
     "linalg_multi_dot",
     "scaled_dot_product_attention",
 ]
-# … what sums up, or grows fast, in float32 …
+# … sums and functions that grow fast in float32 …
 FLOAT32 = [
     "acos",
     "asin",
@@ -98,7 +98,7 @@ FLOAT32 = [
     "norm.ScalarOpt_dim",
     "cross_entropy_loss",
 ]
-# … and where arguments of several types meet, the widest of them.
+# … and operations on several types in the widest of them.
 WIDEST = [
     "addcdiv",
     "addcmul",
@@ -116,14 +116,14 @@ WIDEST = [
 ]
 
 
-def register_autocast(every: Any, ours: Any) -> None:
+def register_autocast(wildcard: Any, kernels: Any) -> None:
     """Registers the casts for the device."""
-    every.fallback(torch.library.fallthrough_kernel, _KEY)
+    wildcard.fallback(torch.library.fallthrough_kernel, _KEY)
     for names, kind in ((LOWER, _lower), (FLOAT32, _float32), (WIDEST, _widest)):
         for name in names:
             base, _, overload = name.partition(".")
             operation = getattr(getattr(aten, base), overload or "default")
-            ours.impl(operation.name(), _casting(operation, kind), _KEY)
+            kernels.impl(operation.name(), _casting(operation, kind), _KEY)
 
 
 def _lower(args: object) -> torch.dtype:
@@ -136,9 +136,9 @@ def _float32(args: object) -> torch.dtype:
 
 def _widest(args: object) -> torch.dtype:
     widest = _lower(args)
-    found: list[torch.dtype] = []
-    tree_map(lambda value: found.append(value.dtype) if _casts(value) else None, args)
-    for dtype in found:
+    dtypes: list[torch.dtype] = []
+    tree_map(lambda value: dtypes.append(value.dtype) if _casts(value) else None, args)
+    for dtype in dtypes:
         widest = torch.promote_types(widest, dtype)
     return widest
 
@@ -148,10 +148,10 @@ def _casts(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def _casting(operation: OpOverload, kind: Callable[[object], torch.dtype]) -> Callable[..., object]:
-    without = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
 
     def run(*args: object, **kwargs: object) -> object:
-        with torch._C._ExcludeDispatchKeyGuard(without):
+        with torch._C._ExcludeDispatchKeyGuard(keys):
             dtype = kind((args, kwargs))
 
             def cast(value: object) -> object:

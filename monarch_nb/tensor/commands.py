@@ -62,7 +62,7 @@ class Define:
     scalars: int
     made: tuple[Meta, ...]
     writes: tuple[int, ...] = ()
-    own: bool = False  # on values of the ranks' own: what fails on one is lost there, and others go on
+    own: bool = False  # on values of the ranks' own: a rank that fails loses its result, and others continue
     agrees: bool = False  # ranks agree first that each has its inputs
 
 
@@ -102,19 +102,19 @@ class Locals:
 
 @dataclass(frozen=True)
 class Send:
-    """Sends values of ranks' own to members of the group: for each rank of the mesh, to these; see `Take`."""
+    """Sends the ranks' own values to members of the group: to `targets` for each rank of the mesh; see `Take`."""
 
     number: int
     targets: tuple[tuple[int, ...], ...]
     tag: int
-    lends: bool = False  # the memory itself, to this process
+    lends: bool = False  # the memory itself, within the process
 
 
 @dataclass(frozen=True)
 class Take:
-    """Makes a tensor of what members of the group send, one to each rank of the mesh.
+    """Makes a tensor of values that members of the group send, one to each rank of the mesh.
 
-    `late`: the process groups in which that was sent have ended since.
+    `late`: the process groups in which they were sent have ended.
     """
 
     made: Meta
@@ -127,14 +127,14 @@ class Take:
 
 @dataclass(frozen=True)
 class GiveBack:
-    """Says that what was lent under a tag is not used any more."""
+    """Ends the loan of memory under a tag."""
 
     tag: int
 
 
 @dataclass(frozen=True)
 class Await:
-    """Waits until another stream has done so many operations on the rank: what was issued before a borrow, or its end.
+    """Waits until another stream has done so many operations on the rank: those before a borrow, or before its end.
 
     All of them have been sent before.
     """
@@ -145,10 +145,10 @@ class Await:
 
 @dataclass(frozen=True)
 class DrawFrom:
-    """Says from what a stream of the program draws on the ranks; what has a smaller `number` was said before.
+    """Sets the generators from which a stream of the program draws on the ranks; a larger `number` is newer.
 
-    With a `seed`, the generators from which functions draw are seeded, on each rank with another one. `apart`:
-    operations draw from these generators, too, and not by the seed of the mesh.
+    With a `seed`, the generators of functions are seeded, differently on each rank. `apart`: operations draw from
+    these generators, too, instead of the seed of the mesh.
     """
 
     number: int
@@ -175,10 +175,10 @@ class RunFunction(Generic[T]):
 
 @dataclass(frozen=True)
 class CallRemote:
-    """Calls a function, or what a path such as "math.sqrt" names, with the values of tensors among its arguments.
+    """Calls a function, or the one at a path such as "math.sqrt", with the values of tensors among its arguments.
 
-    The tensors that it returns are kept under the numbers `results`; without these under `bundle`, until `Name` names
-    them, and a description of them is the reply. `replies`: what it returns is the reply. `writes` are tensors that it
+    The tensors that it returns are stored under the numbers `results`; without these under `bundle`, until `Name` names
+    them, and a description of them is the reply. `replies`: its result is the reply. `writes` are tensors that it
     changes. `only` one rank of the mesh runs it. `joined`: ranks wait for each other in it.
     """
 
@@ -244,25 +244,25 @@ class Cell:
 
 
 def mapped(value: T, function: Callable[[Any], object]) -> T:
-    """A tree of lists, tuples and dicts of any kind, with what a function makes of each of its leaves."""
-    made: Any
+    """A tree of lists, tuples and dicts of any kind, with `function(leaf)` in place of each leaf."""
+    result: Any
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(mapped(item, function) for item in value))
     if isinstance(value, list | tuple):
         return type(value)([mapped(item, function) for item in value])
     if isinstance(value, dict):
-        made = copy(value)  # which may be an OrderedDict, or know a default
-        made.update({key: mapped(item, function) for key, item in value.items()})
+        result = copy(value)  # keeps an OrderedDict or a defaultdict
+        result.update({key: mapped(item, function) for key, item in value.items()})
     else:
-        made = function(value)
-    return cast(T, made)
+        result = function(value)
+    return cast(T, result)
 
 
 class Turn(NamedTuple):
     """The part of a batch in which ranks may wait for each other: numbers from `begin` to `end` of it.
 
-    It begins when the last such parts that were sent before are done: for each of these a stream, how many operations
-    that stream has done then, and the members of the group that wait for it; None for all.
+    It begins when the latest such parts before it are done: `after` has for each its stream, the number of operations
+    that the stream has done then, and the members of the group that wait for it; None for all.
     """
 
     begin: int
@@ -273,12 +273,12 @@ class Turn(NamedTuple):
 def meeting(
     commands: Sequence[Sequence[object]], objects: Sequence[object], meets: Callable[[object], bool], first: int
 ) -> tuple[int, int, int] | None:
-    """Where in the numbers of a batch the part is in which ranks may wait for each other, and the operation behind it.
+    """Begin and end, in a batch's numbers, of the part in which ranks may wait for each other, and the next operation.
 
     `meets` gets a plan's number, `REPLAY` commands and objects. `first` is the number of the first operation.
     """
     position, number, pending = 0, first, iter(objects)
-    found: tuple[int, int, int] | None = None
+    bounds: tuple[int, int, int] | None = None
     for command in commands:
         code, begin = command[0], position
         position += len(command)
@@ -287,10 +287,10 @@ def meeting(
         number += cast(int, command[2]) if code == REPLAY else 1
         if code in (SHARDS, OWN):
             continue
-        asked = next(pending) if code == OBJECT else command if code == REPLAY else code
-        if code in (WHOLE, NUMBER) or meets(asked):
-            found = (begin if found is None else found[0], position, number)
-    return found
+        item = next(pending) if code == OBJECT else command if code == REPLAY else code
+        if code in (WHOLE, NUMBER) or meets(item):
+            bounds = (begin if bounds is None else bounds[0], position, number)
+    return bounds
 
 
 def nbytes_of(command: object) -> int:

@@ -14,8 +14,8 @@ from monarch_nb.tensor.ranks.tensor import RankTensor
 aten = torch.ops.aten
 
 
-def _whole(tensor: MeshTensor, what: str) -> torch.Tensor:
-    return tensor.reference.stream.fetch(current(tensor), what)
+def _fetch(tensor: MeshTensor, operation: str) -> torch.Tensor:
+    return tensor.reference.stream.fetch(current(tensor), operation)
 
 
 def _share(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
@@ -50,7 +50,7 @@ def _close(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
     return bool(torch.isclose(*args, **kwargs).all())
 
 
-def _moved(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
+def _move(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Implements `to`: an operation on the mesh; to another device it fetches the tensor."""
     device = kwargs.get("device")
     tensor = args[0]
@@ -58,11 +58,11 @@ def _moved(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     if device is None or stays or device.type == tensor.device.type:
         kwargs = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
         return issue(func, args, kwargs)
-    whole = _whole(tensor, "to")
-    return func(whole, *args[1:], **kwargs)
+    local = _fetch(tensor, "to")
+    return func(local, *args[1:], **kwargs)
 
 
-def _copied(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
+def _copy(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Implements `copy_`, the only operation that accepts local tensors, since it copies explicitly."""
     target, source = args[0], args[1]
     if not isinstance(target, MeshTensor):
@@ -72,7 +72,7 @@ def _copied(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
                 "copy_: the values of the ranks do not go into a local tensor by themselves: target.copy_("
                 "monarch.inspect(t, …)) takes those of one rank",
             )
-        return target.copy_(_whole(source, "copy_"))
+        return target.copy_(_fetch(source, "copy_"))
     stream = target.reference.stream
     if not isinstance(source, MeshTensor):
         source = upload(stream, source, replicated(stream.layout))
@@ -91,8 +91,8 @@ def _copied(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
 
 def _shows_same_elements(first: MeshTensor, second: MeshTensor) -> bool:
     """Returns whether two tensors are the same elements of the same memory, in the same order."""
-    one, other = first.reference, second.reference
-    shares = one is other or (one.memory is not None and one.memory is other.memory and one.offset == other.offset)
+    a, b = first.reference, second.reference
+    shares = a is b or (a.memory is not None and a.memory is b.memory and a.offset == b.offset)
     facts = [
         (tensor.meta.shape, tensor.meta.stride, tensor.meta.dtype, tensor.is_conj(), tensor.is_neg())
         for tensor in (first, second)
@@ -118,7 +118,7 @@ def _with_lengths(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     for name in ("input_lengths", "target_lengths"):
         lengths = named[name]
-        named[name] = (_whole(lengths, "ctc_loss") if isinstance(lengths, MeshTensor) else lengths).tolist()
+        named[name] = (_fetch(lengths, "ctc_loss") if isinstance(lengths, MeshTensor) else lengths).tolist()
     overload = getattr(torch.ops.aten, func._schema.name.partition("::")[2]).default
     return issue(
         overload,
@@ -132,26 +132,26 @@ def index_fill(tensor: torch.Tensor, dim: int, index: torch.Tensor, value: torch
 
     PyTorch's own gradient of the value counts the different indices, which only the workers have.
     """
-    return tensor.masked_fill(_at(tensor, dim, index), value)
+    return tensor.masked_fill(_index_mask(tensor, dim, index), value)
 
 
 def index_fill_(tensor: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Implements `index_fill_` in the same way."""
-    return tensor.masked_fill_(_at(tensor, dim, index), value)
+    return tensor.masked_fill_(_index_mask(tensor, dim, index), value)
 
 
-def _at(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """True where a dimension has one of these indices; of a shape that goes with the tensor's."""
+def _index_mask(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """A mask of the indices along a dimension, which broadcasts with the tensor."""
     sizes = list(tensor.shape)
     mask = tensor.new_zeros((sizes[dim] if sizes else 1,), dtype=torch.bool).index_fill(0, index, True)
-    return mask.view([-1 if at == dim % len(sizes) else 1 for at in range(len(sizes))])
+    return mask.view([-1 if axis == dim % len(sizes) else 1 for axis in range(len(sizes))])
 
 
 def tensor_split(tensor: torch.Tensor, indices_or_sections: torch.Tensor, dim: int = 0) -> Sequence[torch.Tensor]:
-    """Implements `tensor_split` at indices that are a tensor; fetches them."""
-    given = indices_or_sections
+    """Implements `tensor_split` at a tensor of indices; fetches them."""
+    indices = indices_or_sections
     return tensor.tensor_split(
-        (_whole(given, "tensor_split") if isinstance(given, MeshTensor) else given).tolist(), dim
+        (_fetch(indices, "tensor_split") if isinstance(indices, MeshTensor) else indices).tolist(), dim
     )
 
 
@@ -165,8 +165,8 @@ def register() -> None:
         aten.is_nonzero.default: _truth,
         aten.equal.default: _equal,
         aten.allclose.default: _close,
-        aten._to_copy.default: _moved,
-        aten.copy_.default: _copied,
+        aten._to_copy.default: _move,
+        aten.copy_.default: _copy,
         aten.as_strided.default: _strided,
         aten._ctc_loss.Tensor: _with_lengths,
         aten._ctc_loss_backward.Tensor: _with_lengths,

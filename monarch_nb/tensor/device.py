@@ -1,7 +1,7 @@
 """The device of sharded tensors: `torch.device("mesh", 2)` is one mesh of several, `torch.device("mesh")` the current.
 
-PyTorch keeps one name free for backends like this (privateuse1). Where another package has taken it, handles say that
-they are on the CPU: everything works but what goes by the device, such as `torch.arange(n, device=x.device)`.
+PyTorch keeps one name free for backends like this (privateuse1). Where another package has taken it, handles report
+the CPU: everything works except what depends on the device, such as `torch.arange(n, device=x.device)`.
 """
 
 import contextlib
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 Device = torch.device | str | int | None
 NAME = "mesh"
 _FREE = "privateuseone"
-_FREED_WITHIN_S = 5.0  # meshes that are no more: once ranks have answered what was sent
+_FREED_WITHIN_S = 5.0  # for unreferenced meshes, whose ranks still have to answer
 _MOST = 127  # an index has seven bits
 
 _streams: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()  # by index
-_open: "weakref.WeakKeyDictionary[Stream, ProcMesh]" = weakref.WeakKeyDictionary()
+_procs: "weakref.WeakKeyDictionary[Stream, ProcMesh]" = weakref.WeakKeyDictionary()
 _meshes: "weakref.WeakKeyDictionary[Stream, Callable[[Stream], Mesh]]" = weakref.WeakKeyDictionary()
 _entered: list[Stream] = []  # `with mesh:`
 _latest: "weakref.ref[Stream] | None" = None
 _claimed: bool | None = None
-_seeded = (0, 0)  # torch's seed, and how many meshes have begun since it was set
+_seed_state = (0, 0)  # torch's seed, and how many meshes have begun since it was set
 _variable: Any = torch.autograd.Variable  # without types
 _engine: Any = type(_variable._execution_engine)
-_Taken = tuple[int | None, ...]  # None, the addresses of an error's parts, its thread
-_taken: list[_Taken] = []
+_StoredError = tuple[int | None, ...]  # None, the addresses of an error's parts, its thread
+_stored_errors: list[_StoredError] = []
 
 
 class MeshModule(types.ModuleType):
@@ -83,7 +83,7 @@ class MeshModule(types.ModuleType):
     @contextlib.contextmanager
     def device(self, device: Device) -> Iterator[None]:
         """Sets the current mesh in a `with` block."""
-        stream = _of(device)
+        stream = _stream_of(device)
         _entered.append(stream)
         try:
             yield
@@ -92,10 +92,10 @@ class MeshModule(types.ModuleType):
 
     def manual_seed_all(self, seed: int) -> None:
         """Seeds random operations on all meshes; called by `torch.manual_seed`."""
-        global _seeded
+        global _seed_state
         if THREAD.runs_operations:  # in the process of a rank that has meshes of its own
             return
-        _seeded = (seed, 0)
+        _seed_state = (seed, 0)
         for stream in tuple(_streams.values()):
             stream.draws.reseed(stream, seed)
 
@@ -103,12 +103,12 @@ class MeshModule(types.ModuleType):
 
     def get_rng_state(self, device: Device = None) -> torch.Tensor:
         """The state for `set_rng_state`: two numbers."""
-        stream = _of(device)
+        stream = _stream_of(device)
         return torch.tensor([stream.draws.seed, stream.draws.drawn], dtype=torch.int64).view(torch.uint8)
 
     def set_rng_state(self, state: torch.Tensor, device: Device = None) -> None:
         """Restores a state of random operations."""
-        stream = _of(device)
+        stream = _stream_of(device)
         stream.draws.seed, stream.draws.drawn = (int(number) for number in state.view(torch.int64).tolist())
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
@@ -117,7 +117,7 @@ class MeshModule(types.ModuleType):
 
     def synchronize(self, device: Device = None) -> None:
         """Blocks until all issued operations have run. Raises TensorError for one that failed."""
-        _of(device).synchronise()
+        _stream_of(device).synchronise()
 
 
 def claim() -> bool:
@@ -137,15 +137,15 @@ class _Error(ctypes.Structure):
 _PARTS = [name for name, _ in _Error._fields_]
 
 
-def _taking() -> list[Iterable[object]]:
-    """Iterators: a step of the first two takes away what is pending, the second and the following give the addresses of
-    its parts, or None."""
+def _error_parts() -> list[Iterable[object]]:
+    """Iterators over pending errors: a step of the first two takes the error, the second and the following give the
+    addresses of its parts, or None."""
     if sys.version_info >= (3, 12):
         raised = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyErr_GetRaisedException", ctypes.pythonapi))
         return [repeat(None), starmap(raised, repeat(()))]
     fetch, error = ctypes.PYFUNCTYPE(None)(("PyErr_Fetch", ctypes.pythonapi)), _Error()
-    into = tuple(ctypes.byref(error, getattr(_Error, name).offset) for name in _PARTS)
-    return [starmap(fetch, repeat(into)), *(map(attrgetter(name), repeat(error)) for name in _PARTS)]
+    pointers = tuple(ctypes.byref(error, getattr(_Error, name).offset) for name in _PARTS)
+    return [starmap(fetch, repeat(pointers)), *(map(attrgetter(name), repeat(error)) for name in _PARTS)]
 
 
 def _raise(parts: tuple[int | None, ...]) -> NoReturn:
@@ -161,10 +161,10 @@ def device_guard() -> object:
     Its function consists of C functions: a Python function would check signals, and be traced by a debugger, with an
     error pending. It is a class attribute, since Python clears errors before looking up instance attributes.
     """
-    taken = zip(*_taking(), starmap(threading.get_ident, repeat(())), strict=False)
-    errors = map(partial(filter, itemgetter(1)), zip(taken, strict=False))
+    records = zip(*_error_parts(), starmap(threading.get_ident, repeat(())), strict=False)
+    errors = map(partial(filter, itemgetter(1)), zip(records, strict=False))
     kind = torch._C._autograd.DeviceType
-    answers = zip(map(_taken.extend, errors), repeat(kind.PrivateUse1), strict=False)
+    answers = zip(map(_stored_errors.extend, errors), repeat(kind.PrivateUse1), strict=False)
     acc: Any = torch._C._acc
     answer = staticmethod(partial(next, map(itemgetter(1), answers)))
     return type("DeviceGuard", (acc.DeviceGuard,), {"type_": answer})()
@@ -174,7 +174,7 @@ class _Engine(_engine):  # type: ignore[misc]
     """PyTorch's autograd engine, which also raises the errors that the device guard has stored."""
 
     def run_backward(self, *args: object, **kwargs: object) -> object:
-        """Runs a backward pass; raises what an operation or hook has raised."""
+        """Runs a backward pass; raises the error of an operation or hook."""
         try:
             return super().run_backward(*args, **kwargs)
         except RuntimeError as error:
@@ -185,12 +185,12 @@ class _Engine(_engine):  # type: ignore[misc]
                 "too (pytorch/pytorch#161129): train on the mesh, with Mesh(..., device='cuda'), or in an actor"
             ) from error
         except SystemError:
-            own = [taken for taken in _taken if taken[-1] == threading.get_ident()]
-            if not own:
+            records = [record for record in _stored_errors if record[-1] == threading.get_ident()]
+            if not records:
                 raise
-        for taken in own:
-            _taken.remove(taken)
-        _raise(own[-1][1:-1])
+        for record in records:
+            _stored_errors.remove(record)
+        _raise(records[-1][1:-1])
 
 
 def after_backward(call: Callable[[], object]) -> None:
@@ -209,10 +209,10 @@ def _claim() -> bool:
         from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as set_up
     except ImportError:
         raise too_old(torch.__version__) from None
-    taken = torch._C._get_privateuse1_backend_name()
-    if taken != _FREE:
+    name = torch._C._get_privateuse1_backend_name()
+    if name != _FREE:
         warnings.warn(
-            f'another package has taken the one device name that PyTorch keeps free, as "{taken}": sharded tensors '
+            f'another package has taken the one device name that PyTorch keeps free, as "{name}": sharded tensors '
             'will say that they are on "cpu", and what makes tensors with device=x.device makes local ones',
             stacklevel=4,
         )
@@ -226,8 +226,8 @@ def new_device() -> torch.device:
     """A device with a free index. Raises RuntimeError if all indices are used."""
     if not claim():
         return torch.device("cpu")
-    index, until = _free_index(), time.monotonic() + _FREED_WITHIN_S
-    while index is None and time.monotonic() < until:
+    index, deadline = _free_index(), time.monotonic() + _FREED_WITHIN_S
+    while index is None and time.monotonic() < deadline:
         gc.collect()  # streams of a program and their meshes refer to each other
         index = _free_index()
         if index is None:
@@ -254,18 +254,18 @@ def occupy(stream: Stream, procs: ProcMesh | None, mesh: "Callable[[Stream], Mes
     if procs is None:
         return
     stream.draws.begin(stream, _first_seed() if stream.lane is None else torch.initial_seed())
-    _open[stream] = procs
+    _procs[stream] = procs
     _latest = weakref.ref(stream)
 
 
 def _first_seed() -> int:
     """The seed of a new mesh: torch's seed, changed for each further mesh since it was set."""
-    global _seeded
-    seed, before = torch.initial_seed(), 0
-    if _seeded[0] == seed:
-        before = _seeded[1]
-    _seeded = (seed, before + 1)
-    return mixed(seed, before) if before else seed
+    global _seed_state
+    seed, count = torch.initial_seed(), 0
+    if _seed_state[0] == seed:
+        count = _seed_state[1]
+    _seed_state = (seed, count + 1)
+    return mixed(seed, count) if count else seed
 
 
 def mesh_of(stream: Stream) -> "Mesh":
@@ -275,7 +275,7 @@ def mesh_of(stream: Stream) -> "Mesh":
 
 def streams() -> list[tuple[Stream, ProcMesh]]:
     """The streams of all tensor meshes, oldest first, with their proc meshes."""
-    return list(_open.items())
+    return list(_procs.items())
 
 
 def stream_at(index: int | None) -> Stream:
@@ -307,6 +307,6 @@ def entered(stream: Stream) -> Iterator[None]:
         _entered.remove(stream)
 
 
-def _of(device: Device) -> Stream:
+def _stream_of(device: Device) -> Stream:
     index = device if isinstance(device, int) or device is None else torch.device(device).index
     return stream_at(index)

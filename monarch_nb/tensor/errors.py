@@ -21,7 +21,7 @@ FORMER = "tell"  # the name of "warn" in 0.1.0
 
 
 class TensorError(ActorError, RuntimeError):
-    """An operation failed on the workers. The mesh stays usable; what the operation should have made is lost.
+    """An operation failed on the workers. The mesh stays usable; the result of the operation is lost.
 
     `operation` is its name ("" if a failure elsewhere cut it off), `origin` the line of the program that issued it, if
     known, `failures` the workers' errors by rank.
@@ -40,11 +40,11 @@ class TensorError(ActorError, RuntimeError):
         first = failures[0]
         remote = RemoteException(first.type_name, first.text, first.traceback, "it was sent as text")
         ranks = ranks_text([failure.rank for failure in failures])
-        where = f"{ranks} of {mesh}" if mesh else ranks
+        location = f"{ranks} of {mesh}" if mesh else ranks
         if operation:
-            summary = f"{operation} failed on {where}: {first.line}"
+            summary = f"{operation} failed on {location}: {first.line}"
         else:
-            summary = f"this needs a tensor that was lost on {where}: {first.text}\n  restore it: {RESTORE}"
+            summary = f"this needs a tensor that was lost on {location}: {first.text}\n  restore it: {RESTORE}"
         if origin is not None:
             summary += f"\n  issued at {origin}"
         summary += f"\n{details}" * bool(details)
@@ -137,7 +137,7 @@ class CompileError(RuntimeError):
 
 
 class CompileWarning(UserWarning):
-    """A compiled step runs as if it were not: the text says why. Its results are right."""
+    """A step runs without being compiled: the text says why. Its results are right."""
 
 
 class GatherWarning(UserWarning):
@@ -154,7 +154,7 @@ def is_refused() -> bool:
     return settings.tensor_gather == "refuse"
 
 
-def check_notices(stream: "Stream", plan: OperationPlan, where: CallSite | None) -> None:
+def check_notices(stream: "Stream", plan: OperationPlan, site: CallSite | None) -> None:
     """Issues the warnings of a plan. Raises NoRuleError if gathering is refused."""
     if is_refused():
         notice = plan.notices[0]
@@ -165,15 +165,15 @@ def check_notices(stream: "Stream", plan: OperationPlan, where: CallSite | None)
             user_line(),
         )
     for notice in plan.notices:
-        warn_once(stream, notice, where)
+        warn_once(stream, notice, site)
 
 
-def warn_once(stream: "Stream", notice: PlanNotice, where: CallSite | None) -> None:
+def warn_once(stream: "Stream", notice: PlanNotice, site: CallSite | None) -> None:
     """Warns at the user's line, once for each operation of a mesh."""
     if notice.operation in stream.noticed or settings.tensor_gather == "allow":
         return
     stream.noticed.add(notice.operation)
-    origin = origin_of(where)
+    origin = origin_of(site)
     if origin is None:
         warnings.warn(notice.text, GatherWarning, stacklevel=2)
     else:

@@ -37,24 +37,24 @@ def make(
     stream: Stream, operation: OpOverload, args: Sequence[object], kwargs: dict[str, Any], placements: Placements
 ) -> MeshTensor:
     """Issues an operation without tensor inputs, and returns the handle of its result. Allocates nothing here."""
-    where, generator = call_site(), kwargs.get("generator")
+    site, generator = call_site(), kwargs.get("generator")
     kwargs = {name: value for name, value in kwargs.items() if value is not None and name not in _IGNORED}
     with torch.utils._python_dispatch._disable_current_modes():
-        shown = operation(*args, **kwargs, device="meta")
+        result = operation(*args, **kwargs, device="meta")
     name = str(operation)
     in_parts = name in _IN_PARTS
-    meta = Meta.of(stream.layout, shown.shape, shown.dtype, placements)
+    meta = Meta.of(stream.layout, result.shape, result.dtype, placements)
     seeded: tuple[int, ...] | None = None
     if torch.Tag.nondeterministic_seeded in operation.tags:
-        apart = in_parts or meta.is_own
-        seeded = tuple(dim for dim, placement in enumerate(placements) if apart and not placement.is_replicate())
+        is_divided = in_parts or meta.is_own
+        seeded = tuple(dim for dim, placement in enumerate(placements) if is_divided and not placement.is_replicate())
     stream.resume_if_healed()
     number = _define(stream, Making(0, name, tuple(args), kwargs, meta, in_parts, seeded))
-    reference = stream.hold(meta, where)
+    reference = stream.hold(meta, site)
     if seeded is None:
-        stream.issue((number, reference.number), where)
+        stream.issue((number, reference.number), site)
     else:
-        stream.issue((number, stream.draws.next(stream, generator), reference.number), where)
+        stream.issue((number, stream.draws.next(stream, generator), reference.number), site)
     return MeshTensor(meta, reference)
 
 
@@ -89,7 +89,7 @@ def refilling(stream: Stream, tensors: Collection[MeshTensor]) -> Iterator[None]
     except DeviceMeshError:
         raise
     except BaseException:
-        stream.held.lost.update(before)  # a part of the values was read at most
+        stream.held.lost.update(before)  # at most a part of the values was read
         raise
 
 

@@ -1,4 +1,4 @@
-"""Report of an operation that failed on one rank, and what stands for its results there.
+"""Report of an operation that failed on one rank, and the placeholder of its results there.
 
 Does not import torch, since it is part of runtime messages.
 """
@@ -12,8 +12,8 @@ from monarch_nb.wire import Harmless
 class Failure(Harmless, array_like=True, frozen=True):
     """A failed operation, and the rank on which it failed.
 
-    Where memory ran out, `held` has what the rank holds for the stream: numbers of tensors and bytes, the largest
-    first. Those of the last one without a number are of all further ones.
+    Where memory ran out, `held` has the stream's tensors on the rank: numbers and bytes, the largest first. A last
+    one without a number has the bytes of all further ones.
     """
 
     PROSE: ClassVar = ("text", "traceback")
@@ -25,7 +25,7 @@ class Failure(Harmless, array_like=True, frozen=True):
     text: str
     traceback: str  # formatted
     stream: int = 0
-    apart: bool = False  # other ranks go on: what it was to make is lost on this one alone
+    apart: bool = False  # other ranks continue: its result is lost on this one alone
     held: tuple[tuple[int, int], ...] = ()
 
     @property

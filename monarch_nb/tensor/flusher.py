@@ -1,4 +1,4 @@
-"""When streams send: the batches that are in flight, and the thread that flushes queues and looks after streams."""
+"""Batches of streams in flight, and the thread that flushes the queues of streams and ticks them."""
 
 import threading
 import time
@@ -52,7 +52,7 @@ class BatchesInFlight(deque[CommandBatch]):
         return count
 
     def exceed_window(self, issued: int, nbytes: int) -> bool:
-        """Returns whether the controller has to wait before it sends more, after so many operations and bytes."""
+        """Returns whether the controller has to wait before it sends more, given the operations and bytes so far."""
         try:
             oldest = self[0]
         except IndexError:
@@ -63,8 +63,8 @@ class BatchesInFlight(deque[CommandBatch]):
 class Flusher:
     """Flushes streams on a thread of its own, which starts on first use and sleeps while idle.
 
-    Each batch costs the controller as much as dozens of operations. So what is issued while workers are busy waits for
-    more of its kind, until they are about to have nothing to do.
+    Each batch costs the controller as much as dozens of operations. So operations issued while workers are busy
+    wait for more, until the workers are about to run out of work.
     """
 
     def __init__(self) -> None:
@@ -79,9 +79,9 @@ class Flusher:
         self._registered.add(stream)
 
     def schedule(self, stream: "Stream", after_s: float = WAIT_S, *, waits: bool = True) -> None:
-        """Flushes a stream after so long, in place of when it was scheduled to be before.
+        """Schedules a flush of a stream, in place of an earlier schedule.
 
-        With `waits` it does so later while workers have a batch, and not before a reply while they have two.
+        With `waits` the flush is delayed while workers have a batch, and follows a reply while they have two.
         """
         stream.due = time.monotonic() + after_s
         self._scheduled.append((stream.due, waits, stream))
@@ -93,18 +93,18 @@ class Flusher:
                     self._thread.start()
 
     def _run(self) -> None:
-        later: list[tuple[float, bool, Stream]] = []
+        pending: list[tuple[float, bool, Stream]] = []
         while True:
-            pause = min(due for due, _, _ in later) - time.monotonic() if later else TICK_S
+            pause = min(due for due, _, _ in pending) - time.monotonic() if pending else TICK_S
             if pause > 0 and self._wake.wait(pause):
                 self._wake.clear()
-            elif not later:
+            elif not pending:
                 for stream in tuple(self._registered):
                     stream.tick()
-            later += [self._scheduled.popleft() for _ in range(len(self._scheduled))]
+            pending += [self._scheduled.popleft() for _ in range(len(self._scheduled))]
             now = time.monotonic()
-            ready = [(waits, stream) for due, waits, stream in later if due <= now and due == stream.due]
-            later = [entry for entry in later if entry[0] > now]
+            ready = [(waits, stream) for due, waits, stream in pending if due <= now and due == stream.due]
+            pending = [entry for entry in pending if entry[0] > now]
             for waits, stream in ready:
                 busy = stream.in_flight
                 if busy == 0 or not waits:

@@ -25,9 +25,9 @@ from monarch_nb.tensor.views import (
     check_writes,
     make_again,
     overlapping_inputs,
-    reshaped,
-    viewed,
-    written,
+    propagate_writes,
+    record_reshape,
+    record_views,
 )
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ _DATA: Any = torch._C.TensorBase.data
 # Autograd creates a thread for each mesh at the first backward pass, and none for later meshes; operations on these
 # threads have no line of the program. The setting is thread-local.
 _is_threaded = torch._C._is_multithreading_enabled
-_thread = torch._C._set_multithreading_enabled
+_set_threaded = torch._C._set_multithreading_enabled
 # With view replay, autograd of writes through views replays the views instead of using offsets into a storage that is
 # not here. The setting is thread-local.
 _replays_views = torch._C._is_view_replay_enabled
-_replay_views = torch._C._set_view_replay_enabled
+_set_view_replay = torch._C._set_view_replay_enabled
 _ABSENT = object()  # default of arguments for which None is valid
-_COPIED = 1 << 16  # bytes up to which an uploaded tensor is copied and waits for the next batch
+_COPY_LIMIT = 1 << 16  # bytes up to which an uploaded tensor is copied and waits for the next batch
 
 
 class Destination:
@@ -76,7 +76,7 @@ class MeshTensor(torch.Tensor):
     __slots__ = ("meta", "reference")
 
     def __init_subclass__(cls) -> None:
-        """The only subclass is that of tensors of the ranks' own values, which an operation on these returns."""
+        """The only subclass is that of the ranks' own values; operations on such tensors return it."""
         _OWN_KIND[:] = [cls]
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -120,10 +120,10 @@ class MeshTensor(torch.Tensor):
             raise TypeError(
                 "redistribute: say how it is to be placed, once: redistribute(placements=[Shard(0), Replicate()])"
             )
-        wanted = placements_of(placements if spec is _ABSENT else spec, self.meta.layout, self.dim())
-        if wanted == self.meta.placements:
+        target = placements_of(placements if spec is _ABSENT else spec, self.meta.layout, self.dim())
+        if target == self.meta.placements:
             return self
-        return _redistribute(self, wanted)
+        return _redistribute(self, target)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """As for any tensor; `to(mesh)` copies it to another mesh, sharded alike along dimensions of equal names.
@@ -180,13 +180,13 @@ class MeshTensor(torch.Tensor):
         return self.detach()
 
     @data.setter
-    def data(self, other: torch.Tensor) -> None:
-        if not isinstance(other, MeshTensor):
+    def data(self, value: torch.Tensor) -> None:
+        if not isinstance(value, MeshTensor):
             raise TypeError(
                 "a sharded tensor takes the values of a sharded tensor: monarch.distribute(tensor, mesh) makes one"
             )
-        _DATA.__set__(self, other)
-        self.meta, self.reference = other.meta, other.reference
+        _DATA.__set__(self, value)
+        self.meta, self.reference = value.meta, value.reference
 
     def backward(self, *args: object, **kwargs: object) -> None:
         """As for any tensor, but on this thread, so that operations are attributed to lines of the program."""
@@ -194,18 +194,18 @@ class MeshTensor(torch.Tensor):
             super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        known = memo.get(id(self))
-        if known is None:
+        copy = memo.get(id(self))
+        if copy is None:
             if not self.is_leaf:
                 raise RuntimeError("only tensors that a program made itself can be copied deeply; detach() first")
             with torch.no_grad():
-                known = self.clone()
+                copy = self.clone()
             if isinstance(self, torch.nn.Parameter):
-                known = torch.nn.Parameter(known, requires_grad=self.requires_grad)
+                copy = torch.nn.Parameter(copy, requires_grad=self.requires_grad)
             else:
-                known.requires_grad_(self.requires_grad)
-            memo[id(self)] = known
-        return known
+                copy.requires_grad_(self.requires_grad)
+            memo[id(self)] = copy
+        return copy
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
@@ -221,9 +221,9 @@ class MeshTensor(torch.Tensor):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        own = OWN.get(func)
-        if own is not None:
-            return own(func, args, kwargs or {})
+        implementation = OWN.get(func)
+        if implementation is not None:
+            return implementation(func, args, kwargs or {})
         return issue(func, args, kwargs)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
@@ -289,9 +289,9 @@ def redistributed_together(
 
 
 def finish_redistributions(pending: Sequence[MeshTensor], before: Sequence[MeshTensor]) -> list[MeshTensor]:
-    """Issues the waits for pending redistributions; returns what these tensors have become."""
+    """Issues the waits for pending redistributions; returns the results."""
     stream = pending[0].reference.stream
-    dims = tuple(moving(was.meta.placements, now.meta.placements) for was, now in zip(before, pending, strict=True))
+    dims = tuple(moving(old.meta.placements, new.meta.placements) for old, new in zip(before, pending, strict=True))
     plan = stream.propagator.finishing(tuple(tensor.meta for tensor in pending), dims)
     return cast(list[MeshTensor], run(stream, plan, [*pending], []))
 
@@ -309,15 +309,15 @@ def issue(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[st
         generator = cast(torch.Generator, kwargs.pop("generator"))
     refused: PropagationError | None = None
     try:
-        plan, given, floats = stream.propagator.plan(func, args, kwargs)
+        plan, inputs, floats = stream.propagator.plan(func, args, kwargs)
     except PropagationError as error:
         refused = error
     if refused is not None:
         uploaded = _with_numbers_uploaded(stream, func, args, kwargs or {})
         if uploaded is None:
             raise refused
-        plan, given, floats = stream.propagator.plan(func, *uploaded)
-    for tensor in given:
+        plan, inputs, floats = stream.propagator.plan(func, *uploaded)
+    for tensor in inputs:
         tensor_stream = tensor.reference.stream
         if tensor_stream is not stream:
             if plan.own:
@@ -332,13 +332,13 @@ def issue(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[st
                 f"{func}: tensors of two meshes, {stream.title} and {tensor_stream.title}. Bring them together first: "
                 "tensor.to(mesh)"
             )
-    if plan.writes and len(given) > 1:
-        known = [(handle, handle.reference, handle.meta) for handle in given]
-        if read := overlapping_inputs(func, args, kwargs or {}, plan, known):
+    if plan.writes and len(inputs) > 1:
+        operands = [(handle, handle.reference, handle.meta) for handle in inputs]
+        if read := overlapping_inputs(func, args, kwargs or {}, plan, operands):
             copies = {id(tensor): tensor.clone() for tensor in read}
             args, kwargs = tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
             return issue(func, args, kwargs)
-    result = run(stream, plan, given, floats, generator)
+    result = run(stream, plan, inputs, floats, generator)
     if plan.rebinds:
         with no_dispatch():  # its own sizes and strides, too
             func(*args, **(kwargs or {}))
@@ -348,48 +348,48 @@ def issue(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[st
 def run(
     stream: Stream,
     plan: OperationPlan,
-    given: list[MeshTensor],
+    inputs: list[MeshTensor],
     floats: Sequence[float],
     generator: torch.Generator | None = None,
 ) -> object:
-    """Issues a plan on tensors of one mesh, and returns what the operation returns. `generator` gives a seed."""
-    where = call_site()
+    """Issues a plan on tensors of one mesh, and returns the operation's result. `generator` gives a seed."""
+    site = call_site()
     if _is_threaded():
-        _thread(False)
+        _set_threaded(False)
     if stream.lost is not None:
         stream.resume_if_healed()
-    held = stream.held
+    objects = stream.held
     numbers = []
     has_gradient = False
-    for tensor in given:
+    for tensor in inputs:
         number = tensor.reference.number
         numbers.append(number)
         if tensor.requires_grad:
             has_gradient = True
-            leaf = held.leaves.get(number)
+            leaf = objects.leaves.get(number)
             if (leaf is None or leaf.ref() is not tensor) and is_leaf(tensor):
-                held.register_leaf(number, tensor)
-    if held.lost:
-        held.require_contents(numbers)
+                objects.register_leaf(number, tensor)
+    if objects.lost:
+        objects.require_contents(numbers)
     if plan.notices:
-        check_notices(stream, plan, where)
-    if held.stale:
-        make_again(stream, numbers, where)
-    if held.has_lent or stream.lane is not ACTIVE.stream:
-        references = [tensor.reference for tensor in given]
-        if plan.own or given[0].meta.is_own:
+        check_notices(stream, plan, site)
+    if objects.stale:
+        make_again(stream, numbers, site)
+    if objects.has_lent or stream.lane is not ACTIVE.stream:
+        references = [tensor.reference for tensor in inputs]
+        if plan.own or inputs[0].meta.is_own:
             check_lane(stream, plan.operation, references, plan.writes)
         else:  # a sharded tensor may share memory that is lent
             check_loans(stream, plan.operation, references, plan.writes, of_sharded=True)
     targets: Sequence[WriteRecord] = ()
     if plan.writes:
-        references = [tensor.reference for tensor in given]
+        references = [tensor.reference for tensor in inputs]
         targets = [references[index].writes for index in plan.writes]
-        check_writes(plan, references, where)
+        check_writes(plan, references, site)
         if has_gradient:
             check_gradients(plan, references)
     is_shared = plan.rebinds and check_reshape(
-        plan, given[0].reference, has_gradient=given[0].requires_grad, is_base=given[0]._base is None
+        plan, inputs[0].reference, has_gradient=inputs[0].requires_grad, is_base=inputs[0]._base is None
     )
     if plan.number not in stream.defined:
         stream.define(
@@ -398,35 +398,35 @@ def run(
             )
         )
     kind = _OWN_KIND[0] if plan.own else MeshTensor
-    device, entries, ended, following = stream.device, held.entries, held.ended.append, held.next
-    made = []
+    device, entries, on_end, next_number = stream.device, objects.entries, objects.ended.append, objects.next
+    outputs = []
     results = []
     for meta in plan.made:
-        reference = Reference(stream, following())
-        entry = entries[reference.number] = LiveEntry(reference, ended)
-        entry.number, entry.meta, entry.call_site = reference.number, meta, where
+        reference = Reference(stream, next_number())
+        entry = entries[reference.number] = LiveEntry(reference, on_end)
+        entry.number, entry.meta, entry.call_site = reference.number, meta, site
         tensor = _make(kind, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
         tensor.meta, tensor.reference = meta, reference
-        made.append(tensor)
+        outputs.append(tensor)
         results.append(reference.number)
     if plan.views:
-        viewed(plan, [tensor.reference for tensor in given], [tensor.reference for tensor in made])
+        record_views(plan, [tensor.reference for tensor in inputs], [tensor.reference for tensor in outputs])
         if not _replays_views():
-            _replay_views(True)
+            _set_view_replay(True)
     if plan.program.seeded is None:
-        stream.issue((plan.number, *numbers, *floats, *results), where, targets)
+        stream.issue((plan.number, *numbers, *floats, *results), site, targets)
     else:
-        stream.issue((plan.number, stream.draws.next(stream, generator), *numbers, *floats, *results), where, targets)
+        stream.issue((plan.number, stream.draws.next(stream, generator), *numbers, *floats, *results), site, targets)
     if plan.collectives:
-        stream.table.moved(where, plan)
+        stream.table.moved(site, plan)
     if plan.writes:
-        written(plan, [tensor.reference for tensor in given], where)
+        propagate_writes(plan, [tensor.reference for tensor in inputs], site)
     if plan.rebinds:
-        before = given[0].reference
-        given[0].meta, given[0].reference = made[0].meta, made[0].reference
+        before = inputs[0].reference
+        inputs[0].meta, inputs[0].reference = outputs[0].meta, outputs[0].reference
         if is_shared:
-            reshaped(before, made[0].reference)
-    return plan.build(made, given)
+            record_reshape(before, outputs[0].reference)
+    return plan.build(outputs, inputs)
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
@@ -444,18 +444,18 @@ def stream_of(args: tuple[object, ...], kwargs: dict[str, object] | None) -> Str
     for value in args:
         if type(value) is MeshTensor or type(value) is _OWN_KIND[0]:
             return value.reference.stream
-    found = _first((*args, *(kwargs or {}).values()))
-    if found is None:
+    tensor = _first_tensor((*args, *(kwargs or {}).values()))
+    if tensor is None:
         raise TypeError("no sharded tensor among the arguments")
-    return found.reference.stream
+    return tensor.reference.stream
 
 
-def _first(values: Iterable[object]) -> MeshTensor | None:
+def _first_tensor(values: Iterable[object]) -> MeshTensor | None:
     for value in values:
         if isinstance(value, MeshTensor):
             return value
-        if isinstance(value, (list, tuple)) and (found := _first(value)) is not None:
-            return found
+        if isinstance(value, (list, tuple)) and (tensor := _first_tensor(value)) is not None:
+            return tensor
     return None
 
 
@@ -466,19 +466,19 @@ def _with_numbers_uploaded(
 
     Raises RuntimeError for other local tensors, which are never sent implicitly.
     """
-    found = False
+    has_numbers = False
 
-    def replaced(value: object) -> object:
-        nonlocal found
+    def replace(value: object) -> object:
+        nonlocal has_numbers
         if isinstance(value, (list, tuple)):
-            return type(value)(map(replaced, value))
+            return type(value)(map(replace, value))
         if isinstance(value, MeshTensor) or not isinstance(value, torch.Tensor):
             return value
-        first = _first((*args, *kwargs.values()))
+        first = _first_tensor((*args, *kwargs.values()))
         if value.dim() and first is not None and first.meta.is_own:
             raise RankTensorError(
                 "LOCAL_TENSOR",
-                f"{func}: operand {_place_of(value, args, kwargs)} is a local tensor of shape {tuple(value.shape)}, "
+                f"{func}: operand {_position_of(value, args, kwargs)} is a local tensor of shape {tuple(value.shape)}, "
                 f"among tensors of {mesh_of(stream)!r}. Make it on the ranks, inside `with mesh.activate():`, or take "
                 "the others' values here: monarch.inspect(t)",
             )
@@ -488,18 +488,18 @@ def _with_numbers_uploaded(
                 f"{stream.title}. Send it there first: monarch.distribute(tensor, mesh), or "
                 f"tensor.to({str(stream.device)!r})" + more("manual/tensors.md#sharding-tensors")
             )
-        found = True
+        has_numbers = True
         return upload(stream, value, replicated(stream.layout))
 
-    replaced_args = tuple(map(replaced, args))
-    replaced_kwargs = {name: replaced(value) for name, value in kwargs.items()}
-    return (replaced_args, replaced_kwargs) if found else None
+    replaced_args = tuple(map(replace, args))
+    replaced_kwargs = {name: replace(value) for name, value in kwargs.items()}
+    return (replaced_args, replaced_kwargs) if has_numbers else None
 
 
-def _place_of(operand: object, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
-    """The place of an operand among the arguments."""
+def _position_of(operand: object, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+    """The index or name of an operand among the arguments."""
     for name, value in (*enumerate(args), *kwargs.items()):
-        if value is operand or (isinstance(value, list | tuple) and any(each is operand for each in value)):
+        if value is operand or (isinstance(value, list | tuple) and any(element is operand for element in value)):
             return str(name)
     return "?"
 
@@ -509,16 +509,16 @@ def upload(stream: Stream, tensor: torch.Tensor, placements: Placements) -> Mesh
 
     Raises TypeError for a sparse or quantized tensor.
     """
-    where = call_site()
+    site = call_site()
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise TypeError(
             f"a tensor of layout {tensor.layout} and type {tensor.dtype} cannot be cut over processes: give a dense "
             "one, as tensor.to_dense() or tensor.dequantize() makes it"
         )
     meta = Meta.of(stream.layout, tensor.shape, tensor.dtype, placements)
-    reference = stream.hold(meta, where)
+    reference = stream.hold(meta, site)
     local = tensor.detach().cpu().contiguous()
-    if local.nbytes <= _COPIED:
+    if local.nbytes <= _COPY_LIMIT:
         stream.issue_object(PutTensor(local.clone(), meta.placements, reference.number))
     else:
         stream.issue_object(PutTensor(local, meta.placements, reference.number))

@@ -1,4 +1,4 @@
-"""What PyTorch runs for the device of a mesh: factories, and operations that it would decompose."""
+"""Kernels for the device of a mesh: factories, and operations that PyTorch would decompose."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ from monarch_nb.tensor.propagation import replicated
 aten = torch.ops.aten
 
 # Factories that PyTorch would otherwise decompose into `empty` and a write.
-_WHOLE = (
+_FACTORIES = (
     aten.arange.default,
     aten.arange.start,
     aten.arange.start_step,
@@ -57,32 +57,32 @@ def register_kernels() -> None:
     if _libraries or not device.claim():
         return
     library: Any = torch.library.Library
-    every = library("_", "IMPL")
-    every.fallback(_made, "PrivateUse1")
-    ours = library("aten", "IMPL")
-    _libraries.extend((every, ours))
+    wildcard = library("_", "IMPL")
+    wildcard.fallback(_create, "PrivateUse1")
+    kernels = library("aten", "IMPL")
+    _libraries.extend((wildcard, kernels))
     operation: Any  # its methods have no types
-    for operation in _WHOLE:
-        ours.impl(operation.name(), _kernel(operation), "PrivateUse1")
+    for operation in _FACTORIES:
+        kernels.impl(operation.name(), _kernel(operation), "PrivateUse1")
     for operation in _FUSED:
-        ours.impl(operation.name(), partial(issue, operation), "PrivateUse1")
-    ours.impl("aten::copy_", _copy, "PrivateUse1")
-    ours.impl("aten::scaled_dot_product_attention", attend, "AutogradPrivateUse1")
-    ours.impl("aten::tensor_split.tensor_indices_or_sections", conversions.tensor_split, "AutogradPrivateUse1")
-    ours.impl("aten::index_fill.int_Tensor", conversions.index_fill, "AutogradPrivateUse1")
-    ours.impl("aten::index_fill_.int_Tensor", conversions.index_fill_, "AutogradPrivateUse1")
-    register_autocast(every, ours)
+        kernels.impl(operation.name(), partial(issue, operation), "PrivateUse1")
+    kernels.impl("aten::copy_", _copy, "PrivateUse1")
+    kernels.impl("aten::scaled_dot_product_attention", attend, "AutogradPrivateUse1")
+    kernels.impl("aten::tensor_split.tensor_indices_or_sections", conversions.tensor_split, "AutogradPrivateUse1")
+    kernels.impl("aten::index_fill.int_Tensor", conversions.index_fill, "AutogradPrivateUse1")
+    kernels.impl("aten::index_fill_.int_Tensor", conversions.index_fill_, "AutogradPrivateUse1")
+    register_autocast(wildcard, kernels)
 
 
 def _kernel(operation: OpOverload) -> Callable[..., MeshTensor]:
-    return lambda *args, **kwargs: _made(operation, *args, **kwargs)
+    return lambda *args, **kwargs: _create(operation, *args, **kwargs)
 
 
-def _made(operation: OpOverload, *args: object, **kwargs: Any) -> MeshTensor:
+def _create(operation: OpOverload, *args: object, **kwargs: Any) -> MeshTensor:
     if operation is aten._efficientzerotensor.default:  # has no memory
         operation = aten.zeros.default
-    wanted = kwargs.get("device")
-    stream = device.stream_at(wanted.index if wanted is not None else None)
+    target = kwargs.get("device")
+    stream = device.stream_at(target.index if target is not None else None)
     return make(stream, operation, args, kwargs, replicated(stream.layout))
 
 

@@ -1,4 +1,4 @@
-"""Streams of a program: which of them is active in a thread, and what memory one has borrowed from another."""
+"""Streams of a program: which of them is active in a thread, and the memory that one borrows from another."""
 
 import contextlib
 import threading
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class _Active(threading.local):
     """The stream that this thread has activated; None for the main one. `has_mesh`: it has activated a mesh, too.
 
-    `coalesced` are the command streams to which a block of this thread has issued what is sent at its end.
+    `coalesced` are the command streams whose commands are sent at the end of a block of this thread.
     """
 
     stream: "Stream | None" = None
@@ -32,7 +32,7 @@ ACTIVE = _Active()
 def coalescing() -> Iterator[None]:
     """Sends what this thread issues in a `with` block at its end, in one message. Values cannot be fetched meanwhile.
 
-    What does not fit into one, such as a large tensor of the program, goes out before.
+    Commands that do not fit into one, such as a large tensor of the program, are sent before.
     """
     if ACTIVE.coalesced is not None:
         yield
@@ -50,30 +50,30 @@ def coalescing() -> Iterator[None]:
 
 
 class MemoryLoans:
-    """Who else uses the memory of a tensor of a stream, and what may not be done to it there.
+    """Loans of the memory of a stream's tensor, and the uses that they forbid.
 
-    `taken`: the stream has borrowed it, and may "read" or "write", or that has "ended". `given` are the borrows of
+    `borrow`: the stream has borrowed it to "read" or "write", or the borrow has "ended". `lent` are the borrows of
     other streams, by number, and whether they write; each with its call site.
     """
 
-    __slots__ = ("given", "taken")
+    __slots__ = ("borrow", "lent")
 
-    def __init__(self, taken: "tuple[Literal['read', 'write', 'ended'], CallSite | None] | None" = None) -> None:
-        self.taken = taken
-        self.given: dict[int, tuple[bool, CallSite | None]] = {}
+    def __init__(self, borrow: "tuple[Literal['read', 'write', 'ended'], CallSite | None] | None" = None) -> None:
+        self.borrow = borrow
+        self.lent: dict[int, tuple[bool, CallSite | None]] = {}
 
-    def refused(self, *, writes: bool) -> tuple[str, CallSite | None]:
+    def refusal(self, *, writes: bool) -> tuple[str, CallSite | None]:
         """The code of the error for a use, and where it was borrowed; "" where the use is allowed."""
-        taken, where = self.taken or ("", None)
-        if taken == "ended":
-            return "DROPPED", where
-        for mutable, at in self.given.values():
+        use, site = self.borrow or ("", None)
+        if use == "ended":
+            return "DROPPED", site
+        for mutable, loan_site in self.lent.values():
             if mutable or writes:
-                return "BORROWED" if mutable else "MUTATING_BORROW", at
-        return ("MUTATING_BORROW" if writes and taken == "read" else ""), where
+                return "BORROWED" if mutable else "MUTATING_BORROW", loan_site
+        return ("MUTATING_BORROW" if writes and use == "read" else ""), site
 
 
-_WHY = {
+_REASONS = {
     "BORROWED": "another stream has borrowed it, and may write to it: drop the borrow first",
     "MUTATING_BORROW": "it is borrowed, and may only be read: drop the borrow first",
     "DROPPED": "its borrow was dropped",
@@ -101,20 +101,20 @@ def check_loans(
     *,
     of_sharded: bool = False,
 ) -> None:
-    """Raises RankTensorError for uses that a borrow forbids; `writes` are the indices of what is written to.
+    """Raises RankTensorError for uses that a borrow forbids; `writes` are the indices of written tensors.
 
     RuntimeError for sharded tensors, whose operators would hide a TypeError.
     """
-    for at, reference in enumerate(references if stream.held.has_lent else ()):
+    for index, reference in enumerate(references if stream.held.has_lent else ()):
         loans = None if reference is None or reference.memory is None else reference.memory.loans
-        code, where = ("", None) if loans is None else loans.refused(writes=at in writes)
+        code, site = ("", None) if loans is None else loans.refusal(writes=index in writes)
         if code:
-            error = RankTensorError(code, f"{operation}: {_WHY[code]}. It was borrowed at {origin_of(where)}")
+            error = RankTensorError(code, f"{operation}: {_REASONS[code]}. It was borrowed at {origin_of(site)}")
             raise RuntimeError(str(error)) if of_sharded else error
 
 
 def check_fetching() -> None:
-    """Raises NotImplementedError inside of `coalescing`, where what a value depends on is not sent yet."""
+    """Raises NotImplementedError inside of `coalescing`, where the operations that make a value are not sent yet."""
     if ACTIVE.coalesced is not None:
         raise NotImplementedError(
             "values cannot be fetched inside `with monarch.coalescing():`, which sends all at its end"

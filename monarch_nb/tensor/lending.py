@@ -12,8 +12,8 @@ from monarch_nb.tensor.references import UNSENT
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
 
-_NOTHING = object()
-_before: dict[str, tuple[object, object]] = {}  # what a name meant, and the tensor that it means while it is lent
+_UNBOUND = object()
+_previous: dict[str, tuple[object, object]] = {}  # the former value of a name, and the tensor bound to it
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def _lend(tensors: dict[str, object]) -> None:
     """Binds the shards of this process to names in cells."""
     names = vars(sys.modules["__main__"])
     for name, part in tensors.items():
-        _before[name] = (names.get(name, _NOTHING), part)
+        _previous[name] = (names.get(name, _UNBOUND), part)
         names[name] = part
 
 
@@ -55,10 +55,10 @@ def _take_back(lent: list[str]) -> None:
     """Restores the previous values of the names, except those that a cell has assigned."""
     names = vars(sys.modules["__main__"])
     for name in lent:
-        before, part = _before.pop(name, (_NOTHING, _NOTHING))
-        if names.get(name, _NOTHING) is not part:
+        before, part = _previous.pop(name, (_UNBOUND, _UNBOUND))
+        if names.get(name, _UNBOUND) is not part:
             continue
-        if before is _NOTHING:
+        if before is _UNBOUND:
             names.pop(name, None)
         else:
             names[name] = before

@@ -38,8 +38,8 @@ from monarch_nb.tensor.workers.actor import TensorWorker
 
 aten = torch.ops.aten
 R = TypeVar("R")
-_for_ranks: "dict[tuple[str, Region], Mesh]" = {}  # on the main stream; those of others last as long as these
-_sharing = threading.RLock()  # held while they are made
+_rank_meshes: "dict[tuple[str, Region], Mesh]" = {}  # of the main stream; other streams hold theirs
+_making_lock = threading.RLock()  # held while one is made
 _LARGE = 1 << 16  # bytes of local tensors that are sent without waiting for the next batch
 _MAX_CHOICES = 4096  # slices without lost processes that are compared; else all are left out along one dimension
 _STRIDES = 8  # every second, …, every eighth
@@ -55,7 +55,7 @@ class Mesh(MeshTrait, Destination):
     them into the position of a lost rank, faster than it starts a process.
     """
 
-    _is_shared = False  # by all who ask for the mesh of these processes: see `for_ranks`
+    _is_shared = False  # one mesh for all users of these processes: see `for_ranks`
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Mesh(MeshTrait, Destination):
         self._procs, self._kind = as_it_is(procs), kind  # tensors do not move when the proc mesh grows
         self._entered: list[AbstractContextManager[None]] = []
         self._processes = processes_of(procs, kind)
-        self._stream = self._opened(lane)
+        self._stream = self._open_stream(lane)
 
     # -- dimensions -------------------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Mesh(MeshTrait, Destination):
 
     @property
     def region(self) -> Region:
-        """Which of the processes it is on, and how they are arranged."""
+        """Its processes in the proc mesh, and their arrangement."""
         return self._region
 
     def _new_with_region(self, region: Region) -> Self:
@@ -141,15 +141,15 @@ class Mesh(MeshTrait, Destination):
     @property
     def device(self) -> torch.device:
         """The device of its tensors: `torch.arange(8, device=mesh.device)`."""
-        found: torch.device = self.stream.device
-        return found
+        device: torch.device = self.stream.device
+        return device
 
     @property
     def stream(self) -> Stream:
         """The stream on which operations are issued."""
         return self._stream
 
-    def _opened(self, lane: "Lane | None") -> Stream:
+    def _open_stream(self, lane: "Lane | None") -> Stream:
         prepare()
         layout, region = self.layout, region_of(self._procs)
         propagator = Propagator(layout, leaf=MeshTensor)
@@ -167,16 +167,16 @@ class Mesh(MeshTrait, Destination):
 
     def _finder(self) -> Callable[[Stream], "Mesh"]:
         """Returns a function from the stream to this mesh, or to a new equal one if only tensors refer to it."""
-        known, cls, procs, kind, processes = weakref.ref(self), type(self), self._procs, self._kind, self._processes
+        mesh_ref, cls, procs, kind, processes = weakref.ref(self), type(self), self._procs, self._kind, self._processes
 
         def find(stream: Stream) -> Mesh:
-            nonlocal known
-            mesh = known()
+            nonlocal mesh_ref
+            mesh = mesh_ref()
             if mesh is None:
                 mesh = cls.__new__(cls)
                 mesh._procs, mesh._kind, mesh._entered = procs, kind, []
                 mesh._processes, mesh._stream = processes, stream
-                known = weakref.ref(mesh)
+                mesh_ref = weakref.ref(mesh)
             return mesh
 
         return find
@@ -190,19 +190,19 @@ class Mesh(MeshTrait, Destination):
             if tensor.reference.stream is self.stream:
                 return redistributed(tensor, placements)
             tensor = tensor.full_tensor()
-        made = upload(self.stream, tensor, placements)
-        made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
-        return made
+        result = upload(self.stream, tensor, placements)
+        result.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+        return result
 
     def from_local(self, local_tensors: LocalTensors, sharding_spec: ShardingSpec) -> MeshTensor:
         """See `monarch.from_local`."""
         parts = locals_of(local_tensors, self.layout)
         placements = placements_of(sharding_spec, self.layout, parts[0].dim())
         meta = put_together(parts, self.layout, placements)
-        sent = {id(part): part.detach().cpu().contiguous().clone() for part in parts}
+        copies = {id(part): part.detach().cpu().contiguous().clone() for part in parts}
         reference = self.stream.hold(meta, call_site())
-        self.stream.issue_object(Locals(tuple(sent[id(part)] for part in parts), meta, reference.number))
-        if sum(part.nbytes for part in sent.values()) > _LARGE:
+        self.stream.issue_object(Locals(tuple(copies[id(part)] for part in parts), meta, reference.number))
+        if sum(part.nbytes for part in copies.values()) > _LARGE:
             self.stream.flush()
         return MeshTensor(meta, reference)
 
@@ -213,9 +213,9 @@ class Mesh(MeshTrait, Destination):
         """
         before = tensor.meta.layout
         by_name = dict(zip(before.names, tensor.placements, strict=True))
-        whole = Replicate()
-        placements = [by_name.get(name, whole) for name in self.layout.names]
-        return self.distribute(tensor, [whole if placement.is_partial() else placement for placement in placements])
+        replicate = Replicate()
+        placements = [by_name.get(name, replicate) for name in self.layout.names]
+        return self.distribute(tensor, [replicate if placement.is_partial() else placement for placement in placements])
 
     def _make(
         self,
@@ -230,9 +230,9 @@ class Mesh(MeshTrait, Destination):
             raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(unknown))}")
         placements = placements_of(sharding_spec, self.layout, ndim)
         dtype = {name: value for name, value in options.items() if name == "dtype"}
-        made = factories.make(self.stream, operation, args, dtype, placements)
-        made.requires_grad_(bool(options.get("requires_grad", False)))
-        return made
+        result = factories.make(self.stream, operation, args, dtype, placements)
+        result.requires_grad_(bool(options.get("requires_grad", False)))
+        return result
 
     def zeros(self, *size: int | Sequence[int], sharding_spec: ShardingSpec = None, **options: object) -> MeshTensor:
         """As torch.zeros; each process makes its own part. `options` are dtype and requires_grad. Does not block."""
@@ -294,7 +294,7 @@ class Mesh(MeshTrait, Destination):
         placements = placements_of(sharding_spec, self.layout, len(size))
         meta = Meta.of(self.layout, size, dtype, placements)
         reference = self.stream.hold(meta, call_site())
-        self.stream.draws.say(self.stream)
+        self.stream.draws.announce(self.stream)
         self.stream.issue_object(MakeParts(function, args, meta, reference.number))
         return MeshTensor(meta, reference)
 
@@ -302,23 +302,23 @@ class Mesh(MeshTrait, Destination):
 
     @classmethod
     def for_ranks(cls, procs: ProcMesh, lane: "Lane | None" = None) -> Self:
-        """The tensor mesh of a proc mesh for values of the ranks' own: always the same one, made when first asked.
+        """The tensor mesh of a proc mesh for values of the ranks' own: always the same one, made on first use.
 
         On a stream of the program, `lane`; None is the main one.
         """
-        key, known = (state_of(procs).uid, region_of(procs)), _for_ranks if lane is None else lane.meshes
-        with _sharing:
-            mesh = known.get(key)
+        key, meshes = (state_of(procs).uid, region_of(procs)), _rank_meshes if lane is None else lane.meshes
+        with _making_lock:
+            mesh = meshes.get(key)
             if mesh is not None and mesh.stream.lost is not None:
                 try:
                     mesh.stream.resume_if_healed()
-                except DeviceMeshError:  # its processes are not there, or others are
+                except DeviceMeshError:  # its processes have ended or were replaced
                     mesh = None
             if mesh is None:
                 mesh = cls.__new__(cls)
                 mesh._begin(procs, "cuda" if torch.cuda.is_available() else "cpu", lane)
                 mesh._is_shared = True
-                known[key] = mesh
+                meshes[key] = mesh
         assert isinstance(mesh, cls)
         return mesh
 
@@ -328,7 +328,7 @@ class Mesh(MeshTrait, Destination):
         return self if self.stream.lane is lane else self.for_ranks(self._procs, lane)
 
     def activate(self) -> AbstractContextManager[Self]:
-        """Has everything that makes tensors make them on each rank of this mesh, in a `with` block.
+        """Makes all tensor factories make tensors on each rank of this mesh, in a `with` block.
 
         `torch.rand(3)` there draws on each rank, and gives a `monarch.Tensor`. Operations on such tensors need no
         active mesh. Without `with` it lasts until `deactivate()`, in this thread.
@@ -345,16 +345,16 @@ class Mesh(MeshTrait, Destination):
         Raises KeyError for an unknown dimension.
         """
         names = [dims] if isinstance(dims, str) else list(dims)
-        own = self.layout
-        unknown = [name for name in names if name not in own.names]
+        layout = self.layout
+        unknown = [name for name in names if name not in layout.names]
         if unknown:
-            raise KeyError(f"{self!r} has no dimension {unknown[0]!r}; it has {', '.join(map(repr, own.names))}")
+            raise KeyError(f"{self!r} has no dimension {unknown[0]!r}; it has {', '.join(map(repr, layout.names))}")
         numbers = []
-        for point in product(*map(range, own.shape)):
+        for point in product(*map(range, layout.shape)):
             number = 0
             for name in names:
-                at = own.names.index(name)
-                number = number * own.shape[at] + point[at]
+                dim = layout.names.index(name)
+                number = number * layout.shape[dim] + point[dim]
             numbers.append(number)
         return self._own_numbers(numbers)
 
@@ -406,7 +406,7 @@ class Mesh(MeshTrait, Destination):
 
     @property
     def client(self) -> "Client":
-        """Waits for what was issued, as programs of torchmonarch have it do."""
+        """The controller of the mesh, as in programs of torchmonarch."""
         return Client(self)
 
     def process_group(self, dims: str | Sequence[str]) -> RemoteProcessGroup:
@@ -414,7 +414,7 @@ class Mesh(MeshTrait, Destination):
         return RemoteProcessGroup(self, [dims] if isinstance(dims, str) else dims)
 
     def to_table(self) -> str:
-        """A table of text: for each place of the mesh the host, and which of its processes it is."""
+        """A table of text: for each rank of the mesh its host, and the number of its process there."""
         return self._procs.to_table()
 
     # -- being observed ---------------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ class Mesh(MeshTrait, Destination):
         sent: Callable[[int, int, Sequence[CallSite | None]], None],
         joined: Callable[[], None] = lambda: None,
     ) -> None:
-        """Has functions see the operations that are issued on all meshes of these processes, in place of others.
+        """Calls functions for the operations that are issued on all meshes of these processes, in place of others.
 
         `issued` gets the call site of each, and returns it or its own form; `sent` gets the number of a stream, that of
         the first operation sent, and the call sites; `joined` is called when there are further `executors`. None ends
@@ -444,7 +444,7 @@ class Mesh(MeshTrait, Destination):
         self._processes.observer = None if issued is None else Observer(issued, sent, joined)
 
     def in_order(self) -> AbstractContextManager[None]:
-        """Sends what was issued; what is sent to workers meanwhile arrives in order with the operations. May block."""
+        """Sends what was issued; messages to workers meanwhile arrive in order with the operations. May block."""
         return self._processes.in_order()
 
     # -- programs ---------------------------------------------------------------------------------------------------
@@ -457,9 +457,9 @@ class Mesh(MeshTrait, Destination):
         """
         written: list[MeshTensor] = []
         sent_args, sent_kwargs = mapped((args, kwargs), lambda leaf: _as_reference(leaf, written))
-        sent = RunFunction(function, sent_args, sent_kwargs)
+        command = RunFunction(function, sent_args, sent_kwargs)
         with rewriting(tensor.reference for tensor in written):
-            return self.stream.run_everywhere(sent, [tensor.reference for tensor in written])
+            return self.stream.run_everywhere(command, [tensor.reference for tensor in written])
 
     def synchronise(self) -> None:
         """Blocks until all issued operations have run. Raises TensorError for one that failed."""
@@ -517,7 +517,7 @@ class Client:
         self._mesh = mesh
 
     def shutdown(self, destroy_pg: bool = True, error_reason: object = None) -> None:
-        """Waits for all that was issued. Raises TensorError for what failed."""
+        """Waits for all issued operations. Raises TensorError for one that failed."""
         self._mesh.exit()
 
 
@@ -526,25 +526,25 @@ def _check_spares(count: int) -> None:
         raise ValueError(f"spares={count}: a number of processes, 0 or more")
 
 
-def _as_reference(value: object, found: list[MeshTensor]) -> object:
+def _as_reference(value: object, tensors: list[MeshTensor]) -> object:
     if not isinstance(value, MeshTensor):
         return value
     value.reference.stream.held.require_contents((value.reference.number,))
-    found.append(value)
+    tensors.append(value)
     return TensorOf(current(value))
 
 
 def largest_slice(sizes: Mapping[str, int], lost: Sequence[Mapping[str, int]]) -> dict[str, range]:
-    """The indices that are kept along each dimension; `lost` are the coordinates of the lost ranks.
+    """The remaining indices along each dimension; `lost` are the coordinates of the lost ranks.
 
     Of equally large ones that which leaves out along the outermost dimension. Raises ValueError where nothing is left.
     """
     labels = list(sizes)
-    ways: Collection[Sequence[str]] = [[label] * len(lost) for label in labels]
+    choices: Collection[Sequence[str]] = [[label] * len(lost) for label in labels]
     if len(labels) ** len(lost) <= _MAX_CHOICES:
-        ways = list(product(labels, repeat=len(lost)))
-    found = [_slice_without(sizes, lost, along) for along in ways]
-    best = max(found, key=lambda kept: prod(map(len, kept.values())), default={})
+        choices = list(product(labels, repeat=len(lost)))
+    candidates = [_slice_without(sizes, lost, along) for along in choices]
+    best = max(candidates, key=lambda ranges: prod(map(len, ranges.values())), default={})
     if not best or not all(best.values()):
         raise ValueError("nothing is left of the mesh: all of it is lost")
     return best
@@ -554,22 +554,22 @@ def _slice_without(
     sizes: Mapping[str, int], lost: Sequence[Mapping[str, int]], along: Sequence[str]
 ) -> dict[str, range]:
     """The slice that leaves each lost point out along one dimension."""
-    without: dict[str, set[int]] = {label: set() for label in sizes}
+    excluded: dict[str, set[int]] = {label: set() for label in sizes}
     for point, label in zip(lost, along, strict=True):
-        without[label].add(point[label])
-    return {label: _longest(size, without[label]) for label, size in sizes.items()}
+        excluded[label].add(point[label])
+    return {label: _longest(size, excluded[label]) for label, size in sizes.items()}
 
 
-def _longest(size: int, without: Collection[int]) -> range:
-    """The first longest range of indices, with any stride, without these."""
+def _longest(size: int, excluded: Collection[int]) -> range:
+    """The first of the longest ranges of indices, with any stride, without the excluded ones."""
     best = range(0)
     for stride in range(1, min(size, _STRIDES) + 1):
         for start in range(size):
             stop = start
-            while stop < size and stop not in without:
+            while stop < size and stop not in excluded:
                 stop += stride
-            if len(found := range(start, stop, stride)) > len(best):
-                best = found
-        if not without:
+            if len(indices := range(start, stop, stride)) > len(best):
+                best = indices
+        if not excluded:
             break
     return best

@@ -36,8 +36,8 @@ class ProgramLine(NamedTuple):
         return linecache.getline(self.file, self.line).strip()
 
     def __str__(self) -> str:
-        where = f"{name_of(self.file)}:{self.line}" + (f" in {self.function}" if self.function != "<module>" else "")
-        return f"{where}\n    {self.source}" if self.source else where
+        location = f"{name_of(self.file)}:{self.line}" + (f" in {self.function}" if self.function != "<module>" else "")
+        return f"{location}\n    {self.source}" if self.source else location
 
 
 def call_site(depth: int = 1) -> CallSite | None:

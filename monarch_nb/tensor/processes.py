@@ -58,12 +58,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _WARM_UP = "monarch_nb.tensor.workers.actor:warm_up"
 _registry: "dict[str, MeshProcesses]" = {}  # by uid of the proc mesh; the group lasts as long as the processes
-_making = threading.Lock()
+_registry_lock = threading.Lock()
 
 
 class Observer(NamedTuple):
-    """Is called with the call site of each operation that is issued, of which it returns its own form, with those of a
-    stream's operations from a number on that are sent, and when further actors execute operations."""
+    """Callbacks: `issued` gets the call site of each issued operation and returns its own form of it, `sent` a stream,
+    its first operation sent and the call sites, and `joined` follows when further actors execute operations."""
 
     issued: Callable[[CallSite | None], CallSite | None]
     sent: Callable[[int, int, Sequence[CallSite | None]], None]
@@ -93,10 +93,10 @@ class MeshProcesses:
         self.left_out = frozenset(self._state.ranks) - set(self._members)
         self._spares = 0
         self.observer: Observer | None = None
-        self.draws: dict[int, DrawFrom] = {}  # from what streams of the program draw, by their numbers
-        self._store: tuple[tuple[str, bool], StoreAddress] | None = None  # by process and whether it has one host only
-        self._loss = ""  # the last reason why contents were lost
-        self._over = ""  # why these workers were stopped_text
+        self.draws: dict[int, DrawFrom] = {}  # generators of the program's streams, by their numbers
+        self._store: tuple[tuple[str, bool], StoreAddress] | None = None  # of a process; whether on one host only
+        self._loss_reason = ""  # the last reason why contents were lost
+        self._end_reason = ""  # why these workers were ended
         current_runtime().part(Driver).raised_in_use(self._state.uid)
         workers: Any = procs.spawn(f"{procs.name}_workers", TensorWorker)
         self._spawned: ActorMesh[TensorWorker] = workers  # grows with the processes
@@ -105,14 +105,14 @@ class MeshProcesses:
         self._openings: dict[int, Open] = {}
         self._lock = threading.RLock()
         # Streams of the program other than the main one are executed beside it.
-        self._beside: weakref.WeakKeyDictionary[Lane, ActorMesh[StreamWorker]] = weakref.WeakKeyDictionary()
+        self._lane_threads: weakref.WeakKeyDictionary[Lane, ActorMesh[StreamWorker]] = weakref.WeakKeyDictionary()
         self._threads: list[ActorMesh[StreamWorker]] = []
-        self._served: dict[int, ActorMesh[StreamWorker]] = {}  # by command stream
+        self._stream_threads: dict[int, ActorMesh[StreamWorker]] = {}  # by command stream
         self._order = threading.RLock()  # held while a batch is sent
-        self._sent: dict[int, int] = {}  # operations, by stream
-        self._under_way: dict[int, int] = {}  # the generation in which a value was sent, by its tag
+        self._operation_counts: dict[int, int] = {}  # operations, by stream
+        self._tag_generations: dict[int, int] = {}  # the generation in which a value was sent, by its tag
         self._meetings: list[Meeting] = []  # the last ones: all earlier ones come before these
-        self._programs: set[tuple[int, object]] = set()  # compiled steps in which ranks wait for nobody, by stream
+        self._programs: set[tuple[int, object]] = set()  # compiled steps without waits between ranks, by stream
         coordinator = self._coordinator = GroupCoordinator(
             current_runtime(), self._state, self._members, weakref.WeakMethod(self._lose)
         )
@@ -127,11 +127,11 @@ class MeshProcesses:
     def _compare_versions(self) -> None:
         """Checks that both sides run the same PyTorch, since each computes placements by itself."""
         ours = torch.__version__
-        different = [(point, theirs) for point, theirs in self._all(self.workers.version) if theirs != ours]
-        if different:
-            point, theirs = different[0]
+        mismatches = [(point, theirs) for point, theirs in self._all(self.workers.version) if theirs != ours]
+        if mismatches:
+            point, theirs = mismatches[0]
             raise RuntimeError(
-                f"{self._procs.name} runs torch {theirs} (rank {point.rank}, {len(different)} of {len(self._procs)}) "
+                f"{self._procs.name} runs torch {theirs} (rank {point.rank}, {len(mismatches)} of {len(self._procs)}) "
                 f"and its controller torch {ours}: sharded tensors need the same version on both sides"
             )
 
@@ -146,7 +146,7 @@ class MeshProcesses:
     ) -> str:
         """Makes a process group of all workers, in which these streams continue from where all ranks are.
 
-        With these contents, after a heal; returns what failed in their restoration, or "".
+        `contents` are restored after a heal; returns the error of that, or "".
         """
         layout = self._state.layout
         first = part_of(self.workers, Region((), NDSlice(self._members[0], (), ())))
@@ -179,9 +179,9 @@ class MeshProcesses:
         with self._lock:
             for number in self._openings.keys() - set(self._streams.keys()):  # unreferenced streams
                 del self._openings[number]
-                self._sent.pop(number, None)
-                self._programs = {each for each in self._programs if each[0] != number}
-                self._send(self._served.pop(number, self.workers).close, number)
+                self._operation_counts.pop(number, None)
+                self._programs = {program for program in self._programs if program[0] != number}
+                self._send(self._stream_threads.pop(number, self.workers).close, number)
         self._streams[stream.number] = stream
         self._openings[stream.number] = opening
 
@@ -192,32 +192,32 @@ class MeshProcesses:
 
     def failure(self, stream: int, number: int) -> TensorError | None:
         """The error of an operation of a stream, if it is known to have failed; it counts as seen."""
-        found = self._streams.get(stream)
-        return None if found is None else found.failure(number)
+        command_stream = self._streams.get(stream)
+        return None if command_stream is None else command_stream.failure(number)
 
     def keep_spares(self, count: int) -> None:
-        """Has each host keep at least so many processes started for ranks that are lost. Does not block."""
+        """Makes each host keep at least so many processes ready to replace lost ranks. Does not block."""
         self._spares = max(count, self._spares)
         if not self._spares:
             return
-        wanted = KeepSpares(mesh=self._state.uid, owner=self._runtime.address, count=self._spares, prepare=_WARM_UP)
+        request = KeepSpares(mesh=self._state.uid, owner=self._runtime.address, count=self._spares, prepare=_WARM_UP)
         for host in self._state.layout.hosts:
             with contextlib.suppress(UnreachableError):
-                self._runtime.post(agent_of(host), SPARES, wanted)
+                self._runtime.post(agent_of(host), SPARES, request)
 
     def regroup(self, over: int) -> None:
-        """Makes the generation after `over`, whose collectives were stopped_text, unless it exists. Blocks.
+        """Makes the generation after `over`, whose collectives were stopped, unless it exists. Blocks.
 
         Raises DeviceMeshError if processes are missing.
         """
-        with self._lock, self._at_rest():
+        with self._lock, self._sending_paused():
             if self.generation > over:
                 return
-            self._group(self._going_on())
+            self._group(self._settled_progress())
 
     @contextlib.contextmanager
-    def _at_rest(self) -> Iterator[None]:
-        """Has nothing sent in a `with` block, where streams run at the same time."""
+    def _sending_paused(self) -> Iterator[None]:
+        """Prevents sending in a `with` block, where streams run at the same time."""
         if not self._threads:
             yield
             return
@@ -225,41 +225,41 @@ class MeshProcesses:
             yield
 
     def _settle(self) -> None:
-        """Waits until streams beside the main one have done all that was sent."""
-        for future in [self._send(as_it_is(each).rest) for each in self._threads]:
+        """Waits until streams beside the main one have run all sent operations."""
+        for future in [self._send(as_it_is(threads).rest) for threads in self._threads]:
             future.get()
 
-    def _going_on(self) -> dict[int, tuple[Open, int, int]]:
+    def _settled_progress(self) -> dict[int, tuple[Open, int, int]]:
         """The progress of each stream once all that was sent is done."""
         self._settle()
         return self._progress(list(self._all(self.workers.reached).values()))
 
     def _progress(self, reached: Sequence[Mapping[int, tuple[int, int]]]) -> dict[int, tuple[Open, int, int]]:
-        going_on: dict[int, tuple[Open, int, int]] = {}
+        progress: dict[int, tuple[Open, int, int]] = {}
         for number in sorted(self._streams):
-            of_ranks = [streams[number] for streams in reached if number in streams] or [(0, 0)]
-            start, stop = min(done for done, _ in of_ranks), max(begun for _, begun in of_ranks)
-            going_on[number] = (self._openings[number], start, stop)
-        return going_on
+            positions = [streams[number] for streams in reached if number in streams] or [(0, 0)]
+            start, stop = min(done for done, _ in positions), max(begun for _, begun in positions)
+            progress[number] = (self._openings[number], start, stop)
+        return progress
 
     def follow_growth(self) -> bool:
         """Adds the processes by which the proc mesh has grown; tensors stay where they are. Blocks.
 
         Returns False if the mesh has shrunk, or if these were a part of it: new workers are needed then.
         """
-        with self._lock, self._at_rest():
-            now = tuple(rank for rank in self._state.ranks if rank not in self.left_out)
-            if self._over or now[: len(self._members)] != self._members:
+        with self._lock, self._sending_paused():
+            ranks = tuple(rank for rank in self._state.ranks if rank not in self.left_out)
+            if self._end_reason or ranks[: len(self._members)] != self._members:
                 return False
-            if len(now) > len(self._members):
+            if len(ranks) > len(self._members):
                 executors: list[ActorMesh[Any]] = [self._spawned, *self._threads]
-                if any(tuple(region_of(each).ranks()) != now for each in executors):
+                if any(tuple(region_of(executor).ranks()) != ranks for executor in executors):
                     return False
-                going_on = self._going_on()
-                self._members, self.workers = now, as_it_is(self._spawned)
-                self._coordinator.add_members(now)
+                progress = self._settled_progress()
+                self._members, self.workers = ranks, as_it_is(self._spawned)
+                self._coordinator.add_members(ranks)
                 self._compare_versions()
-                self._group(going_on)
+                self._group(progress)
             return True
 
     def revive(self, stream: Stream) -> None:
@@ -271,53 +271,53 @@ class MeshProcesses:
             if stream.lost is None:
                 return
             failed = current_runtime().part(Driver).failed(self._state.uid)
-            over = self._over or self._state.stopped is not None or self._has_shrunk
-            if over or not failed.isdisjoint(self._members):
+            ended = self._end_reason or self._state.stopped is not None or self._has_shrunk
+            if ended or not failed.isdisjoint(self._members):
                 raise ContentsLostError(stream.lost)
             self._restore()
 
     def _restore(self) -> None:
-        """Makes the group anew, and gives new processes what others hold of the contents of lost streams. Blocks."""
+        """Makes the group anew, and restores contents of lost streams on new processes from other ranks. Blocks."""
         streams = {number: stream for number, stream in sorted(self._streams.items()) if stream.lost is not None}
         for stream in streams.values():
             stream.end_sending()
-        with self._at_rest():
-            contents, wrong = self._regrouped(streams)
-        if wrong:  # on a living rank: out of memory, for example
-            self._coordinator.cut(f"contents could not be restored: {wrong}")
+        with self._sending_paused():
+            contents, error = self._regroup_lost(streams)
+        if error:  # on a living rank: out of memory, for example
+            self._coordinator.cut(f"contents could not be restored: {error}")
             for number, stream in streams.items():
-                stream.held.lose(contents[number].moved, f"it could not be restored from other ranks: {wrong}")
+                stream.held.lose(contents[number].moved, f"it could not be restored from other ranks: {error}")
             self._restore()
             return
         for stream in streams.values():
             stream.reset_after_heal()
         self.keep_spares(0)  # on hosts that have replaced others
 
-    def _regrouped(self, streams: Mapping[int, Stream]) -> tuple[dict[int, StreamContents], str]:
-        """Makes the group anew with what is left of lost streams, and returns that, and what failed in it. Blocks."""
+    def _regroup_lost(self, streams: Mapping[int, Stream]) -> tuple[dict[int, StreamContents], str]:
+        """Makes the group anew with the contents that are left of lost streams; returns these, and an error. Blocks."""
         if self._threads:
-            self._coordinator.cut(self._loss or "contents were lost")  # threads may wait for what was not sent
+            self._coordinator.cut(self._loss_reason or "contents were lost")  # threads may wait for what was not sent
             self._settle()
-        held = list(self._all(self.workers.held).values())  # in the order of `_members`
-        going_on = self._progress([{n: reached for n, (reached, _) in found.items()} for found in held])
+        reports = list(self._all(self.workers.held).values())  # in the order of `_members`
+        progress = self._progress([{n: reached for n, (reached, _) in report.items()} for report in reports])
         contents: dict[int, StreamContents] = {}
         for number, stream in streams.items():
             ranks = enumerate(self._openings[number].ranks)
-            there = {index: held[member][number][1] for index, member in ranks if number in held[member]}
-            contents[number] = stream.contents_after_heal(going_on[number][1], there, self._loss)
-        return contents, self._group(going_on, contents)
+            holdings = {index: reports[member][number][1] for index, member in ranks if number in reports[member]}
+            contents[number] = stream.contents_after_heal(progress[number][1], holdings, self._loss_reason)
+        return contents, self._group(progress, contents)
 
     def _lose(self, reason: str) -> None:
         """Marks all streams as lost, since a process and its shards are lost. Called on a runtime thread."""
-        self._loss, state = reason, self._state
+        self._loss_reason, state = reason, self._state
         if state.stopped is not None:
-            why = stopped_text(state.stopped)
+            text = stopped_text(state.stopped)
         elif self._has_shrunk:
-            why = replaced_text(state.name, "shrunk")
+            text = replaced_text(state.name, "shrunk")
         else:
-            why = self._over or lost_text(state.name, reason)
+            text = self._end_reason or lost_text(state.name, reason)
         for stream in tuple(self._streams.values()):  # a loss may be reported after the end
-            stream.lost = why
+            stream.lost = text
 
     @property
     def _has_shrunk(self) -> bool:
@@ -325,27 +325,27 @@ class MeshProcesses:
 
     @property
     def over(self) -> int:
-        """The current generation if it was stopped_text, else -1."""
+        """The current generation if it was stopped, else -1."""
         return self._coordinator.over
 
     @property
     def has_ended(self) -> bool:
-        """True once the processes have stopped_text."""
+        """True once the processes have stopped."""
         return self._state.stopped is not None or self._runtime.closed
 
     def close(self) -> None:
         """Ends the coordination of the group; no more meshes are made of the processes."""
         self._coordinator.close()
 
-    def end(self, why: str) -> None:
-        """Ends the workers, which others replace; `why` is the reason in later errors. Blocks."""
-        self._over = why
-        self._lose(why)
-        self._coordinator.cut(why)  # before: a rank that waits for the others could not end
+    def end(self, reason: str) -> None:
+        """Ends the workers, which others replace; `reason` is that of later errors. Blocks."""
+        self._end_reason = reason
+        self._lose(reason)
+        self._coordinator.cut(reason)  # first: a rank that waits for the others could not end
         self._coordinator.close()
         for threads in self._threads:
-            threads.stop(why).get()
-        self.workers.stop(why).get()
+            threads.stop(reason).get()
+        self.workers.stop(reason).get()
 
     def members_of(self, region: Region) -> tuple[int, ...]:
         """Ranks in the group of the ranks of a slice. Raises ValueError if some are not in the group."""
@@ -360,7 +360,7 @@ class MeshProcesses:
     def sender(self, region: Region, lane: "Lane | None" = None) -> Callable[..., Future[ValueMesh[Receipt]]]:
         """A function that sends a batch to the workers of a slice; `lane` is the program's stream, None the main one.
 
-        Blocks for a moment at the first one of another stream, which ranks execute on a thread of its own.
+        Blocks for a moment at the first sender of another stream, which ranks execute on a thread of its own.
         """
         ranks = frozenset(self.members_of(region))
         if lane is None:
@@ -370,36 +370,36 @@ class MeshProcesses:
 
     def _threads_of(self, lane: "Lane") -> ActorMesh[StreamWorker]:
         """The actors that execute the batches of a stream of the program."""
-        found, added = self._beside.get(lane), False
-        if found is None:
+        actors, added = self._lane_threads.get(lane), False
+        if actors is None:
             with self._order:
-                if (found := self._beside.get(lane)) is not None:  # another thread was faster
-                    return found
+                if (actors := self._lane_threads.get(lane)) is not None:  # another thread was faster
+                    return actors
                 if not self._threads:
                     self._meetings = [
-                        Meeting(number, sent, frozenset(self._openings[number].ranks))
-                        for number, sent in self._sent.items()
+                        Meeting(number, operations, frozenset(self._openings[number].ranks))
+                        for number, operations in self._operation_counts.items()
                         if number in self._openings
                     ]
-                used = {id(each) for each in self._beside.values()}
-                found = next((each for each in self._threads if id(each) not in used), None)
-                if found is None and len(self._threads) < _THREADS:
-                    there = ProcMesh(self._state, region_of(self._spawned))  # also those by which it has grown
-                    spawned: Any = there.spawn(f"{there.name}_streams", StreamWorker, state_of(self._spawned).uid)
-                    found = spawned
+                used = {id(threads) for threads in self._lane_threads.values()}
+                actors = next((threads for threads in self._threads if id(threads) not in used), None)
+                if actors is None and len(self._threads) < _THREADS:
+                    procs = ProcMesh(self._state, region_of(self._spawned))  # with those by which it has grown
+                    spawned: Any = procs.spawn(f"{procs.name}_streams", StreamWorker, state_of(self._spawned).uid)
+                    actors = spawned
                     self._threads.append(spawned)
                     added = True
-                elif found is None:
-                    found = self._threads.pop(0)  # the stream that came first may be over
-                    self._threads.append(found)
-                self._beside[lane] = found
+                elif actors is None:
+                    actors = self._threads.pop(0)  # the stream that came first may be over
+                    self._threads.append(actors)
+                self._lane_threads[lane] = actors
         if added and self.observer is not None:
             self.observer.joined()
-        return found
+        return actors
 
     def executors(self, region: Region) -> list[AnyMesh]:
         """The actors that execute operations on a slice: the workers, and those of streams beside the main one."""
-        return [part_of(each, region) for each in (self.workers, *map(as_it_is, self._threads))]
+        return [part_of(actors, region) for actors in (self.workers, *map(as_it_is, self._threads))]
 
     def _send_batch(
         self,
@@ -417,12 +417,12 @@ class MeshProcesses:
         """Sends a batch. The order of batches is that in which ranks exchange values."""
         numbers = encode_numbers([*chain.from_iterable(commands)])
         with self._order:
-            self._sent[stream.number] = first + operations
+            self._operation_counts[stream.number] = first + operations
             if threads is not None:
-                self._served[stream.number] = threads
+                self._stream_threads[stream.number] = threads
             if objects:
                 self._note_programs(stream.number, objects)
-                objects = tuple(map(self._noted_transfer, objects))
+                objects = tuple(map(self._note_transfer, objects))
             if not self._threads:
                 return self._send(endpoint, stream.number, number, first, numbers, objects)
             try:
@@ -434,19 +434,19 @@ class MeshProcesses:
                 self._coordinator.cut("a batch could not be sent")  # others would wait for it
                 raise
 
-    def _noted_transfer(self, command: object) -> object:
-        """Notes a value that is sent, and whether the process groups in which it was have ended where it is taken."""
+    def _note_transfer(self, command: object) -> object:
+        """Notes the generation of a value that is sent; marks a `Take` as late if that generation has ended."""
         if isinstance(command, Send):
-            self._under_way[command.tag] = self.generation
-        elif isinstance(command, Take) and self._under_way.pop(command.tag, self.generation) != self.generation:
+            self._tag_generations[command.tag] = self.generation
+        elif isinstance(command, Take) and self._tag_generations.pop(command.tag, self.generation) != self.generation:
             return replace(command, late=True)
         return command
 
     def _note_programs(self, stream: int, objects: Sequence[object]) -> None:
-        """Notes the compiled steps among what is sent in which ranks do not wait for each other."""
-        for each in objects:
-            if isinstance(each, Trace) and all(meta.is_own for meta in each.program.metas):
-                self._programs.add((stream, each.number))
+        """Notes the compiled steps among these objects in which ranks do not wait for each other."""
+        for command in objects:
+            if isinstance(command, Trace) and all(meta.is_own for meta in command.program.metas):
+                self._programs.add((stream, command.number))
 
     def _turn(
         self,
@@ -461,17 +461,17 @@ class MeshProcesses:
         def meets(command: object) -> bool:
             return self._meets(stream, command)
 
-        found = meeting(commands, objects, meets, first)
-        if found is None:
+        bounds = meeting(commands, objects, meets, first)
+        if bounds is None:
             return ()
-        begin, end, done = found
+        begin, end, done = bounds
         after = tuple(
-            (other, operations, None if ranks <= theirs else tuple(sorted(ranks & theirs)))
-            for other, operations, theirs in self._meetings
-            if other != stream.number and not ranks.isdisjoint(theirs)
+            (number, operations, None if ranks <= members else tuple(sorted(ranks & members)))
+            for number, operations, members in self._meetings
+            if number != stream.number and not ranks.isdisjoint(members)
         )
-        left = [each for each in self._meetings if not each.ranks <= ranks]
-        self._meetings = [*left, Meeting(stream.number, done, ranks)]
+        remaining = [earlier for earlier in self._meetings if not earlier.ranks <= ranks]
+        self._meetings = [*remaining, Meeting(stream.number, done, ranks)]
         return (Turn(begin, end, after),)
 
     def _meets(self, stream: Stream, command: object) -> bool:
@@ -487,20 +487,20 @@ class MeshProcesses:
             case CallRemote():
                 return command.joined
             case RunFunction():
-                return command.function is not bool  # which only asks whether all is done
+                return command.function is not bool  # which only waits for the operations before
             case Trace():
                 return (stream.number, command.number) not in self._programs
             case Locals() | Revive():
                 return not command.made.is_own
             case PutTensor():
-                return any(not (each == OWN_VALUE or each.is_replicate()) for each in command.placements)
+                return any(not (placement == OWN_VALUE or placement.is_replicate()) for placement in command.placements)
             case Define() | Making() | Name() | Cell() | Send() | Take() | GiveBack() | Await() | Open() | DrawFrom():
                 return False
         return True
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:
-        """Sends what was issued; what is sent to workers meanwhile arrives in order with the operations. May block."""
+        """Sends what was issued; messages to workers meanwhile arrive in order with the operations. May block."""
         for stream in tuple(self._streams.values()):
             stream.flush()
         token = current.set(self._context)
@@ -521,8 +521,8 @@ class MeshProcesses:
 
 def workers_on(procs: ProcState) -> list[ActorMesh[TensorWorker]]:
     """The tensor workers of a proc mesh, if it has any."""
-    found = _registry.get(procs.uid)
-    return [] if found is None else [found.workers]
+    group = _registry.get(procs.uid)
+    return [] if group is None else [group.workers]
 
 
 def processes_of(procs: ProcMesh, device: str) -> MeshProcesses:
@@ -531,29 +531,29 @@ def processes_of(procs: ProcMesh, device: str) -> MeshProcesses:
     Raises RuntimeError if the versions of torch differ.
     """
     state = state_of(procs)
-    with _making:
-        found, generation = _registry.get(state.uid), -1
+    with _registry_lock:
+        group, generation = _registry.get(state.uid), -1
         for uid, processes in tuple(_registry.items()):
             if processes.has_ended:
                 _registry.pop(uid).close()
-        if found is not None and found.left_out.isdisjoint(region_of(procs).ranks()) and not found.follow_growth():
-            found.end(replaced_text(state.name, "other hosts, and another mesh for tensors was made on them"))
-            generation, found = found.generation, None
-        if found is None:
-            found = _registry[state.uid] = MeshProcesses(as_it_is(ProcMesh(state, state.region)), device, generation)
-        if found.device != device:
-            raise ValueError(f"{state.name} holds tensors on {found.device} already: its meshes cannot be on {device}")
-        return found
+        if group is not None and group.left_out.isdisjoint(region_of(procs).ranks()) and not group.follow_growth():
+            group.end(replaced_text(state.name, "other hosts, and another mesh for tensors was made on them"))
+            generation, group = group.generation, None
+        if group is None:
+            group = _registry[state.uid] = MeshProcesses(as_it_is(ProcMesh(state, state.region)), device, generation)
+        if group.device != device:
+            raise ValueError(f"{state.name} holds tensors on {group.device} already: its meshes cannot be on {device}")
+        return group
 
 
 def shrunk(procs: ProcMesh, device: str) -> MeshProcesses:
     """New workers on these processes only, after others of their proc mesh were lost. Blocks."""
     state = state_of(procs)
-    with _making:
-        before = _registry.pop(state.uid, None)
+    with _registry_lock:
+        old = _registry.pop(state.uid, None)
         generation = -1
-        if before is not None:
-            before.end(lost_text(state.name, "it was shrunk, and its other processes are a mesh of their own now"))
-            generation = before.generation
-        found = _registry[state.uid] = MeshProcesses(procs, device, generation)
-        return found
+        if old is not None:
+            old.end(lost_text(state.name, "it was shrunk, and its other processes are a mesh of their own now"))
+            generation = old.generation
+        group = _registry[state.uid] = MeshProcesses(procs, device, generation)
+        return group

@@ -26,16 +26,16 @@ UNSENT = sys.maxsize  # the same where the operation was not sent, so that it ne
 
 
 class WriteRecord(Protocol):
-    """What keeps the number of the last operation that writes to a tensor."""
+    """Holds the number of the last operation that writes to a tensor."""
 
     written: int
 
 
 class StreamGroup(Protocol):
-    """What a stream needs of the processes of its mesh: `MeshProcesses` describes it."""
+    """The interface of `MeshProcesses` that a stream uses."""
 
     observer: "Observer | None"
-    draws: "dict[int, DrawFrom]"  # from what streams of the program draw, by their numbers
+    draws: "dict[int, DrawFrom]"  # generators of the program's streams, by their numbers
 
     @property
     def over(self) -> int:
@@ -57,8 +57,8 @@ class CallSites(tuple[CallSite | None, ...]):
     __slots__ = ()
 
 
-# A command as it waits to be sent, the call site that issued it, and what keeps the numbers of writes, for each tensor
-# that the command writes to. The object of an `OBJECT` command is part of it until it is sent.
+# A queued command, the call site that issued it, and a record for each tensor that the command writes to. The object of
+# an `OBJECT` command is part of it until it is sent.
 Item = tuple[tuple[object, ...], CallSite | CallSites | None, Sequence[WriteRecord]]
 
 
@@ -82,7 +82,7 @@ class Reference:
 
     @property
     def writes(self) -> WriteRecord:
-        """What keeps the number of the last write, and not the tensor: queued commands refer to it."""
+        """The record of the last write, without the tensor: queued commands refer to it."""
         if self.memory is not None:
             return self.memory
         if self._writes is None:
@@ -96,17 +96,17 @@ class Reference:
 
 
 class DroppedReference(Reference):
-    """What the handle of a tensor refers to after the program has dropped it: each use raises RankTensorError."""
+    """The reference of a handle that the program has dropped: each use raises RankTensorError."""
 
-    __slots__ = ("_where",)
+    __slots__ = ("_site",)
 
-    def __init__(self, stream: "Stream", where: CallSite | None) -> None:
-        self.stream, self._where = stream, where
+    def __init__(self, stream: "Stream", site: CallSite | None) -> None:
+        self.stream, self._site = stream, site
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise RankTensorError("DROPPED", f"the tensor was dropped, at {origin_of(self._where)}")
+        raise RankTensorError("DROPPED", f"the tensor was dropped, at {origin_of(self._site)}")
 
 
 class OwnWrites:
@@ -177,10 +177,10 @@ class HeldObjects:
         self.next = count(1).__next__  # next number
         self._freeing = threading.RLock()  # a finalizer may issue operations
 
-    def hold(self, stream: "Stream", meta: Meta, where: CallSite | None) -> Reference:
+    def hold(self, stream: "Stream", meta: Meta, site: CallSite | None) -> Reference:
         """Returns a reference to a tensor that the next command makes."""
         reference = Reference(stream, self.next())
-        self._enter(self.entries, reference, meta, where)
+        self._enter(self.entries, reference, meta, site)
         return reference
 
     def hold_object(self, stream: "Stream") -> Reference:
@@ -189,13 +189,13 @@ class HeldObjects:
         self._enter(self.objects, reference, cast(Meta, None), None)
         return reference
 
-    def _enter(self, entries: dict[int, LiveEntry], reference: Reference, meta: Meta, where: CallSite | None) -> None:
+    def _enter(self, entries: dict[int, LiveEntry], reference: Reference, meta: Meta, site: CallSite | None) -> None:
         entry = LiveEntry(reference, self.ended.append)
-        entry.number, entry.meta, entry.call_site = reference.number, meta, where
+        entry.number, entry.meta, entry.call_site = reference.number, meta, site
         entries[reference.number] = entry
 
     def references(self, numbers: Iterable[int]) -> list[Reference | None]:
-        """Returns the references to tensors, None for those that are no more."""
+        """Returns the references to tensors, None for unreferenced ones."""
         entries = self.entries
         return [entry() if (entry := entries.get(number)) is not None else None for number in numbers]
 
@@ -207,10 +207,10 @@ class HeldObjects:
         """Returns whether no other live tensor shares the memory of this one."""
         memory = reference.memory
         live = (entry() for entry in tuple(self.entries.values())) if memory is not None else ()
-        return all(known is None or known is reference or known.memory is not memory for known in live)
+        return all(peer is None or peer is reference or peer.memory is not memory for peer in live)
 
     def free(self, issue: Callable[[Item], None]) -> None:
-        """Issues commands that free what is unreferenced.
+        """Issues commands that free unreferenced tensors and objects.
 
         Ctrl-C may abort this, after which a number is freed twice, which is harmless. Deferring Ctrl-C would double the
         cost for each operation.
@@ -234,28 +234,28 @@ class HeldObjects:
         numbers = {
             number for step in self.steps if step.written >= start for number in (*step.constants, *step.gradients)
         }
-        references = [known for entry in tuple(self.entries.values()) if (known := entry()) is not None]
-        memories = {known.memory for known in references if known.number in numbers and known.memory is not None}
+        references = [ref for entry in tuple(self.entries.values()) if (ref := entry()) is not None]
+        memories = {ref.memory for ref in references if ref.number in numbers and ref.memory is not None}
         return {
-            known.number
-            for known in references
-            if known.number in numbers or known.memory in memories or known.is_written_from(start)
+            ref.number
+            for ref in references
+            if ref.number in numbers or ref.memory in memories or ref.is_written_from(start)
         }
 
-    def lose(self, numbers: Iterable[int], why: str) -> None:
+    def lose(self, numbers: Iterable[int], reason: str) -> None:
         """Marks the contents of tensors as lost, for this reason unless they are lost already."""
         for number in numbers:
-            self.lost.setdefault(number, why)
+            self.lost.setdefault(number, reason)
 
     def require_contents(self, numbers: Iterable[int]) -> None:
         """Raises ContentsLostError if the contents of one of these tensors are lost."""
         for number in numbers:
-            why = self.lost.get(number)
-            if why is not None:
+            reason = self.lost.get(number)
+            if reason is not None:
                 entry = self.entries[number]
-                made = origin_of(entry.call_site)
+                origin = origin_of(entry.call_site)
                 raise ContentsLostError(
                     f"the contents of {entry.meta!r} are gone, since the mesh was healed. Restore them: {RESTORE}"
-                    + (f"\n  it was made at {made}" if made else "")
-                    + f"\n  {why}"
+                    + (f"\n  it was made at {origin}" if origin else "")
+                    + f"\n  {reason}"
                 )

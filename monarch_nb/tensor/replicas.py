@@ -1,7 +1,7 @@
 """Contents of tensors after a heal: which are lost, and which a new process receives from a rank that holds the same.
 
 Surviving ranks agree on a tensor if they have done all operations that make it or write to it, and hold it. A part of
-it that was on a lost rank is there if the placement puts the same part on a survivor.
+it on a lost rank is restored if the placement puts the same part on a surviving rank.
 """
 
 import pickle
@@ -21,7 +21,7 @@ from monarch_nb.tensor.failure import ranks_text
 from monarch_nb.tensor.propagation import MeshLayout, Placements
 from monarch_nb.tensor.references import HeldObjects
 
-_PACKED = 32 << 20  # bytes of storages that are sent together
+_PACK_BYTES = 32 << 20  # bytes of storages that are sent together
 
 
 class ShardTransfer(NamedTuple):
@@ -49,7 +49,7 @@ class StreamContents(NamedTuple):
 
 
 def contents_of(
-    held: HeldObjects, layout: MeshLayout, start: int, ranks: Mapping[int, Collection[int]], why: str
+    objects: HeldObjects, layout: MeshLayout, start: int, ranks: Mapping[int, Collection[int]], reason: str
 ) -> StreamContents:
     """Returns which tensors have contents, and marks the others as lost.
 
@@ -57,35 +57,35 @@ def contents_of(
     """
     fresh = [rank for rank in range(prod(layout.shape)) if rank not in ranks]
     common = set.intersection(*map(set, ranks.values())) if ranks else set[int]()
-    unfinished = held.written_from(start)
-    unmade = f"an operation that makes it, or writes to it, has not run on all ranks: {why}"
-    references = [known for entry in tuple(held.entries.values()) if (known := entry()) is not None]
-    for number in (known.number for known in references):
-        if number in unfinished or (number not in common and number not in held.stale):
-            held.lose([number], unmade if ranks else f"all ranks that held it are lost: {why}")
+    unfinished = objects.written_from(start)
+    unmade = f"an operation that makes it, or writes to it, has not run on all ranks: {reason}"
+    references = [ref for entry in tuple(objects.entries.values()) if (ref := entry()) is not None]
+    for number in (ref.number for ref in references):
+        if number in unfinished or (number not in common and number not in objects.stale):
+            objects.lose([number], unmade if ranks else f"all ranks that held it are lost: {reason}")
     views: list[int] | None = None
     while views is None or views:
         groups: dict[object, set[int]] = {}
         dims: dict[object, set[int]] = {}
-        for known in references:
-            number = known.number
-            if number not in held.lost and number not in held.stale:
-                # Memory that tensors share has to arrive as one.
-                key = known.memory if known.memory is not None and known.copied is None else known
+        for ref in references:
+            number = ref.number
+            if number not in objects.lost and number not in objects.stale:
+                # Tensors that share memory are transferred together.
+                key = ref.memory if ref.memory is not None and ref.copied is None else ref
                 groups.setdefault(key, set()).add(number)
-                dims.setdefault(key, set()).update(_divided(held.entries[number].meta.placements))
-        wanted = [(frozenset(dims[key]), tuple(numbers)) for key, numbers in groups.items()]
-        found, missing = transfers(layout.shape, fresh, wanted)
+                dims.setdefault(key, set()).update(_dividing_dims(objects.entries[number].meta.placements))
+        dim_groups = [(frozenset(dims[key]), tuple(numbers)) for key, numbers in groups.items()]
+        moves, missing = transfers(layout.shape, fresh, dim_groups)
         for number, rank in missing.items():
-            held.lose([number], f"its part on {ranks_text([rank])} of the mesh was on no other rank: {why}")
-        copies = [(known.number, known.copied.base.number) for known in references if known.copied is not None]
-        views = [number for number, base in copies if base in held.lost and number not in held.lost]
-        held.lose(views, f"the tensor of which it is a view is lost: {why}")
-    kept = {number for numbers in groups.values() for number in numbers} - held.lost.keys()
-    return StreamContents(tuple(sorted(kept)), tuple(found))
+            objects.lose([number], f"its part on {ranks_text([rank])} of the mesh was on no other rank: {reason}")
+        copies = [(ref.number, ref.copied.base.number) for ref in references if ref.copied is not None]
+        views = [number for number, base in copies if base in objects.lost and number not in objects.lost]
+        objects.lose(views, f"the tensor of which it is a view is lost: {reason}")
+    retained = {number for numbers in groups.values() for number in numbers} - objects.lost.keys()
+    return StreamContents(tuple(sorted(retained)), tuple(moves))
 
 
-def _divided(placements: Placements) -> Iterable[int]:
+def _dividing_dims(placements: Placements) -> Iterable[int]:
     """The dimensions of a mesh along which ranks hold different parts, or different summands."""
     return (dim for dim, placement in enumerate(placements) if not placement.is_replicate())
 
@@ -117,8 +117,8 @@ def transfers(
             missing = dict.fromkeys(by_dims[dims], target) | missing
         open_dims = [dims for dims, ranks in candidates.items() if ranks]
         while open_dims:
-            serves = Counter(rank for dims in open_dims for rank in candidates[dims])
-            source = min(serves, key=lambda rank: (-serves[rank], load[rank], rank))
+            coverage = Counter(rank for dims in open_dims for rank in candidates[dims])
+            source = min(coverage, key=lambda rank: (-coverage[rank], load[rank], rank))
             load[source] += 1
             for dims in [dims for dims in open_dims if source in candidates[dims]]:
                 sources[target, dims] = source
@@ -126,8 +126,8 @@ def transfers(
     numbers_of: dict[tuple[int, int], list[int]] = {}
     for (target, dims), source in sources.items():
         numbers_of.setdefault((source, target), []).extend(n for n in by_dims[dims] if n not in missing)
-    found = [ShardTransfer(*ends, tuple(sorted(numbers))) for ends, numbers in sorted(numbers_of.items()) if numbers]
-    return found, missing
+    moves = [ShardTransfer(*ends, tuple(sorted(numbers))) for ends, numbers in sorted(numbers_of.items()) if numbers]
+    return moves, missing
 
 
 # -- on the workers ----------------------------------------------------------------------------------------------------
@@ -185,37 +185,37 @@ def send(tensors: Sequence[DTensor], rank: int) -> None:
             )
         )
     sizes = [bytes_.numel() for _, bytes_ in storages.values()]
-    about = bytearray(pickle.dumps((parts, sizes)))
-    dist.send(torch.tensor([len(about)]), rank)
-    dist.send(torch.frombuffer(about, dtype=torch.uint8), rank)
-    held = [bytes_ for _, bytes_ in storages.values()]
-    _packed(sizes, lambda first, stop: dist.send(torch.cat([each.cpu() for each in held[first:stop]]), rank))
+    header = bytearray(pickle.dumps((parts, sizes)))
+    dist.send(torch.tensor([len(header)]), rank)
+    dist.send(torch.frombuffer(header, dtype=torch.uint8), rank)
+    buffers = [bytes_ for _, bytes_ in storages.values()]
+    _in_packs(sizes, lambda first, stop: dist.send(torch.cat([buffer.cpu() for buffer in buffers[first:stop]]), rank))
 
 
 def receive(mesh: DeviceMesh, rank: int) -> list[DTensor]:
     """Receives the tensors that a rank of the group sends. Blocks."""
     length = torch.empty(1, dtype=torch.int64)
     dist.recv(length, rank)
-    about = torch.empty(int(length), dtype=torch.uint8)
-    dist.recv(about, rank)
-    parts, sizes = pickle.loads(about.numpy().tobytes())
+    header = torch.empty(int(length), dtype=torch.uint8)
+    dist.recv(header, rank)
+    parts, sizes = pickle.loads(header.numpy().tobytes())
     storages: list[torch.Tensor] = []
 
     def take(first: int, stop: int) -> None:
         packed = torch.empty(sum(sizes[first:stop]), dtype=torch.uint8)
         dist.recv(packed, rank)
         # Storages of their own, so that each is freed with its tensors.
-        storages.extend(each.to(mesh.device_type, copy=True) for each in torch.split(packed, sizes[first:stop]))
+        storages.extend(buffer.to(mesh.device_type, copy=True) for buffer in torch.split(packed, sizes[first:stop]))
 
-    _packed(sizes, take)
+    _in_packs(sizes, take)
     return [part.tensor(storages[part.storage], mesh) for part in parts]
 
 
-def _packed(sizes: Sequence[int], call: Callable[[int, int], object]) -> None:
+def _in_packs(sizes: Sequence[int], call: Callable[[int, int], object]) -> None:
     """Calls with the bounds of runs of storages that are sent together."""
     first, total = 0, 0
     for index, size in enumerate(sizes):
-        if index > first and total + size > _PACKED:
+        if index > first and total + size > _PACK_BYTES:
             call(first, index)
             first, total = index, 0
         total += size

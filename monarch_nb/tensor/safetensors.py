@@ -30,7 +30,7 @@ _TYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
-_LONGEST = 100 << 20  # bytes of a header, as the format has it
+_LONGEST = 100 << 20  # bytes of a header, the limit of the format
 
 
 class Stored(NamedTuple):
@@ -45,16 +45,16 @@ class Stored(NamedTuple):
 def stored_in(path: str) -> dict[str, Stored]:
     """The tensors in a file, or in all such files of a folder, by name. Reads the headers only.
 
-    Raises FileNotFoundError, and ValueError for what is no such file.
+    Raises FileNotFoundError, and ValueError for a file of another format.
     """
     location = Path(path)
     files = sorted(location.glob("*.safetensors")) if location.is_dir() else [location]
     if not files:
         raise FileNotFoundError(f"there is no *.safetensors in {path}")
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for file in files:
-        found.update(_header(file))
-    return found
+        tensors.update(_header(file))
+    return tensors
 
 
 def _header(file: Path) -> dict[str, Stored]:
@@ -74,7 +74,7 @@ def _header(file: Path) -> dict[str, Stored]:
 
 def _entry(file: Path, entry: dict[str, Any], values: int, size: int) -> Stored:
     begin, end = (int(offset) for offset in entry["data_offsets"])
-    shape = tuple(int(one) for one in entry["shape"])
+    shape = tuple(int(length) for length in entry["shape"])
     dtype = _TYPES[str(entry["dtype"])]
     if not 0 <= begin <= end <= size - values or end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError("a tensor in it has another size than its header says")
@@ -88,8 +88,8 @@ def read_part(part: Sequence[slice], stored: Stored) -> torch.Tensor:
         return torch.empty(stored.shape, dtype=stored.dtype)[tuple(part)]
     with open(stored.file, "rb") as opened:
         mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-    whole = torch.frombuffer(mapped, dtype=stored.dtype, count=count, offset=stored.begin)
-    return whole.view(stored.shape)[tuple(part)].clone(memory_format=torch.contiguous_format)
+    tensor = torch.frombuffer(mapped, dtype=stored.dtype, count=count, offset=stored.begin)
+    return tensor.view(stored.shape)[tuple(part)].clone(memory_format=torch.contiguous_format)
 
 
 def load_safetensors(
@@ -104,8 +104,8 @@ def load_safetensors(
     until the headers are read; the values are read while the program goes on.
     Raises TensorError where a file cannot be read, ValueError for a name that is in none.
     """
-    first, *others = mesh.execute(stored_in, str(path)).values()
-    if any(other.keys() != first.keys() for other in others):
+    first, *peers = mesh.execute(stored_in, str(path)).values()
+    if any(peer.keys() != first.keys() for peer in peers):
         raise ValueError(f"{path}: the processes of the mesh see different files there")
     if isinstance(sharding_spec, Mapping):
         unknown = sorted(set(sharding_spec) - set(first))

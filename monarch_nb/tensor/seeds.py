@@ -1,9 +1,9 @@
 """Seeds of random operations, and the generators from which functions on the ranks draw.
 
-On the workers random numbers are the same for replicas, others for each shard, and the same again after a seed. A CPU
+On the workers random numbers are equal on replicas, different on shards, and the same again after a seed. A CPU
 mesh has no random state of its own in PyTorch: with equal seeds all shards would draw the same numbers. So each random
 operation is seeded by itself, from the number that the controller gave it and the shard that this worker holds. The
-process's generators are borrowed for that: its own code, in cells and actors, draws on from where it was.
+process's generators are borrowed for that: its own code, in cells and actors, continues its own sequence.
 
 Functions of the main stream draw from the process's generators. Each other stream of the program has a generator of its
 own on each rank, for the CPU. PyTorch's kernels know one generator in a process, whichever thread draws: so that of the
@@ -42,7 +42,7 @@ def seed_number(seed: int, drawn: int) -> int:
     return (seed * _SEED + drawn * _DRAWN) & _MASK
 
 
-def later(number: int, drawn: int) -> int:
+def seed_after(number: int, drawn: int) -> int:
     """Seed of the random operation `drawn` later."""
     return (number + drawn * _DRAWN) & _MASK
 
@@ -62,11 +62,11 @@ class StreamDraws:
         self.seed = 0  # of the following random operations, 63 bits
         self.drawn = 0  # random operations since the seed was set
         self._group = group
-        self._said: DrawFrom | None = None  # what the ranks know
+        self._sent_source: DrawFrom | None = None  # the last one sent to the ranks
 
     def next(self, stream: "CommandStream", generator: torch.Generator | None = None) -> int:
         """Returns the seed of the next random operation; it comes from a generator of the program, if that is given."""
-        self.say(stream)
+        self.announce(stream)
         if generator is not None:
             with torch.utils._python_dispatch._disable_current_modes():
                 return (
@@ -88,30 +88,30 @@ class StreamDraws:
         """Sets the seed of the following random operations, and of functions where the program has activated a mesh."""
         self.begin(stream, seed)
         lane = _lane_number(stream)
-        known = self._group.draws.get(lane)
-        if ACTIVE.has_mesh or (known is not None and known.apart):
+        source = self._group.draws.get(lane)
+        if ACTIVE.has_mesh or (source is not None and source.apart):
             self._set(lane, self.seed if ACTIVE.has_mesh else None, apart=False)
 
     def draw_apart(self, stream: "CommandStream", *, seeded: bool) -> None:
-        """Has operations draw from the ranks' own generators, which are seeded by this mesh, or are seeded next."""
+        """Makes operations draw from the ranks' own generators, which are seeded by this mesh, or are seeded next."""
         lane = _lane_number(stream)
-        known = self._group.draws.get(lane)
-        if known is None or not known.apart:
+        source = self._group.draws.get(lane)
+        if source is None or not source.apart:
             self._set(lane, self.next(stream) if seeded else None, apart=True)
 
     def _set(self, lane: int, seed: int | None, *, apart: bool) -> None:
         self._group.draws[lane] = DrawFrom(next(_draws), seed, apart)
 
-    def say(self, stream: "CommandStream") -> None:
-        """Says to the ranks from what the stream draws, before what draws, where the program has set that since."""
-        wanted = self._group.draws.get(_lane_number(stream))
-        if wanted is not None and wanted is not self._said:
-            stream.issue_object(wanted)
-            self._said = wanted
+    def announce(self, stream: "CommandStream") -> None:
+        """Sends the ranks the generators of the stream, before an operation draws, if the program has changed them."""
+        source = self._group.draws.get(_lane_number(stream))
+        if source is not None and source is not self._sent_source:
+            stream.issue_object(source)
+            self._sent_source = source
 
     def forget(self) -> None:
-        """Notes that some rank is new, which knows nothing of it."""
-        self._said = None
+        """Notes that a new rank does not have the generators yet."""
+        self._sent_source = None
 
 
 def _lane_number(stream: "CommandStream") -> int:
@@ -119,24 +119,24 @@ def _lane_number(stream: "CommandStream") -> int:
 
 
 class Generators:
-    """From what a stream of the program draws in this process: the process's own generators, or one of the stream's.
+    """The generators of a stream of the program in this process: the process's own ones, or one of the stream's.
 
-    Where it `is_apart`, operations draw from these, too, and not by the seed of the mesh.
+    Where it `is_apart`, operations draw from these, too, instead of the seed of the mesh.
     """
 
     def __init__(self, *, shared: bool = True) -> None:
-        self.state = None if shared else torch.Generator().get_state()  # of its own for the CPU; None for the process's
+        self.state = None if shared else torch.Generator().get_state()  # own state for the CPU; None for the process's
         self.is_apart = False
-        self._followed = 0
+        self._source_number = 0
 
-    def follow(self, wanted: DrawFrom) -> None:
-        """Draws as the program has said, unless it has said other things since."""
-        if wanted.number <= self._followed:
+    def follow(self, source: DrawFrom) -> None:
+        """Applies a setting of the program, unless a newer one was applied."""
+        if source.number <= self._source_number:
             return
-        self._followed, self.is_apart = wanted.number, wanted.apart
-        if wanted.seed is None:
+        self._source_number, self.is_apart = source.number, source.apart
+        if source.seed is None:
             return
-        seed = mixed(wanted.seed, torch.distributed.get_rank())
+        seed = mixed(source.seed, torch.distributed.get_rank())
         with BORROWED:
             BORROWED.give_back()
             if self.state is None:
@@ -146,7 +146,7 @@ class Generators:
 
 
 class _Thread(threading.local):
-    """`runs_operations`: it does what a mesh is to do here, and what it seeds is this rank, not the program.
+    """`runs_operations`: it runs operations of a mesh, and seeds this rank, not the program.
 
     `generators` are those of the stream that it runs.
     """
@@ -169,10 +169,10 @@ class Borrowed:
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
         self._borrower: Generators | None = None  # whose state is in place
         self._lock = threading.RLock()
-        self.is_shared = False  # functions of other streams draw meanwhile: what an operation borrows goes back at once
+        self.is_shared = False  # functions of other streams draw meanwhile: operations give generators back at once
 
     def share(self) -> None:
-        """Has what is borrowed given back at once from now on, since streams draw at the same time."""
+        """Gives borrowed generators back at once from now on, since streams draw at the same time."""
         with self._lock:
             if not self.is_shared:
                 _watch_draws()
@@ -205,7 +205,7 @@ class Borrowed:
             generator.manual_seed(value)
 
     def lend(self, generators: Generators) -> None:
-        """Has what is drawn next drawn from these generators."""
+        """Makes the next operations draw from these generators."""
         self.give_back()
         if generators.state is not None:
             self._states = [(torch.default_generator, torch.default_generator.get_state())]
@@ -228,8 +228,8 @@ BORROWED = Borrowed()  # those of this process
 # A key of PyTorch's dispatcher that nothing else uses. In a thread that includes it, operations that draw are called
 # through here; no other operation, and no other thread, is slower for it.
 _KEY = "TESTING_ONLY_GenericMode"
-# What is part of the names of operations that draw: to look at each of them would take longer.
-_NAMES = (
+# Parts of the names of operations that draw: to check each operation would take longer.
+_NAME_PARTS = (
     *("attention", "bernoulli", "binomial", "cauchy", "dirichlet", "dropout", "exponential", "gamma", "geometric"),
     *("lstm", "gru", "rnn", "multinomial", "normal", "poisson", "rand", "rrelu", "sdp", "softmax_with", "uniform"),
 )
@@ -238,30 +238,30 @@ _libraries: list[torch.library.Library] = []
 
 def drawing_operations() -> list[OpOverload]:
     """PyTorch's operations that draw from a generator."""
-    found = []
+    operations = []
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, qualified = name.partition("::")
         base, _, overload = qualified.partition(".")
-        if namespace == "aten" and any(each in base for each in _NAMES):
+        if namespace == "aten" and any(part in base for part in _NAME_PARTS):
             operation = getattr(getattr(torch.ops.aten, base), overload or "default")
             if torch.Tag.nondeterministic_seeded in operation.tags:
-                found.append(operation)
-    return found
+                operations.append(operation)
+    return operations
 
 
 def _watch_draws() -> None:
-    """Has operations that functions of streams run draw from the generators of their stream."""
+    """Makes operations that functions of streams run draw from the generators of their stream."""
     make: Any = torch.library.Library  # without types
-    everything, drawing = make("_", "IMPL"), make("aten", "IMPL")
-    everything.fallback(torch.library.fallthrough_kernel, _KEY)
+    wildcard, kernels = make("_", "IMPL"), make("aten", "IMPL")
+    wildcard.fallback(torch.library.fallthrough_kernel, _KEY)
     for operation in drawing_operations():
-        drawing.impl(operation, partial(_drawn, operation), _KEY)
-    _libraries.extend((everything, drawing))
+        kernels.impl(operation, partial(_draw_held_back, operation), _KEY)
+    _libraries.extend((wildcard, kernels))
     vars(torch.random)["default_generator"] = _GeneratorOfStream()
 
 
-def _drawn(function: Callable[..., object], *args: object, **kwargs: object) -> object:
-    """Calls what draws, or seeds, with the generator of the stream in place."""
+def _draw_held_back(function: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """Calls a function that draws, or seeds, with the generator of the stream in place."""
     return held_back(_draw, function, args, kwargs)
 
 
@@ -275,13 +275,13 @@ class _GeneratorOfStream:
     """Takes the place of the process's generator in `torch.manual_seed`, `torch.get_rng_state` and the like."""
 
     def __getattr__(self, name: str) -> object:
-        found = getattr(torch.default_generator, name)
-        return partial(_drawn, found) if callable(found) else found
+        attribute = getattr(torch.default_generator, name)
+        return partial(_draw_held_back, attribute) if callable(attribute) else attribute
 
 
 @contextmanager
 def drawn_by_function() -> Iterator[None]:
-    """Has a function of the program that runs in a `with` block draw from the generators of its stream."""
+    """Makes a function of the program that runs in a `with` block draw from the generators of its stream."""
     BORROWED.give_back()
     if not BORROWED.is_shared:
         yield

@@ -34,7 +34,7 @@ def placements_of(spec: object, layout: MeshLayout, ndim: int) -> tuple[Placemen
     entries = tuple(spec)
     placements = [entry for entry in entries if isinstance(entry, Placement)]
     if entries and len(placements) == len(entries):
-        return _checked(placements, layout, ndim)
+        return _check(placements, layout, ndim)
     if len(entries) != ndim:
         raise ValueError(
             f"sharding_spec has {counted(len(entries), 'entry')}, but the tensor has {ndim} dimensions: give one for "
@@ -74,7 +74,7 @@ def _names(entry: object) -> tuple[str, ...]:
     raise TypeError(f"sharding_spec: {entry!r} is neither a mesh dimension, a tuple of them, None, nor a Placement")
 
 
-def _checked(entries: Sequence[Placement], layout: MeshLayout, ndim: int) -> tuple[Placement, ...]:
+def _check(entries: Sequence[Placement], layout: MeshLayout, ndim: int) -> tuple[Placement, ...]:
     if len(entries) != len(layout.shape):
         sizes = ", ".join(f"{name}={size}" for name, size in zip(layout.names, layout.shape, strict=True))
         raise ValueError(
@@ -89,14 +89,14 @@ def _checked(entries: Sequence[Placement], layout: MeshLayout, ndim: int) -> tup
     return tuple(placements)
 
 
-def locals_of(given: LocalTensors, layout: MeshLayout) -> list[torch.Tensor]:
+def locals_of(local_tensors: LocalTensors, layout: MeshLayout) -> list[torch.Tensor]:
     """Returns a local tensor for each rank of a mesh; a single tensor is used on all ranks.
 
     Raises TypeError for other values than local tensors, ValueError for a wrong number of tensors or several dtypes.
     """
-    if isinstance(given, torch.Tensor):
-        given = [given] * layout.size
-    tensors = list(given.values() if isinstance(given, ValueMesh) else given)
+    if isinstance(local_tensors, torch.Tensor):
+        local_tensors = [local_tensors] * layout.size
+    tensors = list(local_tensors.values() if isinstance(local_tensors, ValueMesh) else local_tensors)
     if len(tensors) != layout.size:
         raise ValueError(
             f"{counted(len(tensors), 'local tensor')} for a mesh of {counted(layout.size, 'rank')}: give one for each"
@@ -124,40 +124,40 @@ def put_together(parts: Sequence[torch.Tensor], layout: MeshLayout, placements: 
     """
     shape = list(parts[0].shape)
     for dim in range(len(shape)):
-        cutting = [at for at, one in enumerate(placements) if isinstance(one, Shard) and one.dim == dim]
-        shape[dim] = sum(parts[rank].shape[dim] for rank in _along(layout, cutting))
-    found = place(shape, str(parts[0].dtype), parts[0].element_size(), layout.names, layout.shape, placements)
+        cutting = [mesh_dim for mesh_dim, kind in enumerate(placements) if isinstance(kind, Shard) and kind.dim == dim]
+        shape[dim] = sum(parts[rank].shape[dim] for rank in _ranks_along(layout, cutting))
+    placement = place(shape, str(parts[0].dtype), parts[0].element_size(), layout.names, layout.shape, placements)
     for rank, part in enumerate(parts):
-        block = found.block_of[rank]
-        wanted = found.blocks[block].shape if block >= 0 else None
-        fits = tuple(part.shape) == wanted if wanted is not None else not part.numel() or 0 in shape
+        block = placement.block_of[rank]
+        expected = placement.blocks[block].shape if block >= 0 else None
+        fits = tuple(part.shape) == expected if expected is not None else not part.numel() or 0 in shape
         if not fits:
             raise ValueError(
                 f"rank {rank} holds {tuple(part.shape)}. Of a tensor of shape {tuple(shape)}, placed "
-                f"{list(placements)}, it holds {wanted if wanted is not None else 'nothing'}: parts are as torch.chunk "
-                "cuts them, all of one size but the last"
+                f"{list(placements)}, it holds {expected if expected is not None else 'nothing'}: parts are as "
+                "torch.chunk cuts them, all of one size but the last"
             )
     _compare_replicas(parts, layout, placements)
     return Meta.of(layout, shape, parts[0].dtype, placements)
 
 
-def _along(layout: MeshLayout, dims: Sequence[int]) -> list[int]:
+def _ranks_along(layout: MeshLayout, dims: Sequence[int]) -> list[int]:
     """The ranks along some dimensions of a mesh, at index 0 of the others."""
     ranks = [0]
     for dim in dims:
         step = math.prod(layout.shape[dim + 1 :])
-        ranks = [rank + at * step for rank in ranks for at in range(layout.shape[dim])]
+        ranks = [rank + index * step for rank in ranks for index in range(layout.shape[dim])]
     return ranks
 
 
 def _compare_replicas(parts: Sequence[torch.Tensor], layout: MeshLayout, placements: tuple[Placement, ...]) -> None:
-    copies = [at for at, one in enumerate(placements) if one.is_replicate()]
-    others = [at for at in range(len(placements)) if at not in copies]
-    for first in _along(layout, others):
-        ranks = [first + rank for rank in _along(layout, copies)]
+    replicated = [dim for dim, placement in enumerate(placements) if placement.is_replicate()]
+    divided = [dim for dim in range(len(placements)) if dim not in replicated]
+    for first in _ranks_along(layout, divided):
+        ranks = [first + rank for rank in _ranks_along(layout, replicated)]
         for rank in ranks[1:]:
             if parts[rank] is not parts[first] and not torch.allclose(parts[rank], parts[first], 0, 0, equal_nan=True):
-                names = " and ".join(repr(layout.names[at]) for at in copies)
+                names = " and ".join(repr(layout.names[dim]) for dim in replicated)
                 raise ValueError(
                     f"ranks {spans((first, rank))} hold different values, and are to be replicas along {names}. "
                     "Shard(dim) says that they are pieces of the tensor, Partial() that it is their sum"

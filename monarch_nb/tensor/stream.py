@@ -82,8 +82,8 @@ logger = logging.getLogger(__name__)
 def _mark_unsent(items: Iterable[Item]) -> None:
     """Notes that these commands do not run."""
     for _, _, written in items:
-        for each in written:
-            each.written = UNSENT
+        for record in written:
+            record.written = UNSENT
 
 
 def _raise(error: Exception) -> None:
@@ -120,9 +120,9 @@ class Stream:
         self.makings = Makings()
         self.noticed: set[str] = set()  # operations whose cost was warned of
         self.quiet = True  # no flush is scheduled
-        self.due = 0.0  # when the scheduled one is to be, by the monotonic clock
+        self.due = 0.0  # time of the scheduled flush, by the monotonic clock
         self._full = BATCH_PART  # length of the queue at which it may be sent without delay
-        self.coalesces = False  # what is queued is sent at the end of a block of the program
+        self.coalesces = False  # the queue is sent at the end of a block of the program
         self.lost: str | None = None  # why the tensors are lost, if they are
         self.has_failed = False  # an operation has failed, so that contents may be lost
         self.heals = 0  # how many heals the stream has survived
@@ -131,14 +131,14 @@ class Stream:
         self._context: Context = current_runtime().context()
         self._batches = BatchesInFlight()
         self._batch_numbers, self._issued, self._bytes = count(), 0, 0  # batch numbers; operations and bytes sent
-        # That the ranks have chosen for attention, by what they were asked.
+        # The ranks' choices for attention, by their arguments.
         self.kernels: dict[tuple[object, ...], int] = {}
-        self._checked_until = 0  # by operations: their replies say that the group goes on
+        self._checked_until = 0  # operations whose replies say that the group continues
         self._over = -1  # the generation of process groups that has ended, or -1
         self._failed: dict[int, TensorError] = {}  # the latest failures, by operation
-        self._unseen: dict[int, TensorError] = {}  # those apart that nobody has fetched, and that are not reported
+        self._unseen: dict[int, TensorError] = {}  # `apart` failures that were not fetched or reported
         self._unraised: deque[TensorError] = deque()  # failures that no call has raised
-        self._due: list[int] = []  # failures apart that are reported at the next tick
+        self._due: list[int] = []  # `apart` failures that are reported at the next tick
         self._lock = threading.RLock()  # held while sending
         self._settling = threading.RLock()  # held while replies are processed
         unretrieved.ready()
@@ -146,8 +146,8 @@ class Stream:
 
     # -- issuing ----------------------------------------------------------------------------------------------------
 
-    def issue(self, command: tuple[object, ...], where: CallSite | None, written: Sequence[WriteRecord] = ()) -> None:
-        """Appends an operation, which writes to these. Blocks, interruptibly, only while the window is exceeded.
+    def issue(self, command: tuple[object, ...], site: CallSite | None, written: Sequence[WriteRecord] = ()) -> None:
+        """Appends an operation, with records of its writes. Blocks, interruptibly, only while the window is exceeded.
 
         Raises ContentsLostError if the mesh is lost.
         """
@@ -156,9 +156,9 @@ class Stream:
         if self.held.ended:
             self.held.free(self.queue.append)
         if self.watcher is not None:
-            self.watcher.issued(command, where)
+            self.watcher.issued(command, site)
         if self._group.observer is not None:
-            where = self._group.observer.issued(where)
+            site = self._group.observer.issued(site)
         if ACTIVE.coalesced is not None:
             self.coalesces = True
             ACTIVE.coalesced.add(self)
@@ -166,7 +166,7 @@ class Stream:
             self._full += BATCH_PART
             if self._full > BATCH_SIZE or self._batches.unanswered < 2:
                 self.flush()  # before: a command whose issue raises is not sent
-        self.queue.append((command, where, written))
+        self.queue.append((command, site, written))
         if self.quiet:
             self.quiet = False
             FLUSHER.schedule(self)
@@ -194,10 +194,10 @@ class Stream:
             self.issue_object(plan)
             self.defined[plan.number] = plan
 
-    def hold(self, meta: Meta, where: CallSite | None) -> Reference:
+    def hold(self, meta: Meta, site: CallSite | None) -> Reference:
         """Returns a reference to a tensor that the next command makes."""
         self.resume_if_healed()
-        return self.held.hold(self, meta, where)
+        return self.held.hold(self, meta, site)
 
     def hold_object(self) -> Reference:
         """Returns a reference to an object other than a tensor that the next command makes."""
@@ -271,7 +271,7 @@ class Stream:
         self._due = list(self._unseen)  # a program that fetches does it within a tick
 
     def _settle_replied(self) -> None:
-        """Processes replies that are there, and does nothing about them."""
+        """Processes replies that have arrived, without acting on them."""
         while self._batches and self._batches[0].future.done() and self._batches[0].future.exception(0) is None:
             batch = self._batches[0]
             self._settle_batch(batch, batch.future.get(0))
@@ -295,15 +295,15 @@ class Stream:
         self._bytes += sum(map(nbytes_of, objects))
         sites: list[CallSite | None] = []
         first = self._issued
-        for command, where, written in items:
+        for command, site, written in items:
             if command[0] == FREE:
                 continue
-            for each in written:
-                each.written = first + len(sites)
-            if type(where) is CallSites:
-                sites += where
+            for record in written:
+                record.written = first + len(sites)
+            if type(site) is CallSites:
+                sites += site
             else:
-                sites.append(cast("CallSite | None", where))
+                sites.append(cast("CallSite | None", site))
         if self._group.observer is not None:
             self._group.observer.sent(self.number, first, sites)
         self._issued += len(sites)
@@ -351,7 +351,7 @@ class Stream:
     # -- replies ----------------------------------------------------------------------------------------------------
 
     def _process_replies(self) -> None:
-        """Processes replies that are there, or soon are since the group has ended. Raises if the mesh is broken."""
+        """Processes replies that have arrived, or soon will since the group has ended. Raises if the mesh is broken."""
         while self._batches and (self._batches[0].future.done() or self._group.over >= 0):
             self._settle_up_to(self._batches[0])
         if self.lost is None:
@@ -388,15 +388,15 @@ class Stream:
         failures = [failure for _, (rank_failures, _, _) in replies for failure in rank_failures]
         self.has_failed = self.has_failed or bool(failures) or self._over >= 0
         for number, operation_failures in by_operation(failures).items():
-            where = batch.sites[number - batch.first]
+            site = batch.sites[number - batch.first]
             operation, note = operation_failures[0].operation, memory_note(self, operation_failures)
-            error = TensorError(operation, origin_of(where), operation_failures, self.title, note)
+            error = TensorError(operation, origin_of(site), operation_failures, self.title, note)
             self._failed[number] = error
             if all(failure.apart for failure in operation_failures):
-                self._unseen[number] = error  # others go on: each fetch of what depends on it raises it
+                self._unseen[number] = error  # others continue: each fetch of a dependent tensor raises it
             elif any(
                 failure.type_name != "KeyboardInterrupt" for failure in operation_failures
-            ):  # which its author knows
+            ):  # which the user caused
                 self._unraised.append(error)
         while len(self._failed) > REMEMBERED_FAILURES:
             del self._failed[next(iter(self._failed))]
@@ -410,7 +410,7 @@ class Stream:
             self._over = -1
 
     def lose(self, reason: str) -> None:
-        """Marks all tensors as lost, and drops what is queued and in flight."""
+        """Marks all tensors as lost, and drops queued commands and batches in flight."""
         if self.lost is None:
             self.lost = reason
         self._drop()
@@ -421,7 +421,7 @@ class Stream:
             self._group.revive(self)
 
     def _drop(self) -> None:
-        """Drops the batches in flight and what is queued, but for the release of tensors."""
+        """Drops the batches in flight and queued commands, except those that free tensors."""
         self._batches.clear()
         queue = self.queue
         items = [queue.popleft() for _ in range(len(queue))]
@@ -429,21 +429,21 @@ class Stream:
         queue.extend(item for item in items if item[0][0] == FREE)
 
     def end_sending(self) -> None:
-        """Blocks while a thread sends a batch, and drops what is queued; the stream is lost."""
+        """Blocks while a thread sends a batch, and drops queued commands; the stream is lost."""
         with self._lock:
             self._drop()
 
-    def contents_after_heal(self, start: int, ranks: Mapping[int, Collection[int]], why: str) -> StreamContents:
-        """Returns which tensors have contents after a heal, and marks the others as lost, since `why`.
+    def contents_after_heal(self, start: int, ranks: Mapping[int, Collection[int]], reason: str) -> StreamContents:
+        """Returns which tensors have contents after a heal, and marks the others as lost, for this reason.
 
         All surviving ranks have done the operations before `start`; `ranks` are the tensors that each of them holds.
         """
         self._drop()
         self.free()
-        return contents_of(self.held, self.layout, start, ranks, why)._replace(operations=self._issued)
+        return contents_of(self.held, self.layout, start, ranks, reason)._replace(operations=self._issued)
 
     def reset_after_heal(self) -> None:
-        """Starts anew after a heal, with the tensors whose contents were restored."""
+        """Restarts after a heal, with the tensors whose contents were restored."""
         with self._lock:
             self._drop()
             self.lost = None
@@ -456,63 +456,63 @@ class Stream:
     # -- synchronising ----------------------------------------------------------------------------------------------
 
     def run_everywhere(self, command: RunFunction[T], written: Iterable[Reference] = ()) -> ValueMesh[T]:
-        """Runs a function that may write to these on each rank, and returns the results; blocks and raises as `ask`."""
+        """Runs a function that may write to `written` on each rank; returns the results; blocks and raises as `ask`."""
         self.resume_if_healed()
-        self.draws.say(self)
+        self.draws.announce(self)
         return self.ask((OBJECT, command), "execute", [reference.writes for reference in written])
 
-    def ask(self, command: tuple[object, ...], what: str, written: Sequence[WriteRecord] = ()) -> ValueMesh[Any]:
+    def ask(self, command: tuple[object, ...], operation: str, written: Sequence[WriteRecord] = ()) -> ValueMesh[Any]:
         """Returns the value of a command by rank; blocks until all that was issued before has run.
 
-        `what` names the request in records. Raises TensorError for an operation that failed, DeviceMeshError if the
+        `request` names it in records. Raises TensorError for an operation that failed, DeviceMeshError if the
         mesh is broken.
         """
         check_fetching()
-        where = call_site()
-        self.table.synchronised(where, what)
+        site = call_site()
+        self.table.synchronised(site, operation)
         if self.watcher is not None:
-            self.watcher.asked(what, where)
+            self.watcher.asked(operation, site)
         self.resume_if_healed()
-        replies = self._settle_up_to(self._send_request(command, where, written))
+        replies = self._settle_up_to(self._send_request(command, site, written))
         self.raise_failures()
         values: ValueMesh[Any] = ValueMesh(replies.extent, [values[-1] for _, (_, values, _) in replies])
         self._raise_lost([value for _, value in values if isinstance(value, Failure)])
         return values
 
     def _raise_lost(self, lost: Sequence[Failure]) -> None:
-        """Raises the error of an operation of whose results ranks have asked in vain."""
+        """Raises the error of the operation whose lost results were requested."""
         for failure in lost:
-            known = self._group.failure(failure.stream, failure.number)
-            if known is not None:
-                raise known.copy()
+            error = self._group.failure(failure.stream, failure.number)
+            if error is not None:
+                raise error.copy()
         if lost:
             raise TensorError(lost[0].operation, None, lost, self.title)
 
     def failure(self, number: int) -> TensorError | None:
         """The error of an operation that has failed on some rank, if that is known soon; it counts as seen."""
-        until = time.monotonic() + FAILURE_WAIT_S  # the reply of another stream may have been faster
+        deadline = time.monotonic() + FAILURE_WAIT_S  # the reply of another stream may have been faster
         for batch in tuple(self._batches):
             if batch.first <= number:
-                batch.future.wait(max(0.0, until - time.monotonic()))
+                batch.future.wait(max(0.0, deadline - time.monotonic()))
         with self._settling:
             self._settle_replied()
         self._unseen.pop(number, None)
         return self._failed.get(number)
 
-    def requested(self, commands: Sequence[tuple[object, ...]], what: str) -> Future[list[ValueMesh[Any]]]:
+    def requested(self, commands: Sequence[tuple[object, ...]], operation: str) -> Future[list[ValueMesh[Any]]]:
         """Sends requests after what was issued, and returns their values by rank, once all of that has run.
 
         Blocks only while the window is exceeded. The future raises as `ask`, but no failure of operations on which the
         requested values do not depend.
         """
         check_fetching()
-        where = call_site()
+        site = call_site()
         if self.watcher is not None:
-            self.watcher.asked(what, where)
+            self.watcher.asked(operation, site)
         self.resume_if_healed()
         self.wait_for_window()
         with self._lock:
-            self.queue.extend((command, where, ()) for command in commands)
+            self.queue.extend((command, site, ()) for command in commands)
             batch = held_back(self._send_batch)
         if batch is None:
             raise ContentsLostError(self.lost or f"{self.title} was lost")
@@ -520,45 +520,45 @@ class Stream:
 
         def values() -> list[ValueMesh[Any]]:
             replies = self._settle_up_to(batch)
-            found = [[*values[len(values) - count :]] for _, (_, values, _) in replies]
-            self._raise_lost([value for of_rank in found for value in of_rank if isinstance(value, Failure)])
-            return [ValueMesh(replies.extent, list(each)) for each in zip(*found, strict=True)]
+            rows = [[*values[len(values) - count :]] for _, (_, values, _) in replies]
+            self._raise_lost([value for of_rank in rows for value in of_rank if isinstance(value, Failure)])
+            return [ValueMesh(replies.extent, list(column)) for column in zip(*rows, strict=True)]
 
-        return derived_future(batch.future, values, lambda: f"{what} at {origin_of(where)}")
+        return derived_future(batch.future, values, lambda: f"{operation} at {origin_of(site)}")
 
     def own_of(self, numbers: Sequence[int], rank: int) -> Future[list[ValueMesh[Any]]]:
         """Requests one rank's values of tensors; see `requested`."""
         self.resume_if_healed()
         self.held.require_contents(numbers)
-        asked: list[tuple[object, ...]] = [(OWN, number, rank) for number in numbers]
-        return self.requested(asked or [(OBJECT, RunFunction(bool, (), {}))], "fetch_shard")
+        commands: list[tuple[object, ...]] = [(OWN, number, rank) for number in numbers]
+        return self.requested(commands or [(OBJECT, RunFunction(bool, (), {}))], "fetch_shard")
 
-    def fetch(self, number: int, what: str) -> torch.Tensor:
+    def fetch(self, number: int, operation: str) -> torch.Tensor:
         """Returns a whole tensor as a local one; blocks and raises as `ask`."""
-        tensor: torch.Tensor = self._fetch((WHOLE, number), what).get(0)
+        tensor: torch.Tensor = self._fetch((WHOLE, number), operation).get(0)
         return tensor
 
-    def number_in(self, number: int, what: str) -> complex:
+    def number_in(self, number: int, operation: str) -> complex:
         """Returns the only element of a tensor as a Python number; blocks and raises as `ask`."""
-        value: complex = self._fetch((NUMBER, number), what).get(0)
+        value: complex = self._fetch((NUMBER, number), operation).get(0)
         return value
 
     def shards_of(self, number: int) -> ValueMesh[torch.Tensor]:
         """Returns the shard of each rank; blocks and raises as `ask`."""
         return self._fetch((SHARDS, number), "local_shards")
 
-    def _fetch(self, command: tuple[int, int], what: str) -> ValueMesh[Any]:
+    def _fetch(self, command: tuple[int, int], operation: str) -> ValueMesh[Any]:
         self.resume_if_healed()
         self.held.require_contents(command[1:])
-        return self.ask(command, what)
+        return self.ask(command, operation)
 
     def _send_request(
-        self, command: tuple[object, ...], where: CallSite | None, written: Sequence[WriteRecord]
+        self, command: tuple[object, ...], site: CallSite | None, written: Sequence[WriteRecord]
     ) -> CommandBatch:
         """Sends what was issued and a command, whose value is the last of the batch."""
         self.wait_for_window()
         with self._lock:
-            self.queue.append((command, where, written))
+            self.queue.append((command, site, written))
             batch = held_back(self._send_batch)
         if batch is None:
             raise ContentsLostError(self.lost or f"{self.title} was lost")

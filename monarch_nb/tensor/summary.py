@@ -106,8 +106,8 @@ class Summary(msgspec.Struct, frozen=True):
     @property
     def record(self) -> dict[str, object]:
         """The summary as JSON."""
-        found: dict[str, object] = msgspec.to_builtins(self)
-        return found
+        record: dict[str, object] = msgspec.to_builtins(self)
+        return record
 
 
 Liner = Callable[["ProgramLine | None"], SourceLine]
@@ -145,8 +145,8 @@ def memory_note(stream: "Stream", failures: "Sequence[Failure]") -> str:
     parts = []
     for number, size in full.held:
         meta = metas.get(number)
-        known = OTHER, "" if meta is None else type_and_shape(meta.dtype, meta.shape)
-        parts.append(HeldMemory(*names.get(number, known), stream.layout.device, size))
+        unnamed = OTHER, "" if meta is None else type_and_shape(meta.dtype, meta.shape)
+        parts.append(HeldMemory(*names.get(number, unnamed), stream.layout.device, size))
     lines = lines_of(summed(parts))
     return "\n  ".join([f"What the tensors of {stream.title} hold on rank {full.rank}, by name:", *lines])
 
@@ -163,35 +163,35 @@ def summary_of(
     used: Sequence[MemoryUsed] | None = None,
     cell: int = 0,
     lost: str = "",
-    gone: Container[int] = (),
+    lost_numbers: Container[int] = (),
 ) -> Summary:
     """Summarises the tensors of a mesh. `live`, `moved` and `waited` are the lists of its TensorTable.
 
-    `used` is the answers of its ranks, of which the times of this `cell` count. The contents of tensors in `gone` are
-    lost; those of all tensors if `lost` gives a reason.
+    `used` is the answers of its ranks, of which the times of this `cell` count. The contents of tensors in
+    `lost_numbers` are lost; those of all tensors if `lost` gives a reason.
     """
-    known = names or {}
-    missing = {one.number for one in live if lost or one.number in gone}
-    there = (one.meta for one in live if one.number not in missing)
-    held = [each.live for each in used] if used else live_bytes(there, layout.size)
-    shown = sorted(live, key=lambda one: (-placement_of(one.meta).largest, one.number not in known, one.number))[:ROWS]
+    names = names or {}
+    missing = {tensor.number for tensor in live if lost or tensor.number in lost_numbers}
+    metas = (tensor.meta for tensor in live if tensor.number not in missing)
+    sizes = [rank.live for rank in used] if used else live_bytes(metas, layout.size)
+    rows = sorted(live, key=lambda row: (-placement_of(row.meta).largest, row.number not in names, row.number))[:ROWS]
     line = _liner(file_name)
     return Summary(
         name,
         tuple(layout.names),
         tuple(layout.shape),
         len(live),
-        sum(placement_of(one.meta).nbytes for one in live),
+        sum(placement_of(tensor.meta).nbytes for tensor in live),
         lost,
         len(missing),
-        tuple(held[:RANKS]),
-        max(held, default=0),
-        tuple(_row(one, known.get(one.number, ""), line, one.number in missing) for one in shown),
+        tuple(sizes[:RANKS]),
+        max(sizes, default=0),
+        tuple(_row(row, names.get(row.number, ""), line, row.number in missing) for row in rows),
         tuple(
-            Movement(line(one.origin), one.operation, _collective(one.collective), one.dimension, one.count, one.nbytes)
-            for one in moved
+            Movement(line(row.origin), row.operation, _collective(row.collective), row.dimension, row.count, row.nbytes)
+            for row in moved
         ),
-        tuple(Wait(line(one.origin), one.what, one.count) for one in waited),
+        tuple(Wait(line(wait.origin), wait.what, wait.count) for wait in waited),
         _busy(layout.names, used or (), cell) if moved else (),
         None if used is None else _memory(layout, used),
     )
@@ -201,11 +201,11 @@ def _busy(names: Sequence[str], used: Sequence[MemoryUsed], cell: int) -> tuple[
     ranks = [
         {spent_time.dims: spent_time.seconds for spent_time in rank.spent if spent_time.cell == cell} for rank in used
     ]
-    found = []
+    entries = []
     for dims in sorted({dims for spent in ranks for dims in spent}):
         seconds = [spent.get(dims, 0.0) for spent in ranks]
-        found.append(Busy(" and ".join(names[dim] for dim in dims), max(seconds), min(seconds)))
-    return tuple(found)
+        entries.append(Busy(" and ".join(names[dim] for dim in dims), max(seconds), min(seconds)))
+    return tuple(entries)
 
 
 def _memory(layout: "MeshLayout", used: Sequence[MemoryUsed]) -> MemoryUse:
@@ -214,7 +214,7 @@ def _memory(layout: "MeshLayout", used: Sequence[MemoryUsed]) -> MemoryUse:
 
 
 def moved_text(moved: Sequence[Movement]) -> str:
-    """The sum of it in one sentence: `the last cell moved 1.20 GB in 14 all-gathers; 9 of them from line 7`."""
+    """The movements in one sentence: `the last cell moved 1.20 GB in 14 all-gathers; 9 of them from line 7`."""
     if not moved:
         return "the last cell moved nothing between ranks"
     kinds: Counter[str] = Counter()
@@ -225,8 +225,8 @@ def moved_text(moved: Sequence[Movement]) -> str:
     for movement in moved:
         lines[movement.line.at] += movement.count
     (most, count), *further = lines.most_common()
-    where = f"; {count} of them from {most}" if further and most else f", from {most}" if most else ""
-    return f"the last cell moved {size_text(sum(movement.nbytes for movement in moved))} in {parts}{where}"
+    source = f"; {count} of them from {most}" if further and most else f", from {most}" if most else ""
+    return f"the last cell moved {size_text(sum(movement.nbytes for movement in moved))} in {parts}{source}"
 
 
 def busy_text(busy: Sequence[Busy]) -> str:
@@ -246,11 +246,11 @@ def seconds_text(seconds: float) -> str:
 
 def by_dimension(moved: Sequence[Movement]) -> list[tuple[str, str, int, int]]:
     """Dimension of the mesh, collective, how many, bytes; the most bytes first."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
     for movement in moved:
-        count, nbytes = found.get((movement.dimension, movement.collective), (0, 0))
-        found[movement.dimension, movement.collective] = (count + movement.count, nbytes + movement.nbytes)
-    rows = [(dimension, kind, count, nbytes) for (dimension, kind), (count, nbytes) in found.items()]
+        count, nbytes = sums.get((movement.dimension, movement.collective), (0, 0))
+        sums[movement.dimension, movement.collective] = (count + movement.count, nbytes + movement.nbytes)
+    rows = [(dimension, kind, count, nbytes) for (dimension, kind), (count, nbytes) in sums.items()]
     return sorted(rows, key=lambda row: -row[3])
 
 

@@ -12,7 +12,7 @@ from monarch_nb.tensor.origin import CallSite, ProgramLine, origin_of
 from monarch_nb.tensor.propagation import Collective, Meta, OperationPlan
 from monarch_nb.tensor.references import LiveEntry
 
-Calls = Counter[tuple[CallSite | None, str, tuple[Collective, ...]]]  # by line, operation and what it moves
+Calls = Counter[tuple[CallSite | None, str, tuple[Collective, ...]]]  # by line, operation and its collectives
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class LiveTensor:
 class Moved:
     """Collectives of one kind that one line has issued since the record was cleared: how many, and their bytes.
 
-    `nbytes` counts what each rank puts in; of shards that differ in size, the largest.
+    `nbytes` counts the input of each rank; of shards that differ in size, the largest.
     """
 
     origin: ProgramLine | None
@@ -81,9 +81,9 @@ class TensorTable:
         """Notes that a compiled step has made all these calls; they must not change."""
         self._repeated[id(calls)] = (calls, self._repeated.get(id(calls), (calls, 0))[1] + 1)
 
-    def synchronised(self, site: CallSite | None, what: str) -> None:
+    def synchronised(self, site: CallSite | None, operation: str) -> None:
         """Notes that a line waits for the workers."""
-        self._syncs[site, what] += 1
+        self._syncs[site, operation] += 1
 
     def live(self) -> list[LiveTensor]:
         """Tensors with handles, oldest first."""
@@ -94,7 +94,7 @@ class TensorTable:
 
     def movements(self) -> list[Moved]:
         """Collectives by line since `clear`, in order of the first."""
-        found: dict[tuple[ProgramLine | None, str, str, str], tuple[int, int]] = {}
+        by_line: dict[tuple[ProgramLine | None, str, str, str], tuple[int, int]] = {}
         total = self.calls
         for calls, times in tuple(self._repeated.values()):
             for call, count_per_call in calls.items():
@@ -102,17 +102,17 @@ class TensorTable:
         for (site, operation, collectives), times in total.items():
             for collective in collectives:
                 key = (origin_of(site), operation, collective.kind, collective.dim)
-                count, nbytes = found.get(key, (0, 0))
-                found[key] = (count + times, nbytes + times * collective.nbytes)
-        return [Moved(*key, *sums) for key, sums in found.items()]
+                count, nbytes = by_line.get(key, (0, 0))
+                by_line[key] = (count + times, nbytes + times * collective.nbytes)
+        return [Moved(*key, *sums) for key, sums in by_line.items()]
 
     def synchronisations(self) -> list[Synchronised]:
         """Waits by line since `clear`."""
         return list(self._waits())
 
     def _waits(self) -> Iterator[Synchronised]:
-        for (site, what), count in tuple(self._syncs.items()):
-            yield Synchronised(origin_of(site), what, count)
+        for (site, operation), count in tuple(self._syncs.items()):
+            yield Synchronised(origin_of(site), operation, count)
 
     def clear(self) -> None:
         """Clears the records for a new cell; live tensors stay."""

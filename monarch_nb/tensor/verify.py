@@ -22,7 +22,7 @@ class Verification:
     """Result of a comparison; true if nothing differs.
 
     `tensors` were compared; `differences` say which differ and by how much. `random` says that random numbers were
-    drawn, which are others on a mesh.
+    drawn, which differ on a mesh.
     """
 
     tensors: int
@@ -43,7 +43,7 @@ class Verification:
 
 
 class _Draws(DispatchMode):
-    seen = False
+    has_drawn = False
 
     def __torch_dispatch__(
         self,
@@ -52,7 +52,7 @@ class _Draws(DispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        self.seen |= torch.Tag.nondeterministic_seeded in func.tags
+        self.has_drawn |= torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
 
 
@@ -83,21 +83,21 @@ class LocalMesh:
         function = getattr(torch, name)
 
         def make(*args: object, sharding_spec: object = None, **options: object) -> torch.Tensor:
-            made: torch.Tensor = function(*args, **options)
-            return made.as_subclass(LocalTensor)
+            tensor: torch.Tensor = function(*args, **options)
+            return tensor.as_subclass(LocalTensor)
 
         return make
 
 
-class _Taker(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _Extractor(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles a value without its tensors and meshes, which it collects in order, each once."""
 
     dispatch_table = DISPATCH_TABLE
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
-        self.taken: list[tuple[str, object]] = []
-        self._known: dict[int, int] = {}
+        self.extracted: list[tuple[str, object]] = []
+        self._indices: dict[int, int] = {}
         self._names: dict[int, str] = {}
 
     def persistent_id(self, value: object) -> int | None:
@@ -107,50 +107,50 @@ class _Taker(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no t
                 self._names.setdefault(id(parameter), name)
         if not isinstance(value, torch.Tensor | Mesh):
             return None
-        at = self._known.get(id(value))
-        if at is None:
-            at = self._known[id(value)] = len(self.taken)
-            self.taken.append((self._names.get(id(value), ""), value))
-        return at
+        index = self._indices.get(id(value))
+        if index is None:
+            index = self._indices[id(value)] = len(self.extracted)
+            self.extracted.append((self._names.get(id(value), ""), value))
+        return index
 
 
-class _Giver(pickle.Unpickler):
+class _Restorer(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, twins: list[object]) -> None:
         super().__init__(file)
         self._twins = twins
 
-    def persistent_load(self, at: int) -> object:
-        return self._twins[at]
+    def persistent_load(self, index: int) -> object:
+        return self._twins[index]
 
 
 def _twin(value: object) -> Any:
     """A copy in which every sharded tensor is a local one, with its gradient, and every mesh stands for this process.
 
-    Blocks until tensors are here. Functions of the program's own modules are copied with what they refer to. Raises
-    TypeError or pickle.PicklingError for what cannot be copied.
+    Blocks until tensors are here. Functions of the program's own modules are copied with their references. Raises
+    TypeError or pickle.PicklingError for objects that cannot be copied.
     """
-    data, taken = _taken(value)
-    return _Giver(io.BytesIO(data), [_local(one) for _, one in taken]).load()
+    data, objects = _extract(value)
+    return _Restorer(io.BytesIO(data), [_local_twin(item) for _, item in objects]).load()
 
 
 def _tensors_in(value: object) -> list[tuple[str, torch.Tensor]]:
     """All tensors that a value refers to, with parameter names, in the same order as for its twin."""
-    return [(name, one) for name, one in _taken(value)[1] if isinstance(one, torch.Tensor)]
+    return [(name, item) for name, item in _extract(value)[1] if isinstance(item, torch.Tensor)]
 
 
-def _taken(value: object) -> tuple[bytes, list[tuple[str, object]]]:
+def _extract(value: object) -> tuple[bytes, list[tuple[str, object]]]:
     file = io.BytesIO()
-    taker = _Taker(file)
+    extractor = _Extractor(file)
     home = _home_of(value)
     if home is None:
-        taker.dump(value)
+        extractor.dump(value)
     else:
         cloudpickle.register_pickle_by_value(home)
         try:
-            taker.dump(value)
+            extractor.dump(value)
         finally:
             cloudpickle.unregister_pickle_by_value(home)
-    return file.getvalue(), taker.taken
+    return file.getvalue(), extractor.extracted
 
 
 def _home_of(value: object) -> ModuleType | None:
@@ -163,21 +163,21 @@ def _home_of(value: object) -> ModuleType | None:
     return None if home is None or home.__name__ in cloudpickle.list_registry_pickle_by_value() else home
 
 
-def _local(value: object) -> object:
+def _local_twin(value: object) -> object:
     if isinstance(value, Mesh):
         return LocalMesh()
     assert isinstance(value, torch.Tensor)
-    whole = value.full_tensor() if isinstance(value, MeshTensor) else value.detach().clone()
-    made: torch.Tensor = whole.as_subclass(LocalTensor)
+    local = value.full_tensor() if isinstance(value, MeshTensor) else value.detach().clone()
+    twin: torch.Tensor = local.as_subclass(LocalTensor)
     if isinstance(value, torch.nn.Parameter):
-        made = torch.nn.Parameter(made, requires_grad=value.requires_grad)
+        twin = torch.nn.Parameter(twin, requires_grad=value.requires_grad)
     else:
-        made.requires_grad_(value.requires_grad)
+        twin.requires_grad_(value.requires_grad)
     if value.is_leaf and value.grad is not None:
-        grad = _local(value.grad)
+        grad = _local_twin(value.grad)
         assert isinstance(grad, torch.Tensor)
-        made.grad = grad
-    return made
+        twin.grad = grad
+    return twin
 
 
 def verify(
@@ -198,15 +198,15 @@ def verify(
             lone_result = lone(*lone_args, **lone_kwargs)
     except Exception as error:
         text = f"one process raises {type(error).__name__}: {error}, the mesh does not"
-        return Verification(0, (text,), draws.seen)
-    found = _tensors_in((function, args, kwargs, result))
+        return Verification(0, (text,), draws.has_drawn)
+    actual = _tensors_in((function, args, kwargs, result))
     expected = _tensors_in((lone, lone_args, lone_kwargs, lone_result))
-    return compared(expected, found, rtol, atol, random=draws.seen)
+    return compared(expected, actual, rtol, atol, random=draws.has_drawn)
 
 
 def compared(
     expected: list[tuple[str, torch.Tensor]],
-    found: list[tuple[str, torch.Tensor]],
+    actual: list[tuple[str, torch.Tensor]],
     rtol: float,
     atol: float,
     *,
@@ -214,33 +214,33 @@ def compared(
 ) -> Verification:
     """Compares two lists of named tensors and their gradients."""
     differences = []
-    if len(expected) != len(found):
-        differences.append(f"{counted(len(found), 'tensor')}, where one process has {len(expected)}")
-    for at, ((name, plain), (_, sharded)) in enumerate(zip(expected, found, strict=False)):
-        title = name or f"tensor {at}"
+    if len(expected) != len(actual):
+        differences.append(f"{counted(len(actual), 'tensor')}, where one process has {len(expected)}")
+    for index, ((name, plain), (_, sharded)) in enumerate(zip(expected, actual, strict=False)):
+        title = name or f"tensor {index}"
         pairs: list[tuple[str, torch.Tensor | None, torch.Tensor | None]] = [(title, plain, sharded)]
         if plain.is_leaf and sharded.is_leaf and (plain.grad is not None or sharded.grad is not None):
             pairs.append((f"gradient of {title}", plain.grad, sharded.grad))
-        for label, wanted, given in pairs:
-            if text := _difference(wanted, given, rtol, atol):
+        for label, expected_value, actual_value in pairs:
+            if text := _difference(expected_value, actual_value, rtol, atol):
                 differences.append(f"{label} {text}")
-    return Verification(len(found), tuple(differences), random)
+    return Verification(len(actual), tuple(differences), random)
 
 
-def _difference(expected: torch.Tensor | None, found: torch.Tensor | None, rtol: float, atol: float) -> str:
-    if expected is None or found is None:
-        return "is missing in one of them" if expected is not found else ""
-    placed = f" [{', '.join(map(str, found.placements))}]" if isinstance(found, MeshTensor) else ""
-    whole = found.full_tensor() if isinstance(found, MeshTensor) else found
-    if whole.shape != expected.shape:
-        return f"{tuple(whole.shape)}{placed} has another shape: {tuple(expected.shape)} in one process"
-    if whole.dtype != expected.dtype:
-        return f"{tuple(whole.shape)}{placed} has another type: {expected.dtype} in one process"
-    wide = torch.complex128 if expected.is_complex() else torch.float64
-    wanted, actual = expected.detach().as_subclass(torch.Tensor).to(wide), whole.detach().to(wide)
-    if torch.allclose(wanted, actual, rtol, atol, equal_nan=True):
+def _difference(expected: torch.Tensor | None, actual: torch.Tensor | None, rtol: float, atol: float) -> str:
+    if expected is None or actual is None:
+        return "is missing in one of them" if expected is not actual else ""
+    suffix = f" [{', '.join(map(str, actual.placements))}]" if isinstance(actual, MeshTensor) else ""
+    full = actual.full_tensor() if isinstance(actual, MeshTensor) else actual
+    if full.shape != expected.shape:
+        return f"{tuple(full.shape)}{suffix} has another shape: {tuple(expected.shape)} in one process"
+    if full.dtype != expected.dtype:
+        return f"{tuple(full.shape)}{suffix} has another type: {expected.dtype} in one process"
+    dtype = torch.complex128 if expected.is_complex() else torch.float64
+    expected, values = expected.detach().as_subclass(torch.Tensor).to(dtype), full.detach().to(dtype)
+    if torch.allclose(expected, values, rtol, atol, equal_nan=True):
         return ""
-    worst = int((wanted - actual).abs().nan_to_num(torch.inf).argmax())
-    where = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), wanted.shape)) if wanted.dim() else ()
-    at = f" at [{', '.join(map(str, where))}]" if where else ""
-    return f"{tuple(whole.shape)}{placed} is {actual[where].item():.6g}{at}, not {wanted[where].item():.6g}"
+    worst = int((expected - values).abs().nan_to_num(torch.inf).argmax())
+    point = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), expected.shape)) if expected.dim() else ()
+    position = f" at [{', '.join(map(str, point))}]" if point else ""
+    return f"{tuple(full.shape)}{suffix} is {values[point].item():.6g}{position}, not {expected[point].item():.6g}"

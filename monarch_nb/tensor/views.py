@@ -31,10 +31,10 @@ _RESHAPE_INSTEAD = (
 )
 
 
-def viewed(plan: OperationPlan, given: Sequence[Reference], made: Sequence[Reference]) -> None:
+def record_views(plan: OperationPlan, inputs: Sequence[Reference], outputs: Sequence[Reference]) -> None:
     """Records the views that a plan has made of its inputs."""
     for (result, source), offset in zip(plan.views, plan.offsets, strict=True):
-        base_reference, view = given[source], made[result]
+        base_reference, view = inputs[source], outputs[result]
         memory = base_reference.memory
         if memory is None:
             memory = base_reference.memory = LogicalMemory()
@@ -46,27 +46,27 @@ def viewed(plan: OperationPlan, given: Sequence[Reference], made: Sequence[Refer
             view.stream.viewed.add(memory)
 
 
-def make_again(stream: Stream, numbers: Iterable[int], where: CallSite | None) -> None:
+def make_again(stream: Stream, numbers: Iterable[int], site: CallSite | None) -> None:
     """Makes stale views among these tensors again."""
     for number in numbers:
         copied = stream.held.stale.pop(number, None)
         if copied is None:
             continue
-        source, left = copied.base.number, []
+        source, spares = copied.base.number, []
         for step, (plan, result) in enumerate(copied.steps, 1):
             results = [stream.held.next() for _ in plan.made]
             if step == len(copied.steps):
                 results[result] = number
-            left += [spare for spare in results if spare != number]
+            spares += [spare for spare in results if spare != number]
             again = stream.held.references((number,)) if results[result] == number else ()
-            _issue(stream, plan, (source, *results), where, again)
+            _issue(stream, plan, (source, *results), site, again)
             source = results[result]
-        stream.queue.extend(((FREE, spare), None, ()) for spare in left)
+        stream.queue.extend(((FREE, spare), None, ()) for spare in spares)
 
 
-def check_writes(plan: OperationPlan, given: Sequence[Reference], where: CallSite | None) -> None:
+def check_writes(plan: OperationPlan, inputs: Sequence[Reference], site: CallSite | None) -> None:
     """Warns of the cost of a write through a view. Raises ViewWriteError if the write is not visible everywhere."""
-    targets = [given[index] for index in plan.writes]
+    targets = [inputs[index] for index in plan.writes]
     copies = [target for target in targets if target.copied is not None]
     if not copies and not plan.puts_back:
         return
@@ -87,17 +87,17 @@ def check_writes(plan: OperationPlan, given: Sequence[Reference], where: CallSit
             user_line(),
         )
     for target in copies:
-        _warn_of_write(target.stream, plan.operation, _way_back(target), where)
+        _warn_of_write(target.stream, plan.operation, _write_back_plan(target), site)
 
 
-def check_reshape(plan: OperationPlan, given: Reference, *, has_gradient: bool, is_base: bool) -> bool:
+def check_reshape(plan: OperationPlan, target: Reference, *, has_gradient: bool, is_base: bool) -> bool:
     """Returns whether other tensors share the memory of a tensor that is reshaped in place.
 
     Raises PropagationError if gradients of views would be lost: after a write, autograd replays the views of the base,
     in which a change of shape in place is missing.
     """
-    shared = not given.stream.held.is_alone(given)
-    has_reshaped = given.memory is not None and any(reference is not given for reference in given.memory.reshaped)
+    shared = not target.stream.held.is_alone(target)
+    has_reshaped = target.memory is not None and any(reference is not target for reference in target.memory.reshaped)
     if has_gradient and (has_reshaped or (is_base and shared)):
         raise PropagationError(
             plan.operation,
@@ -109,17 +109,17 @@ def check_reshape(plan: OperationPlan, given: Reference, *, has_gradient: bool, 
     return shared
 
 
-def reshaped(given: Reference, made: Reference) -> None:
-    """Records a reshape in place of a tensor with shared memory, whose handle now refers to `made`."""
-    assert made.memory is not None
-    made.memory.reshaped.discard(given)
-    made.memory.reshaped.add(made)
+def record_reshape(before: Reference, after: Reference) -> None:
+    """Records a reshape in place of a tensor with shared memory, whose handle now refers to `after`."""
+    assert after.memory is not None
+    after.memory.reshaped.discard(before)
+    after.memory.reshaped.add(after)
 
 
-def check_gradients(plan: OperationPlan, given: Sequence[Reference]) -> None:
+def check_gradients(plan: OperationPlan, inputs: Sequence[Reference]) -> None:
     """Raises ViewWriteError for a differentiable write to memory of which a view was reshaped in place."""
     for index in plan.writes:
-        memory = given[index].memory
+        memory = inputs[index].memory
         if memory is not None and memory.reshaped:
             raise ViewWriteError(
                 plan.operation,
@@ -135,55 +135,55 @@ def overlapping_inputs(
     args: tuple[object, ...],
     kwargs: dict[str, object],
     plan: OperationPlan,
-    given: Sequence[tuple[T, Reference, Meta]],
+    inputs: Sequence[tuple[T, Reference, Meta]],
 ) -> list[T]:
     """Returns the tensors that an operation has to read from copies, since it writes to other elements of their memory.
 
-    Workers would not notice, or refuse a shard whose strides differ from those of the whole. `given` are the tensors
+    Workers would not notice, or refuse a shard whose strides differ from those of the whole. `inputs` are the tensors
     among the arguments, with their references and metas. Raises RuntimeError where local torch does. Raises
     ViewWriteError if copies change the result: local torch's then depends on the order of its kernel.
     """
-    shares = Counter(id(reference.memory) for _, reference, _ in given if reference.memory is not None)
+    shares = Counter(id(reference.memory) for _, reference, _ in inputs if reference.memory is not None)
     for index in plan.writes:
-        _, target, meta = given[index]
+        _, target, meta = inputs[index]
         if target.memory is None or shares[id(target.memory)] < 2:
             continue
         if any(
             reference.memory is target.memory
-            and (reference.offset, known.shape, known.stride) != (target.offset, meta.shape, meta.stride)
-            and max(reference.offset, target.offset) < min(_end(reference, known), _end(target, meta))
-            for _, reference, known in given
+            and (reference.offset, input_meta.shape, input_meta.stride) != (target.offset, meta.shape, meta.stride)
+            and max(reference.offset, target.offset) < min(_end(reference, input_meta), _end(target, meta))
+            for _, reference, input_meta in inputs
         ):
             break
     else:
         return []
-    size = max(_end(reference, meta) for _, reference, meta in given)
-    if sum(meta.nbytes for _, _, meta in given) + size > _REAL:
+    size = max(_end(reference, meta) for _, reference, meta in inputs)
+    if sum(meta.nbytes for _, _, meta in inputs) + size > _REAL:
         return []
     results = []
     with no_dispatch(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        real, written = _real_tensors(plan, given, size, target.memory, True)
+        real, written = _real_tensors(plan, inputs, size, target.memory, True)
         written.zero_()
-        targets = {id(given[index][0]) for index in plan.writes}
+        targets = {id(inputs[index][0]) for index in plan.writes}
         for tensor in targets:
             real[tensor].fill_(1)
         read = [
             tensor
-            for tensor, reference, _ in given
+            for tensor, reference, _ in inputs
             if reference.memory is target.memory and id(tensor) not in targets and bool(real[id(tensor)].any())
         ]
         for shared in (True, False):
             torch.default_generator.manual_seed(0)  # alone: torch.manual_seed would seed all meshes
-            real, written = _real_tensors(plan, given, size, target.memory, shared)
+            real, written = _real_tensors(plan, inputs, size, target.memory, shared)
             try:
-                func(*_with_real(args, real), **_with_real(kwargs, real))
+                func(*_replace_real(args, real), **_replace_real(kwargs, real))
             except RuntimeError as error:
                 if "single memory location" in str(error):
                     raise
                 return []
             results.append(written)
     # The values of an index are not known here.
-    if not torch.equal(*results) or (read and any(_is_index(known) for _, _, known in given)):
+    if not torch.equal(*results) or (read and any(_is_index(input_meta) for _, _, input_meta in inputs)):
         raise ViewWriteError(
             plan.operation,
             "it reads elements that it also writes, so that its result depends on the order in which it does so",
@@ -198,18 +198,18 @@ def _is_index(meta: Meta) -> bool:
 
 
 def _real_tensors(
-    plan: OperationPlan, given: Sequence[tuple[object, Reference, Meta]], size: int, memory: LogicalMemory, shared: bool
+    plan: OperationPlan, items: Sequence[tuple[object, Reference, Meta]], size: int, memory: LogicalMemory, shared: bool
 ) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
-    """Returns CPU tensors by the id of what they stand for, and the bytes of `memory`, which is written to.
+    """Returns CPU tensors by the id of the tensors that they replace, and the bytes of `memory`, which is written to.
 
     Elements of floating point differ from each other, indices are 0 and masks true. `shared`: the tensors that the
     operation only reads share memory with those that it writes.
     """
-    targets = {id(given[index][0]) for index in plan.writes}
-    dtypes = {reference.memory: meta.dtype for _, reference, meta in given if reference.memory is memory}
+    targets = {id(items[index][0]) for index in plan.writes}
+    dtypes = {reference.memory: meta.dtype for _, reference, meta in items if reference.memory is memory}
     buffers: dict[object, torch.Tensor] = {}
     real = {}
-    for tensor, reference, meta in given:
+    for tensor, reference, meta in items:
         owner = reference.memory or reference
         buffer = buffers.get(owner)
         if buffer is None:
@@ -230,7 +230,7 @@ def _real_tensors(
     return real, buffers[memory]
 
 
-def _with_real(values: Tree, real: dict[int, torch.Tensor]) -> Tree:
+def _replace_real(values: Tree, real: dict[int, torch.Tensor]) -> Tree:
     cpu = torch.device("cpu")
     replaced: Tree = tree_map(
         lambda value: cpu if isinstance(value, torch.device) else real.get(id(value), value), values
@@ -246,24 +246,24 @@ def _end(reference: Reference, meta: Meta) -> int:
     return reference.offset + (last + 1) * meta.dtype.itemsize
 
 
-def written(plan: OperationPlan, given: Sequence[Reference], where: CallSite | None) -> None:
+def propagate_writes(plan: OperationPlan, inputs: Sequence[Reference], site: CallSite | None) -> None:
     """Propagates the writes of an issued plan to tensors that share memory."""
     for index in plan.writes:
-        reference = given[index]
+        reference = inputs[index]
         if reference.memory is not None and reference.memory.copies:
-            rewritten(reference, where)
+            propagate_write(reference, site)
 
 
-def rewritten(reference: Reference, where: CallSite | None) -> None:
+def propagate_write(reference: Reference, site: CallSite | None) -> None:
     """Propagates a write to tensors that share memory.
 
     A written copy is written back to its base; other copies become stale.
     """
     if reference.copied is not None:
         numbers = (reference.copied.base.number, reference.number)
-        _issue(reference.stream, _way_back(reference), numbers, where, (reference.copied.base,))
+        _issue(reference.stream, _write_back_plan(reference), numbers, site, (reference.copied.base,))
     if reference.memory is not None:
-        make_stale(reference.stream, reference.memory, but=reference)
+        make_stale(reference.stream, reference.memory, exempt=reference)
 
 
 @contextmanager
@@ -271,7 +271,7 @@ def rewriting(references: Iterable[Reference]) -> Iterator[None]:
     """Surrounds code that may write to these tensors, and propagates the writes, also after an error.
 
     The command that writes to them names them, too. Raises ViewWriteError if one is a copy of a part of another, since
-    it is unknown which of them is written to.
+    the written one of them is unknown.
     """
     distinct = tuple(dict.fromkeys(references))
     if _overlap(distinct):
@@ -282,13 +282,13 @@ def rewriting(references: Iterable[Reference]) -> Iterator[None]:
             "Give it one of them only, or a copy of the view: view.clone()",
             user_line(),
         )
-    where = call_site()
+    site = call_site()
     try:
         yield
     finally:
         for reference in distinct:
             if reference.stream.lost is None:
-                rewritten(reference, where)
+                propagate_write(reference, site)
 
 
 def _overlap(references: Sequence[Reference]) -> bool:
@@ -299,26 +299,26 @@ def _overlap(references: Sequence[Reference]) -> bool:
     )
 
 
-def share(made: Reference, source: Reference, offset: int, copied: Copied | None) -> None:
+def share(view: Reference, source: Reference, offset: int, copied: Copied | None) -> None:
     """Records that a tensor shows memory of `source`, at an offset from it, with elements that may be older."""
     if source.memory is None:
         source.memory = LogicalMemory()
-    made.memory, made.is_view, made.offset = source.memory, True, source.offset + offset
+    view.memory, view.is_view, view.offset = source.memory, True, source.offset + offset
     if copied is not None:
-        made.copied = copied
-        made.memory.copies.add(made)
-        made.stream.viewed.add(made.memory)
-        made.stream.held.stale[made.number] = copied
+        view.copied = copied
+        view.memory.copies.add(view)
+        view.stream.viewed.add(view.memory)
+        view.stream.held.stale[view.number] = copied
 
 
-def make_stale(stream: Stream, memory: LogicalMemory, but: Reference | None = None) -> None:
+def make_stale(stream: Stream, memory: LogicalMemory, exempt: Reference | None = None) -> None:
     """Marks the copied views of a memory as stale."""
     for copy in memory.copies:
-        if copy is not but and copy.copied is not None:
+        if copy is not exempt and copy.copied is not None:
             stream.held.stale[copy.number] = copy.copied
 
 
-def _way_back(reference: Reference) -> OperationPlan:
+def _write_back_plan(reference: Reference) -> OperationPlan:
     """The plan that writes a copied view back to its base."""
     stream = reference.stream
     assert reference.copied is not None
@@ -328,25 +328,25 @@ def _way_back(reference: Reference) -> OperationPlan:
     return stream.propagator.putting_back(entries[base.number].meta, names, entries[reference.number].meta)
 
 
-def _warn_of_write(stream: Stream, operation: str, back: OperationPlan, where: CallSite | None) -> None:
+def _warn_of_write(stream: Stream, operation: str, back: OperationPlan, site: CallSite | None) -> None:
     moved = sum(collective.nbytes for collective in back.collectives)
     text = (
         f"{operation} writes through a view that cuts a sharded dimension: the tensor under it is gathered on every "
         f"rank, and written back ({moved} bytes from each here). torch.slice_scatter and index_copy, or another "
         "placement, may cost less"
     )
-    warn_once(stream, PlanNotice(f"{operation} through a view", text), where)
+    warn_once(stream, PlanNotice(f"{operation} through a view", text), site)
 
 
 def _issue(
     stream: Stream,
     plan: OperationPlan,
     numbers: Sequence[int],
-    where: CallSite | None,
+    site: CallSite | None,
     written: Iterable[Reference | None],
 ) -> None:
     if plan.number not in stream.defined:
         stream.define(Define(plan.number, plan.operation, plan.program, 0, plan.made, plan.writes))
-    stream.issue((plan.number, *numbers), where, [known.writes for known in written if known is not None])
+    stream.issue((plan.number, *numbers), site, [ref.writes for ref in written if ref is not None])
     if plan.collectives:
-        stream.table.moved(where, plan)
+        stream.table.moved(site, plan)

@@ -30,13 +30,13 @@ def mesh() -> Iterator[Mesh]:
 def plain(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Calls that were computed by plain operations."""
     calls: list[object] = []
-    before = attention._plainly
+    before = attention._decompose
 
     def noted(*args: Any) -> Any:
         calls.append(args)
         return before(*args)
 
-    monkeypatch.setattr(attention, "_plainly", noted)
+    monkeypatch.setattr(attention, "_decompose", noted)
     return calls
 
 

@@ -12,7 +12,7 @@ from monarch_nb.tensor.compiled.guards import Watched
 from monarch_nb.tensor.compiled.program import Issued, Program, Sent, difference, renamed
 from monarch_nb.tensor.compiled.source import source_of
 from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, leaves, overload
-from monarch_nb.tensor.seeds import later, seed_number
+from monarch_nb.tensor.seeds import seed_after, seed_number
 
 pytestmark = pytest.mark.timeout(60)
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ def runnable(program: Program) -> Any:
         value: Any = constant.value
         names[name] = overload(value) if constant.kind == "operation" else value
         if constant.kind == "seed":
-            names[name] = lambda seed, drawn: torch.manual_seed(later(seed, drawn))
+            names[name] = lambda seed, drawn: torch.manual_seed(seed_after(seed, drawn))
     exec(source.text, names)
     return names["run"]
 

@@ -107,7 +107,7 @@ def test_tensors_of_lost_meshes_are_listed_with_the_reason() -> None:
         assert "64×64 float32" in told
         assert "live" not in told
         assert "the last cell" not in told
-    healed = summary_of("tensors", LAYOUT, live, [], [], gone={2: "a process has ended"})
+    healed = summary_of("tensors", LAYOUT, live, [], [], lost_numbers={2: "a process has ended"})
     assert (healed.gone, healed.largest, [row.lost for row in healed.rows]) == (1, 4096, [False, True])
     assert "1 of them lost" in repr(shown(healed))
     assert "1 of them lost" in tensors_html(shown(healed))

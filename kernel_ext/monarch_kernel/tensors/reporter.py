@@ -81,7 +81,7 @@ class TensorReporter:
                 used=used,
                 cell=cell,
                 lost=stream.lost or "",
-                gone=stream.held.lost,
+                lost_numbers=stream.held.lost,
             )
             records[str(stream.number)] = {**summary.record, **mesh_ranks(procs)}
         put = store_of(runtime).put

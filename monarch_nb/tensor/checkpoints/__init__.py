@@ -1,4 +1,4 @@
-"""Saving what sharded tensors hold on the workers' disks, and restoring it, on a mesh of another shape too."""
+"""Saves sharded tensors to the workers' disks, and restores them, also on a mesh of another shape."""
 
 from monarch_nb.tensor.checkpoints.checkpoints import CheckpointError, Checkpoints
 

@@ -37,44 +37,44 @@ class TensorPlaceholder:
     placements: Placements
 
 
-def _taken_apart(state: object, path: str = "") -> tuple[object, dict[str, MeshTensor]]:
+def _split(state: object, path: str = "") -> tuple[object, dict[str, MeshTensor]]:
     """Splits a state: `TensorPlaceholder`s for its sharded tensors, and these by name (`optimizer.state.0.exp_avg`)."""
     tensors: dict[str, MeshTensor] = {}
 
-    def rest(value: object, path: str) -> object:
+    def replace(value: object, path: str) -> object:
         if isinstance(value, MeshTensor):
             tensors[path] = value
             return TensorPlaceholder(path, value.meta.shape, value.meta.dtype, value.meta.placements)
         if isinstance(value, dict):
-            return {key: rest(each, _joined(path, key)) for key, each in value.items()}
+            return {key: replace(item, _key_path(path, key)) for key, item in value.items()}
         if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-            return type(value)(rest(each, _joined(path, at)) for at, each in enumerate(value))
+            return type(value)(replace(item, _key_path(path, index)) for index, item in enumerate(value))
         return value
 
-    return rest(state, path), tensors
+    return replace(state, path), tensors
 
 
-def _put_together(rest: object, tensor: Callable[[TensorPlaceholder], object]) -> object:
-    """The state again, with `tensor(kept)` for each that was taken out."""
+def _restored_state(rest: object, tensor: Callable[[TensorPlaceholder], object]) -> object:
+    """The state again, with `tensor(placeholder)` in place of each placeholder."""
     if isinstance(rest, TensorPlaceholder):
         return tensor(rest)
     if isinstance(rest, dict):
-        return {key: _put_together(each, tensor) for key, each in rest.items()}
+        return {key: _restored_state(item, tensor) for key, item in rest.items()}
     if isinstance(rest, list | tuple) and not hasattr(rest, "_fields"):
-        return type(rest)(_put_together(each, tensor) for each in rest)
+        return type(rest)(_restored_state(item, tensor) for item in rest)
     return rest
 
 
-def _put_into(target: dict[str, object], values: Mapping[str, object]) -> None:
-    """Replaces what is in the dictionaries of a state, which stay the same objects, but for tensors of the mesh."""
+def _merge_into(target: dict[str, object], values: Mapping[str, object]) -> None:
+    """Replaces values in the dictionaries of a state in place, except for tensors of the mesh."""
     for key, value in values.items():
         if isinstance(value, dict) and isinstance(inner := target.get(key), dict):
-            _put_into(inner, value)
+            _merge_into(inner, value)
         elif not isinstance(target.get(key), MeshTensor):
             target[key] = value
 
 
-def _joined(path: str, key: object) -> str:
+def _key_path(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
@@ -103,11 +103,11 @@ class Checkpoints:
         self.folder = None if folder is None else os.path.abspath(os.path.expanduser(folder))
         self._copies: MemoryCheckpoint | None = None
         self._state, self._optimizer, self._every, self._keep = state, optimizer, every, keep
-        _ = self._stream  # an error is results here
+        _ = self._stream  # raises here, not later
 
     @property
     def _stream(self) -> Stream:
-        _, tensors = _taken_apart(self._whole())
+        _, tensors = _split(self._full_state())
         if not tensors:
             raise ValueError(
                 "checkpoint: there is no sharded tensor in this. Send the model to a mesh first, with "
@@ -118,12 +118,12 @@ class Checkpoints:
             raise ValueError("checkpoint: tensors of several meshes; make one checkpoint of each")
         return streams.pop()
 
-    def _whole(self) -> dict[str, object]:
+    def _full_state(self) -> dict[str, object]:
         state = self._state
-        whole: dict[str, object] = {"model": state.state_dict() if isinstance(state, torch.nn.Module) else state}
+        full: dict[str, object] = {"model": state.state_dict() if isinstance(state, torch.nn.Module) else state}
         if self._optimizer is not None:
-            whole["optimizer"] = self._optimizer.state_dict()
-        return whole
+            full["optimizer"] = self._optimizer.state_dict()
+        return full
 
     # -- saving -----------------------------------------------------------------------------------------------------
 
@@ -139,21 +139,21 @@ class Checkpoints:
         write the copies while they go on. Those in memory replace the last ones, once all ranks have made them, which
         blocks.
 
-        Raises ContentsLostError where contents are gone.
+        Raises ContentsLostError where contents are lost.
         """
         stream = self._stream
-        rest, tensors = _taken_apart(self._whole())
+        rest, tensors = _split(self._full_state())
         stream.resume_if_healed()
         stream.held.require_contents(tensor.reference.number for tensor in tensors.values())
-        about = {"state": rest, "random": (stream.draws.seed, stream.draws.drawn)}
+        metadata = {"state": rest, "random": (stream.draws.seed, stream.draws.drawn)}
         if self.folder is None:
             with torch.no_grad():
                 copies = {name: cast(MeshTensor, tensor.clone()) for name, tensor in tensors.items()}
             self._await(stream, copies)
-            self._copies = MemoryCheckpoint(number, pickle.dumps(about), copies)
+            self._copies = MemoryCheckpoint(number, pickle.dumps(metadata), copies)
             return
         state = {name: TensorOf(current(tensor), sharded=True) for name, tensor in tensors.items()}
-        arguments = (state, self.folder, number, secrets.token_hex(4), pickle.dumps(about), self._keep)
+        arguments = (state, self.folder, number, secrets.token_hex(4), pickle.dumps(metadata), self._keep)
         stream.issue_object(RunFunction(workers.save, arguments, {}))
 
     def wait(self) -> None:
@@ -161,88 +161,88 @@ class Checkpoints:
         if self.folder is None:
             return
         results = self._stream.run_everywhere(RunFunction(workers.finished, (self.folder,), {}))
-        wrong = {rank: text for rank, text in enumerate(results.values()) if text}
-        if wrong:
-            rank, text = next(iter(wrong.items()))
+        errors = {rank: text for rank, text in enumerate(results.values()) if text}
+        if errors:
+            rank, text = next(iter(errors.items()))
             raise CheckpointError(f"rank {rank} could not save into {self.folder}: {text}")
 
     # -- restoring --------------------------------------------------------------------------------------------------
 
     def restore(self, step: int | None = None) -> int | None:
-        """Brings the latest complete checkpoint back, or that of a step; gives its step, None where there is none.
+        """Restores the latest complete checkpoint, or that of a step; returns its step, None where there is none.
 
         The mesh may have another shape than the one it was saved from. Blocks. Raises CheckpointError where it does not
         fit, DeviceMeshError where the mesh is broken: heal it first; ContentsLostError where copies in memory are lost.
         """
         stream = self._stream
-        first = self._found(stream, step)
-        if first is None:
+        checkpoint = self._find(stream, step)
+        if checkpoint is None:
             return None
-        number: int = first[0]
-        about = pickle.loads(first[1])
-        rest = about["state"]
-        _, there = _taken_apart(self._whole())
+        number: int = checkpoint[0]
+        metadata = pickle.loads(checkpoint[1])
+        rest = metadata["state"]
+        _, targets = _split(self._full_state())
         tensors = {
-            kept.name: self._place(stream, kept, there.get(kept.name)) for kept in all_of(TensorPlaceholder, rest)
+            spec.name: self._target(stream, spec, targets.get(spec.name)) for spec in all_of(TensorPlaceholder, rest)
         }
-        missing = [name for name in there if name not in tensors and name.startswith("model.")]
+        missing = [name for name in targets if name not in tensors and name.startswith("model.")]
         if missing:
             raise CheckpointError(f"the checkpoint of step {number} in {self.folder} has no {', '.join(missing[:3])}")
         self._load(stream, tensors, number)
-        stream.draws.seed, stream.draws.drawn = about["random"]
-        state = {name: _put_together(part, lambda kept: tensors[kept.name]) for name, part in rest.items()}
+        stream.draws.seed, stream.draws.drawn = metadata["random"]
+        state = {name: _restored_state(part, lambda spec: tensors[spec.name]) for name, part in rest.items()}
         model, optimizer = state["model"], state.get("optimizer")
         assert isinstance(model, dict)
         if isinstance(self._state, torch.nn.Module):
             local = {name: value for name, value in model.items() if not isinstance(value, MeshTensor)}
             self._state.load_state_dict(local, strict=False)
         else:
-            _put_into(self._state, model)
+            _merge_into(self._state, model)
         if self._optimizer is not None and isinstance(optimizer, dict):
             self._optimizer.load_state_dict(optimizer)
         return number
 
-    def _found(self, stream: Stream, step: int | None) -> tuple[int, bytes] | None:
-        """The step of the checkpoint to restore, and what of it is no sharded tensor."""
+    def _find(self, stream: Stream, step: int | None) -> tuple[int, bytes] | None:
+        """The step of the checkpoint to restore, and its state without sharded tensors."""
         copies = self._copies
         if self.folder is not None:
-            stream.run_everywhere(RunFunction(workers.finished, (self.folder,), {}))  # one that was cut off is none
-            found = stream.run_everywhere(RunFunction(workers.find, (self.folder, step), {})).values()
-            first: tuple[int, bytes] | None = next(iter(found))
-            return first
+            stream.run_everywhere(RunFunction(workers.finished, (self.folder,), {}))  # ends a save in progress
+            results = stream.run_everywhere(RunFunction(workers.find, (self.folder, step), {})).values()
+            checkpoint: tuple[int, bytes] | None = next(iter(results))
+            return checkpoint
         return (copies.number, copies.rest) if copies is not None and step in (None, copies.number) else None
 
     @staticmethod
     def _await(stream: Stream, tensors: dict[str, MeshTensor]) -> None:
         """Blocks until all ranks have made these tensors. Raises TensorError if one failed."""
-        made = {name: TensorOf(tensor.reference.number) for name, tensor in tensors.items()}
-        stream.run_everywhere(RunFunction(workers.ready, (made,), {}))
+        references = {name: TensorOf(tensor.reference.number) for name, tensor in tensors.items()}
+        stream.run_everywhere(RunFunction(workers.ready, (references,), {}))
 
-    def _place(self, stream: Stream, kept: TensorPlaceholder, there: MeshTensor | None) -> MeshTensor:
+    def _target(self, stream: Stream, spec: TensorPlaceholder, tensor: MeshTensor | None) -> MeshTensor:
         """Returns the tensor to read a saved one into."""
-        if there is not None:
-            if there.meta.shape != kept.shape or there.meta.dtype != kept.dtype:
+        if tensor is not None:
+            if tensor.meta.shape != spec.shape or tensor.meta.dtype != spec.dtype:
                 raise CheckpointError(
-                    f"{kept.name} is {tuple(there.shape)} {there.dtype}, and was {kept.shape} {kept.dtype} when it was "
-                    "saved: this is another model"
+                    f"{spec.name} is {tuple(tensor.shape)} {tensor.dtype}, and was {spec.shape} {spec.dtype} when it "
+                    "was saved: this is another model"
                 )
-            return there
-        placements = kept.placements
-        for parameter in self._parameters(kept):
+            return tensor
+        placements = spec.placements
+        for parameter in self._parameters(spec):
             placements = parameter.meta.placements
-        if len(placements) != len(stream.layout.shape) or any(one.is_partial() for one in placements):
+        if len(placements) != len(stream.layout.shape) or any(placement.is_partial() for placement in placements):
             placements = (Replicate(),) * len(stream.layout.shape)
-        return make(stream, aten.empty.memory_format, (kept.shape,), {"dtype": kept.dtype}, placements)
+        return make(stream, aten.empty.memory_format, (spec.shape,), {"dtype": spec.dtype}, placements)
 
-    def _parameters(self, kept: TensorPlaceholder) -> Iterator[MeshTensor]:
+    def _parameters(self, spec: TensorPlaceholder) -> Iterator[MeshTensor]:
         """Yields the parameter for which an optimizer has a state tensor of equal shape."""
-        words = kept.name.split(".")
+        words = spec.name.split(".")
         if self._optimizer is None or words[:2] != ["optimizer", "state"] or not words[2].isdecimal():
             return
-        parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
-        at = int(words[2])
-        if at < len(parameters) and isinstance(parameters[at], MeshTensor) and parameters[at].meta.shape == kept.shape:
-            yield parameters[at]
+        params = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        index = int(words[2])
+        if index < len(params) and isinstance(params[index], MeshTensor) and params[index].meta.shape == spec.shape:
+            yield params[index]
 
     def _load(self, stream: Stream, tensors: dict[str, MeshTensor], number: int) -> None:
         if self._copies is not None:

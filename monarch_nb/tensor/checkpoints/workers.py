@@ -23,7 +23,7 @@ from monarch_nb.tensor.propagation import one_piece_each, placed_otherwise
 
 _saves: dict[str, "Save"] = {}  # the last one into each folder
 _groups: dict[str, tuple[int, dist.ProcessGroup]] = {}  # by mesh, of a generation
-REST = "controller.pickle"  # what of the state is no sharded tensor
+REST = "controller.pickle"  # the state without sharded tensors
 _COMPLETE = re.compile(r"step-(\d+)")
 _ATTEMPT = re.compile(r"\.step-\d+\.\w+\.part")
 T = TypeVar("T")
@@ -58,14 +58,14 @@ class Save:
 
     def __init__(self, state: dict[str, DTensor], folder: str, step: int, mark: str, rest: bytes, keep: int) -> None:
         self.error = ""
-        self._state = {name: _copied(tensor) for name, tensor in state.items()}
+        self._state = {name: _cpu_copy(tensor) for name, tensor in state.items()}
         self._group, self._is_first = group_of(next(iter(state.values())).device_mesh)
         self._path, self._step, self._rest, self._keep = attempt(folder, step, mark), step, rest, keep
         self._thread = threading.Thread(target=self._run, name="monarch-checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> str:
-        """Blocks until this rank's part of it is done; what went wrong, or ""."""
+        """Blocks until this rank's part of it is done; returns its error, or ""."""
         self._thread.join()
         return self.error
 
@@ -82,24 +82,24 @@ class Save:
 
 def save(state: dict[str, DTensor], folder: str, step: int, mark: str, rest: bytes, keep: int) -> None:
     """Begins to save, when an earlier save into the folder is done. Raises RuntimeError where that one failed."""
-    wrong = finished(folder)
+    error = finished(folder)
     _saves[folder] = Save(state, folder, step, mark, rest, keep)
-    if wrong:
-        raise RuntimeError(f"the checkpoint before that of step {step} was not saved: {wrong}")
+    if error:
+        raise RuntimeError(f"the checkpoint before that of step {step} was not saved: {error}")
 
 
 def ready(tensors: dict[str, object]) -> None:
-    """Does nothing, where all of these tensors have been made."""
+    """Does nothing; runs once all of these tensors have been made."""
 
 
 def finished(folder: str) -> str:
-    """Blocks until a save that goes on is done; what went wrong with it, or ""."""
-    going_on = _saves.pop(folder, None)
-    return going_on.wait() if going_on is not None else ""
+    """Blocks until a save in progress is done; returns its error, or ""."""
+    pending = _saves.pop(folder, None)
+    return pending.wait() if pending is not None else ""
 
 
 def find(folder: str, step: int | None) -> tuple[int, bytes] | None:
-    """The step of a complete checkpoint, the latest or a given one, and what of it is no sharded tensor."""
+    """The step of a complete checkpoint, the latest or `step`, and its state without sharded tensors."""
     steps = complete(folder)
     if step is None and steps:
         step = steps[-1]
@@ -109,16 +109,16 @@ def find(folder: str, step: int | None) -> tuple[int, bytes] | None:
 
 
 def load(state: dict[str, DTensor], folder: str, step: int) -> None:
-    """Reads into tensors that are there, whatever mesh and placements they were saved with."""
+    """Reads into existing tensors, whatever mesh and placements they were saved with."""
     group, _ = group_of(next(iter(state.values())).device_mesh)
     with read_in_pieces(state) as pieces:
         read_shards(pieces, checkpoint_id=path_of(folder, step), process_group=group)
 
 
 def in_pieces(tensor: DTensor) -> DTensor:
-    """The tensor with one piece of the whole on each rank, which is how files know it.
+    """The tensor with one piece of the whole on each rank, as in files.
 
-    Another one where ranks hold several, as of the heads of attention, or parts of a sum; all of them call it, then.
+    A new one where ranks hold several pieces, as of attention heads, or parts of a sum; all ranks call it then.
     """
     pieces = one_piece_each(tensor.placements)
     return tensor if pieces == tuple(tensor.placements) else placed_otherwise(tensor, pieces)
@@ -126,21 +126,21 @@ def in_pieces(tensor: DTensor) -> DTensor:
 
 @contextmanager
 def read_in_pieces(state: State) -> Iterator[State]:
-    """The state to read into, of tensors in pieces; what was read is in the tensors of this one afterwards."""
-    others: list[tuple[DTensor, DTensor]] = []
+    """The state to read into, of tensors in pieces; afterwards the values are copied into these tensors."""
+    pairs: list[tuple[DTensor, DTensor]] = []
 
     def piecewise(tensor: DTensor) -> DTensor:
         pieces = in_pieces(tensor)
         if pieces is not tensor:
-            others.append((tensor, pieces))
+            pairs.append((tensor, pieces))
         return pieces
 
     yield {name: mapped(DTensor, piecewise, value) for name, value in state.items()}
-    for tensor, pieces in others:
+    for tensor, pieces in pairs:
         tensor._local_tensor.copy_(placed_otherwise(pieces, tensor.placements)._local_tensor)
 
 
-def _copied(tensor: DTensor) -> DTensor:
+def _cpu_copy(tensor: DTensor) -> DTensor:
     tensor = in_pieces(tensor)
     local = tensor.to_local().detach().to("cpu", copy=True)
     return DTensor.from_local(
@@ -149,7 +149,7 @@ def _copied(tensor: DTensor) -> DTensor:
 
 
 def group_of(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, bool]:
-    """A group of the ranks of a mesh, for nothing but files; and whether this is its first rank."""
+    """A group of the ranks of a mesh for files only, and whether this is its first rank."""
     ranks = mesh.mesh.flatten().tolist()
     member = current_runtime().feature(GROUPS).membership
     assert member is not None  # only ranks of a mesh save and load
@@ -173,8 +173,8 @@ def complete(folder: str) -> list[int]:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    found = (_COMPLETE.fullmatch(name) for name in names)
-    return sorted(int(one[1]) for one in found if one and (Path(folder) / one[0] / REST).exists())
+    matches = (_COMPLETE.fullmatch(name) for name in names)
+    return sorted(int(match[1]) for match in matches if match and (Path(folder) / match[0] / REST).exists())
 
 
 def path_of(folder: str, step: int) -> Path:
@@ -183,7 +183,7 @@ def path_of(folder: str, step: int) -> Path:
 
 
 def finish(written: Path, step: int, rest: bytes, keep: int) -> None:
-    """All ranks have written: it is complete from now on, and all but the `keep` latest go. Raises OSError."""
+    """Completes a checkpoint that all ranks have written; removes all but the `keep` latest. Raises OSError."""
     folder = written.parent
     with open(written / REST, "wb") as file:
         file.write(rest)
@@ -197,7 +197,7 @@ def finish(written: Path, step: int, rest: bytes, keep: int) -> None:
     for old in complete(str(folder))[:-keep]:
         shutil.rmtree(path_of(str(folder), old), ignore_errors=True)
     for name in os.listdir(folder):
-        if _ATTEMPT.fullmatch(name):  # of a save that was cut off: saves come one after the other
+        if _ATTEMPT.fullmatch(name):  # of an interrupted save: saves run one after the other
             shutil.rmtree(folder / name, ignore_errors=True)
 
 
@@ -213,7 +213,7 @@ def write(state: State, path: str, aside: str) -> None:
     """Saves a state to `aside`, which is renamed to `path` when it is complete."""
     group, first = _group(state)
     state = {name: mapped(DTensor, in_pieces, value) for name, value in state.items()}
-    with _plainly():
+    with _raising_cause():
         try:
             write_shards(state, checkpoint_id=aside, process_group=group)
         except BaseException:
@@ -231,13 +231,13 @@ def write(state: State, path: str, aside: str) -> None:
 def read(state: State, path: str) -> object:
     """Loads shards in place. The first rank returns the other values, with None for shards."""
     group, first = _group(state)
-    with _plainly(), read_in_pieces(state) as pieces:
+    with _raising_cause(), read_in_pieces(state) as pieces:
         read_shards(pieces, checkpoint_id=path, process_group=group)
-        return _plain(pieces) if first else None
+        return _without_shards(pieces) if first else None
 
 
 @contextmanager
-def _plainly() -> Iterator[None]:
+def _raising_cause() -> Iterator[None]:
     """Raises the error of a rank in place of CheckpointException."""
     try:
         yield
@@ -250,11 +250,11 @@ def _group(state: State) -> tuple[dist.ProcessGroup, bool]:
     return group_of(next(iter(all_of(DTensor, state))).device_mesh)
 
 
-def _plain(value: object) -> object:
+def _without_shards(value: object) -> object:
     if isinstance(value, DTensor):
         return None
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _without_shards(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_plain, value))
+        return type(value)(map(_without_shards, value))
     return value.cpu() if isinstance(value, torch.Tensor) else value

@@ -30,7 +30,7 @@ from monarch_nb.tensor.propagation import (
     spec_of,
     unmeasured,
 )
-from monarch_nb.tensor.seeds import BORROWED, later, seeder
+from monarch_nb.tensor.seeds import BORROWED, seed_after, seeder
 from monarch_nb.tensor.workers.plans import Env, distributed, maker
 from monarch_nb.tensor.workers.usage import Stopwatch
 
@@ -47,7 +47,7 @@ class Seeds:
         """Returns the seeding function of the source, which becomes a node while the graph is traced."""
 
         def at_run_time(drawn: int) -> None:
-            seed(later(self.number, drawn))
+            seed(seed_after(self.number, drawn))
 
         has_side_effect(at_run_time)
 
@@ -295,7 +295,7 @@ def _link(constant: Constant, mesh: DeviceMesh, measured: Measured) -> object:
             return _part(value, mesh)
         case "seed":
             seed = seeder(mesh, value)
-            return lambda number, drawn: seed(later(number, drawn))
+            return lambda number, drawn: seed(seed_after(number, drawn))
     return value
 
 

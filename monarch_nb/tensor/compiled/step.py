@@ -152,7 +152,7 @@ class Variant:
             if leaf is not None:
                 leaf.grad = None
         if self.capture.recording.drawn:
-            stream.draws.say(stream)
+            stream.draws.announce(stream)
         seed = seed_number(stream.draws.seed, stream.draws.drawn)
         if self._writes.gradients != (gradients := outputs[self._results :]):
             self._replace_gradients(gradients)

@@ -23,8 +23,8 @@ def save(state_dict: State, path: str | os.PathLike[str]) -> None:
     """Saves a state dict to a folder in the format of `torch.distributed.checkpoint`; blocks until it is there.
 
     `state_dict` may be nested: {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}. All hosts
-    of the mesh have to see the folder; what was there before is replaced at the end. Raises TensorError for what went
-    wrong on the workers, ContentsLostError where contents are gone: the folder is as it was then.
+    of the mesh have to see the folder; what was there before is replaced at the end. Raises TensorError for errors on
+    the workers, ContentsLostError where contents are lost: the folder is unchanged then.
     """
     path = os.path.abspath(path)
     stream = _stream(state_dict)
@@ -36,14 +36,14 @@ def load(state_dict: State, path: str | os.PathLike[str]) -> None:
     """Loads what `save`, or `torch.distributed.checkpoint`, has written into a state dict of the same form, in place.
 
     Tensors may be placed otherwise than when they were saved, on a mesh of another shape. Numbers and the like are
-    replaced in the dict: hand it to `load_state_dict` afterwards where there are such. Tensors whose contents are gone
-    since the mesh was healed have contents again. Blocks; raises TensorError where the folder has not what is wanted.
+    replaced in the dict: hand it to `load_state_dict` afterwards where there are such. Tensors whose contents are lost
+    since the mesh was healed have contents again. Blocks; raises TensorError where the folder lacks a value.
     """
     stream = _stream(state_dict)
     tensors = tuple(all_of(MeshTensor, state_dict))
     with rewriting(tensor.reference for tensor in tensors), refilling(stream, tensors):
         loaded = _run(stream, state_dict, workers.read, os.path.abspath(path), written=tensors)
-    _take(state_dict, loaded)
+    _copy_values(state_dict, loaded)
 
 
 def run_on_shards(
@@ -66,8 +66,8 @@ def run_on_shards(
 def _stream(state: State) -> Stream:
     streams = {tensor.reference.stream for tensor in all_of(MeshTensor, state)}
     if len(streams) != 1:
-        what = "no tensor on a mesh" if not streams else "tensors of several meshes"
-        raise ValueError(f"a state dict that is saved and loaded by workers has those of one mesh; here is {what}")
+        contents = "no tensor on a mesh" if not streams else "tensors of several meshes"
+        raise ValueError(f"a state dict that is saved and loaded by workers has those of one mesh; here is {contents}")
     stream: Stream = streams.pop()
     stream.resume_if_healed()
     return stream
@@ -84,13 +84,13 @@ def _as_references(value: object) -> object:
     if isinstance(value, MeshTensor):
         return TensorOf(current(value), sharded=True)
     if isinstance(value, dict):
-        return {key: _as_references(one) for key, one in value.items()}
+        return {key: _as_references(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(map(_as_references, value))
     return value
 
 
-def _take(state: Any, loaded: Any) -> None:
+def _copy_values(state: Any, loaded: Any) -> None:
     """Copies values other than sharded tensors into a state of the same structure."""
     for key in state if isinstance(state, dict) else range(len(state)):
         old, new = state[key], loaded[key]
@@ -99,6 +99,6 @@ def _take(state: Any, loaded: Any) -> None:
         if isinstance(old, torch.Tensor):
             old.copy_(new)
         elif isinstance(old, (dict, list)):
-            _take(old, new)
+            _copy_values(old, new)
         elif not (isinstance(old, tuple) and next(all_of(MeshTensor, old), None) is not None):
             state[key] = new

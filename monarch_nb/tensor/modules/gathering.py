@@ -33,38 +33,38 @@ class GatheredParameters:
     def __init__(self, parameters: Sequence[MeshTensor], dims: frozenset[int]) -> None:
         self.parameters = parameters
         self.placements: list[Placements] = [
-            tuple(Replicate() if dim in dims else each for dim, each in enumerate(parameter.placements))
+            tuple(Replicate() if dim in dims else placement for dim, placement in enumerate(parameter.placements))
             for parameter in parameters
         ]
-        self.needed: set[int] = set()  # indices of those that autograd has kept
+        self.needed: set[int] = set()  # indices of those that autograd has saved
 
     def gathered(self) -> Sequence[MeshTensor]:
         """Returns the parameters as modules use them; differentiable."""
         return _gather(self.placements, *self.parameters)
 
-    def gathered_again(self, index: int) -> MeshTensor:
-        """Returns one of them; in a backward pass, those that it needs are gathered together."""
-        if torch._C._current_graph_task_id() < 0:  # somebody looks at what autograd has kept
+    def regather(self, index: int) -> MeshTensor:
+        """Returns one parameter; a backward pass gathers those that it needs together."""
+        if torch._C._current_graph_task_id() < 0:  # saved tensors are read outside of a backward pass
             return redistributed_together([self.parameters[index]], [self.placements[index]])[0]
-        return _AGAIN.of(self)[index]
+        return _REGATHERED.of(self)[index]
 
 
-class _GatheredAgain:
+class _Regathered:
     """Parameters that backward passes have gathered again: of one call at a time, until the pass ends."""
 
     def __init__(self) -> None:
         self._last: tuple[GatheredParameters, int, dict[int, MeshTensor]] | None = None  # with the pass, by index
 
     def of(self, parameters: GatheredParameters) -> dict[int, MeshTensor]:
-        """Returns those of a call by index."""
+        """Returns the parameters of a call by index."""
         task, last = torch._C._current_graph_task_id(), self._last
         if last is not None and last[:2] == (parameters, task):
             return last[2]
-        self._last = last = None  # before others are gathered: its memory is free
+        self._last = last = None  # frees its memory before the next gather
         needed = sorted(parameters.needed)
         tensors = [parameters.parameters[index] for index in needed]
-        made = redistributed_together(tensors, [parameters.placements[index] for index in needed])
-        gathered = dict(zip(needed, made, strict=True))
+        results = redistributed_together(tensors, [parameters.placements[index] for index in needed])
+        gathered = dict(zip(needed, results, strict=True))
         self._last = parameters, task, gathered
         after_backward(self._drop)
         return gathered
@@ -73,7 +73,7 @@ class _GatheredAgain:
         self._last = None
 
 
-_AGAIN = _GatheredAgain()
+_REGATHERED = _Regathered()
 
 
 class _GatherContext(torch.autograd.function.FunctionCtx):
@@ -93,27 +93,27 @@ class _Gather(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.parameters = parameters
         gathered = redistributed_together(parameters, placements)
-        frozen = [made for made, each in zip(gathered, parameters, strict=True) if not each.requires_grad]
+        frozen = [tensor for tensor, parameter in zip(gathered, parameters, strict=True) if not parameter.requires_grad]
         ctx.mark_non_differentiable(*frozen)
         return tuple(gathered)
 
     @staticmethod
     def backward(ctx: _GatherContext, *grads: MeshTensor | None) -> tuple[MeshTensor | None, ...]:
         added = {
-            at: grad
-            for at, (grad, parameter) in enumerate(zip(grads, ctx.parameters, strict=True))
+            index: grad
+            for index, (grad, parameter) in enumerate(zip(grads, ctx.parameters, strict=True))
             if grad is not None and not grad.requires_grad and _has_whole_gradient(parameter)
         }
         summed: dict[int, MeshTensor] = {}
         if added:
-            placements = [ctx.parameters[at].placements for at in added]
+            placements = [ctx.parameters[index].placements for index in added]
             summed = dict(zip(added, redistributed_together([*added.values()], placements), strict=True))
-        return None, *(summed.get(at, grad) for at, grad in enumerate(grads))
+        return None, *(summed.get(index, grad) for index, grad in enumerate(grads))
 
 
 def _has_whole_gradient(parameter: MeshTensor) -> bool:
     grad = parameter.grad
-    return isinstance(grad, MeshTensor) and not any(each.is_partial() for each in grad.placements)
+    return isinstance(grad, MeshTensor) and not any(placement.is_partial() for placement in grad.placements)
 
 
 _gather: Callable[..., tuple[MeshTensor, ...]] = _Gather.apply
@@ -142,8 +142,8 @@ class Gathering:
         self._open.append((stack, hidden))
         users: dict[MeshTensor, list[tuple[nn.Module, str]]] = {}
         for path in self._names:
-            above, _, name = path.rpartition(".")
-            owner = module.get_submodule(above) if above else module
+            parent, _, name = path.rpartition(".")
+            owner = module.get_submodule(parent) if parent else module
             parameter: object = owner._parameters.get(name)
             if isinstance(parameter, MeshTensor) and name not in owner.__dict__:  # not gathered for a layer
                 users.setdefault(parameter, []).append((owner, name))
@@ -155,8 +155,8 @@ class Gathering:
             for owner, name in owners:
                 owner.__dict__[name] = tensor
                 hidden.append((owner, name))
-        if not _hooked():  # else what is kept is somebody else's, as with activation checkpoints, who run this again
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_Packing(parameters, gathered), _unpacked))
+        if not _has_hooks():  # else others own saved tensors, as activation checkpoints do, which run this again
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_Packing(parameters, gathered), _unpack))
 
     def _after(self, module: nn.Module, args: object, result: object) -> None:
         if not self._open:
@@ -170,7 +170,7 @@ class Gathering:
         return Gathering(self._names, tuple(self._dims))
 
 
-class _Again:
+class _Placeholder:
     """Placeholder of a gathered parameter that the backward pass needs."""
 
     def __init__(self, parameters: GatheredParameters, index: int, *, transposed: bool) -> None:
@@ -188,22 +188,22 @@ class _Packing:
     def __call__(self, tensor: torch.Tensor) -> object:
         index = self._indices.get(id(tensor))
         if index is not None:
-            return _Again(self._parameters, index, transposed=False)
+            return _Placeholder(self._parameters, index, transposed=False)
         index = self._indices.get(id(tensor._base))
         if index is not None and tensor.dim() == 2:
-            whole = self._gathered[index]
-            if (tensor.shape, tensor.stride()) == (whole.shape[::-1], whole.stride()[::-1]):
-                return _Again(self._parameters, index, transposed=True)
+            parameter = self._gathered[index]
+            if (tensor.shape, tensor.stride()) == (parameter.shape[::-1], parameter.stride()[::-1]):
+                return _Placeholder(self._parameters, index, transposed=True)
         return tensor
 
 
-def _hooked() -> bool:
+def _has_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def _unpacked(packed: "torch.Tensor | _Again") -> torch.Tensor:
-    if not isinstance(packed, _Again):
+def _unpack(packed: "torch.Tensor | _Placeholder") -> torch.Tensor:
+    if not isinstance(packed, _Placeholder):
         return packed
     with torch.no_grad():
-        again = packed.parameters.gathered_again(packed.index)
-        return again.t() if packed.transposed else again
+        tensor = packed.parameters.regather(packed.index)
+        return tensor.t() if packed.transposed else tensor

@@ -25,7 +25,7 @@ from monarch_nb.tensor.propagation import MeshLayout, Placements
 from monarch_nb.tensor.sharding import ShardingSpec, placements_of
 from monarch_nb.wire import kind_of
 
-# What a pattern can stand for: "column", "row" or "sequence"; one of PyTorch's styles; where parameters lie.
+# The value of a pattern: "column", "row" or "sequence"; one of PyTorch's styles; a sharding spec of parameters.
 Entry = str | ParallelStyle | Sequence[str | tuple[str, ...] | Placement | None]
 
 _DATA = re.compile(r"data|dp|ddp|fsdp|batch|replica|shard")
@@ -38,7 +38,7 @@ _COLUMNS = {"colwise", "colwise_gather_output", "colwise_rep", "local_colwise"}
 _ROWS = {"rowwise", "rowwise_split_input", "rowwise_rep", "local_rowwise"}
 _PACKED = {"packed_colwise": -2, "packed_rowwise": -1, "local_packed_rowwise": -1}  # two, one after the other
 _VECTORS = {"embedding_rowwise": -2, "embedding_colwise": -1}
-# … and what says only how gradients and sums are exchanged, which follows from the placements here.
+# … and styles of exchanges of gradients and sums only, which follow from the placements here.
 _NOTHING = {
     "replicate",
     "replicated_with_grad_allreduce",
@@ -59,8 +59,8 @@ _SHORT: dict[str, type[ParallelStyle]] = {
 _ALSO = {"column": ", MultiheadAttention and the layers of PyTorch's transformers"}
 _R = Replicate()
 
-# Of MultiheadAttention: queries, keys and values stand one below the other in a weight, and each rank has its heads of
-# all three.
+# Of MultiheadAttention: queries, keys and values are stacked in one weight, and each rank has its heads of all three,
+# which are strided shards.
 _HEADS: dict[str, Placement] = {
     "in_proj_weight": _StridedShard(0, split_factor=3),
     "in_proj_bias": _StridedShard(0, split_factor=3),
@@ -93,50 +93,50 @@ class Style:
     pieces: int | None = None
 
 
-def styles_of(wanted: str | ParallelStyle, path: str, module: nn.Module) -> dict[str, Style]:
+def styles_of(style: str | ParallelStyle, path: str, module: nn.Module) -> dict[str, Style]:
     """Returns the styles of a module and its submodules by path.
 
     "column" of PyTorch's layers of a transformer is attention with its heads cut, and the first of its two linear
     layers by columns, the second by rows. Raises ValueError for a module that the style is not for.
     """
-    if wanted == "column":
+    if style == "column":
         for kind, parts in _LAYERS.items():
             if isinstance(module, kind):
                 return {
-                    f"{path}.{name}" if path else name: _style_of(each, f"{path}.{name}", getattr(module, name))
-                    for name, each in parts.items()
+                    f"{path}.{name}" if path else name: _style_of(part, f"{path}.{name}", getattr(module, name))
+                    for name, part in parts.items()
                 }
-    return {path: _style_of(wanted, path, module)}
+    return {path: _style_of(style, path, module)}
 
 
-def _style_of(wanted: str | ParallelStyle, path: str, module: nn.Module) -> Style:
-    if wanted == "column" and isinstance(module, nn.MultiheadAttention):
+def _style_of(style: str | ParallelStyle, path: str, module: nn.Module) -> Style:
+    if style == "column" and isinstance(module, nn.MultiheadAttention):
         return Style(_HEADS, (_R, _R, _R), dict.fromkeys(("query", "key", "value"), _R), (_R,), module.num_heads)
-    if isinstance(wanted, str):
-        if wanted not in _SHORT:
-            raise ValueError(f"plan: {wanted!r} is no style: {', '.join(map(repr, _SHORT))}, or one of PyTorch's")
-        wanted = _SHORT[wanted]()
-    given: Any = wanted  # its attributes are not typed
-    match wanted:
+    if isinstance(style, str):
+        if style not in _SHORT:
+            raise ValueError(f"plan: {style!r} is no style: {', '.join(map(repr, _SHORT))}, or one of PyTorch's")
+        style = _SHORT[style]()
+    untyped: Any = style  # its attributes are not typed
+    match style:
         case ColwiseParallel():
             cut = _cut(module, path, "column", {"weight": Shard(0), "bias": Shard(0)}, {"weight": Shard(1)})
-            return Style(cut, tuple(given.desired_input_layouts), {}, tuple(given.output_layouts))
+            return Style(cut, tuple(untyped.desired_input_layouts), {}, tuple(untyped.output_layouts))
         case RowwiseParallel():
             cut = _cut(module, path, "row", {"weight": Shard(1)}, {"weight": Shard(0)})
             inputs = (Replicate(),) if isinstance(module, nn.Embedding) else (Shard(-1),)
-            return Style(cut, inputs, {}, tuple(given.output_layouts))
+            return Style(cut, inputs, {}, tuple(untyped.output_layouts))
         case SequenceParallel():
-            return Style({}, tuple(given.sequence_sharding), {}, tuple(given.sequence_sharding))
+            return Style({}, tuple(untyped.sequence_sharding), {}, tuple(untyped.sequence_sharding))
         case PrepareModuleInputOutput():
-            before = _style_of(given.prepare_module_input, path, module)
-            after = _style_of(given.prepare_module_output, path, module)
+            before = _style_of(untyped.prepare_module_input, path, module)
+            after = _style_of(untyped.prepare_module_output, path, module)
             return Style({}, before.inputs, before.keywords, after.outputs)
         case PrepareModuleInput():
-            return Style({}, tuple(given.desired_input_layouts or ()), dict(given.desired_input_kwarg_layouts))
+            return Style({}, tuple(untyped.desired_input_layouts or ()), dict(untyped.desired_input_kwarg_layouts))
         case PrepareModuleOutput():
-            return Style(outputs=tuple(given.desired_output_layouts))
+            return Style(outputs=tuple(untyped.desired_output_layouts))
     raise ValueError(
-        f"plan: {type(wanted).__name__} for {path!r} is a style that only SPMD programs can take. Say where its "
+        f"plan: {type(style).__name__} for {path!r} is a style that only SPMD programs can take. Say where its "
         f'parameters lie instead: {{"{path}.weight": [Shard(0), Replicate()]}}'
     )
 
@@ -200,7 +200,7 @@ class Plan:
 
 
 class Resolved:
-    """A plan on one mesh, for one module. Raises ValueError for what does not fit the mesh or the module."""
+    """A plan on one mesh, for one module. Raises ValueError where it does not fit the mesh or the module."""
 
     def __init__(self, plan: Plan, layout: MeshLayout, module: nn.Module) -> None:
         self.layout = layout
@@ -238,14 +238,14 @@ class Resolved:
         names: dict[int, list[str]] = {}
         for name, (path, own) in self._owners.items():
             names.setdefault(id(self._modules[path]._parameters[own]), []).append(name)
-        for each in names.values():
-            silent = [name for name in each if name not in self._specs and name not in self._cuts]
-            said = next((name for name in each if name not in silent), None)
-            if said is not None:
-                if said in self._specs:
-                    self._specs |= dict.fromkeys(silent, self._specs[said])
+        for aliases in names.values():
+            silent = [name for name in aliases if name not in self._specs and name not in self._cuts]
+            source = next((name for name in aliases if name not in silent), None)
+            if source is not None:
+                if source in self._specs:
+                    self._specs |= dict.fromkeys(silent, self._specs[source])
                 else:
-                    self._cuts |= dict.fromkeys(silent, self._cuts[said])
+                    self._cuts |= dict.fromkeys(silent, self._cuts[source])
 
     def _enter(self, pattern: str, entry: Entry) -> None:
         parameters = [name for name in self._owners if fnmatchcase(name, pattern)]
@@ -325,11 +325,11 @@ def _tensor_dimension(plan: Plan, layout: MeshLayout) -> int | None:
     if not plan.styles:
         return None
     named = [dim for dim, name in enumerate(layout.names) if _TENSOR.match(name)]
-    taken = _named_data(plan, layout)
-    left = named or [dim for dim in range(len(layout.names)) if dim not in taken]
-    if left:
-        return left[-1]
-    if isinstance(plan.styles, str) or any(isinstance(each, str | ParallelStyle) for each in plan.styles.values()):
+    data_dims = _named_data(plan, layout)
+    candidates = named or [dim for dim in range(len(layout.names)) if dim not in data_dims]
+    if candidates:
+        return candidates[-1]
+    if isinstance(plan.styles, str) or any(isinstance(entry, str | ParallelStyle) for entry in plan.styles.values()):
         raise ValueError(
             f"the styles of a plan cut along one mesh dimension, and {_sizes(layout)} has none for them by name: "
             "Plan(styles, tensor=...) names it"
@@ -338,12 +338,12 @@ def _tensor_dimension(plan: Plan, layout: MeshLayout) -> int | None:
 
 
 def _data_dimensions(plan: Plan, layout: MeshLayout, tensor: int | None) -> tuple[int, ...]:
-    found = _named_data(plan, layout)
-    if plan.data is None and not found:
-        found = tuple(dim for dim in range(len(layout.names)) if dim != tensor)
-    if tensor in found:
+    dims = _named_data(plan, layout)
+    if plan.data is None and not dims:
+        dims = tuple(dim for dim in range(len(layout.names)) if dim != tensor)
+    if tensor in dims:
         raise ValueError(f"plan: mesh dimension {layout.names[tensor]!r} cannot be for both data and tensors")
-    return found
+    return dims
 
 
 def _named_data(plan: Plan, layout: MeshLayout) -> tuple[int, ...]:
@@ -368,24 +368,24 @@ def _own_plan(module: nn.Module) -> dict[str, Style]:
 
     Raises ValueError if there is neither, and for unknown styles.
     """
-    found: dict[str, Style] = {}
+    styles: dict[str, Style] = {}
     planned: list[str] = []
     for path, part in module.named_modules():
         plan = _plan_of(part)
-        if plan and not any(path == other or path.startswith(f"{other}.") or not other for other in planned):
+        if plan and not any(path == parent or path.startswith(f"{parent}.") or not parent for parent in planned):
             planned.append(path)
-            found |= _styles(path, part, plan)
-    if not found:
+            styles |= _styles(path, part, plan)
+    if not styles:
         for path, part in module.named_modules():
             kinds = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
-            if isinstance(part, kinds) and path not in found:
-                found |= styles_of("column", path, part)
-    if not found:
+            if isinstance(part, kinds) and path not in styles:
+                styles |= styles_of("column", path, part)
+    if not styles:
         raise ValueError(
             f'plan: "auto" is for models that say themselves how they are cut, and {type(module).__name__} has no '
             'tp_plan: give {pattern: style}, as {"*.up": "column", "*.down": "row"}'
         )
-    return found
+    return styles
 
 
 def _plan_of(module: nn.Module) -> Mapping[str, str]:
@@ -400,30 +400,30 @@ def _styles(path: str, model: nn.Module, plan: Mapping[str, str]) -> dict[str, S
     """Styles by paths of modules; named parameters are added to the style of their module."""
     modules = dict(model.named_modules())
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    found: dict[str, Style] = {}
+    styles: dict[str, Style] = {}
     for name, style in plan.items():
         if style not in _KNOWN:
             raise ValueError(
                 f"plan: the own plan of {type(model).__name__} has {style!r} for {name!r}, which only SPMD programs "
                 'can take: give {pattern: style} instead of "auto"'
             )
-        for at, part in modules.items():
-            if _NUMBER.sub("*", at) == name:
-                known = found.get(at, Style())
-                made = _of_module(style, at, part)
-                found[at] = Style({**known.parameters, **made.parameters}, made.inputs, {}, made.outputs)
-        for at, parameter in parameters.items():
-            cut = _of_parameter(style, at, parameter) if _NUMBER.sub("*", at) == name else None
+        for part_path, part in modules.items():
+            if _NUMBER.sub("*", part_path) == name:
+                old = styles.get(part_path, Style())
+                new = _module_style(style, part_path, part)
+                styles[part_path] = Style({**old.parameters, **new.parameters}, new.inputs, {}, new.outputs)
+        for part_path, parameter in parameters.items():
+            cut = _parameter_cut(style, part_path, parameter) if _NUMBER.sub("*", part_path) == name else None
             if cut is not None:
-                owner, _, own = at.rpartition(".")
-                known = found.get(owner, Style())
-                found[owner] = Style({**known.parameters, own: cut}, known.inputs, {}, known.outputs)
-    return {".".join(filter(None, (path, at))): style for at, style in found.items()}
+                owner, _, own = part_path.rpartition(".")
+                old = styles.get(owner, Style())
+                styles[owner] = Style({**old.parameters, own: cut}, old.inputs, {}, old.outputs)
+    return {".".join(filter(None, (path, part_path))): style for part_path, style in styles.items()}
 
 
-def _of_module(style: str, path: str, module: nn.Module) -> Style:
+def _module_style(style: str, path: str, module: nn.Module) -> Style:
     own = dict(module.named_parameters(recurse=False))
-    cuts = {name: _of_parameter(style, f"{path}.{name}", parameter) for name, parameter in own.items()}
+    cuts = {name: _parameter_cut(style, f"{path}.{name}", parameter) for name, parameter in own.items()}
     parameters = {name: cut for name, cut in cuts.items() if cut is not None}
     if style in _COLUMNS:
         gathers = style in ("colwise_gather_output", "colwise_rep")
@@ -443,7 +443,7 @@ def _of_module(style: str, path: str, module: nn.Module) -> Style:
     return Style()
 
 
-def _of_parameter(style: str, path: str, parameter: torch.Tensor) -> Placement | None:
+def _parameter_cut(style: str, path: str, parameter: torch.Tensor) -> Placement | None:
     """The placement of a parameter along the tensor dimension; None if it is replicated."""
     ndim = parameter.dim()
     if style in _COLUMNS:

@@ -1,4 +1,4 @@
-"""Sums the gradients of modules over the ranks, many in one collective, beside the backward pass."""
+"""Sums the gradients of modules over the ranks, many in one collective, during the backward pass."""
 
 import contextlib
 import weakref
@@ -17,7 +17,7 @@ _NESTED = 8  # passes that are remembered: those that fail never end, and their 
 
 
 class BegunSums:
-    """Sums of the gradients of parameters on one mesh, which are under way."""
+    """Sums of the gradients of parameters on one mesh, in flight."""
 
     def __init__(self, pairs: Sequence[tuple[MeshTensor, MeshTensor]]) -> None:
         self._pairs = pairs
@@ -28,13 +28,13 @@ class BegunSums:
 
     def finish(self) -> None:
         """Waits for the sums, and gives them to the parameters. A gradient that has changed is summed again."""
-        made = finish_redistributions(self._pending, self._grads)
-        for (parameter, grad), version, summed in zip(self._pairs, self._versions, made, strict=True):
-            now = parameter.grad
-            if now is grad and grad._version == version:
+        sums = finish_redistributions(self._pending, self._grads)
+        for (parameter, grad), version, summed in zip(self._pairs, self._versions, sums, strict=True):
+            latest = parameter.grad
+            if latest is grad and grad._version == version:
                 parameter.grad = summed
-            elif isinstance(now, MeshTensor):
-                parameter.grad = now.redistribute(parameter.placements)
+            elif isinstance(latest, MeshTensor):
+                parameter.grad = latest.redistribute(parameter.placements)
 
 
 class BackwardPass:
@@ -46,11 +46,11 @@ class BackwardPass:
     def __init__(self, task: int) -> None:
         self.task = task  # of autograd
         self._waiting: list[MeshTensor] = []  # parameters
-        self._begun: list[BegunSums] = []  # one for each mesh
+        self._sums: list[BegunSums] = []  # one for each mesh
         self._bytes, self._limit = 0, FIRST_BUCKET
 
     def add(self, parameter: MeshTensor, nbytes: int) -> None:
-        """Adds a parameter whose gradient is there. A full bucket is begun, and that before it is waited for."""
+        """Adds a parameter whose gradient is ready. A full bucket is begun, and the one before it awaited."""
         self._waiting.append(parameter)
         self._bytes += nbytes
         if self._bytes >= self._limit:
@@ -58,23 +58,23 @@ class BackwardPass:
             self._bytes, self._limit = 0, BUCKET
 
     def end(self) -> None:
-        """Sums what is left."""
+        """Sums the remaining gradients."""
         self._begin()
         self._finish()
 
     def _begin(self) -> None:
         waiting, self._waiting = self._waiting, []
-        alike: dict[Stream, list[tuple[MeshTensor, MeshTensor]]] = {}
+        by_stream: dict[Stream, list[tuple[MeshTensor, MeshTensor]]] = {}
         for parameter in waiting:
             grad = parameter.grad
             if isinstance(grad, MeshTensor) and grad.placements != parameter.placements:
-                alike.setdefault(grad.reference.stream, []).append((parameter, grad))
-        begun = [BegunSums(pairs) for pairs in alike.values()]
+                by_stream.setdefault(grad.reference.stream, []).append((parameter, grad))
+        begun = [BegunSums(pairs) for pairs in by_stream.values()]
         self._finish()
-        self._begun = begun
+        self._sums = begun
 
     def _finish(self) -> None:
-        begun, self._begun = self._begun, []
+        begun, self._sums = self._sums, []
         for sums in begun:
             sums.finish()
 
@@ -94,12 +94,12 @@ class Summing:
         if parameter.dtype.is_floating_point or parameter.dtype.is_complex:
             is_trained = parameter.requires_grad
             parameter.requires_grad_(True)  # else PyTorch takes no hook
-            parameter.register_hook(partial(self._accumulates, weakref.ref(parameter)))  # type: ignore[no-untyped-call]
-            parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+            parameter.register_hook(partial(self._before_accumulation, weakref.ref(parameter)))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._after_accumulation)  # type: ignore[no-untyped-call]
             parameter.requires_grad_(is_trained)
 
     @staticmethod
-    def _accumulates(reference: "weakref.ref[torch.Tensor]", added: object) -> None:
+    def _before_accumulation(reference: "weakref.ref[torch.Tensor]", added: object) -> None:
         """Makes the gradient that another is added to partial, too, so that the sum takes no collective of its own."""
         parameter = reference()
         if parameter is None or not isinstance(added, MeshTensor) or added.requires_grad or added.meta.is_sharded:
@@ -108,7 +108,7 @@ class Summing:
         if isinstance(grad, MeshTensor) and not grad.requires_grad and grad.meta.is_replicated:
             parameter.grad = grad.redistribute(added.placements)
 
-    def _accumulated(self, parameter: torch.Tensor) -> None:
+    def _after_accumulation(self, parameter: torch.Tensor) -> None:
         grad = parameter.grad
         if self.off or not isinstance(grad, MeshTensor) or not isinstance(parameter, MeshTensor):
             return
@@ -124,10 +124,10 @@ class Summing:
         self._passes[-1].add(parameter, grad.meta.nbytes)
 
     def _end(self, task: int) -> None:
-        for at, each in enumerate(self._passes):
-            if each.task == task:
-                del self._passes[at:]
-                each.end()
+        for index, backward_pass in enumerate(self._passes):
+            if backward_pass.task == task:
+                del self._passes[index:]
+                backward_pass.end()
                 return
 
     def __deepcopy__(self, memo: object) -> "Summing":

@@ -54,7 +54,7 @@ def module_to_mesh(module: Module, mesh: Mesh, plan: object = None) -> Module:
             assert resolved.tensor is not None
             hooks += _place_flow(owner, style, resolved.tensor)
         hooks += _gather(owner, resolved, recurse=False)
-    hooks.append(_take_local(module, mesh, resolved.batch))
+    hooks.append(_distribute_inputs(module, mesh, resolved.batch))
     sum_gradients(module)
     return module
 
@@ -62,8 +62,8 @@ def module_to_mesh(module: Module, mesh: Mesh, plan: object = None) -> Module:
 def _gather(module: nn.Module, plan: Resolved, *, recurse: bool) -> list[RemovableHandle]:
     """Registers the hooks that gather fully sharded parameters."""
     named = module.named_parameters(recurse=recurse, remove_duplicate=False)
-    cut = [name for name, parameter in named if plan.is_gathered(parameter)]
-    return Gathering(cut, plan.data).attach(module) if cut else []
+    names = [name for name, parameter in named if plan.is_gathered(parameter)]
+    return Gathering(names, plan.data).attach(module) if names else []
 
 
 def _place_flow(module: nn.Module, style: Style, dim: int) -> list[RemovableHandle]:
@@ -72,50 +72,50 @@ def _place_flow(module: nn.Module, style: Style, dim: int) -> list[RemovableHand
     if any(style.inputs) or any(style.keywords.values()):
 
         def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments:
-            placed = {name: _placed(value, style.keywords.get(name), dim) for name, value in kwargs.items()}
-            return _each(args, style.inputs, dim), placed
+            placed = {name: _place(value, style.keywords.get(name), dim) for name, value in kwargs.items()}
+            return _place_all(args, style.inputs, dim), placed
 
         hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
     if any(style.outputs):
 
         def after(module: nn.Module, args: object, result: object) -> object:
             if isinstance(result, tuple):
-                return _each(result, style.outputs, dim)
-            return _placed(result, style.outputs[0], dim)
+                return _place_all(result, style.outputs, dim)
+            return _place(result, style.outputs[0], dim)
 
         hooks.append(module.register_forward_hook(after))
     return hooks
 
 
-def _take_local(module: nn.Module, mesh: Mesh, batch: Placements) -> RemovableHandle:
+def _distribute_inputs(module: nn.Module, mesh: Mesh, batch: Placements) -> RemovableHandle:
     """Registers a hook that sends local tensors, sharded along the first dimension like batches."""
 
-    def sent(value: object) -> object:
+    def distribute(value: object) -> object:
         if not isinstance(value, torch.Tensor) or isinstance(value, MeshTensor) or not value.dim():
             return value
         return mesh.distribute(value, batch)
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments:
-        return tuple(map(sent, args)), {name: sent(value) for name, value in kwargs.items()}
+        return tuple(map(distribute, args)), {name: distribute(value) for name, value in kwargs.items()}
 
     return module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
 
 
-def _each(values: tuple[object, ...], wanted: Sequence[Placement | None], dim: int) -> tuple[object, ...]:
-    rest = len(values) - len(wanted)
-    return tuple(_placed(value, one, dim) for value, one in zip(values, (*wanted, *[None] * rest), strict=False))
+def _place_all(values: tuple[object, ...], targets: Sequence[Placement | None], dim: int) -> tuple[object, ...]:
+    extra = len(values) - len(targets)
+    return tuple(_place(value, target, dim) for value, target in zip(values, (*targets, *[None] * extra), strict=False))
 
 
-def _placed(value: object, wanted: Placement | None, dim: int) -> object:
+def _place(value: object, target: Placement | None, dim: int) -> object:
     """Redistributes a tensor along one mesh dimension."""
-    if wanted is None or not isinstance(value, MeshTensor):
+    if target is None or not isinstance(value, MeshTensor):
         return value
-    if isinstance(wanted, Shard):
-        wanted = Shard(wanted.dim % value.dim())
+    if isinstance(target, Shard):
+        target = Shard(target.dim % value.dim())
     placements = [*value.placements]
-    if placements[dim] == wanted:
+    if placements[dim] == target:
         return value
-    placements[dim] = wanted
+    placements[dim] = target
     return value.redistribute(placements)
 
 
@@ -126,8 +126,8 @@ def _move_tensors(module: nn.Module, mesh: Mesh, plan: Resolved) -> None:
     that has it gives it its values. Raises ValueError where there is none, or where one tensor has two placements.
     """
     resets = _resets(module)
-    made: dict[int, tuple[torch.Tensor, Placements, str]] = {}
-    found: list[tuple[nn.Module, str, torch.Tensor]] = []
+    converted: dict[int, tuple[torch.Tensor, Placements, str]] = {}
+    slots: list[tuple[nn.Module, str, torch.Tensor]] = []
     for path, owner, name, tensor in _tensors(module):
         is_parameter = isinstance(tensor, nn.Parameter)
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
@@ -136,24 +136,24 @@ def _move_tensors(module: nn.Module, mesh: Mesh, plan: Resolved) -> None:
                 "input of the size that it is for, and bring it to the mesh then"
             )
         placements = plan.placements(path, tensor.shape) if is_parameter else replicated(mesh.layout)
-        known = made.get(id(tensor))
-        if known is None:
-            sharded = _sharded(tensor, mesh, placements)
-            made[id(tensor)] = known = (sharded, placements, path)
-        elif known[1] != placements:
+        entry = converted.get(id(tensor))
+        if entry is None:
+            sharded = _shard(tensor, mesh, placements)
+            converted[id(tensor)] = entry = (sharded, placements, path)
+        elif entry[1] != placements:
             raise ValueError(
-                f"plan: {known[2]} and {path} are one parameter, and would lie as {known[1]} and as {placements}: "
+                f"plan: {entry[2]} and {path} are one parameter, and would lie as {entry[1]} and as {placements}: "
                 "give both names the same"
             )
-        found.append((owner, name, known[0]))
-    for owner, name, sharded in found:
+        slots.append((owner, name, entry[0]))
+    for owner, name, sharded in slots:
         setattr(owner, name, sharded)  # modules that keep lists of their own see it so, too
     with torch.no_grad():
         for reset in resets:
             reset()
 
 
-def _sharded(tensor: torch.Tensor, mesh: Mesh, placements: Placements) -> torch.Tensor:
+def _shard(tensor: torch.Tensor, mesh: Mesh, placements: Placements) -> torch.Tensor:
     with torch.no_grad():
         if tensor.is_meta:
             sharded = mesh.empty(*tensor.shape, sharding_spec=placements, dtype=tensor.dtype)
@@ -173,12 +173,12 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Ten
 def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The parameters and buffers of a module without submodules."""
     kinds = (module.named_parameters, module.named_buffers)
-    return [each for kind in kinds for each in kind(recurse=False, remove_duplicate=False)]
+    return [item for kind in kinds for item in kind(recurse=False, remove_duplicate=False)]
 
 
 def _resets(module: nn.Module) -> list[Callable[[], object]]:
     """Methods that initialise tensors on the meta device, in module order."""
-    found: list[Callable[[], object]] = []
+    resets: list[Callable[[], object]] = []
     for path, owner in module.named_modules():
         empty = [name for name, tensor in _own_tensors(owner) if tensor.is_meta]
         if not empty:
@@ -189,5 +189,5 @@ def _resets(module: nn.Module) -> list[Callable[[], object]]:
                 f"{path or type(module).__name__} has {', '.join(empty)} on the meta device, and nothing gives values "
                 f"to it: {type(owner).__name__} needs a method reset_parameters()"
             )
-        found.append(reset)
-    return found
+        resets.append(reset)
+    return resets

@@ -33,30 +33,30 @@ class Grid:
             choices[self.down] = self.rows[row]
         if self.across is not None:
             choices[self.across] = self.columns[column]
-        found = (self.blocks.get(key, -1) for key in itertools.product(*choices))
-        return tuple(dict.fromkeys(block for block in found if block >= 0))
+        numbers = (self.blocks.get(key, -1) for key in itertools.product(*choices))
+        return tuple(dict.fromkeys(block for block in numbers if block >= 0))
 
 
-def grid_of(placement: Placement, most: int = 64, dims: int = 3) -> Grid:
-    """Lays out a tensor with at most `most` segments each way, and at least `dims` of its dimensions.
+def grid_of(placement: Placement, limit: int = 64, dims: int = 3) -> Grid:
+    """Lays out a tensor with at most `limit` segments each way, and at least `dims` of its dimensions.
 
     The last dimension runs across, the one before it down; sharded dimensions are preferred.
     """
     shape = placement.shape
     cuts = [_cuts(placement, dim) for dim in range(len(shape))]
-    shown = _shown(shape, cuts, dims)
-    across = shown[-1] if shown else None
-    down = shown[-2] if len(shown) > 1 else None
-    deep = shown[:-2]
+    drawn = _drawn_dims(shape, cuts, dims)
+    across = drawn[-1] if drawn else None
+    down = drawn[-2] if len(drawn) > 1 else None
+    deep = drawn[:-2]
     blocks = {key: number for number, block in enumerate(placement.blocks) for key in itertools.product(*block.spans)}
-    each = max(1, round(most ** (1 / max(1, len(deep)))))
+    per_dim = max(1, round(limit ** (1 / max(1, len(deep)))))
     return Grid(
         across,
         down,
         tuple(deep),
-        WHOLE_ONLY if across is None else _segments(cuts[across], most),
-        WHOLE_ONLY if down is None else _segments(cuts[down], most),
-        tuple(itertools.product(*(_segments(cuts[dim], each) for dim in deep))),
+        WHOLE_ONLY if across is None else _segments(cuts[across], limit),
+        WHOLE_ONLY if down is None else _segments(cuts[down], limit),
+        tuple(itertools.product(*(_segments(cuts[dim], per_dim) for dim in deep))),
         blocks,
         tuple((0, size) for size in shape),
     )
@@ -70,13 +70,13 @@ def _cuts(placement: Placement, dim: int) -> list[Span]:
     return sorted({span for block in placement.blocks for span in block.spans[dim]})
 
 
-def _shown(shape: Sequence[int], cuts: Sequence[list[Span]], dims: int) -> list[int]:
-    """Dimensions of the tensor that are drawn: all that are cut, and the largest others while there is room."""
+def _drawn_dims(shape: Sequence[int], cuts: Sequence[list[Span]], dims: int) -> list[int]:
+    """Dimensions of the tensor that are drawn: all cut ones, and the largest uncut ones up to `dims`."""
     cut = [dim for dim in range(len(shape)) if len(cuts[dim]) > 1]
-    others = sorted((dim for dim in range(len(shape)) if dim not in cut), key=lambda dim: (-shape[dim], -dim))
-    return sorted(cut + others[: max(0, dims - len(cut))])
+    uncut = sorted((dim for dim in range(len(shape)) if dim not in cut), key=lambda dim: (-shape[dim], -dim))
+    return sorted(cut + uncut[: max(0, dims - len(cut))])
 
 
-def _segments(cuts: Sequence[Span], most: int) -> tuple[Segment, ...]:
-    together = math.ceil(len(cuts) / most) or 1
-    return tuple(tuple(cuts[at : at + together]) for at in range(0, len(cuts), together)) or ((),)
+def _segments(cuts: Sequence[Span], limit: int) -> tuple[Segment, ...]:
+    size = math.ceil(len(cuts) / limit) or 1
+    return tuple(tuple(cuts[start : start + size]) for start in range(0, len(cuts), size)) or ((),)

@@ -16,7 +16,7 @@ Point = tuple[float, float]
 Rgb = tuple[int, int, int]
 # Okabe and Ito's colours for all kinds of colour vision ("Color Universal Design", 2008), ordered so that neighbours
 # differ in lightness too; without black, and without yellow, which the light theme swallows.
-_FEW: tuple[Rgb, ...] = (
+_PALETTE: tuple[Rgb, ...] = (
     (0, 114, 178),
     (230, 159, 0),
     (0, 158, 115),
@@ -26,10 +26,9 @@ _FEW: tuple[Rgb, ...] = (
     (122, 122, 122),
 )
 # Of more than these, points along matplotlib's viridis (Smith, van der Walt, Firing 2015): lightness rises evenly.
-_MANY: tuple[Rgb, ...] = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (236, 220, 60))
+_GRADIENT: tuple[Rgb, ...] = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (236, 220, 60))
 _PALEST = 0.62  # how much white the last of the tints has
 WHITE: Rgb = (255, 255, 255)
-NOTHING: Rgb = (150, 150, 150)  # of a tensor that is not cut, of ranks that hold nothing
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,7 +56,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Label(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Text beside the boxes; `anchor` as SVG has it."""
+    """Text beside the boxes; `anchor` is that of SVG."""
 
     x: float
     y: float
@@ -87,23 +86,23 @@ class BlockStyle(msgspec.Struct, frozen=True):
 
 
 def colour(point: Sequence[tuple[int, int]]) -> Rgb:
-    """The colour at a coordinate: (place, size) for each dimension that cuts.
+    """The colour at a coordinate: (index, size) for each dimension that cuts.
 
-    The first dimension gives the hue, the others together how pale it is.
+    The first dimension gives the hue, the others together its paleness.
     """
     if not point:
-        return _FEW[0]
-    (at, size), *others = point
-    hue = _FEW[at] if size <= len(_FEW) else _along(_MANY, at / (size - 1))
-    place, count = 0, 1
-    for at, size in others:
-        place, count = place * size + at, count * size
-    return _mixed(hue, WHITE, _PALEST * place / (count - 1)) if count > 1 else hue
+        return _PALETTE[0]
+    (index, size), *tints = point
+    hue = _PALETTE[index] if size <= len(_PALETTE) else _interpolate(_GRADIENT, index / (size - 1))
+    position, count = 0, 1
+    for index, size in tints:
+        position, count = position * size + index, count * size
+    return _mix(hue, WHITE, _PALEST * position / (count - 1)) if count > 1 else hue
 
 
-def _mixed(one: Rgb, other: Rgb, share: float) -> Rgb:
+def _mix(first: Rgb, second: Rgb, share: float) -> Rgb:
     """Mixes two colours."""
-    red, green, blue = (round(a + (b - a) * share) for a, b in zip(one, other, strict=True))
+    red, green, blue = (round(a + (b - a) * share) for a, b in zip(first, second, strict=True))
     return red, green, blue
 
 
@@ -119,25 +118,25 @@ def _css(rgb: Rgb) -> str:
     return "#{:02x}{:02x}{:02x}".format(*rgb)
 
 
-def _along(colours: Sequence[Rgb], share: float) -> Rgb:
-    at = min(int(share * (len(colours) - 1)), len(colours) - 2)
-    return _mixed(colours[at], colours[at + 1], share * (len(colours) - 1) - at)
+def _interpolate(colours: Sequence[Rgb], share: float) -> Rgb:
+    index = min(int(share * (len(colours) - 1)), len(colours) - 2)
+    return _mix(colours[index], colours[index + 1], share * (len(colours) - 1) - index)
 
 
-def looks(placement: Placement) -> list[BlockStyle]:
+def block_styles(placement: Placement) -> list[BlockStyle]:
     """Colours of each block."""
-    found = []
+    styles = []
     for number in range(len(placement.blocks)):
         ground = colour(placement.colour_point(number))
-        found.append(
+        styles.append(
             BlockStyle(
                 _css(ground),
                 _css(ink(ground)),
-                _css(_mixed(ground, (255, 255, 255), 0.35)),
-                _css(_mixed(ground, (0, 0, 0), 0.3)),
+                _css(_mix(ground, (255, 255, 255), 0.35)),
+                _css(_mix(ground, (0, 0, 0), 0.3)),
             )
         )
-    return found
+    return styles
 
 
 def fits(text: str, width: float, height: float, size: float = 11) -> bool:
@@ -145,12 +144,9 @@ def fits(text: str, width: float, height: float, size: float = 11) -> bool:
     return height >= size + 1 and len(text) * size * 0.58 + 5 <= width
 
 
-GONE = _css(NOTHING)
-
-
 # -- the mesh: a cell for each rank in the colour of what it holds; the last dimension runs across ---------------------
 
-_MOST_CELLS = 512  # cells; of more ranks, those of the last dimensions are one cell together
+_MOST_CELLS = 512  # cells; with more ranks, those along the last dimensions share a cell
 _FOLDED = 16  # cells in a line of a mesh of one dimension
 _LINE = 17  # height of a line of labels
 _GROUPS_WIDE = 420
@@ -159,15 +155,15 @@ _GROUPS_WIDE = 420
 def mesh_drawing(placement: Placement) -> Drawing:
     """The ranks of the mesh, each with its block."""
     labels, sizes = list(placement.labels), list(placement.sizes)
-    together = 1
+    per_cell = 1
     while math.prod(sizes) > _MOST_CELLS and len(sizes) > 1:  # the ranks along the last dimensions share a cell
-        together *= sizes.pop()
+        per_cell *= sizes.pop()
         labels.pop()
     count = math.prod(sizes)
     if count > _MOST_CELLS:
-        together *= math.ceil(count / _MOST_CELLS)
-        count = math.ceil(len(placement.block_of) / together)
-        labels, sizes = [f"each cell: {together} ranks"], [count]
+        per_cell *= math.ceil(count / _MOST_CELLS)
+        count = math.ceil(len(placement.block_of) / per_cell)
+        labels, sizes = [f"each cell: {per_cell} ranks"], [count]
     columns = sizes[-1] if len(sizes) > 1 else min(count, _FOLDED)
     rows = sizes[-2] if len(sizes) > 1 else math.ceil(count / columns)
     w, h = (34, 26) if count <= 64 else (24, 18) if count <= 128 else (12, 12)
@@ -175,10 +171,10 @@ def mesh_drawing(placement: Placement) -> Drawing:
     groups = max(1, math.ceil(count / (columns * rows)))
     wide, high = columns * (w + gap) + 14, rows * (h + gap) + (18 if groups > 1 else 6)
     in_line = max(1, min(groups, _GROUPS_WIDE // wide))
-    head = _head(labels, sizes, together)
+    head = _head(labels, sizes, per_cell)
     top = len(head) * _LINE + 6
-    texts = [Label(0, 11 + at * _LINE, line) for at, line in enumerate(head)]
-    pieces, seen = [], looks(placement)
+    texts = [Label(0, 11 + number * _LINE, line) for number, line in enumerate(head)]
+    pieces, styles = [], block_styles(placement)
     for group in range(groups):
         left, above = (group % in_line) * wide, top + (group // in_line) * high
         if groups > 1:
@@ -188,30 +184,30 @@ def mesh_drawing(placement: Placement) -> Drawing:
             index = group * columns * rows + cell
             if index < count:
                 box = (left + cell % columns * (w + gap), above + cell // columns * (h + gap), w, h)
-                ranks = range(index * together, min((index + 1) * together, len(placement.block_of)))
-                pieces.append(_rank_cell(placement, seen, ranks, box))
+                ranks = range(index * per_cell, min((index + 1) * per_cell, len(placement.block_of)))
+                pieces.append(_rank_cell(placement, styles, ranks, box))
     width = max([in_line * wide - 14, *(len(line) * 6.2 for line in head)])
     return Drawing(width + 2, top + math.ceil(groups / in_line) * high, (), (), tuple(pieces), tuple(texts))
 
 
-def _head(labels: Sequence[str], sizes: Sequence[int], together: int) -> list[str]:
-    ways = ["▦"] * (len(labels) - 2) + (["↓", "→"] if len(labels) > 1 else ["→"] * len(labels))
-    if together > 1 and len(labels) == 1 and labels[0].startswith("each"):
+def _head(labels: Sequence[str], sizes: Sequence[int], per_cell: int) -> list[str]:
+    arrows = ["▦"] * (len(labels) - 2) + (["↓", "→"] if len(labels) > 1 else ["→"] * len(labels))
+    if per_cell > 1 and len(labels) == 1 and labels[0].startswith("each"):
         return [labels[0]]
-    lines = [f"{way} {label}={size}" for way, label, size in zip(ways, labels, sizes, strict=True)]
-    return [*lines, f"each cell: {together} ranks"] if together > 1 else lines or ["one rank"]
+    lines = [f"{arrow} {label}={size}" for arrow, label, size in zip(arrows, labels, sizes, strict=True)]
+    return [*lines, f"each cell: {per_cell} ranks"] if per_cell > 1 else lines or ["one rank"]
 
 
 def _group(labels: Sequence[str], sizes: Sequence[int], group: int) -> str:
     point = []
     for size in reversed(sizes):
-        group, at = divmod(group, size)
-        point.append(at)
+        group, index = divmod(group, size)
+        point.append(index)
     return mesh_text(labels, point[::-1])
 
 
 def _rank_cell(
-    placement: Placement, seen: Sequence[BlockStyle], ranks: range, box: tuple[float, float, float, float]
+    placement: Placement, styles: Sequence[BlockStyle], ranks: range, box: tuple[float, float, float, float]
 ) -> Piece:
     blocks = tuple(dict.fromkeys(placement.block_of[rank] for rank in ranks if placement.block_of[rank] >= 0))
     x, y, w, h = box
@@ -230,14 +226,14 @@ def _rank_cell(
             ranks=tuple(ranks),
             description=f"{description}: nothing of it",
         )
-    look = seen[blocks[0]]
+    style = styles[blocks[0]]
     return Piece(
         x=x,
         y=y,
         w=w,
         h=h,
-        fill=look.fill,
-        ink=look.ink,
+        fill=style.fill,
+        ink=style.ink,
         blocks=blocks,
         ranks=tuple(ranks),
         description=description,
@@ -267,8 +263,8 @@ def tensor_drawing(placement: Placement, name: str = "") -> Drawing:
 class _Tensor:
     def __init__(self, placement: Placement, name: str) -> None:
         self._placement, self._name = placement, name
-        self._grid = grid = _within_reason(placement)
-        self._looks: list[BlockStyle] = looks(placement)
+        self._grid = grid = _limited_grid(placement)
+        self._styles: list[BlockStyle] = block_styles(placement)
         self._solid = bool(grid.deep)
         rows = placement.shape[grid.down] if grid.down is not None else 1
         columns = placement.shape[grid.across] if grid.across is not None else 1
@@ -291,7 +287,7 @@ class _Tensor:
 
     def drawing(self) -> Drawing:
         grid = self._grid
-        labels = [Label(0, 11 + at * _LINE, text) for at, text in enumerate(self._axes())]
+        labels = [Label(0, 11 + line * _LINE, text) for line, text in enumerate(self._axes())]
         ticked = 1 < len(grid.rows) <= _TICKED
         left = 8.0 + max((len(str(_begin(row))) for row in grid.rows), default=0) * 6 if ticked else 2.0
         top = len(labels) * _LINE + 4 + self._more * _SHEET
@@ -315,13 +311,13 @@ class _Tensor:
             pieces += self._front(slab, columns, rows)
             if ticked and slab % self._in_line == 0:
                 labels += [
-                    Label(x - 5, at + 9, str(_begin(row)), "end", small=True)
-                    for row, (at, _) in zip(grid.rows, rows, strict=True)
+                    Label(x - 5, row_y + 9, str(_begin(row)), "end", small=True)
+                    for row, (row_y, _) in zip(grid.rows, rows, strict=True)
                 ]
             if heads and not self._solid:
                 labels += [
-                    Label(at, y - 4 - self._more * _SHEET, str(_begin(column)), small=True)
-                    for column, (at, _) in zip(grid.columns, columns, strict=True)
+                    Label(column_x, y - 4 - self._more * _SHEET, str(_begin(column)), small=True)
+                    for column, (column_x, _) in zip(grid.columns, columns, strict=True)
                     if self._w / len(grid.columns) >= 24 or column is grid.columns[0]
                 ]
         across = left + self._in_line * step - 6 + self._more * _SHEET
@@ -333,16 +329,16 @@ class _Tensor:
     def _axes(self) -> list[str]:
         """Labels of the axes, with the mesh dimensions that shard them."""
         grid, placement = self._grid, self._placement
-        shown = [(dim, "↗") for dim in grid.deep]
+        axes = [(dim, "↗") for dim in grid.deep]
         if grid.down is not None:
-            shown.append((grid.down, "↓"))
+            axes.append((grid.down, "↓"))
         if grid.across is not None:
-            shown.append((grid.across, "→"))
+            axes.append((grid.across, "→"))
         lines = []
-        for dim, way in shown:
+        for dim, arrow in axes:
             cut = " ".join(cutters(placement, dim))
-            lines.append(f"{way} dim {dim}: {placement.shape[dim]}{f' ÷ {cut}' if cut else ''}")
-        for sign, dims, count, what in (
+            lines.append(f"{arrow} dim {dim}: {placement.shape[dim]}{f' ÷ {cut}' if cut else ''}")
+        for sign, dims, count, noun in (
             (
                 "×",
                 placement.dims(Replicate),
@@ -353,22 +349,22 @@ class _Tensor:
         ):
             if count > 1:
                 along = " ".join(label for label, _, _ in dims)
-                lines.append(f"{sign} {count} {what} along {along}")
+                lines.append(f"{sign} {count} {noun} along {along}")
         return lines
 
     def _front(
         self, slab: int, columns: Sequence[tuple[float, float]], rows: Sequence[tuple[float, float]]
     ) -> list[Piece]:
-        found = []
+        pieces = []
         for row, (y, h) in enumerate(rows):
             for column, (x, w) in enumerate(columns):
                 blocks = self._grid.at(slab, row, column)
                 if blocks:
-                    found.append(self._piece(blocks, x, y, w, h))
-        return found
+                    pieces.append(self._piece(blocks, x, y, w, h))
+        return pieces
 
     def _piece(self, blocks: tuple[int, ...], x: float, y: float, w: float, h: float) -> Piece:
-        placement, look = self._placement, self._looks[blocks[0]]
+        placement, style = self._placement, self._styles[blocks[0]]
         ranks = [rank for block in blocks for rank in placement.blocks[block].ranks]
         text = spans(ranks).replace(",", " ")
         texts = [f"Σ {text}", "Σ"] if placement.parts > 1 else [text]
@@ -377,10 +373,10 @@ class _Tensor:
             y=y,
             w=w,
             h=h,
-            fill=look.fill,
-            ink=look.ink,
+            fill=style.fill,
+            ink=style.ink,
             blocks=blocks,
-            text=next((one for one in texts if fits(one, w, h)), ""),
+            text=next((label for label in texts if fits(label, w, h)), ""),
             description=placement.describe(blocks[0], self._name)
             if len(blocks) == 1
             else f"{len(blocks)} shards · ranks {spans(ranks)}",
@@ -391,27 +387,27 @@ class _Tensor:
         self, slab: int, columns: Sequence[tuple[float, float]], rows: Sequence[tuple[float, float]]
     ) -> list[Side]:
         """The top and the right of a slab."""
-        found = []
+        sides = []
         top, right = rows[0][0] - 1, columns[-1][0] + columns[-1][1] + 1
         for column, (x, w) in enumerate(columns):
             blocks = self._grid.at(slab, 0, column)
             if blocks:
                 points = ((x, top), (x + w, top), (x + w + _DEPTH, top - _DEPTH), (x + _DEPTH, top - _DEPTH))
-                found.append(Side(points, self._looks[blocks[0]].top, blocks))
+                sides.append(Side(points, self._styles[blocks[0]].top, blocks))
         for row, (y, h) in enumerate(rows):
             blocks = self._grid.at(slab, row, len(columns) - 1)
             if blocks:
                 points = ((right, y), (right + _DEPTH, y - _DEPTH), (right + _DEPTH, y + h - _DEPTH), (right, y + h))
-                found.append(Side(points, self._looks[blocks[0]].side, blocks))
-        return found
+                sides.append(Side(points, self._styles[blocks[0]].side, blocks))
+        return sides
 
 
-def _within_reason(placement: Placement) -> Grid:
-    most = 64
-    grid = grid_of(placement, most)
+def _limited_grid(placement: Placement) -> Grid:
+    limit = 64
+    grid = grid_of(placement, limit)
     while len(grid.slabs) * len(grid.rows) * len(grid.columns) > _MOST_PIECES:
-        most //= 2
-        grid = grid_of(placement, most)
+        limit //= 2
+        grid = grid_of(placement, limit)
     return grid
 
 
@@ -427,11 +423,11 @@ def _extents(segments: Sequence[Segment], start: float, room: float) -> list[tup
     """Start and length of each segment by its share, with gaps."""
     total = sum(stop - begin for segment in segments for begin, stop in segment) or 1
     gap = 2.0 if room / len(segments) >= 10 else 1.0 if room / len(segments) >= 5 else 0.4
-    extents, at = [], start
+    extents, position = [], start
     for segment in segments:
         share = sum(stop - begin for begin, stop in segment) / total * room
-        extents.append((round(at, 2), round(max(share - gap, 0.5), 2)))
-        at += share
+        extents.append((round(position, 2), round(max(share - gap, 0.5), 2)))
+        position += share
     return extents
 
 
@@ -445,17 +441,17 @@ Box = tuple[float, float, float, float, str]  # x, y, width, height, colour
 def thumbnail(placement: Placement) -> tuple[Box, ...]:
     """Boxes within WIDE by HIGH pixels, all of the same size; slabs stand side by side."""
     grid = grid_of(placement, _EACH_WAY, dims=2)
-    seen = looks(placement)
+    styles = block_styles(placement)
     slabs = range(min(len(grid.slabs), _EACH_WAY))
     columns = [(slab, column) for slab in slabs for column in range(len(grid.columns))][: 2 * _EACH_WAY]
     w, h = WIDE / len(columns), HIGH / len(grid.rows)
     boxes: list[Box] = []
     for row in range(len(grid.rows)):
-        for at, (slab, column) in enumerate(columns):
+        for index, (slab, column) in enumerate(columns):
             blocks = grid.at(slab, row, column)
             if blocks:
-                box = (round(at * w, 1), round(row * h, 1), round(w - 1, 1), round(h - 1, 1))
-                boxes.append((*box, seen[blocks[0]].fill))
+                box = (round(index * w, 1), round(row * h, 1), round(w - 1, 1), round(h - 1, 1))
+                boxes.append((*box, styles[blocks[0]].fill))
     return tuple(boxes)
 
 
@@ -464,8 +460,8 @@ _DESCRIBED = 1024  # blocks that are described in words
 
 def document(placement: Placement, name: str = "") -> dict[str, object]:
     """Drawings and texts of a placement; docs/protocol.md has the fields."""
-    descriptions = [placement.describe(at, name) for at in range(min(len(placement.blocks), _DESCRIBED))]
-    found: dict[str, object] = msgspec.to_builtins(
+    descriptions = [placement.describe(block, name) for block in range(min(len(placement.blocks), _DESCRIBED))]
+    result: dict[str, object] = msgspec.to_builtins(
         {
             "name": name or "Tensor",
             "title": title(placement),
@@ -477,4 +473,4 @@ def document(placement: Placement, name: str = "") -> dict[str, object]:
             "mesh": mesh_drawing(placement),
         }
     )
-    return found
+    return result

@@ -18,42 +18,42 @@ def length(spans: Iterable[Span]) -> int:
     return sum(stop - start for start, stop in spans)
 
 
-def cut(spans: Spans, pieces: int, at: int, factor: int = 1) -> Spans:
-    """Piece number `at` of so many, by the rule of PyTorch's Shard; with a `factor`, of its _StridedShard."""
+def cut(spans: Spans, pieces: int, index: int, factor: int = 1) -> Spans:
+    """Piece number `index` of `pieces`, by the rule of PyTorch's Shard; with a `factor`, of its _StridedShard."""
     if factor == 1:
-        return _chunk(spans, pieces, at)
-    found: list[Span] = []
+        return _chunk(spans, pieces, index)
+    result: list[Span] = []
     for part in range(factor):
-        found += _chunk(_chunk(spans, factor, part), pieces, at)
-    return _joined(found)
+        result += _chunk(_chunk(spans, factor, part), pieces, index)
+    return _merge(result)
 
 
-def _chunk(spans: Spans, pieces: int, at: int) -> Spans:
+def _chunk(spans: Spans, pieces: int, index: int) -> Spans:
     total = length(spans)
     size = -(-total // pieces)
-    return _taken(spans, at * size, min((at + 1) * size, total))
+    return _slice(spans, index * size, min((index + 1) * size, total))
 
 
-def _taken(spans: Spans, first: int, last: int) -> Spans:
+def _slice(spans: Spans, first: int, last: int) -> Spans:
     """The sub-spans from index `first` to `last` in the concatenated spans."""
-    found: list[Span] = []
+    result: list[Span] = []
     before = 0
     for start, stop in spans:
         begin, end = max(first - before, 0), min(last - before, stop - start)
         if begin < end:
-            found.append((start + begin, start + end))
+            result.append((start + begin, start + end))
         before += stop - start
-    return tuple(found)
+    return tuple(result)
 
 
-def _joined(spans: Iterable[Span]) -> Spans:
-    found: list[Span] = []
+def _merge(spans: Iterable[Span]) -> Spans:
+    result: list[Span] = []
     for start, stop in sorted(spans):
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], stop)
+        if result and result[-1][1] == start:
+            result[-1] = (result[-1][0], stop)
         else:
-            found.append((start, stop))
-    return tuple(found)
+            result.append((start, stop))
+    return tuple(result)
 
 
 class Shard(msgspec.Struct, frozen=True, tag="shard"):
@@ -131,8 +131,8 @@ class Block(msgspec.Struct, frozen=True):
     def index(self, shape: Sequence[int]) -> str:
         """Index of the block into the whole tensor, such as `[0:256, :]`."""
         texts = [
-            ":" if held == ((0, size),) else "+".join(f"{start}:{stop}" for start, stop in held)
-            for held, size in zip(self.spans, shape, strict=True)
+            ":" if ranges == ((0, size),) else "+".join(f"{start}:{stop}" for start, stop in ranges)
+            for ranges, size in zip(self.spans, shape, strict=True)
         ]
         return f"[{', '.join(texts)}]" if texts else "[()]"
 
@@ -185,10 +185,10 @@ class Placement(msgspec.Struct, frozen=True):
         return self.blocks[block].nbytes if block >= 0 else 0
 
     def dims(self, kind: type[K]) -> Iterator[tuple[str, int, K]]:
-        """Label, size and kind of the dimensions of the mesh that are of this kind; those of size 1 do nothing."""
-        for label, size, found in zip(self.labels, self.sizes, self.kinds, strict=True):
-            if size > 1 and isinstance(found, kind):
-                yield label, size, found
+        """Label, size and kind of the dimensions of the mesh that are of this kind, without those of size 1."""
+        for label, size, entry in zip(self.labels, self.sizes, self.kinds, strict=True):
+            if size > 1 and isinstance(entry, kind):
+                yield label, size, entry
 
     @property
     def copies(self) -> int:
@@ -208,17 +208,17 @@ class Placement(msgspec.Struct, frozen=True):
         """Coordinates that determine the colour of a block: (index, size) for each sharding dimension."""
         point = self.point(self.blocks[block].ranks[0])
         return tuple(
-            (point[at], size)
-            for at, (size, kind) in enumerate(zip(self.sizes, self.kinds, strict=True))
+            (point[dim], size)
+            for dim, (size, kind) in enumerate(zip(self.sizes, self.kinds, strict=True))
             if size > 1 and isinstance(kind, Shard)
         )
 
     def describe(self, block: int, name: str = "") -> str:
         """Text about a block: index, size and ranks."""
-        one = self.blocks[block]
-        several = len(one.ranks) > 1
-        where = f"rank{'s' if several else ''} {spans(one.ranks)}"
-        return f"{name}{one.index(self.shape)} · {shape_text(one.shape)} · {size_text(one.nbytes)} · {where}"
+        part = self.blocks[block]
+        is_plural = len(part.ranks) > 1
+        ranks = f"rank{'s' if is_plural else ''} {spans(part.ranks)}"
+        return f"{name}{part.index(self.shape)} · {shape_text(part.shape)} · {size_text(part.nbytes)} · {ranks}"
 
 
 def place(
@@ -237,12 +237,12 @@ def place(
     kinds = tuple(map(kind_of, placements))
     if not len(labels) == len(sizes) == len(kinds):
         raise ValueError(f"a mesh with dimensions {list(labels)} needs {len(labels)} placements, not {len(kinds)}")
-    held = [_held(size, dim, sizes, _normal(kinds, len(shape))) for dim, size in enumerate(shape)]
+    tables = [_cuts_of(size, dim, sizes, _normalize(kinds, len(shape))) for dim, size in enumerate(shape)]
     ranks: dict[tuple[Spans, ...], list[int]] = {}
-    empty = 0 not in shape  # of a tensor without values, every rank has all there is
+    empty = 0 not in shape  # every rank has all of a tensor without elements
     for rank in range(math.prod(sizes)):
         point = _point(sizes, rank)
-        key = tuple(table[tuple(point[at] for at in cutting)] for cutting, table in held)
+        key = tuple(table[tuple(point[mesh_dim] for mesh_dim in cutting)] for cutting, table in tables)
         if all(key) or not empty:
             ranks.setdefault(key, []).append(rank)
     block_of = [-1] * math.prod(sizes)
@@ -255,7 +255,7 @@ def place(
     return Placement(tuple(shape), dtype, itemsize, tuple(labels), tuple(sizes), kinds, tuple(blocks), tuple(block_of))
 
 
-def _normal(kinds: Sequence[Kind], ndim: int) -> list[Kind]:
+def _normalize(kinds: Sequence[Kind], ndim: int) -> list[Kind]:
     """The kinds with non-negative dimensions."""
     normal: list[Kind] = []
     for kind in kinds:
@@ -267,20 +267,20 @@ def _normal(kinds: Sequence[Kind], ndim: int) -> list[Kind]:
     return normal
 
 
-def _held(
+def _cuts_of(
     size: int, dim: int, sizes: Sequence[int], kinds: Sequence[Kind]
 ) -> tuple[list[int], dict[tuple[int, ...], Spans]]:
     """The mesh's dimensions that cut one of the tensor's, and the spans at each of their coordinates."""
-    cutting = [at for at, kind in enumerate(kinds) if isinstance(kind, Shard) and kind.dim == dim]
-    whole: Spans = ((0, size),) if size else ()
-    table: dict[tuple[int, ...], Spans] = {(): whole}
-    for at in cutting:
-        kind = kinds[at]
+    cutting = [mesh_dim for mesh_dim, kind in enumerate(kinds) if isinstance(kind, Shard) and kind.dim == dim]
+    full: Spans = ((0, size),) if size else ()
+    table: dict[tuple[int, ...], Spans] = {(): full}
+    for mesh_dim in cutting:
+        kind = kinds[mesh_dim]
         assert isinstance(kind, Shard)
         table = {
-            (*key, piece): cut(before, sizes[at], piece, kind.factor)
+            (*key, piece): cut(before, sizes[mesh_dim], piece, kind.factor)
             for key, before in table.items()
-            for piece in range(sizes[at])
+            for piece in range(sizes[mesh_dim])
         }
     return cutting, table
 
@@ -288,6 +288,6 @@ def _held(
 def _point(sizes: Sequence[int], rank: int) -> tuple[int, ...]:
     point = []
     for size in reversed(sizes):
-        rank, at = divmod(rank, size)
-        point.append(at)
+        rank, index = divmod(rank, size)
+        point.append(index)
     return tuple(reversed(point))

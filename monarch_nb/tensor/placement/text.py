@@ -27,16 +27,16 @@ def mesh_text(labels: Sequence[str], sizes: Sequence[int]) -> str:
 
 def bytes_text(placement: Placement) -> str:
     """Bytes of the tensor, of each rank, and of all ranks if that is more."""
-    whole, largest, held = placement.nbytes, placement.largest, placement.held
-    each = f"{size_text(largest)} on each rank" if placement.even else f"at most {size_text(largest)} on a rank"
-    more = f", {size_text(held)} on the mesh" if held != whole else ""
-    return f"{size_text(whole)}: {each}{more}"
+    total, largest, on_mesh = placement.nbytes, placement.largest, placement.held
+    share = f"{size_text(largest)} on each rank" if placement.even else f"at most {size_text(largest)} on a rank"
+    more = f", {size_text(on_mesh)} on the mesh" if on_mesh != total else ""
+    return f"{size_text(total)}: {share}{more}"
 
 
 def dimension_rows(placement: Placement) -> list[tuple[str, str, str]]:
-    """For each dimension of the mesh: its name and size, its placement, and what that does."""
+    """For each dimension of the mesh: its name and size, its placement, and the effect of that."""
     names = zip(placement.labels, placement.sizes, placement.kinds, strict=True)
-    return [(f"{label}={size}", str(kind), _does(placement, at)) for at, (label, size, kind) in enumerate(names)]
+    return [(f"{label}={size}", str(kind), _effect(placement, dim)) for dim, (label, size, kind) in enumerate(names)]
 
 
 def cutters(placement: Placement, dim: int) -> list[str]:
@@ -44,8 +44,8 @@ def cutters(placement: Placement, dim: int) -> list[str]:
     return [f"{label}={size}" for label, size, kind in placement.dims(Shard) if kind.dim % len(placement.shape) == dim]
 
 
-def _does(placement: Placement, at: int) -> str:
-    size, kind = placement.sizes[at], placement.kinds[at]
+def _effect(placement: Placement, mesh_dim: int) -> str:
+    size, kind = placement.sizes[mesh_dim], placement.kinds[mesh_dim]
     if size == 1:
         return "one rank: nothing to divide"
     if isinstance(kind, OwnValues):
@@ -56,8 +56,8 @@ def _does(placement: Placement, at: int) -> str:
         return f"{size} parts of every value, not reduced yet ({kind.op})"
     dim = kind.dim % len(placement.shape)
     pieces = _cuts(placement, dim)
-    together = f" in {size}, {pieces} together" if pieces > size else ""
-    return f"cuts dimension {dim}{together}: {_pieces(placement, dim)}"
+    suffix = f" in {size}, {pieces} together" if pieces > size else ""
+    return f"cuts dimension {dim}{suffix}: {_pieces(placement, dim)}"
 
 
 def _cuts(placement: Placement, dim: int) -> int:
@@ -68,8 +68,8 @@ def _cuts(placement: Placement, dim: int) -> int:
 def _pieces(placement: Placement, dim: int) -> str:
     """Sizes of the pieces of a dimension: `1024 → 4 × 256`, `5 → 2 + 2 + 1 + 0`."""
     total = placement.shape[dim]
-    found = {block.spans[dim]: length(block.spans[dim]) for block in placement.blocks}
-    lengths = [found[spans] for spans in sorted(found)]
+    by_spans = {block.spans[dim]: length(block.spans[dim]) for block in placement.blocks}
+    lengths = [by_spans[spans] for spans in sorted(by_spans)]
     lengths += [0] * (_cuts(placement, dim) - len(lengths)) if total else []
     if len(set(lengths)) == 1:
         return f"{total} → {len(lengths)} × {lengths[0]}"
@@ -79,12 +79,12 @@ def _pieces(placement: Placement, dim: int) -> str:
 
 
 def text_of(placement: Placement, name: str = "", lost: Collection[int] = ()) -> str:
-    """Its shape, what each dimension of the mesh does, and which ranks hold which part; `lost` ranks are marked."""
+    """The shape, the effect of each dimension of the mesh, and the parts of the ranks; `lost` ranks are marked."""
     head = f"{name or 'Tensor'} {title(placement)} on {mesh_text(placement.labels, placement.sizes)}"
     rows = dimension_rows(placement)
-    widths = [max(len(row[at]) for row in rows) for at in range(2)] if rows else []
+    widths = [max(len(row[column]) for row in rows) for column in range(2)] if rows else []
     lines = [f"{head} · {bytes_text(placement)}"]
-    lines += [f"  {at:<{widths[0]}}  {kind:<{widths[1]}}  {does}" for at, kind, does in rows]
+    lines += [f"  {dim:<{widths[0]}}  {kind:<{widths[1]}}  {effect}" for dim, kind, effect in rows]
     lines += _picture(placement, grid_of(placement, dims=2), frozenset(lost))
     if placement.empty and 0 not in placement.shape:
         lines.append(f"  ranks {spans(placement.empty)} hold nothing of it")
@@ -107,9 +107,9 @@ def _picture(placement: Placement, grid: Grid, lost: frozenset[int]) -> list[str
         )
         lines += ([f"  {text}"] if text else []) + _box(heads, sides, cells)
     hidden = [
-        f"{len(found) - most} more {what}"
-        for what, found, most in (("slabs", grid.slabs, _SLABS), ("rows", rows, _DOWN), ("columns", columns, _ACROSS))
-        if len(found) > most
+        f"{len(items) - limit} more {noun}"
+        for noun, items, limit in (("slabs", grid.slabs, _SLABS), ("rows", rows, _DOWN), ("columns", columns, _ACROSS))
+        if len(items) > limit
     ]
     return [*lines, f"  … and {', '.join(hidden)}"] if hidden else lines
 
@@ -128,15 +128,15 @@ def _span(segment: Segment) -> str:
 
 def _box(heads: Sequence[str], sides: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, (head, *column))) for head, *column in zip(heads, *cells, strict=True)]
-    left = max(map(len, sides), default=0)
+    margin = max(map(len, sides), default=0)
     line = ["─" * (width + 2) for width in widths]
     lines = [
-        f"  {'':{left}}  {'   '.join(f'{head:<{width}}' for head, width in zip(heads, widths, strict=True))}".rstrip()
+        f"  {'':{margin}}  {'   '.join(f'{head:<{width}}' for head, width in zip(heads, widths, strict=True))}".rstrip()
     ]
-    lines.append(f"  {'':{left}} ┌{'┬'.join(line)}┐")
-    for at, (side, row) in enumerate(zip(sides, cells, strict=True)):
-        if at and len(cells) <= _PARTED:
-            lines.append(f"  {'':{left}} ├{'┼'.join(line)}┤")
+    lines.append(f"  {'':{margin}} ┌{'┬'.join(line)}┐")
+    for index, (side, row) in enumerate(zip(sides, cells, strict=True)):
+        if index and len(cells) <= _PARTED:
+            lines.append(f"  {'':{margin}} ├{'┼'.join(line)}┤")
         texts = " │ ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
-        lines.append(f"  {side:>{left}} │ {texts} │")
-    return [*filter(None, lines), f"  {'':{left}} └{'┴'.join(line)}┘"]
+        lines.append(f"  {side:>{margin}} │ {texts} │")
+    return [*filter(None, lines), f"  {'':{margin}} └{'┴'.join(line)}┘"]

@@ -16,12 +16,12 @@ _UNKNOWN = "·"  # shown for an element without an answer
 
 def values_document(placement: Placement, parts: Sequence[Values | str]) -> dict[str, object]:
     """The view of values as JSON (fields in docs/protocol.md). `parts` are the answers of the ranks, in order."""
-    there = {rank: one for rank, one in enumerate(parts) if isinstance(one, Values) and one.state == "there"}
+    answers = {rank: part for rank, part in enumerate(parts) if isinstance(part, Values) and part.state == "there"}
     return {
-        "corner": _corner(placement, there),
+        "corner": _corner(placement, answers),
         "index": _index(placement),
         "columns": list(COLUMNS),
-        "rows": [list(row) for row in _rows(there)],
+        "rows": [list(row) for row in _rows(answers)],
         "notes": list(_notes(placement, parts)),
     }
 
@@ -38,20 +38,19 @@ def _index(placement: Placement) -> str:
     if shown == list(shape):
         return ""
     last = len(shape) - 2
-    each = ["0" if dim < last else ":" if count == shape[dim] else f"0:{count}" for dim, count in enumerate(shown)]
-    return f"[{', '.join(each)}]"
+    parts = ["0" if dim < last else ":" if count == shape[dim] else f"0:{count}" for dim, count in enumerate(shown)]
+    return f"[{', '.join(parts)}]"
 
 
-def _corner(placement: Placement, there: Mapping[int, Values]) -> list[list[str]]:
+def _corner(placement: Placement, answers: Mapping[int, Values]) -> list[list[str]]:
     shown = edges(placement.shape)
-    found: dict[tuple[int, ...], dict[tuple[int, ...], Number]] = {}  # by element, what each part has
-    for rank, values in there.items():
-        which = tuple(
-            at for at, kind in zip(placement.point(rank), placement.kinds, strict=True) if isinstance(kind, Partial)
-        )
+    numbers: dict[tuple[int, ...], dict[tuple[int, ...], Number]] = {}  # by element, the value of each part
+    for rank, values in answers.items():
+        coordinates = zip(placement.point(rank), placement.kinds, strict=True)
+        part = tuple(index for index, kind in coordinates if isinstance(kind, Partial))
         for element, number in _elements(placement, rank, values):
-            if all(at < count for at, count in zip(element, shown, strict=True)):
-                found.setdefault(element, {}).setdefault(which, number)  # of several copies one is enough
+            if all(index < count for index, count in zip(element, shown, strict=True)):
+                numbers.setdefault(element, {}).setdefault(part, number)  # of several copies one is enough
     kinds = [kind for kind in placement.kinds if isinstance(kind, Partial)]
     all_parts = math.prod(
         size for size, kind in zip(placement.sizes, placement.kinds, strict=True) if isinstance(kind, Partial)
@@ -59,11 +58,11 @@ def _corner(placement: Placement, there: Mapping[int, Values]) -> list[list[str]
     rows: list[list[str]] = []
     across = shown[-1] if shown else 1
     for element in itertools.product(*map(range, shown)):
-        parts = found.get(element, {})
+        parts = numbers.get(element, {})
         text = _UNKNOWN
         if len(parts) == all_parts:
-            whole = _reduced(list(parts.values()), kinds[0].op if kinds else "")
-            text = _UNKNOWN if whole is None else number_text(whole, placement.dtype)
+            value = _reduce(list(parts.values()), kinds[0].op if kinds else "")
+            text = _UNKNOWN if value is None else number_text(value, placement.dtype)
         if not rows or len(rows[-1]) == across:
             rows.append([])
         rows[-1].append(text)
@@ -78,15 +77,15 @@ def _elements(placement: Placement, rank: int, values: Values) -> Iterable[tuple
     pairs = placement.dtype.startswith("complex")
     numbers: list[Number] = [*values.corner]
     if pairs:
-        numbers = [complex(*values.corner[at : at + 2]) for at in range(0, len(values.corner), 2)]
+        numbers = [complex(*values.corner[start : start + 2]) for start in range(0, len(values.corner), 2)]
     along = [
-        list(itertools.islice(itertools.chain.from_iterable(range(*span) for span in held), size))
-        for held, size in zip(placement.blocks[block].spans, values.shape, strict=True)
+        list(itertools.islice(itertools.chain.from_iterable(range(*span) for span in ranges), size))
+        for ranges, size in zip(placement.blocks[block].spans, values.shape, strict=True)
     ]
     yield from zip(itertools.product(*along), numbers, strict=False)
 
 
-def _reduced(parts: list[Number], op: str) -> Number | None:
+def _reduce(parts: list[Number], op: str) -> Number | None:
     if len(parts) == 1:
         return parts[0]
     if op == "sum":
@@ -98,7 +97,7 @@ def _reduced(parts: list[Number], op: str) -> Number | None:
     real = [part for part in parts if not isinstance(part, complex)]
     if op in ("max", "min") and len(real) == len(parts):
         return math.nan if any(part != part for part in real) else max(real) if op == "max" else min(real)
-    return None  # what only PyTorch's operations put together
+    return None  # only PyTorch's operations reduce it
 
 
 def number_text(value: Number | None, dtype: str = "") -> str:
@@ -114,14 +113,14 @@ def number_text(value: Number | None, dtype: str = "") -> str:
     return f"{value:.5g}"
 
 
-def _rows(there: Mapping[int, Values]) -> Iterable[tuple[str, ...]]:
-    """The numbers of the ranks, those that have equal ones together."""
-    together: dict[tuple[str, ...], list[int]] = {}
-    for rank, one in there.items():
-        numbers = map(number_text, (one.least, one.most, one.mean))
-        row = (f"{one.count:,}", *numbers, f"{one.nan:,}", f"{one.infinite:,}")
-        together.setdefault(row, []).append(rank)
-    for row, ranks in together.items():
+def _rows(answers: Mapping[int, Values]) -> Iterable[tuple[str, ...]]:
+    """The statistics of the ranks; ranks with equal ones share a row."""
+    ranks_of: dict[tuple[str, ...], list[int]] = {}
+    for rank, values in answers.items():
+        numbers = map(number_text, (values.least, values.most, values.mean))
+        row = (f"{values.count:,}", *numbers, f"{values.nan:,}", f"{values.infinite:,}")
+        ranks_of.setdefault(row, []).append(rank)
+    for row, ranks in ranks_of.items():
         yield (spans(ranks), *row)
 
 
@@ -132,17 +131,17 @@ def _notes(placement: Placement, parts: Sequence[Values | str]) -> Iterable[str]
     if any(isinstance(kind, OwnValues) for kind in placement.kinds):
         yield "each rank has a value of its own: the elements are those of the first, the numbers are of each rank"
     reasons: dict[str, list[int]] = {}
-    for rank, one in enumerate(parts):
-        if isinstance(one, str):
-            reasons.setdefault(one, []).append(rank)
-        elif one.state == "lost":
-            reasons.setdefault(f"the operation that makes it has failed: {one.why}", []).append(rank)
-        elif one.state == "coming":
+    for rank, answer in enumerate(parts):
+        if isinstance(answer, str):
+            reasons.setdefault(answer, []).append(rank)
+        elif answer.state == "lost":
+            reasons.setdefault(f"the operation that makes it has failed: {answer.why}", []).append(rank)
+        elif answer.state == "coming":
             reasons.setdefault("it has not come to the operation that makes it", []).append(rank)
-        elif one.behind:
+        elif answer.behind:
             reasons.setdefault("it still does what was issued before: these are its values now", []).append(rank)
     for reason, ranks in reasons.items():
         yield f"{'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}: {reason}"
-    asked, ranks_in_all = len(parts), math.prod(placement.sizes)
-    if asked < ranks_in_all:
-        yield f"the first {asked} of {ranks_in_all:,} ranks were asked"
+    count, ranks_in_all = len(parts), math.prod(placement.sizes)
+    if count < ranks_in_all:
+        yield f"the first {count} of {ranks_in_all:,} ranks were asked"

@@ -94,7 +94,7 @@ class RemoteArguments:
         stream = self.mesh.stream
         check_lane(stream, name, [tensor.reference for tensor in self.tensors], ())
         stream.resume_if_healed()
-        stream.draws.say(stream)
+        stream.draws.announce(stream)
 
     def _substitute(self, value: object) -> object:
         if isinstance(value, MeshTensor):

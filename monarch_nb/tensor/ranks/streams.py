@@ -71,7 +71,7 @@ class Stream:
         borrower.issue_object(Await(source.number, operations))
         borrower.issue_object(Take(meta, members, tag, alias.number, lends=True))
         memory.loans = memory.loans or MemoryLoans()
-        memory.loans.given[tag] = mutable, site
+        memory.loans.lent[tag] = mutable, site
         alias.memory.loans = MemoryLoans(("write" if mutable else "read", site))
         source.held.has_lent = borrower.held.has_lent = True
         tensor = cast("RankTensor", MeshTensor(meta, alias))
@@ -126,12 +126,12 @@ class Borrow:
         assert self._own_memory is not None
         loans = self._own_memory.loans
         assert loans is not None
-        for tag in tuple(loans.given):
+        for tag in tuple(loans.lent):
             if (borrow := _open.get(tag)) is not None:
                 borrow.drop()
-        loans.taken = "ended", call_site()
+        loans.borrow = "ended", call_site()
         if self._memory.loans is not None:
-            self._memory.loans.given.pop(self._tag, None)
+            self._memory.loans.lent.pop(self._tag, None)
         try:
             if self._borrower.lost is None:
                 self._borrower.issue_object(GiveBack(self._tag))
