@@ -327,11 +327,11 @@ def _kubernetes(meshes: Mapping[str, Any], arguments: dict[str, Any]) -> Kuberne
     return job
 
 
-def hosts_of(job: JobTrait, name: str, path: str, tell: Callable[[Progress], object]) -> HostMesh:
+def hosts_of(job: JobTrait, name: str, path: str, report: Callable[[Progress], object]) -> HostMesh:
     """The hosts of a mesh of a job, which is started if it does not run, and saved at `path`; its only mesh may have
     any name.
 
-    Blocks until the hosts have joined; `tell` is called with the progress. Ctrl-C ends the job while some are missing.
+    Blocks until the hosts have joined; `report` is called with the progress. Ctrl-C ends the job while some are missing.
     Raises LookupError for a mesh that it does not have, EngineError and HostsMissingError.
     """
     running = job._running
@@ -343,7 +343,7 @@ def hosts_of(job: JobTrait, name: str, path: str, tell: Callable[[Progress], obj
         raise LookupError(f"the job has no mesh {name!r}: it has {', '.join(meshes)}")
     running = job._running
     if isinstance(running, AdapterJob) and not isinstance(running, LocalJob):
-        running.wait(tell=tell)
+        running.wait(tell=report)
     return meshes[name] if name in meshes else next(iter(meshes.values()))
 
 

@@ -104,9 +104,7 @@ def _endpoint(text: str, address: str, *, binds: bool) -> ChannelEndpoint:
     scheme, rest = match[1].lower(), text[match.end() :]
     if scheme == "ipc":
         if not rest or rest.startswith("@"):
-            problem = (
-                "sockets without a file have no owner or mode that could be checked" if rest else "it names no path"
-            )
+            problem = "sockets without a file have no owner or mode to be checked" if rest else "it names no path"
             raise AddressError(f"{_shown(address)}: {problem}; write ipc:///a/path")
         return ChannelEndpoint("ipc", path=rest)
     if scheme == "tcp":
