@@ -331,7 +331,7 @@ def hosts_of(job: JobTrait, name: str, path: str, report: Callable[[Progress], o
     """The hosts of a mesh of a job, which is started if it does not run, and saved at `path`; its only mesh may have
     any name.
 
-    Blocks until the hosts have joined; `report` is called with the progress. Ctrl-C ends the job while some are missing.
+    Blocks until the hosts have joined; calls `report` with the progress. Ctrl-C ends the job while some are missing.
     Raises LookupError for a mesh that it does not have, EngineError and HostsMissingError.
     """
     running = job._running
