@@ -64,7 +64,7 @@ class LineCompletion:
     def install(self) -> None:
         """Registers them."""
         try:
-            self._shell.Completer.custom_matchers.append(matcher(type(self).__name__, "magic", self._offered))
+            self._shell.Completer.custom_matchers.append(matcher(type(self).__name__, "magic", self._matches))
         except ImportError:  # an older IPython has a list of that name, for matchers of another kind
             for magic in self.magics:
                 self._shell.set_hook("complete_command", self._hook, str_key=magic)
@@ -93,7 +93,7 @@ class LineCompletion:
     def _hook(self, _shell: "InteractiveShell", event: Any) -> list[str]:
         return self.offered(event.text_until_cursor, event.symbol)
 
-    def _offered(self, context: Any) -> tuple[list[str], str | None]:
+    def _matches(self, context: Any) -> tuple[list[str], str | None]:
         line = context.line_with_cursor[: context.cursor_position]
         return self.offered(line.lstrip(), context.token), None
 
@@ -105,8 +105,8 @@ class LineCompletion:
 
     def _dims(self, before: list[str]) -> list[str]:
         """Dimensions of the mesh that is named first, those that the line has already left out."""
-        given = {word.partition("=")[0] for word in before[1:]}
-        return [f"{label}=" for label in self._sizes(before[0]) if label not in given]
+        labels = {word.partition("=")[0] for word in before[1:]}
+        return [f"{label}=" for label in self._sizes(before[0]) if label not in labels]
 
 
 _OPTIONS: dict[str, tuple[str, ...]] = {
@@ -135,7 +135,7 @@ class Completion(LineCompletion):
             return [] if before else ["doctor"]
         names = self._session.names()
         if magic == "%attach":
-            return self._left(before)
+            return self._detached(before)
         if magic == "%detach":
             options = [] if "--keep" in before else ["--lease"] if before else ["--keep"]
             free = [] if "--keep" in before else [name for name in names if name not in before]
@@ -159,10 +159,10 @@ class Completion(LineCompletion):
         if not before:
             return [*names, "procs="] if magic == "%%spmd" else names
         if magic in ("%mesh", "%%mesh"):
-            given = {word.partition("=")[0] for word in before[1:]}
-            wanted = dict.fromkeys((*self._sizes(before[0]), *USUAL_DIMS))
-            dims = [f"{label}=" for label in wanted if label not in given]
-            return [*dims, *(option for option in ("--fresh", "--no-dedup") if option not in given)]
+            keys = {word.partition("=")[0] for word in before[1:]}
+            labels = dict.fromkeys((*self._sizes(before[0]), *USUAL_DIMS))
+            dims = [f"{label}=" for label in labels if label not in keys]
+            return [*dims, *(option for option in ("--fresh", "--no-dedup") if option not in keys)]
         also = _OPTIONS.get(magic, ())
         return [*self._dims(before), *(option for option in also if option not in before)]
 
@@ -175,7 +175,7 @@ class Completion(LineCompletion):
         return super().values(magic, before, label)
 
     @staticmethod
-    def _left(before: list[str]) -> list[str]:
+    def _detached(before: list[str]) -> list[str]:
         try:
             names = [mesh.name for mesh in detached_meshes() if mesh.name not in before]
         except OSError:
@@ -213,7 +213,7 @@ class RankCompletion:
     def install(self) -> None:
         """Registers a matcher, and takes over the kernel's inspection."""
         try:
-            self._shell.Completer.custom_matchers.append(matcher("RankCompletion", "rank", self._offered))
+            self._shell.Completer.custom_matchers.append(matcher("RankCompletion", "rank", self._matches))
         except ImportError:  # an IPython before 8.6 has no matchers that see the whole cell
             return
         kernel = getattr(self._shell, "kernel", None)
@@ -238,31 +238,31 @@ class RankCompletion:
 
     def _answer(self, cell: str, verb: Verb[Q, A], question: Callable[[str, int], Q]) -> tuple[A, str] | None:
         """What the first rank of a cell answers, and which that is; None for a cell that runs here, or no answer."""
-        asked = self._asked(cell)
-        if asked is None:
+        target = self._target(cell)
+        if target is None:
             return None
-        procs, mesh, rank = asked
+        procs, mesh, rank = target
         try:
             answer = request(current_runtime(), procs.address(rank), verb, question(mesh, rank)).get(WAIT_S)
         except Exception:  # it is busy, lost, or on its way
             return None
         return answer, f"rank {rank} of {procs.name}"
 
-    def _asked(self, cell: str) -> tuple[ProcState, str, int] | None:
+    def _target(self, cell: str) -> tuple[ProcState, str, int] | None:
         """The processes, the actor and the rank that know the names of a cell; None for one that runs here."""
         line, _, _ = cell.lstrip().partition("\n")
         magic, _, rest = line.partition(" ")
         if magic != "%%on":
             return None
         try:
-            given = read_place(magic, rest)
-            mesh = given.of(self._session.find(given.name))
+            selection = read_place(magic, rest)
+            mesh = selection.of(self._session.find(selection.name))
         except (UsageError, LookupError):
             return None
         rank = next(iter(region_of(mesh).ranks()), None)
         return None if rank is None else (proc_state_of(state_of(mesh)), cell_actors(mesh).uid, rank)
 
-    def _offered(self, context: Any) -> tuple[list[str], str | None]:
+    def _matches(self, context: Any) -> tuple[list[str], str | None]:
         path = _PATH.search(context.line_with_cursor[: context.cursor_position])
         if path is None or not context.cursor_line:
             return [], None

@@ -94,25 +94,25 @@ class DiagnosisMagics(SessionMagics):
         abort(trainers), stragglers(trainers), compare_replicas(trainers), ReplicaWatch(trainers),
         compare_memory(trainers) and MemoryWatch(trainers) of monarch_nb.diagnosis.
         """
-        given = _read_why(line, cell)
-        mesh = self._session.find(given.name) if given.name else None
+        args = _read_why(line, cell)
+        mesh = self._session.find(args.name) if args.name else None
         if cell is not None:
-            if given.memory and mesh is not None:
-                tensors = self._session.value(given.name)
+            if args.memory and mesh is not None:
+                tensors = self._session.value(args.name)
                 growth = diagnosis.MemoryWatch(tensors if diagnosis.has_sharded_tensors(tensors) else mesh)
                 return run_within(self.shell, cell, growth, "with MemoryWatch(NAME) as found: …, then found")
-            if given.replicas and mesh is not None:
+            if args.replicas and mesh is not None:
                 drift = diagnosis.ReplicaWatch(mesh)
                 return run_within(self.shell, cell, drift, "with ReplicaWatch(NAME) as found: …, then found")
             context = diagnosis.StragglerWatch(mesh)
             return run_within(self.shell, cell, context, "with StragglerWatch(NAME) as found: …, then found")
-        if given.slow:
-            return diagnosis.stragglers(mesh, *given.seconds)
-        if given.memory:
+        if args.slow:
+            return diagnosis.stragglers(mesh, *args.seconds)
+        if args.memory:
             return diagnosis.compare_memory(mesh)
-        if given.replicas and mesh is not None:
+        if args.replicas and mesh is not None:
             return diagnosis.compare_replicas(mesh)
-        return (diagnosis.abort if given.abort else diagnosis.diagnose)(mesh)
+        return (diagnosis.abort if args.abort else diagnosis.diagnose)(mesh)
 
     @no_var_expand
     @cell_magic
@@ -132,12 +132,12 @@ class DiagnosisMagics(SessionMagics):
         again. The rank, the operation, the module and the line are shown beneath the cell's value, and are in `_`. From
         Python: with monarch.watch(trainers) as found: ...
         """
-        place = read_place("%%watch", line, ("--stop",))
-        tensors = self._session.value(place.name)
+        target = read_place("%%watch", line, ("--stop",))
+        tensors = self._session.value(target.name)
         if diagnosis.has_sharded_tensors(tensors):
-            if place.picks or place.options:
+            if target.picks or target.options:
                 raise UsageError("%%watch: of a mesh of sharded tensors all ranks are watched, and none can be stopped")
             context = diagnosis.watch(tensors)
         else:
-            context = diagnosis.watch(place.of(self._session.find(place.name)), stop="--stop" in place.options)
+            context = diagnosis.watch(target.of(self._session.find(target.name)), stop="--stop" in target.options)
         return run_within(self.shell, cell, context, "with monarch.watch(NAME) as found: …, then found")

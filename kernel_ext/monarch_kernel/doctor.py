@@ -81,7 +81,7 @@ def _widgets() -> Check:
     return Check("widgets", "ok", f"anywidget {installed('anywidget')}, ipywidgets {installed('ipywidgets')}")
 
 
-def _asked() -> list[Check]:
+def _ask_kernel() -> list[Check]:
     """Starts a kernel of this Python and asks it. Raises RuntimeError with what it said instead."""
     from jupyter_client.manager import KernelManager
 
@@ -114,26 +114,26 @@ def _asked() -> list[Check]:
 def main() -> int:
     """Writes the findings."""
     try:
-        findings = _asked()
+        findings = _ask_kernel()
     except (RuntimeError, OSError, queue.Empty, msgspec.DecodeError) as error:
         text = f"{type(error).__name__}: {error}"
         advice = f"Restart the kernel and try again. If that does not help, report it: {HOMEPAGE}/issues"
         findings = [Check("kernel", "error", text, advice)]
     else:
-        findings.append(_reached())
+        findings.append(_spec_check())
     sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
     return 0
 
 
-def _reached() -> Check:
+def _spec_check() -> Check:
     """The finding whether a kernel that Jupyter offers runs this Python."""
     from jupyter_client.kernelspec import KernelSpecManager
 
     specs = KernelSpecManager().get_all_specs().values()
-    here = Path(sys.executable).absolute()
+    python = Path(sys.executable).absolute()
     for entry in specs:
         argv = entry["spec"].get("argv") or [""]
-        if Path(argv[0]).absolute() == here or argv[0] in ("python", "python3"):
+        if Path(argv[0]).absolute() == python or argv[0] in ("python", "python3"):
             return Check("Jupyter", "ok", f"its kernel {entry['spec'].get('display_name', '')!r} runs this Python")
     advice = "python -m ipykernel install --user --name monarch, then choose the kernel `monarch` in the notebook."
     return Check("Jupyter", "warning", "none of its kernels runs this Python", advice)

@@ -121,9 +121,9 @@ def recognised(facts: FrontEndFacts) -> tuple[str, str]:
 
 def levels(facts: FrontEndFacts) -> list[Check]:
     """The front end, and how much of each feature it gives. Pure."""
-    where, sign = recognised(facts)
-    guide = _GUIDES.get(where)
-    description = f"{where} ({sign})" + (f"; its guide: {guide}" if guide else "")
+    front_end, sign = recognised(facts)
+    guide = _GUIDES.get(front_end)
+    description = f"{front_end} ({sign})" + (f"; its guide: {guide}" if guide else "")
     levels: tuple[tuple[str, Callable[[FrontEndFacts, str], tuple[str, str]]], ...] = (
         ("magics", _magics),
         ("displays", _displays),
@@ -134,82 +134,82 @@ def levels(facts: FrontEndFacts) -> list[Check]:
         ("away", _away),
     )
     return [Check("front end", "ok", description)] + [
-        Check(about, "ok", *level(facts, where)) for about, level in levels
+        Check(about, "ok", *level(facts, front_end)) for about, level in levels
     ]
 
 
-def _magics(facts: FrontEndFacts, where: str) -> tuple[str, str]:
-    if where == MARIMO:
+def _magics(facts: FrontEndFacts, front_end: str) -> tuple[str, str]:
+    if front_end == MARIMO:
         return "none: cells use the Python calls that the help of each magic names", ""
     return "all of them", ""
 
 
-def _displays(facts: FrontEndFacts, where: str) -> tuple[str, str]:
-    if where == TERMINAL:
+def _displays(facts: FrontEndFacts, front_end: str) -> tuple[str, str]:
+    if front_end == TERMINAL:
         return "text", ""
-    if where == MARIMO:
+    if front_end == MARIMO:
         if facts.widgets:
             return "live: monarch_kernel.show(mesh) in a cell", ""
         return "tables that do not change: anywidget is missing; monarch_kernel.show(mesh) in a cell", (
             "pip install 'monarch-nb[notebook]', then restart the kernel."
         )
-    if where == RUN:
+    if front_end == RUN:
         return "tables that do not change: nobody looks while it runs", ""
     if not facts.comms or not facts.widgets:
-        why = "the kernel has no comms" if not facts.comms else "anywidget, ipywidgets or their bundles are missing"
-        return f"tables that do not change: {why}", "pip install 'monarch-nb[notebook]', then restart the kernel."
-    if where == COLAB:
+        reason = "the kernel has no comms" if not facts.comms else "anywidget, ipywidgets or their bundles are missing"
+        return f"tables that do not change: {reason}", "pip install 'monarch-nb[notebook]', then restart the kernel."
+    if front_end == COLAB:
         return "live: they change while a cell runs; Colab asks once for custom widgets", ""
     return "live: they change while a cell runs", ""
 
 
-def _buttons(facts: FrontEndFacts, where: str) -> tuple[str, str]:
-    if where == MARIMO and facts.widgets:
+def _buttons(facts: FrontEndFacts, front_end: str) -> tuple[str, str]:
+    if front_end == MARIMO and facts.widgets:
         return "they wait until the running cell ends", ""
-    if where in (TERMINAL, RUN, MARIMO) or not (facts.comms and facts.widgets):
+    if front_end in (TERMINAL, RUN, MARIMO) or not (facts.comms and facts.widgets):
         return "none: use the magics, or the Python calls", ""
     if not facts.subshells:
         return f"they wait until the running cell ends: ipykernel {facts.ipykernel} has no subshells", ""
-    if where in _LABS:
+    if front_end in _LABS:
         return "they work while a cell runs", ""
     return "they work while a cell runs where this front end uses subshells, else after it", ""
 
 
-def _debugger(facts: FrontEndFacts, where: str) -> tuple[str, str]:
-    if not facts.stdin or where == RUN:
+def _debugger(facts: FrontEndFacts, front_end: str) -> tuple[str, str]:
+    if not facts.stdin or front_end == RUN:
         return "no prompt: calls raise StoppedAtBreakpoint, and %%mdb gives commands from the next cell", ""
-    if where == VSCODE:
+    if front_end == VSCODE:
         return "its prompt is the box at the top of the window; what is stopped stands in the cell", ""
-    if where == MARIMO:
+    if front_end == MARIMO:
         return "monarch.debug: group(), step(), eval(); there is no prompt", ""
     return "its prompt is in the cell", ""
 
 
-def _bug_button(facts: FrontEndFacts, where: str) -> tuple[str, str]:
-    if where in _LABS and facts.debugger:
+def _bug_button(facts: FrontEndFacts, front_end: str) -> tuple[str, str]:
+    if front_end in _LABS and facts.debugger:
         return "breakpoints in the margin of cells hold on the ranks", ""
-    if where == VSCODE and facts.debugger:
+    if front_end == VSCODE and facts.debugger:
         return "Debug Cell is answered, and ends with the cell; %break sets breakpoints that last", ""
-    if where in (LAB, HUB, LIGHTNING, VSCODE):
+    if front_end in (LAB, HUB, LIGHTNING, VSCODE):
         return "none: this kernel has no debugger; %break sets breakpoints", "pip install --upgrade ipykernel debugpy"
     return "none here: %break sets breakpoints in actors that run", ""
 
 
-def _panel(facts: FrontEndFacts, where: str) -> tuple[str, str]:
-    if where == MARIMO and facts.widgets:
+def _panel(facts: FrontEndFacts, front_end: str) -> tuple[str, str]:
+    if front_end == MARIMO and facts.widgets:
         return "none: monarch_kernel.panel() shows it in a cell", ""
-    if where not in (*_LABS, TERMINAL, RUN, MARIMO) and facts.comms and facts.widgets:
+    if front_end not in (*_LABS, TERMINAL, RUN, MARIMO) and facts.comms and facts.widgets:
         return "none: %panel shows it in a cell", ""
-    if where not in _LABS:
+    if front_end not in _LABS:
         return "none: only JupyterLab and Notebook 7 have one; %meshes, %failures and %logs show the same", ""
     if not facts.panel:
         return "not there: off, or not installed beside this kernel; a wheel that was built with npm brings it", ""
     return "the tab with four squares opens it", ""
 
 
-def _away(facts: FrontEndFacts, where: str) -> tuple[str, str]:
-    if where in (COLAB, KAGGLE, LIGHTNING):
+def _away(facts: FrontEndFacts, front_end: str) -> tuple[str, str]:
+    if front_end in (COLAB, KAGGLE, LIGHTNING):
         return "a machine that sleeps, or is taken back, takes its processes along: save what has to last", ""
-    if where == HUB:
+    if front_end == HUB:
         return "a Hub may end servers that seem idle: %detach --keep 1h keeps meshes that long, where hosts stay", ""
     return "processes end with the kernel; mesh.detach() leaves them running for a lease", ""

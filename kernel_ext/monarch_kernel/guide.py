@@ -40,7 +40,7 @@ class Guide:
     def __init__(self, meshes: Overview, word: str = "") -> None:
         """`word` is how a line names one of these meshes."""
         self.meshes = meshes
-        self._then = tuple((typed.replace("workers", word or "workers"), what) for typed, what in THEN)
+        self._then = tuple((typed.replace("workers", word or "workers"), text) for typed, text in THEN)
 
     @property
     def steps(self) -> list[tuple[str, tuple[Row, ...]]]:
@@ -53,7 +53,7 @@ class Guide:
         width = max(len(typed) for _, rows in self.steps for typed, _ in rows)
         parts = [title(), f"{running(self.meshes)}\n{self.meshes!r}" if self.meshes.rows else running(self.meshes)]
         for heading, rows in self.steps:
-            parts.append("\n".join([heading, *(f"  {typed.ljust(width)}  {what}" for typed, what in rows)]))
+            parts.append("\n".join([heading, *(f"  {typed.ljust(width)}  {text}" for typed, text in rows)]))
         return "\n\n".join([*parts, f"The manual: {manual()}"])
 
 

@@ -94,7 +94,7 @@ def interrupt(
     reactions: dict[str, Reactions] = {}
     for uid, of_mesh in by_mesh.items():
         state = of_mesh[0].state
-        drop = [other.call for other in pending if other.mesh == uid and _of_cell(other)]
+        drop = [call.call for call in pending if call.mesh == uid and _of_cell(call)]
         reactions[uid] = interrupted(state, sorted({rank for call in of_mesh for rank in call.ranks}), drop)
         if lines := stuck(state, reactions[uid], name):
             say(lines)

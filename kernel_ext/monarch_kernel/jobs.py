@@ -36,27 +36,27 @@ class Jobs:
         try:
             described = kind in described_jobs()
             runs = not described and kind not in kinds() and _ID.fullmatch(kind) is not None
-            there = described or runs
-            job = self._there(kind) if there else self._made(name, kind, dims, arguments)
+            exists = described or runs
+            job = self._existing(kind) if exists else self._create(name, kind, dims, arguments)
         except (LookupError, JobFileError, JobsFileError, TypeError, ValueError) as error:
             raise UsageError(f"%mesh --job {kind}: {error.args[0] if error.args else error}") from None
-        saved = kind if there else name
-        key = (kind, saved, "" if there else repr((dims.get("hosts"), arguments)))
+        saved = kind if exists else name
+        key = (kind, saved, "" if exists else repr((dims.get("hosts"), arguments)))
         job = self._used.setdefault(key, job)
         try:
             hosts = hosts_of(job, name, job_file(saved), _Bar())
         except LookupError as error:
             raise UsageError(f"%mesh --job {kind}: {error.args[0]}") from None
-        if there and "hosts" in dims and dims["hosts"] != len(hosts):
-            said = ", as monarch.toml says" if described else ""
-            raise UsageError(f"%mesh: {kind} has {len(hosts)} hosts for {name}{said}: leave hosts= out")
+        if exists and "hosts" in dims and dims["hosts"] != len(hosts):
+            source = ", as monarch.toml says" if described else ""
+            raise UsageError(f"%mesh: {kind} has {len(hosts)} hosts for {name}{source}: leave hosts= out")
         return hosts
 
     @staticmethod
-    def _there(name: str) -> JobTrait:
+    def _existing(name: str) -> JobTrait:
         return job_named(name) if name in described_jobs() else find_job(name)
 
-    def _made(self, name: str, kind: str, dims: Mapping[str, int], arguments: Mapping[str, object]) -> JobTrait:
+    def _create(self, name: str, kind: str, dims: Mapping[str, int], arguments: Mapping[str, object]) -> JobTrait:
         gpus = None if kind in _ITS_OWN else dims.get("gpus")
         return make_job(kind, {name: Role(hosts=dims.get("hosts", 1), gpus=gpus)}, **arguments)
 
@@ -77,7 +77,7 @@ def job_places() -> list[JobPlace]:
     except JobsFileError:
         described = {}
     named = [
-        _named_place(name, f"{name} of monarch.toml ({said.get('kind', '?')})") for name, said in described.items()
+        _named_place(name, f"{name} of monarch.toml ({spec.get('kind', '?')})") for name, spec in described.items()
     ]
     return named + [JobPlace(kind, f"{kind} job", _missing(kind), {}) for kind in kinds() if kind not in _ITS_OWN]
 
@@ -98,23 +98,23 @@ def running_job_rows() -> tuple[list[dict[str, Any]], str]:
         return [], str(error)
     rows = [
         {
-            "id": each.job.apply_id,
-            "label": each.label,
-            "text": f"{each.kind} job {each.label}: {each.meshes}, {each.hosts}, started {each.started}",
-            "hosts": hosts_wanted(each.job),
-            "here": bool(jobs_here(each.job.apply_id)),
+            "id": job.job.apply_id,
+            "label": job.label,
+            "text": f"{job.kind} job {job.label}: {job.meshes}, {job.hosts}, started {job.started}",
+            "hosts": hosts_wanted(job.job),
+            "here": bool(jobs_here(job.job.apply_id)),
         }
-        for each in listed
+        for job in listed
     ]
     return rows, "\n".join(problems)
 
 
 def end_job(number: str) -> str:
     """Ends a running job, with all that runs on its hosts. Blocks. Raises LookupError, EngineError."""
-    for each in listed_jobs(lambda text: None):
-        if each.job.apply_id == number:
-            find_job(each.name or number).kill()
-            return f"ended the {each.kind} job {each.label}"
+    for job in listed_jobs(lambda text: None):
+        if job.job.apply_id == number:
+            find_job(job.name or number).kill()
+            return f"ended the {job.kind} job {job.label}"
     raise LookupError("that job does not run any more")
 
 

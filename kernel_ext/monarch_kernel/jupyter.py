@@ -27,8 +27,8 @@ def last_lines(shell: Any) -> list[str]:
 
 def formatters(shell: Any) -> dict[str, Any]:
     """The formatters of displayed values, by MIME type."""
-    found: dict[str, Any] = shell.display_formatter.formatters
-    return found
+    by_type: dict[str, Any] = shell.display_formatter.formatters
+    return by_type
 
 
 def bundle_formatter(shell: Any) -> Any:

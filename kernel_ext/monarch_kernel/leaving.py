@@ -20,7 +20,7 @@ from monarch_nb.wire import json_decoder
 from .arguments.words import is_name
 from .front import Front
 from .namespace import Mesh
-from .session import Made, Session, SessionMagics
+from .session import Origin, Session, SessionMagics
 
 LEASE = "1h"
 
@@ -40,7 +40,7 @@ class Notes(msgspec.Struct, frozen=True):
 
     variables: dict[str, str] = {}  # uids, by the variables that hold them
     parts: dict[str, MeshSlice] = {}  # by the variables that hold them
-    made: dict[str, Made] = {}  # what %mesh lines asked for, by name
+    made: dict[str, Origin] = {}  # what %mesh lines asked for, by name
 
 
 class Notebook:
@@ -62,9 +62,9 @@ class Notebook:
     def _notes(self, meshes: tuple[str, ...]) -> bytes:
         variables = {name: uid for name, uid in self._session.variables().items() if uid in meshes}
         parts = {name: _part(mesh) for name, mesh in self._session.parts().items() if state_of(mesh).uid in meshes}
-        made = {name: arguments for name, arguments in self._session.made().items() if arguments.uid in meshes}
-        known = {name: part for name, part in parts.items() if part is not None}
-        return msgspec.json.encode(Notes(variables, known, made))
+        origins = {name: arguments for name, arguments in self._session.origins().items() if arguments.uid in meshes}
+        slices = {name: part for name, part in parts.items() if part is not None}
+        return msgspec.json.encode(Notes(variables, slices, origins))
 
 
 def _part(mesh: Mesh) -> MeshSlice | None:
@@ -90,12 +90,12 @@ def bind(session: Session, back: AttachedMesh) -> list[str]:
     meshes: list[Any] = [back.procs, *back.actors]
     by_uid: dict[str, Mesh] = {state_of(mesh).uid: mesh for mesh in meshes}
     named = set(notes.variables.values())
-    wanted = {name: by_uid[uid] for name, uid in notes.variables.items() if uid in by_uid}
-    wanted |= {state_of(mesh).name: mesh for uid, mesh in by_uid.items() if uid not in named}
-    wanted |= {name: _of(by_uid[part.uid], part) for name, part in notes.parts.items() if part.uid in by_uid}
-    taken = [name for name, mesh in wanted.items() if is_name(name) and not session.bind(name, mesh)]
+    bindings = {name: by_uid[uid] for name, uid in notes.variables.items() if uid in by_uid}
+    bindings |= {state_of(mesh).name: mesh for uid, mesh in by_uid.items() if uid not in named}
+    bindings |= {name: _of(by_uid[part.uid], part) for name, part in notes.parts.items() if part.uid in by_uid}
+    conflicts = [name for name, mesh in bindings.items() if is_name(name) and not session.bind(name, mesh)]
     session.remember({name: arguments for name, arguments in notes.made.items() if arguments.uid in by_uid})
-    return taken
+    return conflicts
 
 
 @magics_class
@@ -156,9 +156,9 @@ class LeavingMagics(SessionMagics):
                 sys.stdout.write(f"{name} is here\n")
                 continue
             back = attach_mesh(name, steal="--steal" in options)
-            taken = bind(self._session, back)
+            conflicts = bind(self._session, back)
             sys.stdout.write(f"{back.report.text()}\n")
-            for variable in taken:
+            for variable in conflicts:
                 sys.stdout.write(f"the variable {variable} holds something else, and stays as it is\n")
         return self._session.find(names[-1])
 
@@ -174,10 +174,10 @@ class LeavingMagics(SessionMagics):
         names, options = _read(line, (), ("--forget",))
         if len(names) != 1:
             raise UsageError("%results: of which mesh? Write %results NAME")
-        found = results(self._session.find(names[0]))
+        answers = results(self._session.find(names[0]))
         if "--forget" in options:
-            found.forget()
-        return found
+            answers.forget()
+        return answers
 
 
 def _read(line: str, valued: tuple[str, ...], flags: tuple[str, ...] = ()) -> tuple[list[str], dict[str, str]]:
@@ -194,8 +194,8 @@ def _read(line: str, valued: tuple[str, ...], flags: tuple[str, ...] = ()) -> tu
                 raise UsageError(f"{word}: for how long? Write {word} 2h")
             options[word] = words.pop(0)
         elif word.startswith("-"):
-            known = ", ".join((*valued, *flags))
-            raise UsageError(f"there is no option {word}; there is {known}")
+            allowed = ", ".join((*valued, *flags))
+            raise UsageError(f"there is no option {word}; there is {allowed}")
         else:
             names.append(word)
     return names, options

@@ -55,19 +55,19 @@ class MonarchMagics(SessionMagics):
         replaces it in any case; --no-dedup shows equal lines of several ranks one by one. From Python:
         this_host().spawn_procs(per_host={"gpus": 4}, name="workers").
         """
-        given = read_mesh(line)
-        check_name(given.name)
-        if given.change is not None:
-            mesh, notice = self._session.resize(given.name, *given.change)
+        args = read_mesh(line)
+        check_name(args.name)
+        if args.change is not None:
+            mesh, notice = self._session.resize(args.name, *args.change)
             self._say(notice)
             return mesh
         setup, filename = numbered("%%mesh", line, cell) if cell else "", self._cell()
         if setup:
             linecache.cache[filename] = (len(setup), None, setup.splitlines(keepends=True), filename)
         with cell_syntax():
-            mesh, notice = self._session.mesh(given.name, given.dims, setup, setup_filename=filename, fresh=given.fresh,
-                                                job=given.job, arguments=given.arguments)  # fmt: skip
-        logs_here().options.set_merging(state_of(mesh).uid, None if given.dedup else False)
+            mesh, notice = self._session.mesh(args.name, args.dims, setup, setup_filename=filename, fresh=args.fresh,
+                                                job=args.job, arguments=args.arguments)  # fmt: skip
+        logs_here().options.set_merging(state_of(mesh).uid, None if args.dedup else False)
         self._say(notice)
         return mesh
 
@@ -90,8 +90,8 @@ class MonarchMagics(SessionMagics):
         print is shown as it comes, equal lines once. Ctrl-C stops waiting; pressed again within ten seconds it
         interrupts the ranks. From Python: monarch.actor.run_on(workers, "x.sum()").get().
         """
-        given = read_place("%%on", line)
-        part = given.of(self._session.find(given.name))
+        selection = read_place("%%on", line)
+        part = selection.of(self._session.find(selection.name))
         source = numbered("%%on", line, cell)
         with parts_on(part, source):
             with cell_syntax():
@@ -118,9 +118,9 @@ class MonarchMagics(SessionMagics):
         them and spawns anew. What else is in the cell (functions, imports) runs here. From Python:
         workers.spawn("trainers", Trainer, lr=1e-3), then reload_mesh(trainers).
         """
-        given = read_actor(line)
+        args = read_actor(line)
         with cell_syntax():
-            return self._actors.define(given, numbered("%%actor", line, cell), self._cell(), self._say)
+            return self._actors.define(args, numbered("%%actor", line, cell), self._cell(), self._say)
 
     @line_magic
     def reload(self, line: str) -> None:
@@ -164,13 +164,13 @@ class MonarchMagics(SessionMagics):
         """
         if not line.strip():
             raise UsageError("%heal: which mesh? Write %heal NAME, or %heal NAME gpus=3 --kill")
-        given = read_place("%heal", line, ("--kill", "--replace"))
-        whole = self._session.find(given.name)
+        selection = read_place("%heal", line, ("--kill", "--replace"))
+        mesh = self._session.find(selection.name)
         notice = self._session.heal(
-            given.name, given.of(whole), **{option.strip("-"): True for option in given.options}
+            selection.name, selection.of(mesh), **{option.strip("-"): True for option in selection.options}
         )
         self._say(notice)
-        return whole
+        return mesh
 
     @line_magic
     def stop(self, line: str) -> None:
@@ -184,8 +184,8 @@ class MonarchMagics(SessionMagics):
         From Python: workers.stop().get().
         """
         if "=" in line:
-            given = read_place("%stop", line)
-            self._say(self._session.stop_part(given.of(self._session.find(given.name))))
+            selection = read_place("%stop", line)
+            self._say(self._session.stop_part(selection.of(self._session.find(selection.name))))
             return
         names, options = read_names("%stop", line, ("--all", "--unused"))
         if names and options:
@@ -209,8 +209,8 @@ class MonarchMagics(SessionMagics):
         Calls that wait for them fail; nothing is cleaned up. %heal NAME starts them again.
         From Python: monarch_nb.lifecycle.kill_mesh(workers.slice(gpus=3)).
         """
-        given = read_place("%kill", line)
-        self._say(self._session.kill(given.of(self._session.find(given.name))))
+        selection = read_place("%kill", line)
+        self._say(self._session.kill(selection.of(self._session.find(selection.name))))
 
     @line_magic
     def interrupt(self, line: str) -> None:
@@ -224,8 +224,8 @@ class MonarchMagics(SessionMagics):
         From Python: monarch_nb.lifecycle.interrupt(workers).
         """
         if "=" in line:
-            given = read_place("%interrupt", line)
-            self._say(self._session.interrupt(given.of(self._session.find(given.name))))
+            selection = read_place("%interrupt", line)
+            self._say(self._session.interrupt(selection.of(self._session.find(selection.name))))
             return
         names, _ = read_names("%interrupt", line)
         for name in names:

@@ -43,11 +43,11 @@ class Namespace:
 
     def names(self, kind: Literal["all", "procs", "actors"] = "all") -> list[str]:
         """Names that %on, %heal and %stop accept: variables that hold meshes, and names of meshes."""
-        held = [(name, state_of(mesh)) for name, mesh in self._variables()]
-        states = [(name, state) for name, state in held if state.stopped is None]
+        bindings = [(name, state_of(mesh)) for name, mesh in self._variables()]
+        states = [(name, state) for name, state in bindings if state.stopped is None]
         states += [(state.name, state) for state in self.meshes().values() if not state.inner]
-        wanted = {"all": MeshState, "procs": ProcState, "actors": ActorState}[kind]
-        return list(dict.fromkeys(name for name, state in states if isinstance(state, wanted)))
+        cls = {"all": MeshState, "procs": ProcState, "actors": ActorState}[kind]
+        return list(dict.fromkeys(name for name, state in states if isinstance(state, cls)))
 
     def find(self, name: str) -> Mesh:
         """The mesh that a variable holds, or else the one that was spawned under a name. Raises UsageError."""
@@ -55,9 +55,9 @@ class Namespace:
         mesh = mesh_in(value)
         if mesh is not None:
             return mesh
-        called = [state for state in self.meshes().values() if state.name == name]
-        if called:
-            return whole_mesh(called[-1])
+        states = [state for state in self.meshes().values() if state.name == name]
+        if states:
+            return whole_mesh(states[-1])
         names = ", ".join(self.names()) or "none yet; make one with %mesh workers gpus=4"
         if value is not None:
             raise UsageError(f"{name} is {kind_of(value)}, not a mesh of processes or actors; meshes: {names}")
@@ -66,8 +66,8 @@ class Namespace:
     def word(self, uid: str) -> str:
         """A name by which `find` returns that mesh; "" if there is none."""
         state = current_runtime().meshes[uid]
-        held = [name for name, mesh in self._variables() if state_of(mesh).uid == uid]
-        for name in (*held, state.name):
+        names = [name for name, mesh in self._variables() if state_of(mesh).uid == uid]
+        for name in (*names, state.name):
             with contextlib.suppress(UsageError):
                 if state_of(self.find(name)).uid == uid:
                     return name
@@ -83,42 +83,42 @@ class Namespace:
 
     def bind(self, name: str, mesh: Mesh) -> bool:
         """Assigns a mesh to a variable, unless it holds something other than an ended mesh; True if assigned."""
-        held = mesh_in(self._shell.user_ns.get(name))
-        free = name not in self._shell.user_ns or (held is not None and state_of(held).stopped is not None)
-        mine = held is not None and state_of(held).uid == state_of(mesh).uid
+        current = mesh_in(self._shell.user_ns.get(name))
+        free = name not in self._shell.user_ns or (current is not None and state_of(current).stopped is not None)
+        mine = current is not None and state_of(current).uid == state_of(mesh).uid
         if free or mine:
             self._shell.user_ns[name] = mesh
         return free or mine
 
     def variables(self) -> dict[str, str]:
         """Uids of whole meshes, by the variables that hold them."""
-        held = ((name, mesh, state_of(mesh)) for name, mesh in self._variables())
-        return {name: state.uid for name, mesh, state in held if region_of(mesh) == state.region}
+        bindings = ((name, mesh, state_of(mesh)) for name, mesh in self._variables())
+        return {name: state.uid for name, mesh, state in bindings if region_of(mesh) == state.region}
 
     def parts(self) -> dict[str, Mesh]:
         """Slices of meshes, and meshes in another shape, by the variables that hold them."""
         values = tuple(self._shell.user_ns.items())
-        held = {
+        meshes = {
             name: value
             for name, value in values
             if isinstance(value, (ProcMesh, ActorMesh)) and not is_hidden(self._shell, name)
         }
-        return {name: mesh for name, mesh in held.items() if region_of(mesh) != state_of(mesh).region}
+        return {name: mesh for name, mesh in meshes.items() if region_of(mesh) != state_of(mesh).region}
 
     def rows(self) -> list[MeshRow]:
         """All meshes that are not stopped, with the variables that refer to them."""
         variables: dict[str, list[str]] = {}
         for name, mesh in self._variables():
             variables.setdefault(state_of(mesh).uid, []).append(name)
-        held = self._held()
+        in_use = self._in_use()
         rows = []
         for uid, state in self.meshes().items():
             if state.inner:
                 continue
-            named = tuple(dict.fromkeys(variables.get(uid, ())))
+            names = tuple(dict.fromkeys(variables.get(uid, ())))
             actors = list(state.actors) if isinstance(state, ProcState) else []
-            used = bool(named) or uid in held or any(variables.get(on_it) or on_it in held for on_it in actors)
-            rows.append(MeshRow(describe(state), named, used))
+            used = bool(names) or uid in in_use or any(variables.get(actor) or actor in in_use for actor in actors)
+            rows.append(MeshRow(describe(state), names, used))
         return rows
 
     def _variables(self) -> Iterator[tuple[str, Mesh]]:
@@ -133,7 +133,7 @@ class Namespace:
             if isinstance(members, (list, tuple, set, frozenset)):
                 yield from ((name, member) for member in tuple(members) if isinstance(member, (ProcMesh, ActorMesh)))
 
-    def _held(self) -> set[str]:
+    def _in_use(self) -> set[str]:
         """Meshes that some object holds, however deep inside others; what IPython keeps of past outputs aside."""
         gc.collect()  # a mesh and its endpoints refer to each other
         outputs = {id(value) for value in self._shell.user_ns.get("_oh", {}).values()}

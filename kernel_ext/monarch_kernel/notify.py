@@ -27,18 +27,18 @@ class NotifyMagics(SessionMagics):
         """`announce` sends a message to all pages with the panel, from any thread."""
         super().__init__(shell, session)
         self._announce = announce
-        self._wanted_s: float | None = None  # how long cells take whose ends go to the desktop
+        self._threshold_s: float | None = None  # how long cells take whose ends go to the desktop
         self._began = time.monotonic()
 
     def install(self) -> None:
         """Times the cells from now on."""
-        self.shell.events.register("pre_run_cell", self._begins)
-        self.shell.events.register("post_run_cell", self._ends)
+        self.shell.events.register("pre_run_cell", self._on_cell_begin)
+        self.shell.events.register("post_run_cell", self._on_cell_end)
 
     def uninstall(self) -> None:
         """Times them no longer."""
-        self.shell.events.unregister("pre_run_cell", self._begins)
-        self.shell.events.unregister("post_run_cell", self._ends)
+        self.shell.events.unregister("pre_run_cell", self._on_cell_begin)
+        self.shell.events.unregister("post_run_cell", self._on_cell_end)
 
     @line_magic
     def notify(self, line: str) -> None:
@@ -54,7 +54,7 @@ class NotifyMagics(SessionMagics):
         """
         word = line.strip()
         if word == "off":
-            self._wanted_s = None
+            self._threshold_s = None
             self._say("notifications are off")
             return
         future = self.shell.user_ns.get(word)
@@ -64,7 +64,7 @@ class NotifyMagics(SessionMagics):
             self._say(f"the end of {word} will be notified")
         else:
             nanoseconds = _duration(word)
-            self._wanted_s = nanoseconds / 1e9
+            self._threshold_s = nanoseconds / 1e9
             self._say(f"cells of more than {format_duration(nanoseconds)} will be notified; %notify off ends that")
         self._announce({"type": "notify"})
 
@@ -72,22 +72,22 @@ class NotifyMagics(SessionMagics):
     def _say(text: str) -> None:
         sys.stdout.write(f"{text}\n")
 
-    def _begins(self, info: object) -> None:
+    def _on_cell_begin(self, info: object) -> None:
         self._began = time.monotonic()
 
-    def _ends(self, result: Any) -> None:
+    def _on_cell_end(self, result: Any) -> None:
         seconds = time.monotonic() - self._began
-        asked = self._wanted_s is not None and seconds >= self._wanted_s
+        requested = self._threshold_s is not None and seconds >= self._threshold_s
         error = result.error_before_exec or result.error_in_exec
-        if (asked or seconds >= LONG_S) and not isinstance(error, KeyboardInterrupt):  # whoever interrupts it is there
-            self._ended(f"In[{result.execution_count}]", self._began, error, asked=asked)
+        if (requested or seconds >= LONG_S) and not isinstance(error, KeyboardInterrupt):  # its user is at the page
+            self._announce_end(f"In[{result.execution_count}]", self._began, error, requested=requested)
 
-    def _call_ended(self, what: str, began: float, future: Future[object]) -> None:
+    def _call_ended(self, label: str, began: float, future: Future[object]) -> None:
         """On a thread of its own: an error is decoded by whoever looks at it first."""
-        self._ended(what, began, future.exception(0), asked=True)
+        self._announce_end(label, began, future.exception(0), requested=True)
 
-    def _ended(self, what: str, began: float, error: BaseException | None, *, asked: bool) -> None:
-        message = {"type": "ended", "what": what, "seconds": time.monotonic() - began, "asked": asked}
+    def _announce_end(self, label: str, began: float, error: BaseException | None, *, requested: bool) -> None:
+        message = {"type": "ended", "what": label, "seconds": time.monotonic() - began, "asked": requested}
         self._announce({**message, "error": error_line(error) if error is not None else ""})
 
 

@@ -23,9 +23,9 @@ class PackageMagics(SessionMagics):
 
     def __init__(self, shell: InteractiveShell, session: Session) -> None:
         super().__init__(shell, session)
-        there = line_magic_of(shell, "pip")
-        of = getattr(there, "__self__", None)  # this class, where the extension is loaded a second time
-        self.usual: Callable[[str], object] = of.usual if isinstance(of, PackageMagics) else there
+        magic = line_magic_of(shell, "pip")
+        owner = getattr(magic, "__self__", None)  # this class, where the extension is loaded a second time
+        self.usual: Callable[[str], object] = owner.usual if isinstance(owner, PackageMagics) else magic
 
     @line_magic
     def pip(self, line: str) -> None:
@@ -39,11 +39,11 @@ class PackageMagics(SessionMagics):
         is new at once; modules they have loaded stay as they are, and are listed.
         From Python: monarch_nb.code.run_pip(trainers, ["install", "einops"]).
         """
-        given = _split(line)
-        if given is None:
+        parts = _split(line)
+        if parts is None:
             self.usual(line)
             return
-        name, words = given
+        name, words = parts
         mesh = self._session.find(name)
         if not isinstance(mesh, ProcMesh):
             raise UsageError(f"%pip: {name} is no mesh of processes: name the one that its actors are on")

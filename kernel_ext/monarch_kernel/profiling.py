@@ -39,9 +39,9 @@ class ProfileMagics(SessionMagics):
         is in `_`. A cell that fails or is interrupted shows what was sampled until then. The cell cannot `await`: use
         the Python form for that. From Python: with monarch.profile(trainers) as found: ...
         """
-        given = read_profile(line)
-        part = given.place.of(self._session.find(given.place.name))
-        context = profiling.profile(part, hz=given.hz, torch=given.torch)
+        args = read_profile(line)
+        part = args.place.of(self._session.find(args.place.name))
+        context = profiling.profile(part, hz=args.hz, torch=args.torch)
         return run_within(self.shell, cell, context, "with monarch.profile(NAME) as found: …, then found")
 
 
@@ -69,28 +69,28 @@ class TimelineMagics(SessionMagics):
         nothing is recorded and nothing is paid. The timeline is in `_`. From Python:
         with monarch.timeline(trainers) as seen: ...
         """
-        given = read_timeline("%timeline" if cell is None else "%%timeline", line)
+        args = read_timeline("%timeline" if cell is None else "%%timeline", line)
         if cell is not None:
-            if given.place is None or given.stop:
+            if args.place is None or args.stop:
                 raise UsageError("%%timeline takes the name of a mesh: %%timeline trainers")
-            context = TIMELINES.add(profiling.timeline(given.place.of(self._session.find(given.place.name))))
-            seen = run_within(self.shell, cell, context, "with monarch.timeline(NAME) as seen: …, then seen")
-        elif given.place is None or given.stop:
-            seen = self._newest(None if given.place is None else given.place.name)
+            context = TIMELINES.add(profiling.timeline(args.place.of(self._session.find(args.place.name))))
+            timeline = run_within(self.shell, cell, context, "with monarch.timeline(NAME) as seen: …, then seen")
+        elif args.place is None or args.stop:
+            timeline = self._newest(None if args.place is None else args.place.name)
         else:
-            seen = TIMELINES.of(given.place.of(self._session.find(given.place.name))).wait()
-        if given.stop:
-            seen.stop()
-        if given.save:
-            sys.stdout.write(f"wrote {self._saved(seen, given.save)}: open it at https://ui.perfetto.dev\n")
-        return seen
+            timeline = TIMELINES.of(args.place.of(self._session.find(args.place.name))).wait()
+        if args.stop:
+            timeline.stop()
+        if args.save:
+            sys.stdout.write(f"wrote {self._saved(timeline, args.save)}: open it at https://ui.perfetto.dev\n")
+        return timeline
 
     @staticmethod
     def _newest(name: str | None) -> "Timeline":
-        found = [known for known in TIMELINES.all if name in (None, known.name)]
-        if not found:
+        timelines = [timeline for timeline in TIMELINES.all if name in (None, timeline.name)]
+        if not timelines:
             raise UsageError(f"nothing was recorded{f' of {name}' if name else ''} yet: write %timeline trainers")
-        return found[0]
+        return timelines[0]
 
     @staticmethod
     def _saved(timeline: "Timeline", path: str) -> str:

@@ -76,16 +76,16 @@ class ProgramMagics(SessionMagics):
         Python: monarch_nb.spmd.run("train.py", "--epochs", "3", on=workers).
         """
         try:
-            words, place = _split(shlex.split(line), self._session.names())
+            words, target = _split(shlex.split(line), self._session.names())
             command = TorchrunCommand.read(["torchrun", *words], local=True)
             with cell_syntax():
                 program = SPMDProgram.read(command.script)
         except (ValueError, OSError) as error:
             raise UsageError(f"%torchrun: {error}") from None
-        if place and (command.hosts or command.procs):
-            name = place.split()[0]
+        if target and (command.hosts or command.procs):
+            name = target.split()[0]
             raise UsageError(f"%torchrun: {name} says how many processes: leave --nnodes and --nproc-per-node out")
-        part = self._named("%torchrun", place) if place else self._own(command.procs, command.hosts)
+        part = self._named("%torchrun", target) if target else self._own(command.procs, command.hosts)
         if command.left_out:
             sys.stdout.write(f"{', '.join(command.left_out)}: left out, since the mesh decides that\n")
         shown_values(self.shell, begin(program, part, tables=self._has_tables))
@@ -95,20 +95,20 @@ class ProgramMagics(SessionMagics):
         """Whether cells show HTML."""
         return getattr(self.shell, "kernel", None) is not None
 
-    def _named(self, magic: str, place: str) -> ProcMesh:
-        given = read_place(magic, place)
-        part = given.of(self._session.find(given.name))
+    def _named(self, magic: str, target: str) -> ProcMesh:
+        selection = read_place(magic, target)
+        part = selection.of(self._session.find(selection.name))
         if not isinstance(part, ProcMesh):
-            raise UsageError(f"{magic}: {given.name} is a mesh of actors, and programs run on processes: name "
+            raise UsageError(f"{magic}: {selection.name} is a mesh of actors, and programs run on processes: name "
                              f"{state_of(part).procs.name}")  # fmt: skip
         return part
 
     def _own(self, procs: int, hosts: int = 0) -> ProcMesh:
         """The mesh of programs that name none: made, or healed, if need be."""
         dims = {"hosts": hosts} if hosts > 1 else {}
-        known = self._session.value(NAME)
+        previous = self._session.value(NAME)
         mesh, notice = self._session.mesh(NAME, {**dims, "gpus": procs or machine_size()})
-        if isinstance(known, ProcMesh) and state_of(known) is state_of(mesh):
+        if isinstance(previous, ProcMesh) and state_of(previous) is state_of(mesh):
             return heal_mesh(mesh)
         sys.stdout.write(f"{notice or NAME}: {counted(len(mesh), 'process')}, for this and later cells\n")
         return mesh

@@ -44,7 +44,7 @@ class CallProgress(waiting.WaitObserver):
         self._next = self._next_lines = 0.0
         self._busy = _Busy()
         self._hang = HangNotes(runtime)
-        self._found: Sequence[Finding] = ()
+        self._findings: Sequence[Finding] = ()
 
     def tick(self, future: Future[object], seconds: float) -> None:
         """Shows how far a call is."""
@@ -55,7 +55,7 @@ class CallProgress(waiting.WaitObserver):
             return
         self._next = now + EVERY_SECONDS
         call = self._runtime.calls.get(future.wait_id)
-        is_new = self._look(call)
+        is_new = self._update_findings(call)
         if self._front.has_displays:
             self._line.show(self._text(future, seconds))
         elif now >= self._next_lines or is_new:
@@ -64,13 +64,13 @@ class CallProgress(waiting.WaitObserver):
         if call is not None and self._has_panel():
             self._button.show("", _why_button(call.mesh))
 
-    def _look(self, call: PendingCall[object] | None) -> bool:
+    def _update_findings(self, call: PendingCall[object] | None) -> bool:
         """Looks for the reason why a call makes no progress. Returns whether it is another one than before."""
-        before = {(each.kind, each.ranks) for each in self._found}
+        before = {(finding.kind, finding.ranks) for finding in self._findings}
         state = self._runtime.meshes.get(call.mesh) if call is not None else None
-        found = self._hang.findings(state, call.missing_ranks()) if call is not None and state is not None else ()
-        self._found = found[:MOST_FINDINGS]
-        return not before.issuperset((each.kind, each.ranks) for each in self._found)
+        findings = self._hang.findings(state, call.missing_ranks()) if call is not None and state is not None else ()
+        self._findings = findings[:MOST_FINDINGS]
+        return not before.issuperset((finding.kind, finding.ranks) for finding in self._findings)
 
     def begin(self, future: Future[object], timeout: float | None) -> Callable[[], None] | None:
         """Entered for a wait: when it is over the line goes, and what the ranks printed comes before all else."""
@@ -97,7 +97,7 @@ class CallProgress(waiting.WaitObserver):
             self._line.clear()
             self._button.clear()
             self._busy = _Busy()
-            self._hang, self._found = HangNotes(self._runtime), ()
+            self._hang, self._findings = HangNotes(self._runtime), ()
         self._output.settle_lines()
 
     def _text(self, future: Future[Any], seconds: float) -> str:
@@ -108,11 +108,11 @@ class CallProgress(waiting.WaitObserver):
         if call is not None and state is not None and call.size > 1:
             missing = call.missing_ranks()
             if 0 < len(missing) < 10_000:
-                lines.append(f"   missing: {_where(state, missing)}")
+                lines.append(f"   missing: {_places(state, missing)}")
             lines += [f"   {text}" for text in self._unusual(state, missing)]
         if call is not None and state is not None:
             lines += [f"   {text}" for text in self._busy.lines(state, call.missing_ranks(), call.call)]
-            lines += [f"   {finding.line}" for finding in self._found]
+            lines += [f"   {finding.line}" for finding in self._findings]
         bars = self._output.progress()
         if bars:
             lines += [f"   {bar}" for bar in bars.splitlines()[:16]]
@@ -123,15 +123,15 @@ class CallProgress(waiting.WaitObserver):
         for rank in describe(state).ranks:
             if rank.rank in missing and rank.state not in ("idle", "busy"):
                 by_state.setdefault(rank.state, []).append(rank.rank)
-        return [f"{what}: {_where(state, ranks)}" for what, ranks in by_state.items()]
+        return [f"{condition}: {_places(state, ranks)}" for condition, ranks in by_state.items()]
 
 
 def _why_button(uid: str) -> str:
     """A button that JupyterLab has run the panel's command `why`."""
-    given = escape(json.dumps({"mesh": uid}))
+    arguments = escape(json.dumps({"mesh": uid}))
     return (
         '<button class="jp-mod-styled" style="margin: 2px 8px" title="which ranks hold the others up, in the panel" '
-        f'data-commandlinker-command="monarch-nb:why" data-commandlinker-args="{given}">Why?</button>'
+        f'data-commandlinker-command="monarch-nb:why" data-commandlinker-args="{arguments}">Why?</button>'
     )
 
 
@@ -139,34 +139,34 @@ class _Busy:
     """Activity of ranks that a call waits for, polled now and then."""
 
     def __init__(self) -> None:
-        self._asked: Future[dict[int, RunningEndpoint]] | None = None
-        self._asked_at = 0.0
-        self._asks: list[int] = []
-        self._known: dict[int, tuple[RunningEndpoint, float]] = {}  # by base rank, and when it began
+        self._request: Future[dict[int, RunningEndpoint]] | None = None
+        self._request_time = 0.0
+        self._request_ranks: list[int] = []
+        self._running: dict[int, tuple[RunningEndpoint, float]] = {}  # by base rank, and when it began
         self._silent: dict[int, float] = {}  # base ranks that did not answer, and when they are asked again
         self._next = 0.0
 
     def lines(self, state: MeshState, ranks: list[int], call: str) -> list[str]:
         """Those of `ranks` that run another call, and since when."""
         now = time.time()
-        if self._asked is not None and self._asked.done():
-            answers, self._asked = self._asked.get(0), None
-            self._known.update({rank: (said, self._asked_at - said.seconds) for rank, said in answers.items()})
-            self._silent.update({rank: now + SILENT_SECONDS for rank in self._asks if rank not in answers})
-        if now >= self._next and self._asked is None and len(ranks) <= MOST_ASKED:
-            self._next, self._asked_at = now + ASK_SECONDS, now
-            self._asks = [rank for rank in ranks if self._silent.get(rank, 0.0) <= now]
-            if self._asks:
-                self._asked = doing(state, self._asks)
-        other = {rank: self._known[rank] for rank in ranks if rank in self._known}
-        since = {rank: begun for rank, (said, begun) in other.items() if said.call and said.call != call}
-        found = grouped({rank: other[rank][0] for rank in since}, lambda said: (said.endpoint, said.call))
+        if self._request is not None and self._request.done():
+            answers, self._request = self._request.get(0), None
+            self._running.update({rank: (work, self._request_time - work.seconds) for rank, work in answers.items()})
+            self._silent.update({rank: now + SILENT_SECONDS for rank in self._request_ranks if rank not in answers})
+        if now >= self._next and self._request is None and len(ranks) <= MOST_ASKED:
+            self._next, self._request_time = now + ASK_SECONDS, now
+            self._request_ranks = [rank for rank in ranks if self._silent.get(rank, 0.0) <= now]
+            if self._request_ranks:
+                self._request = doing(state, self._request_ranks)
+        running = {rank: self._running[rank] for rank in ranks if rank in self._running}
+        since = {rank: begun for rank, (work, begun) in running.items() if work.call and work.call != call}
+        groups = grouped({rank: running[rank][0] for rank in since}, lambda work: (work.endpoint, work.call))
         lines = []
-        for said, busy in found:
+        for work, busy in groups:
             begun = min(since[rank] for rank in busy)
             clock = time.strftime("%H:%M:%S", time.localtime(begun))
             lines.append(
-                f"{ranks_text(state, busy)} busy with {call_text(state, said.endpoint)} since {clock} "
+                f"{ranks_text(state, busy)} busy with {call_text(state, work.endpoint)} since {clock} "
                 f"({_duration(now - begun)}); %interrupt {state.name} ends it"
             )
         return lines
@@ -201,13 +201,13 @@ class _Ticking:
         self._handle.cancel()
 
 
-def _where(state: MeshState, ranks: list[int]) -> str:
+def _places(state: MeshState, ranks: list[int]) -> str:
     return places_of(state.region, ranks) or "its rank"
 
 
 def _duration(seconds: float) -> str:
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    total = int(seconds)
+    if total < 60:
+        return f"{total} s"
+    minutes, rest = divmod(total, 60)
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"

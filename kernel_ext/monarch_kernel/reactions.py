@@ -16,15 +16,15 @@ FileName = Callable[[str], str]
 def call_text(state: MeshState, endpoint: str) -> str:
     """The running call, `a.step()`, or the cell."""
     name = endpoint.lstrip("@!")
-    known = _ENGINES.get(endpoint) or (_CONSOLE.get(name) if isinstance(state, ProcState) else None)
-    return known or f"{state.name}.{name}()"
+    title = _ENGINES.get(endpoint) or (_CONSOLE.get(name) if isinstance(state, ProcState) else None)
+    return title or f"{state.name}.{name}()"
 
 
 def ranks_text(state: MeshState, ranks: Iterable[int]) -> str:
     """Base ranks of a mesh, by its name: `a gpus=0-3`."""
     base = state.region
-    where = places(base.labels, (tuple(base.point_of_base_rank(rank).values()) for rank in ranks))
-    return f"{state.name} {where}".rstrip()
+    text = places(base.labels, (tuple(base.point_of_base_rank(rank).values()) for rank in ranks))
+    return f"{state.name} {text}".rstrip()
 
 
 def restart_commands(state: MeshState, ranks: Sequence[int]) -> str:
@@ -32,7 +32,7 @@ def restart_commands(state: MeshState, ranks: Sequence[int]) -> str:
     base = state.region
     pick = places(base.labels, (tuple(base.point_of_base_rank(rank).values()) for rank in ranks))
     some = len(ranks) < len(base) and len(ranks) <= OFFERED
-    picks = [f" {place.strip()}" for place in pick.split(";")] if some else [""]
+    picks = [f" {part.strip()}" for part in pick.split(";")] if some else [""]
     commands = "; ".join(f"%heal {state.name}{pick} --kill" for pick in picks)
     return (
         f"{commands} kills {'their processes and starts them' if len(ranks) > 1 else 'its process and starts it'} again"
@@ -60,14 +60,14 @@ def ended(state: MeshState, reactions: Mapping[int, RunningEndpoint | None]) -> 
 
 def stuck(state: MeshState, reactions: Mapping[int, RunningEndpoint | None], name: FileName) -> list[str]:
     """Description of ranks that have not reacted to an interrupt, the reason, and what ends their calls."""
-    held = {rank: doing for rank, doing in reactions.items() if doing is not None and doing.call and not doing.ended}
+    running = {rank: doing for rank, doing in reactions.items() if doing is not None and doing.call and not doing.ended}
     lines = []
-    for doing, ranks in grouped(held, lambda doing: (doing.endpoint, doing.file, doing.line)):
-        place = f"{name(doing.file) or doing.file}, line {doing.line}" if doing.file else ""
-        inside = f" in `{doing.source}` ({place})" if doing.source else f" ({place})" if place else ""
-        one = len(ranks) == 1
+    for doing, ranks in grouped(running, lambda doing: (doing.endpoint, doing.file, doing.line)):
+        location = f"{name(doing.file) or doing.file}, line {doing.line}" if doing.file else ""
+        inside = f" in `{doing.source}` ({location})" if doing.source else f" ({location})" if location else ""
+        single = len(ranks) == 1
         lines.append(
-            f"{ranks_text(state, ranks)} {'has' if one else 'have'} not reacted within {SILENT_AFTER:g} s: "
+            f"{ranks_text(state, ranks)} {'has' if single else 'have'} not reacted within {SILENT_AFTER:g} s: "
             f"{call_text(state, doing.endpoint)} waits{inside} for something that an interrupt does not end. It ends "
             f"when that does, or {restart_commands(state, ranks)}"
         )

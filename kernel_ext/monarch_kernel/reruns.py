@@ -25,19 +25,19 @@ class Reruns:
         self._runtime = runtime
         self._mentioned: dict[str, type] = {}  # by mesh, the newest class that a notice has named
         self._before: set[str] = set()  # meshes whose name another one has taken over in this cell
-        runtime.on_call.append(self._called)
-        runtime.part(MeshEvents).listeners.append(self._happened)
-        front.ending.append(self._ended)
+        runtime.on_call.append(self._on_call)
+        runtime.part(MeshEvents).listeners.append(self._on_event)
+        front.ending.append(self._on_cell_end)
 
     def close(self) -> None:
         """Listens no longer."""
-        self._runtime.on_call.remove(self._called)
-        self._runtime.part(MeshEvents).listeners.remove(self._happened)
-        self._front.ending.remove(self._ended)
+        self._runtime.on_call.remove(self._on_call)
+        self._runtime.part(MeshEvents).listeners.remove(self._on_event)
+        self._front.ending.remove(self._on_cell_end)
 
     # -- classes ----------------------------------------------------------------------------------------------------
 
-    def _called(self, state: ActorState) -> None:
+    def _on_call(self, state: ActorState) -> None:
         if state.cls.__module__ != "__main__" or state.spawn_spec is None or not self._front.in_cell:
             return
         newest = state.spawn_spec.newest()
@@ -58,34 +58,34 @@ class Reruns:
 
     # -- meshes -----------------------------------------------------------------------------------------------------
 
-    def _happened(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case MeshStopped(mesh):
                 self._mentioned.pop(mesh.uid, None)
             case MeshStarting(mesh) if self._front.in_cell:
-                others = (state for state in self._session.meshes().values() if state.uid != mesh.uid)
-                self._before.update(state.uid for state in others if _same_name(state, mesh))
+                states = (state for state in self._session.meshes().values() if state.uid != mesh.uid)
+                self._before.update(state.uid for state in states if _same_name(state, mesh))
             case _:
                 return
 
-    def _ended(self) -> None:
+    def _on_cell_end(self) -> None:
         if not self._before:
             return
         before, self._before = self._before, set()
         rows = self._session.rows()
         for row in rows:
             if row.view.uid in before and row.used:
-                held = f", held by {', '.join(row.variables)}" if row.variables else ""
+                holders = f", held by {', '.join(row.variables)}" if row.variables else ""
                 self._front.write(
-                    f"another mesh named {row.view.name} runs already{held}: give one of them another name, so that "
+                    f"another mesh named {row.view.name} runs already{holders}: give one of them another name, so that "
                     "what they print and magics can distinguish them\n"
                 )
-        left = Counter(row.view.name for row in rows if row.view.uid in before and not row.used)
-        for name, count in left.items():
-            what, them = ("an earlier mesh", "it") if count == 1 else (f"{count} earlier meshes", "them")
-            still = f"{what} of that name still run{'s' if count == 1 else ''}"
+        counts = Counter(row.view.name for row in rows if row.view.uid in before and not row.used)
+        for name, count in counts.items():
+            subject, pronoun = ("an earlier mesh", "it") if count == 1 else (f"{count} earlier meshes", "them")
+            still = f"{subject} of that name still run{'s' if count == 1 else ''}"
             self._front.write(
-                f"{name} is new; {still}, though no variable refers to {them}: %stop --unused ends {them}\n"
+                f"{name} is new; {still}, though no variable refers to {pronoun}: %stop --unused ends {pronoun}\n"
             )
 
 
@@ -95,10 +95,10 @@ def _same_name(state: MeshState, earlier: MeshState) -> bool:
 
 def _codes(cls: type) -> dict[str, CodeType]:
     """The code of the methods of a class; equal for a cell that was run twice."""
-    found = {}
+    codes = {}
     for name, value in vars(cls).items():
         method = value.method if isinstance(value, EndpointProperty) else value
         code = getattr(method, "__code__", None)
         if isinstance(code, CodeType):
-            found[name] = code
-    return found
+            codes[name] = code
+    return codes

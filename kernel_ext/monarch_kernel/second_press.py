@@ -48,14 +48,14 @@ class SecondPress(waiting.WaitObserver):
 
     def install(self) -> None:
         """Follows cells and their waits."""
-        self._front.beginning.append(self._begins)
+        self._front.beginning.append(self._on_cell_begin)
         waiting.join(self)
 
     def uninstall(self) -> None:
         """Withdraws the offer."""
         waiting.leave(self)
-        if self._begins in self._front.beginning:
-            self._front.beginning.remove(self._begins)
+        if self._on_cell_begin in self._front.beginning:
+            self._front.beginning.remove(self._on_cell_begin)
         self._close()
         self._restore()
 
@@ -70,8 +70,8 @@ class SecondPress(waiting.WaitObserver):
         Called on the main thread. Does not wait. Until it returns a KeyboardInterrupt may come, as long as the handler
         is not in place; then it has done nothing.
         """
-        known = self._offer
-        earlier = known.pending() if known is not None and known.cell is self._front.parent else []
+        previous = self._offer
+        earlier = previous.pending() if previous is not None and previous.cell is self._front.parent else []
         offer = _Offer(self._front, [*earlier, *calls])
         current = before or signal.getsignal(signal.SIGINT)
         if current != self._pressed:
@@ -109,7 +109,7 @@ class SecondPress(waiting.WaitObserver):
         if self._offer is not None and self._front.in_cell and signal.getsignal(signal.SIGINT) == self._pressed:
             signal.signal(signal.SIGINT, self._in_cell)
 
-    def _begins(self) -> None:
+    def _on_cell_begin(self) -> None:
         if self._offer is not None and self._front.numbered:
             self._offer.leave(_News.ELSEWHERE)
             self._restore()
@@ -199,11 +199,11 @@ class _Offer:
             self._news.put(_News.PRESSED)
         return takes
 
-    def leave(self, why: _News) -> None:
+    def leave(self, news: _News) -> None:
         """Ends the offer: a press no longer concerns the ranks."""
         self._takes = False
-        self._elsewhere = why is _News.ELSEWHERE
-        self._news.put(why)
+        self._elsewhere = news is _News.ELSEWHERE
+        self._news.put(news)
 
     def answered(self, future: Future[object]) -> None:
         """Records that one of the calls has ended."""
@@ -241,5 +241,5 @@ class _Offer:
         return f"%interrupt {' '.join(self._names)}"
 
     def _button(self, call: InterruptedCall) -> str:
-        which = f" of {call.state.name}" if len(self._names) > 1 else ""
-        return lab_button(f"Interrupt the ranks{which}", "monarch-nb:interrupt", {"mesh": call.state.uid, "sure": True})
+        owner = f" of {call.state.name}" if len(self._names) > 1 else ""
+        return lab_button(f"Interrupt the ranks{owner}", "monarch-nb:interrupt", {"mesh": call.state.uid, "sure": True})

@@ -40,7 +40,7 @@ class SessionMagics(Magics):
         self._session = session
 
 
-class Made(Struct, frozen=True):
+class Origin(Struct, frozen=True):
     """The arguments of a %mesh line, and the uid of its mesh."""
 
     uid: str
@@ -54,17 +54,17 @@ class Session(Namespace):
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self._made: dict[str, Made] = {}
+        self._origins: dict[str, Origin] = {}
         self._hosts: dict[int, HostMesh] = {}
         self._jobs: Jobs | None = None  # once a cell asks for one
 
-    def made(self) -> dict[str, Made]:
+    def origins(self) -> dict[str, Origin]:
         """Arguments of %mesh lines, by name."""
-        return dict(self._made)
+        return dict(self._origins)
 
-    def remember(self, made: Mapping[str, Made]) -> None:
+    def remember(self, origins: Mapping[str, Origin]) -> None:
         """Meshes have come back that %mesh lines asked for: running them again finds these."""
-        self._made.update(made)
+        self._origins.update(origins)
 
     def file_name(self, file: str) -> str:
         """Display name of a file: `Cell In[3]`, `train.py`."""
@@ -84,15 +84,15 @@ class Session(Namespace):
         bound = self.value(name)
         if bound is not None and not isinstance(bound, ProcMesh):
             raise UsageError(f"%mesh: {name} is {kind_of(bound)} already; choose another name, or del {name}")
-        made = self._made.get(name)
-        state = self.meshes().get(made.uid) if made is not None else None
-        wanted = tuple(dims.items())
-        where = " ".join(
+        origin = self._origins.get(name)
+        state = self.meshes().get(origin.uid) if origin is not None else None
+        shape = tuple(dims.items())
+        job_text = " ".join(
             ["", "--job", job, *(f"{key}={value}" for key, value in (arguments or {}).items())] if job else []
         )
         notice = ""
-        if made is not None and isinstance(state, ProcState):
-            differs = _difference(made, wanted, setup, where)
+        if origin is not None and isinstance(state, ProcState):
+            differs = _difference(origin, shape, setup, job_text)
             if not fresh and ((not dims and not job) or not differs):
                 mesh = ProcMesh(state, state.region)
                 self._shell.user_ns[name] = mesh
@@ -106,7 +106,7 @@ class Session(Namespace):
             raise UsageError(f"%mesh: how large? For four processes write %mesh {name} gpus=4")
         hosts = self._hosts_for(name, dims, job, arguments or {})
         mesh = self._spawn(hosts, name, dict(dims), setup, setup_filename)
-        self._made[name] = Made(state_of(mesh).uid, wanted, setup, where)
+        self._origins[name] = Origin(state_of(mesh).uid, shape, setup, job_text)
         self._shell.user_ns[name] = mesh
         return mesh, notice
 
@@ -179,8 +179,8 @@ class Session(Namespace):
             return f"{state.name} has been stopped already ({state.stopped})"
         actors = describe(state).actors
         whole_mesh(state).stop("stopped by %stop").get()
-        what = counted(len(state.region), "proc" if isinstance(state, ProcState) else "actor")
-        return f"stopped {state.name}: {what}" + (f", and with them {', '.join(actors)}" if actors else "")
+        size = counted(len(state.region), "proc" if isinstance(state, ProcState) else "actor")
+        return f"stopped {state.name}: {size}" + (f", and with them {', '.join(actors)}" if actors else "")
 
     def heal(self, name: str, mesh: Mesh, *, kill: bool = False, replace: bool | None = None) -> str:
         """Heals a mesh of that name, or a part of it, and everything on its processes; gives a line about it.
@@ -193,11 +193,11 @@ class Session(Namespace):
             raise UsageError(f"%heal: {name} is not broken, it was stopped ({stopped}); make a new one")
         broken = describe(mesh).having("failed")
         heal_mesh(mesh, kill=kill, replace=replace)
-        what = "proc" if isinstance(mesh, ProcMesh) else "actor"
+        noun = "proc" if isinstance(mesh, ProcMesh) else "actor"
         if kill:
-            return f"killed {counted(len(mesh) - len(broken), what)} of {name} and healed {len(mesh)}"
+            return f"killed {counted(len(mesh) - len(broken), noun)} of {name} and healed {len(mesh)}"
         return (
-            f"healed {counted(len(broken), what)} of {name}"
+            f"healed {counted(len(broken), noun)} of {name}"
             if broken
             else f"{name} has not failed: there is nothing to heal"
         )
@@ -266,11 +266,11 @@ def _folder(module: ModuleType) -> str:
     return str(path.parents[depth])
 
 
-def _difference(made: Made, dims: tuple[tuple[str, int], ...], setup: str, job: str) -> str:
-    if (made.dims, made.job) != (dims, job):
-        before, now = (" ".join(f"{label}={size}" for label, size in shape) for shape in (made.dims, dims))
-        return f"it was {before}{made.job}, now {now}{job}"
-    return "its set-up has changed" if made.setup.partition("\n")[2] != setup.partition("\n")[2] else ""
+def _difference(origin: Origin, dims: tuple[tuple[str, int], ...], setup: str, job: str) -> str:
+    if (origin.dims, origin.job) != (dims, job):
+        before, now = (" ".join(f"{label}={size}" for label, size in sizes) for sizes in (origin.dims, dims))
+        return f"it was {before}{origin.job}, now {now}{job}"
+    return "its set-up has changed" if origin.setup.partition("\n")[2] != setup.partition("\n")[2] else ""
 
 
 def _reused(name: str, view: MeshView) -> str:

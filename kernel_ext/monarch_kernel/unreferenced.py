@@ -37,27 +37,27 @@ class UnreferencedMeshes:
         self._looking = threading.Lock()
         self._soon = False
         self._closed = False
-        runtime.part(MeshEvents).listeners.append(self._happened)
+        runtime.part(MeshEvents).listeners.append(self._on_event)
         front.ending.append(self.look)
 
     def close(self) -> None:
         """Stops."""
         self._closed = True
-        self._runtime.part(MeshEvents).listeners.remove(self._happened)
+        self._runtime.part(MeshEvents).listeners.remove(self._on_event)
         if self.look in self._front.ending:
             self._front.ending.remove(self.look)
 
     @property
     def meshes(self) -> list[MeshState]:
         """Meshes that nothing held at the last check, the longest first."""
-        known = self._session.meshes()
-        return [known[uid] for uid in sorted(self._since, key=self._since.__getitem__) if uid in known]
+        states = self._session.meshes()
+        return [states[uid] for uid in sorted(self._since, key=self._since.__getitem__) if uid in states]
 
-    def _happened(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, MeshStarting) and self._since:
-            self._later(0.0)  # memory is about to be needed
+            self._schedule_look(0.0)  # memory is about to be needed
 
-    def _later(self, seconds: float) -> None:
+    def _schedule_look(self, seconds: float) -> None:
         if self._soon or self._closed or self._runtime.closed:
             return
         self._soon = True
@@ -76,7 +76,7 @@ class UnreferencedMeshes:
             return
         try:
             roots = [state for state in self._session.meshes().values() if isinstance(state, ProcState)]
-            unheld = [state for state in roots if not self._held(state)]
+            unheld = [state for state in roots if not self._is_held(state)]
             now = time.time()
             before, self._since = (
                 self._since,
@@ -87,13 +87,13 @@ class UnreferencedMeshes:
                 store_of(self._runtime).put(e.MeshUnheld(uid, None if since is None else round(since, 3)))
             if unheld:
                 self._end(now)
-                self._later(LOOK_S)
+                self._schedule_look(LOOK_S)
         except Exception:
             logger.exception("meshes that nothing refers to could not be looked for")
         finally:
             self._looking.release()
 
-    def _held(self, state: ProcState) -> bool:
+    def _is_held(self, state: ProcState) -> bool:
         family: list[Any] = [state, *state.actors.values()]
         uids = {mesh_state.uid for mesh_state in family}
         own = {state.address(rank) for rank in state.ranks}
@@ -109,34 +109,34 @@ class UnreferencedMeshes:
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def _end(self, now: float) -> None:
-        why = self._why(now)
-        if why:
+        due = self._due(now)
+        if due:
             gc.collect()  # what the collector has yet to find was taken for held: the newest are judged again, too
-        for state, reason in why:
-            if self._held(state):
+        for state, reason in due:
+            if self._is_held(state):
                 continue
             logger.info("%s ends: nothing refers to it, and %s", state.name, reason)
             whole_mesh(state).stop(f"nothing referred to it, and {reason}")
             self._since.pop(state.uid, None)
             store_of(self._runtime).put(e.MeshUnheld(state.uid, None))
-            what = counted(len(state.region), "process")
-            self._front.write(f"{state.name} ({what}) ends: nothing refers to it any more, and {reason}\n")
+            size = counted(len(state.region), "process")
+            self._front.write(f"{state.name} ({size}) ends: nothing refers to it any more, and {reason}\n")
 
-    def _why(self, now: float) -> list[tuple[ProcState, str]]:
+    def _due(self, now: float) -> list[tuple[ProcState, str]]:
         """Meshes that are to end, and why."""
-        left = [state for state in self.meshes if isinstance(state, ProcState)]
+        states = [state for state in self.meshes if isinstance(state, ProcState)]
         limit, most, share = settings.mesh_unheld_timeout, settings.mesh_unheld_most, settings.mesh_unheld_memory / 100
-        found: dict[str, tuple[ProcState, str]] = {}
-        for state in left[: max(0, len(left) - most)]:
-            found[state.uid] = (state, f"there are more than {most} such meshes (mesh_unheld_most)")
-        for state in left:
+        reasons: dict[str, tuple[ProcState, str]] = {}
+        for state in states[: max(0, len(states) - most)]:
+            reasons[state.uid] = (state, f"there are more than {most} such meshes (mesh_unheld_most)")
+        for state in states:
             if limit and now - self._since[state.uid] >= limit:
-                found.setdefault(state.uid, (state, f"{limit:g} s have passed (mesh_unheld_timeout)"))
+                reasons.setdefault(state.uid, (state, f"{limit:g} s have passed (mesh_unheld_timeout)"))
         free = free_memory()
-        if left and free is not None and free < share:
+        if states and free is not None and free < share:
             reason = f"{free:.0%} of the memory of this machine are free (mesh_unheld_memory)"
-            found.setdefault(left[0].uid, (left[0], reason))  # one at a time: that may be enough
-        return list(found.values())
+            reasons.setdefault(states[0].uid, (states[0], reason))  # one at a time: that may be enough
+        return list(reasons.values())
 
 
 def free_memory() -> float | None:

@@ -25,22 +25,22 @@ class UnretrievedErrors:
     def install(self) -> None:
         """Starts reporting."""
         unretrieved.report = self._report
-        self._shell.events.register("post_run_cell", self._ran)
+        self._shell.events.register("post_run_cell", self._on_cell_end)
 
     def uninstall(self) -> None:
         """Restores the reporter that was set before."""
         if unretrieved.report == self._report:
             unretrieved.report = self._before
-        self._shell.events.unregister("post_run_cell", self._ran)
+        self._shell.events.unregister("post_run_cell", self._on_cell_end)
 
     def _report(self, error: BaseException, count: int) -> None:
         self._flush()
         more = f", nor for {count - 1} more that failed like it" if count > 1 else ""
-        what, how = unretrieved.missing_of(error)
-        text = f"{what}{more}: {how}.\n{error_text(error, self._shell)}\n"
+        problem, advice = unretrieved.missing_of(error)
+        text = f"{problem}{more}: {advice}.\n{error_text(error, self._shell)}\n"
         self._front.write(text, "stderr")
 
-    def _ran(self, result: Any) -> None:
+    def _on_cell_end(self, result: Any) -> None:
         shown = getattr(result, "result", None)
         if isinstance(shown, Future) and not shown.done():
             unretrieved.watch(shown, lambda: self._is_kept(shown))

@@ -25,19 +25,19 @@ def run_within(shell: InteractiveShell, cell: str, context: AbstractContextManag
     `await`, which says to write `python_form`.
     """
     statements, last = _compiled(shell, cell, python_form)
-    found: F | None = None
+    result: F | None = None
     try:
-        with context as found:
+        with context as result:
             exec(statements, shell.user_ns)
             value = None if last is None else eval(last, shell.user_ns)
             if value is not None:
                 _show(value)
     except BaseException:
-        if found is not None:
-            _show(found)
+        if result is not None:
+            _show(result)
         raise
     give_back_underscores(shell)
-    return found
+    return result
 
 
 def _compiled(shell: InteractiveShell, cell: str, python_form: str) -> tuple[CodeType, CodeType | None]:

@@ -36,12 +36,12 @@ def read_actor(line: str) -> ActorArguments:
     words = [word for word in words if word not in options]
     if len(words) < 3 or words[1] != "on":
         raise UsageError(f"%%actor: a name, and the mesh that the actors are to live on, come first: {usage}")
-    name, _, mesh, *given = words
+    name, _, mesh, *expressions = words
     if not is_name(name):
         raise UsageError(f"%%actor: {name!r} cannot be the name of a variable; {usage}")
     args: list[str] = []
     kwargs: dict[str, str] = {}
-    for word in given:
+    for word in expressions:
         match = _NAMED.fullmatch(word)
         label, text = (match[1], match[2]) if match is not None else ("", word)
         if label in kwargs:

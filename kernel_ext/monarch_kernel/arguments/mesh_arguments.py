@@ -31,10 +31,10 @@ class MeshArguments(Struct, frozen=True):
 
 def read_mesh(line: str) -> MeshArguments:
     """Reads the arguments of %mesh. Raises UsageError."""
-    job, known = "", frozenset[str]()
+    job, parameters = "", frozenset[str]()
     if match := _JOB.search(line):
         job, line = match[1], f"{line[: match.start()]} {line[match.end() :]}"
-        known = arguments_of(job)
+        parameters = arguments_of(job)
     elif "--job" in line.split():
         raise UsageError("%mesh: which job? Write --job slurm, or --job and a name that monarch.toml has")
     name, words, options = split_line("%mesh NAME gpus=4", line, {"--fresh", "--no-dedup", "--job"})
@@ -42,7 +42,7 @@ def read_mesh(line: str) -> MeshArguments:
     arguments: dict[str, Any] = {}
     for word in words:
         label, size = read_dim(word, "gpus=4")
-        if label in known and label not in USUAL_DIMS:
+        if label in parameters and label not in USUAL_DIMS:
             arguments[label] = _value(size)
             continue
         usual = difflib.get_close_matches(label, USUAL_DIMS, n=1, cutoff=0.8)
@@ -53,9 +53,9 @@ def read_mesh(line: str) -> MeshArguments:
         if _CHANGE.fullmatch(size) and len(words) == 1 and not job and not options:
             return MeshArguments(name, {}, change=(label, int(size)))
         if not size.isdecimal() or int(size) < 1:
-            near = difflib.get_close_matches(label, known - set(USUAL_DIMS), n=1, cutoff=0.7)
-            if near:
-                raise UsageError(f"%mesh --job {job}: there is no {label}; did you mean {near[0]}={size}?")
+            suggestions = difflib.get_close_matches(label, parameters - set(USUAL_DIMS), n=1, cutoff=0.7)
+            if suggestions:
+                raise UsageError(f"%mesh --job {job}: there is no {label}; did you mean {suggestions[0]}={size}?")
             raise UsageError(
                 f"%mesh: {label}={size} is not a size: write a whole number of at least 1, as in {label}=4"
             )

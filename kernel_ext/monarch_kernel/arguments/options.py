@@ -26,14 +26,14 @@ class _Options:
         for name in names:
             self._parser.add_argument(name, **form)
 
-    def read(self, line: str, known: tuple[str, ...]) -> tuple[MeshSelection, dict[str, Any]]:
+    def read(self, line: str, allowed: tuple[str, ...]) -> tuple[MeshSelection, dict[str, Any]]:
         """Returns the place and the given options, which must be known ones. Raises UsageError."""
         try:
-            given, unknown = self._parser.parse_known_intermixed_args(shlex.split(line))
+            namespace, unknown = self._parser.parse_known_intermixed_args(shlex.split(line))
         except (ValueError, UsageError) as error:
             raise UsageError(f"{self._magic}: {error} in {line!r}") from None
-        check_options(self._magic, {word.partition("=")[0] for word in unknown}, set(known))
-        options = vars(given)
+        check_options(self._magic, {word.partition("=")[0] for word in unknown}, set(allowed))
+        options = vars(namespace)
         return read_place(self._magic, " ".join(options.pop("words", ()))), options
 
 
@@ -56,10 +56,10 @@ class LogArguments(Struct, frozen=True):
 
 def read_logs(line: str) -> LogArguments:
     """Reads the arguments of %logs. Raises UsageError."""
-    place, options = _logs.read(line, LOG_OPTIONS)
+    selection, options = _logs.read(line, LOG_OPTIONS)
     follow, last = options.pop("follow", False), options.pop("last", None)
     stream = next((name for name in ("stderr", "stdout") if options.pop(name, False)), None)
-    return LogArguments(place, follow, last, {**options, **({"stream": stream} if stream else {})})
+    return LogArguments(selection, follow, last, {**options, **({"stream": stream} if stream else {})})
 
 
 _profile = _Options("%%prof")
@@ -79,8 +79,8 @@ class ProfileArguments(Struct, frozen=True):
 
 def read_profile(line: str) -> ProfileArguments:
     """Reads the arguments of %%prof. Raises UsageError."""
-    place, options = _profile.read(line, PROFILE_OPTIONS)
-    arguments = ProfileArguments(place, **options)
+    selection, options = _profile.read(line, PROFILE_OPTIONS)
+    arguments = ProfileArguments(selection, **options)
     if not 0 < arguments.hz <= 1000:
         raise UsageError("%%prof: --hz is the number of samples a second of each rank: up to 1000, 100 by default")
     return arguments
@@ -107,6 +107,6 @@ def read_timeline(magic: str, line: str) -> TimelineArguments:
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line!r}") from None
     after_save = words.index("--save") + 1 if "--save" in words else -1
-    named = any(not word.startswith("-") and at != after_save for at, word in enumerate(words))
-    place, given = options.read(line if named else f"newest {line}", TIMELINE_OPTIONS)
-    return TimelineArguments(place if named else None, **given)
+    named = any(not word.startswith("-") and index != after_save for index, word in enumerate(words))
+    selection, values = options.read(line if named else f"newest {line}", TIMELINE_OPTIONS)
+    return TimelineArguments(selection if named else None, **values)

@@ -45,15 +45,15 @@ def read_place(magic: str, line: str, options: Iterable[str] = ()) -> MeshSelect
 
     Raises UsageError.
     """
-    first, *others = line.split(";")
-    name, words, given = split_line(f"{magic} NAME gpus=0-2", first, set(options))
+    first, *parts = line.split(";")
+    name, words, flags = split_line(f"{magic} NAME gpus=0-2", first, set(options))
     picks = [_picks(magic, words)] if words else []
-    for other in others:
-        words = split_words(other)
-        given |= {word for word in words if word.startswith("-")}
+    for part in parts:
+        words = split_words(part)
+        flags |= {word for word in words if word.startswith("-")}
         picks.append(_picks(magic, [word for word in words if not word.startswith("-") and word != name]))
-    check_options(magic, given, set(options))
-    return MeshSelection(magic, name, tuple(each for each in picks if each), frozenset(given))
+    check_options(magic, flags, set(options))
+    return MeshSelection(magic, name, tuple(pick for pick in picks if pick), frozenset(flags))
 
 
 def _picks(magic: str, words: Iterable[str]) -> Picks:

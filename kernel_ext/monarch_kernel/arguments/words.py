@@ -20,31 +20,31 @@ def split_line(usage: str, line: str, options: set[str]) -> tuple[str, list[str]
     """The name that comes first, the other words, and the options. Raises UsageError."""
     words = split_words(line)
     magic = usage.split()[0]
-    given = {word for word in words if word.startswith("-")}
-    check_options(magic, given, options)
+    flags = {word for word in words if word.startswith("-")}
+    check_options(magic, flags, options)
     words = [word for word in words if not word.startswith("-")]
     if not words or "=" in words[0]:
         raise UsageError(f"{magic}: which mesh? The name of a mesh comes first: {usage}")
-    return words[0], words[1:], given
+    return words[0], words[1:], flags
 
 
 def read_names(magic: str, line: str, options: Iterable[str] = ()) -> tuple[list[str], set[str]]:
     """Reads names and options. Raises UsageError."""
     words = line.split()
-    given = {word for word in words if word.startswith("-")}
-    check_options(magic, given, set(options))
+    flags = {word for word in words if word.startswith("-")}
+    check_options(magic, flags, set(options))
     names = [word.rstrip(",") for word in words if not word.startswith("-")]
-    if not names and not given:
+    if not names and not flags:
         alternatives = "".join(f", or {magic} {option}" for option in options)
         raise UsageError(f"{magic}: which mesh? Write {magic} NAME{alternatives}")
-    return names, given
+    return names, flags
 
 
-def check_options(magic: str, given: set[str], known: set[str]) -> None:
+def check_options(magic: str, options: set[str], allowed: set[str]) -> None:
     """Raises UsageError for an option that a magic does not have."""
-    for option in sorted(given - known):
-        there = f"; its options are {', '.join(sorted(known))}" if known else ""
-        raise UsageError(f"{magic} knows no option {option}{there}. {magic}? shows its help")
+    for option in sorted(options - allowed):
+        hint = f"; its options are {', '.join(sorted(allowed))}" if allowed else ""
+        raise UsageError(f"{magic} knows no option {option}{hint}. {magic}? shows its help")
 
 
 def check_name(name: str) -> None:

@@ -210,13 +210,13 @@ class Adapter:
         records = self.ranks.records()
         session = arguments.get("session")
         if session:
-            meant = [record for record in records if record.session == session]
+            targets = [record for record in records if record.session == session]
         else:
-            meant = pick(records, str(arguments.get("ranks") or "all"))
-        if not meant:
+            targets = pick(records, str(arguments.get("ranks") or "all"))
+        if not targets:
             raise RequestRefused("that rank is not stopped any more")
-        self.focus.move(meant[0], pinned=bool(arguments.get("pinned")))
-        return {"lead": meant[0].session, "name": named(meant[:1])}
+        self.focus.move(targets[0], pinned=bool(arguments.get("pinned")))
+        return {"lead": targets[0].session, "name": named(targets[:1])}
 
     def overview(self) -> Message:
         """State of stopped ranks and breakpoints that a front end's own lists do not show."""
@@ -226,11 +226,11 @@ class Adapter:
 
     def go(self, command: str, arguments: Message) -> tuple[tuple[Stopped, ...], list[m.CommandAnswer]]:
         """Resumes or steps the ranks of a thread; returns these ranks and their answers."""
-        meant = self.focus.meant(self.ranks.records(), int(arguments.get("threadId") or LEAD))
-        if not meant:
+        targets = self.focus.meant(self.ranks.records(), int(arguments.get("threadId") or LEAD))
+        if not targets:
             raise RequestRefused("no rank is stopped")
         by_depth: dict[int, list[Stopped]] = {}
-        for record in meant:  # a step counts from the innermost frame, whichever is selected
+        for record in targets:  # a step counts from the innermost frame, whichever is selected
             by_depth.setdefault(max(0, len(record.stack) - 1), []).append(record)
         answers: dict[str, m.CommandAnswer] = {}
         for frame, records in by_depth.items():
@@ -239,7 +239,7 @@ class Adapter:
         errors = [answer.error for answer in answers.values() if answer.error]
         if len(errors) == len(answers):
             raise RequestRefused(errors[0])
-        return meant, [answers[record.session] for record in meant]
+        return targets, [answers[record.session] for record in targets]
 
     def _continue(self, arguments: Message) -> Message:
         self.go("continue", arguments)
@@ -259,9 +259,9 @@ class Adapter:
         return self._step("stepOut", arguments)
 
     def _pause(self, arguments: Message) -> Message:
-        why = self.ranks.pause()
-        if why:
-            raise RequestRefused(why)
+        reason = self.ranks.pause()
+        if reason:
+            raise RequestRefused(reason)
         return {}
 
     # -- events --------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Announcer:
         self._closed = False
         self._held = 0
         self._sending = threading.Lock()  # keeps the focus unchanged while events are sent
-        self._seen: Message = {}
+        self._overview: Message = {}
         self.shows_stopped = False  # the last event sent to front ends was `stopped`
 
     def listen(self) -> None:
@@ -86,7 +86,7 @@ class Announcer:
 
     def forget(self) -> None:
         """Resets the state that front ends were sent, when the debugger is switched off."""
-        self.shows_stopped, self._steps, self._seen = False, None, {}
+        self.shows_stopped, self._steps, self._overview = False, None, {}
         self._adapter.focus.has_resumed(())
 
     def _run(self) -> None:
@@ -122,6 +122,6 @@ class Announcer:
                 self._send(event)
         if not self._adapter.attached:
             return
-        seen, self._seen = self._seen, self._adapter.overview()
-        if seen != self._seen:  # a request wakes this thread; unchanged state must not cause another one
+        previous, self._overview = self._overview, self._adapter.overview()
+        if previous != self._overview:  # a request wakes this thread; unchanged state must not cause another one
             self._send({"event": "monarchThreads", "body": {}})

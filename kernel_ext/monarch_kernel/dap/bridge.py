@@ -266,8 +266,8 @@ class DebugBridge:
         except Exception as error:
             logger.exception("the debug request %s could not be answered", command)
             return self._reply(message, None, f"{type(error).__name__}: {error}")
-        whole = "success" in answer or "request_seq" in answer or "body" in answer  # as the kernel itself answers
-        return answer if whole else self._reply(message, answer)
+        is_complete = "success" in answer or "request_seq" in answer or "body" in answer  # as the kernel itself answers
+        return answer if is_complete else self._reply(message, answer)
 
     def _reply(self, message: Message, body: Message | None, error: str = "") -> Message:
         self._seq += 1
@@ -318,9 +318,9 @@ class DebugBridge:
     async def _go(self, command: str, arguments: Message) -> Message:
         loop = asyncio.get_running_loop()
         with self.announcer.held():
-            meant, answers = await loop.run_in_executor(self._pool, self.adapter.go, command, arguments)
+            targets, answers = await loop.run_in_executor(self._pool, self.adapter.go, command, arguments)
             if command != "continue":
-                self.announcer.stepped(meant, answers)
+                self.announcer.stepped(targets, answers)
         return {"allThreadsContinued": False} if command == "continue" else {}
 
     async def _debug_info(self, arguments: Message, message: Message) -> Message:
@@ -328,12 +328,12 @@ class DebugBridge:
         for path, mark in self.adapter.gutter:
             by_file.setdefault(path, []).append({"line": mark.line.number})
         # VS Code resumes every thread listed here; a page without a debugger would switch it on.
-        seen = self.adapter.attached and self.adapter.client == "jupyterlab"
+        visible = self.adapter.attached and self.adapter.client == "jupyterlab"
         return {
             "isStarted": self.adapter.attached,
             **self._sources.info(),
             "breakpoints": [{"source": path, "breakpoints": rows} for path, rows in by_file.items()],
-            "stoppedThreads": [1] if seen and (self.announcer.shows_stopped or self._own_stopped) else [],
+            "stoppedThreads": [1] if visible and (self.announcer.shows_stopped or self._own_stopped) else [],
             "richRendering": True,
             "exceptionPaths": ["Python Exceptions"],
             "copyToGlobals": True,
@@ -352,11 +352,11 @@ class DebugBridge:
 
     def _on_page_lost(self, silent: float) -> None:
         """Resumes stopped ranks whose page has closed."""
-        held = [record for record in self.adapter.ranks.records() if record.blocks_actor]
-        if self._loop is None or not held:
+        stopped = [record for record in self.adapter.ranks.records() if record.blocks_actor]
+        if self._loop is None or not stopped:
             return
         self._say(
-            f"» JupyterLab's debugger has stopped {named(held)}, and its page was silent for {silent:.0f} s "
+            f"» JupyterLab's debugger has stopped {named(stopped)}, and its page was silent for {silent:.0f} s "
             "(debug_page_lease): all go on, and the debugger is off\n"
         )
         message = {"type": "request", "seq": 0, "command": "disconnect", "arguments": {}}

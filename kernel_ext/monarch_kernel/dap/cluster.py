@@ -48,9 +48,9 @@ class ClusterRanks:
         if controller is None:
             return
         controller.breakpoints.set_everywhere((), release=True)
-        left = [record for record in controller.stopped.records() if record.blocks_actor]
-        if left:  # their own word that they go on may still be on its way
-            controller.ask(left, m.Go(session="", force=True))
+        stopped = [record for record in controller.stopped.records() if record.blocks_actor]
+        if stopped:  # their own word that they go on may still be on its way
+            controller.ask(stopped, m.Go(session="", force=True))
 
     def pause(self) -> str:
         """Stops what runs at its next line; gives why nothing will."""

@@ -67,10 +67,10 @@ class InspectionRequests:
         return {"threads": [{"id": thread.number, "name": thread.name} for thread in threads]}
 
     def _stack_trace(self, arguments: Message) -> Message:
-        meant = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
-        if not meant:
+        targets = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
+        if not targets:
             return {"stackFrames": [], "totalFrames": 0}
-        record = meant[0]
+        record = targets[0]
         rows = [
             {
                 "id": self.handles.number(FrameHandle(record.session, record.number, index, edition=self._edition)),
@@ -85,7 +85,7 @@ class InspectionRequests:
         count = int(arguments.get("levels") or 0) or len(rows)
         return {"stackFrames": rows[start : start + count], "totalFrames": len(rows)}
 
-    def _at(self, number: object) -> tuple[Stopped, FrameHandle]:
+    def _resolve(self, number: object) -> tuple[Stopped, FrameHandle]:
         """The rank and frame, or reference, of a number; those of the rank in focus if `number` is None."""
         records = self._ranks.records()
         handle = self.handles.get(number)
@@ -99,15 +99,15 @@ class InspectionRequests:
                 return record, handle
         raise RequestRefused("the rank has gone on since")
 
-    def _asked(self, record: Stopped, command: m.Command) -> m.CommandAnswer:
+    def _ask(self, record: Stopped, command: m.Command) -> m.CommandAnswer:
         answer = self._ranks.ask([record], command)[0]
         if answer.error:
             raise RequestRefused(answer.error)
         return answer
 
     def _scopes(self, arguments: Message) -> Message:
-        record, handle = self._at(arguments.get("frameId"))
-        answer = self._asked(record, m.GetScopes(session="", frame=handle.frame))
+        record, handle = self._resolve(arguments.get("frameId"))
+        answer = self._ask(record, m.GetScopes(session="", frame=handle.frame))
         scopes = answer.scopes if isinstance(answer, m.Scopes) else ()
         return {
             "scopes": [
@@ -127,27 +127,27 @@ class InspectionRequests:
         return self.handles.number(FrameHandle(handle.session, handle.stop, handle.frame, reference))
 
     def _variables(self, arguments: Message) -> Message:
-        record, handle = self._at(arguments.get("variablesReference") or 0)
+        record, handle = self._resolve(arguments.get("variablesReference") or 0)
         start, count = int(arguments.get("start") or 0), int(arguments.get("count") or 0)
         command = m.GetVariables(
             session="", frame=handle.frame, reference=handle.reference, start=start, count=count, limit=VARIABLES_S
         )
-        answer = self._asked(record, command)
+        answer = self._ask(record, command)
         by_type = self.client == "jupyterlab"
         rows = [
             _variable(variable, self._reference(handle, variable.reference), by_type=by_type)
             for variable in answer.variables
         ]
-        left = answer.total - start - len(rows)
-        if left > 0 and not count:
-            rows.append(_rest(left))
+        hidden = answer.total - start - len(rows)
+        if hidden > 0 and not count:
+            rows.append(_rest(hidden))
         return {"variables": rows}
 
     def _set_variable(self, arguments: Message) -> Message:
-        record, handle = self._at(arguments.get("variablesReference") or 0)
+        record, handle = self._resolve(arguments.get("variablesReference") or 0)
         name, text = str(arguments.get("name") or ""), str(arguments.get("value") or "")
         command = m.Assign(session="", frame=handle.frame, name=name, text=text, reference=handle.reference)
-        return self._valued(self._asked(record, command), handle)
+        return self._valued(self._ask(record, command), handle)
 
     def _valued(self, answer: m.CommandAnswer, handle: FrameHandle) -> Message:
         value = answer.value
@@ -160,7 +160,7 @@ class InspectionRequests:
         }
 
     def _evaluate(self, arguments: Message) -> Message:
-        record, handle = self._at(arguments.get("frameId"))
+        record, handle = self._resolve(arguments.get("frameId"))
         types = str(arguments.get("context") or "repl") in ("repl", "clipboard")
         text = str(arguments.get("expression") or "")
         command = m.Evaluate(session="", frame=handle.frame, text=text, statement=types, much=types, limit=EVALUATE_S)
@@ -176,16 +176,16 @@ class InspectionRequests:
         return body
 
     def _copy_to_globals(self, arguments: Message) -> Message:
-        record, handle = self._at(arguments.get("srcFrameId"))
+        record, handle = self._resolve(arguments.get("srcFrameId"))
         source, target = (str(arguments.get(f"{end}VariableName") or "") for end in ("src", "dst"))
         if not (source.isidentifier() and target.isidentifier()):
             raise RequestRefused("copyToGlobals needs names of variables")
         text = f"globals()[{target!r}] = {source}"
-        self._asked(record, m.Evaluate(session="", frame=handle.frame, text=text, statement=True, limit=EVALUATE_S))
+        self._ask(record, m.Evaluate(session="", frame=handle.frame, text=text, statement=True, limit=EVALUATE_S))
         return {"value": target}
 
     def _rich_inspect_variables(self, arguments: Message) -> Message:
-        record, handle = self._at(arguments.get("frameId"))
+        record, handle = self._resolve(arguments.get("frameId"))
         name = str(arguments.get("variableName") or "")
         if not name.isidentifier():
             return {"data": {}, "metadata": {}}
@@ -203,10 +203,10 @@ class InspectionRequests:
         return _rich(name, pairs)
 
     def _exception_info(self, arguments: Message) -> Message:
-        meant = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
-        if not meant:
+        targets = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
+        if not targets:
             raise RequestRefused("no rank is stopped")
-        note = meant[0].note or meant[0].reason
+        note = targets[0].note or targets[0].reason
         return {"exceptionId": note.partition(":")[0], "description": note, "breakMode": "always"}
 
     def _source(self, arguments: Message) -> Message:
@@ -216,7 +216,7 @@ class InspectionRequests:
             return {"content": text, "mimeType": "text/x-python"}
         for record in self._ranks.records():
             if any(frame.file == path for frame in record.stack):
-                answer = self._asked(record, m.GetSource(session="", file=path))
+                answer = self._ask(record, m.GetSource(session="", file=path))
                 return {
                     "content": answer.content if isinstance(answer, m.SourceText) else "",
                     "mimeType": "text/x-python",

@@ -181,8 +181,8 @@ class DebugMagics(SessionMagics):
         parsed = _BREAK.fullmatch(line.strip())
         if parsed is None:
             raise UsageError("%break: write %break train.py:42 if loss.isnan() on trainers gpus=3")
-        where = read_place("%break", parsed["mesh"])
-        part = where.of(self._session.find(where.name))
+        selection = read_place("%break", parsed["mesh"])
+        part = selection.of(self._session.find(selection.name))
         try:
             return debug.set_breakpoint(parsed["where"], part, condition=parsed["condition"] or "")
         except SyntaxError as error:
@@ -207,7 +207,7 @@ class DebugMagics(SessionMagics):
             debug.release(self._session.find(" ".join(words[1:]) or "?"))
             return None
         try:
-            group = self._opened(line)
+            group = self._open(line)
         except DebugError as error:
             raise UsageError(f"%mpm: {error}") from None
         prompt = DebugPrompt(debug.controller(), lambda: group.sessions, self._name)
@@ -237,19 +237,19 @@ class DebugMagics(SessionMagics):
         cannot be pickled is named, and raises where it is used. If nothing is raised here, the value is shown, and
         what differs from the rank. From Python: error.reproduce().
         """
-        given = _read_reproduce(line)
-        error: Any = self.shell.user_ns.get(given.name) if given.name else last_error(self.shell)
+        args = _read_reproduce(line)
+        error: Any = self.shell.user_ns.get(args.name) if args.name else last_error(self.shell)
         if not isinstance(error, ActorError):
-            what = f"{given.name} is {kind_of(error)}, and no ActorError" if given.name else "the last error was none"
+            fault = f"{args.name} is {kind_of(error)}, and no ActorError" if args.name else "the last error was none"
             raise UsageError(
-                f"%reproduce: {what}; it runs a call again that an ActorError is about: write %reproduce NAME for one "
+                f"%reproduce: {fault}; it runs a call again that an ActorError is about: write %reproduce NAME for one "
                 "in a variable"
             )
-        if given.step and (self.waiting is None or not self.waiting.terminal.can_ask):
+        if args.step and (self.waiting is None or not self.waiting.terminal.can_ask):
             raise UsageError("%reproduce --step asks for commands, and there is no prompt here: leave --step out")
-        step = partial(self.shell.debugger_cls, skip=SKIPPED) if given.step else False
+        step = partial(self.shell.debugger_cls, skip=SKIPPED) if args.step else False
         try:
-            return error.reproduce(step=step, **dict(given.options))
+            return error.reproduce(step=step, **dict(args.options))
         except DebugError as refused:
             raise UsageError(f"%reproduce: {refused}") from None
 
@@ -260,10 +260,10 @@ class DebugMagics(SessionMagics):
         except NoPrompt:
             prompt.leave = "detach"
 
-    def _opened(self, line: str) -> debug.Group:
+    def _open(self, line: str) -> debug.Group:
         if line.strip():
-            where = read_place("%mpm", line)
-            return debug.post_mortem(where.of(self._session.find(where.name)))
+            selection = read_place("%mpm", line)
+            return debug.post_mortem(selection.of(self._session.find(selection.name)))
         error = last_error(self.shell)
         if error is None:
             raise DebugError(
@@ -280,8 +280,8 @@ class DebugMagics(SessionMagics):
         Ranks held by one long call in C, which cannot answer, are inspected with py-spy where it is installed.
         From Python: monarch.debug.stacks(trainers).
         """
-        where = read_place("%stacks", line)
-        part = where.of(self._session.find(where.name))
+        selection = read_place("%stacks", line)
+        part = selection.of(self._session.find(selection.name))
         texts = [debug.stacks(mesh) for mesh in (part, *workers_on(part))]
         busy = [text for text in texts if not re.fullmatch(r"\d+  idle .*", text)]
         return Listing("\n".join(busy) or texts[0])
@@ -308,7 +308,7 @@ class DebugMagics(SessionMagics):
         key = " ".join(line.split())
         stored = self._prompts.get(key)
         controller = debug.controller()
-        group = self._chosen(line)  # the name may mean another mesh by now
+        group = self._group(line)  # the name may mean another mesh by now
         if stored is not None and stored.controller is controller:
             stored.leave, stored.interactive, stored.candidates = "", False, lambda: group.sessions
             return stored
@@ -316,17 +316,17 @@ class DebugMagics(SessionMagics):
         self._prompts[key] = prompt
         return prompt
 
-    def _chosen(self, line: str) -> debug.Group:
+    def _group(self, line: str) -> debug.Group:
         if not line.strip():
             return debug.group()
-        where = read_place("%%mdb", line)
+        selection = read_place("%%mdb", line)
         try:
-            mesh = self._session.find(where.name)
+            mesh = self._session.find(selection.name)
         except UsageError:
-            if any(record.name == where.name for record in debug.sessions()):
-                return debug.group(where.name, **where.picks[0] if where.picks else {})  # an actor of somebody else's
+            if any(record.name == selection.name for record in debug.sessions()):
+                return debug.group(selection.name, **selection.picks[0] if selection.picks else {})  # of another kernel
             raise
-        return debug.group(where.of(mesh))
+        return debug.group(selection.of(mesh))
 
 
 def commands(cell: str) -> list[str]:
@@ -346,9 +346,9 @@ def commands(cell: str) -> list[str]:
 def last_error(shell: InteractiveShell) -> ActorError | None:
     """The ActorError that a cell ended with last, also behind another error."""
     error: Any = getattr(sys, "last_value", None)
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         if isinstance(error, ActorError):
             return error
         error = error.__cause__ or error.__context__

@@ -201,7 +201,7 @@ def _likeness(error: BaseException) -> tuple[object, ...]:
 
 
 def _folded(
-    error: BaseException, tb: types.TracebackType | None, seen: frozenset[object] = frozenset()
+    error: BaseException, tb: types.TracebackType | None, visited: frozenset[object] = frozenset()
 ) -> tuple[type[BaseException], BaseException, types.TracebackType | None]:
     """The arguments for IPython: a stand-in with the error's name and text, without the library's frames and without
     causes that were caught inside the library."""
@@ -211,11 +211,11 @@ def _folded(
     for note in getattr(error, "__notes__", ()):
         stand_in.add_note(text_of(note))
     stand_in.__traceback__ = without_own(tb)
-    linked, seen, links = _linked(error), seen | {_likeness(error)}, 0
-    while linked is not None and _likeness(linked) in seen and links < _LINKS:  # the library has tried a second time
+    linked, visited, links = _linked(error), visited | {_likeness(error)}, 0
+    while linked is not None and _likeness(linked) in visited and links < _LINKS:  # the library has tried a second time
         linked, links = _linked(linked), links + 1
     if linked is not None and links < _LINKS and without_engine(_frames(linked.__traceback__), _OWN, _THROUGH):
-        cause = _folded(linked, linked.__traceback__, seen)[1]
+        cause = _folded(linked, linked.__traceback__, visited)[1]
         stand_in.__cause__, stand_in.__context__ = cause if error.__cause__ else None, cause
         stand_in.__suppress_context__ = error.__cause__ is not None
     return kind, stand_in, stand_in.__traceback__
@@ -238,10 +238,10 @@ def _actor_error(error: ActorError, shell: InteractiveShell) -> str:
     kind = raised.type_name if issubclass(type(raised), RemoteException) else type(raised).__name__
     first = next(iter(text_of(raised).strip().splitlines()), "")
     remote = "".join(error.exception_formatted).rstrip()
-    where = f"On {_first_rank(error) or 'the rank'} (most recent call last):"
-    remote = with_cells(shell, remote).replace("Traceback (most recent call last):", where, 1)
-    others = error.summary.partition("\n")[2]  # the kinds of errors, where they differ
-    head = f"{raised_title(error)}\n{others}" if others else f"{raised_title(error)}: {kind}{': ' * bool(first)}{first}"
+    heading = f"On {_first_rank(error) or 'the rank'} (most recent call last):"
+    remote = with_cells(shell, remote).replace("Traceback (most recent call last):", heading, 1)
+    kinds = error.summary.partition("\n")[2]  # the kinds of errors, where they differ
+    head = f"{raised_title(error)}\n{kinds}" if kinds else f"{raised_title(error)}: {kind}{': ' * bool(first)}{first}"
     frames = "\n\n%mpm opens its frames in the debugger" if error.origin is not None else ""
     return f"{head}\n\n{remote}{frames}"
 

@@ -21,9 +21,9 @@ def failure_bundle(failure: FailureFields) -> dict[str, Any]:
     trace = failure.get("traceback")
     if trace:
         parts.append(folded("traceback", trace, opened=len(trace.splitlines()) < 16))
-    for index, (where, lines) in enumerate(tails(failure)):
+    for index, (source, lines) in enumerate(tails(failure)):
         named = (
-            f"the last lines of {where}" if where else "its last lines" if len(failure["ranks"]) < 2 else "last lines"
+            f"the last lines of {source}" if source else "its last lines" if len(failure["ranks"]) < 2 else "last lines"
         )
         parts.append(folded(named, "\n".join(lines[-20:]), opened=index == 0))
     dump = failure.get("dump")

@@ -68,20 +68,20 @@ class HandleForms:
         text = text_of(placement_of(tensor.meta), name, lost_ranks(stream))
         if stream.lost is not None:
             return f"{text}\n  {_first_line(stream.lost)}"
-        return f"{text}\n  {', '.join(f'{what}: {call}' for what, call in _calls(tensor, name))}"
+        return f"{text}\n  {', '.join(f'{label}: {call}' for label, call in _calls(tensor, name))}"
 
     def module(self, module: Any) -> str | None:
         """Its parameters and buffers that are sharded; None, which shows it as ever, where none are."""
-        found = sharded(module)
+        parameters = sharded(module)
         name = self._name(module)
         kind = type(module).__name__
-        return module_html(f"{name}: {kind}" if name else kind, found) if found else None
+        return module_html(f"{name}: {kind}" if name else kind, parameters) if parameters else None
 
     def _pretty_module(self, module: Any, printer: Any, cycle: bool) -> None:
         printer.text(repr(module))
-        found = sharded(module)
-        if found:
-            printer.text(f"\n{module_text(found)}")
+        parameters = sharded(module)
+        if parameters:
+            printer.text(f"\n{module_text(parameters)}")
 
     def _pretty(self, tensor: Any, printer: Any, cycle: bool) -> None:
         printer.text(self.text(tensor))
@@ -96,12 +96,12 @@ def mesh_facts(mesh: Any) -> tuple[str, ...]:
     if stream.lost is not None:
         return "for tensors", _first_line(stream.lost)
     live = stream.table.live()
-    held = (
+    contents = (
         f"{counted(len(live), 'tensor')}, {size_text(sum(tensor.nbytes for tensor in live))}"
         if live
         else "no tensors yet"
     )
-    return f"for tensors on {mesh.device}", held
+    return f"for tensors on {mesh.device}", contents
 
 
 def _pretty_mesh(mesh: Any, printer: Any, cycle: bool) -> None:
@@ -113,13 +113,13 @@ def sharded(module: Any) -> list[tuple[str, Any]]:
     handle = handle_type()
     if handle is None:
         return []
-    held = (*module.named_parameters(), *module.named_buffers())
-    return [(path, value.meta) for path, value in held if isinstance(value, handle)]
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return [(path, value.meta) for path, value in tensors if isinstance(value, handle)]
 
 
 def lost_ranks(stream: Any) -> tuple[int, ...]:
     """Ranks of a mesh of tensors that have failed."""
-    procs = next((procs for one, procs in all_streams() if one is stream), None)
+    procs = next((procs for candidate, procs in all_streams() if candidate is stream), None)
     if procs is None:
         return ()
     return tuple(index for index, rank in enumerate(describe(procs).ranks) if rank.state == "failed")

@@ -91,7 +91,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, mono: Sequence[
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
     """Rows of labels and values."""
-    body = "".join(f"<tr><th{LEFT}>{escape(what)}</th><td{LEFT}>{escape(value)}</td></tr>" for what, value in rows)
+    body = "".join(f"<tr><th{LEFT}>{escape(label)}</th><td{LEFT}>{escape(value)}</td></tr>" for label, value in rows)
     return f"<table><tbody>{body}</tbody></table>" if body else ""
 
 

@@ -24,13 +24,13 @@ def mesh_html(mesh: Any, *more: str) -> str:
     view = describe(mesh)
     count = len(view.ranks)
     actors = f"actors: {', '.join(view.actors)}" if view.actors else ""
-    where = f"host {hosts(view)}" if len(view.hosts) == 1 else f"hosts {hosts(view)}"
+    location = f"host {hosts(view)}" if len(view.hosts) == 1 else f"hosts {hosts(view)}"
     stopped = f"stopped: {view.stopped}" if view.stopped else ""
     head = heading(
         view.name,
         counted(count, view.actor_class or "proc"),
         shape(view) if view.labels else "",
-        where,
+        location,
         actors,
         *more,
         stopped,

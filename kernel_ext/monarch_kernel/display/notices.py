@@ -82,9 +82,9 @@ class Notices:
         with self._lock:
             self._due.append(_Due(failure, self._front.parent, self._front.running, time.monotonic()))
             if len(self._due) == 1:
-                self._later()
+                self._schedule()
 
-    def _later(self) -> None:
+    def _schedule(self) -> None:
         timer = threading.Timer(GATHER_S, self._show_due)
         timer.daemon = True
         timer.start()
@@ -102,7 +102,7 @@ class Notices:
             waiting = [] if final else [key for key, event in events.items() if self._waits(key, event, due[key])]
             self._due = [failed for key in waiting for failed in due.pop(key)]
             if self._due:
-                self._later()
+                self._schedule()
             if not due:
                 return
             self._before()
@@ -115,8 +115,8 @@ class Notices:
                     self._front.display(failure_bundle(record(failure, time.time())), cell=failures[0].cell)
             # A cell that began since has nothing to do with it.
             every = [failed for failures in due.values() for failed in failures]
-            here = any(failed.running and failed.cell is self._front.parent for failed in every)
-            if here and self._front.running and settings.interrupt_on_failure:
+            current = any(failed.running and failed.cell is self._front.parent for failed in every)
+            if current and self._front.running and settings.interrupt_on_failure:
                 self._front.interrupt()
 
     def _event(self, failure: MeshFailure) -> str:
@@ -124,7 +124,7 @@ class Notices:
 
     def _waits(self, key: str, event: FailureFields | None, due: list[_Due]) -> bool:
         """True if the error of a call, which is on its way, is about to report this event."""
-        called = event is not None and any(who == "a call" for who, _ in event["told"])
+        called = event is not None and any(receiver == "a call" for receiver, _ in event["told"])
         return called and key not in self._shown and time.monotonic() - due[0].since < SETTLE_S
 
     def _show_event(self, key: str, event: FailureFields, cell: object) -> None:

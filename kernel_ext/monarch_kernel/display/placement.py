@@ -78,15 +78,15 @@ def placement_html(
     )
     tensor = tensor_drawing(placement, name), label
     mesh = mesh_drawing(placement), f"the mesh {mesh_text(placement.labels, placement.sizes)}"
-    gone = frozenset(lost)
+    lost_ranks = frozenset(lost)
     return framed(
         f"<style>{STYLE}{lights}</style>",
         head,
-        f'<div class="mnb-flat">{_flat(*tensor)}{_flat(*mesh, gone)}</div>',
-        f'<div class="mnb-pics" hidden="hidden">{_svg(*tensor, linked)}{_svg(*mesh, linked, gone)}</div>',
+        f'<div class="mnb-flat">{_flat(*tensor)}{_flat(*mesh, lost_ranks)}</div>',
+        f'<div class="mnb-pics" hidden="hidden">{_svg(*tensor, linked)}{_svg(*mesh, linked, lost_ranks)}</div>',
         f'<div class="mnb-say" hidden="hidden"><span class="hint">{hint}</span>{descriptions}</div>' if linked else "",
         table(("mesh", "placement", ""), dimension_rows(placement)) if placement.labels else "",
-        ", ".join(f'<span class="mnb-s">{escape(what)}:</span> <code>{escape(code)}</code>' for what, code in calls),
+        ", ".join(f'<span class="mnb-s">{escape(text)}:</span> <code>{escape(code)}</code>' for text, code in calls),
         kind="mnb-p",
     )
 

@@ -66,11 +66,11 @@ def _legend() -> str:
 
 
 def _differences(profile: "Profile", groups: Sequence[Sequence[int]], name: FileName) -> str:
-    found = profile.differences
-    if not found:
+    differences = profile.differences
+    if not differences:
         return ""
     head = "".join(f"<th{_SHARE}>{escape(profile.where(group))}</th>" for group in groups)
-    rows = "".join(_row(difference, name) for difference in found)
+    rows = "".join(_row(difference, name) for difference in differences)
     return (
         '<div class="mnb-w"><b>What differs between ranks</b></div><table class="mnb-t">'
         f"<thead><tr><th{LEFT}>in</th>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -80,14 +80,14 @@ def _differences(profile: "Profile", groups: Sequence[Sequence[int]], name: File
 def _row(difference: "Difference", name: FileName) -> str:
     from monarch_nb.profiling.result import line_text
 
-    where = line_text(difference.file, difference.line, name)
+    location = line_text(difference.file, difference.line, name)
     filled = f"{_BAR};background-color:{_colour('your functions', 1.0)}"
     cells = "".join(
         f'<td{_SHARE}><span style="{filled};width:{60 * share:.0f}px"></span>{share:.0%}</td>'
         for share in difference.shares
     )
     return (
-        f'<tr><td{LEFT}><code>{escape(difference.names)}</code> <span class="mnb-s">{escape(where)}</span></td>'
+        f'<tr><td{LEFT}><code>{escape(difference.names)}</code> <span class="mnb-s">{escape(location)}</span></td>'
         f"{cells}</tr>"
     )
 
@@ -145,20 +145,20 @@ def flame_legend() -> Iterator[str]:
     yield "pale: it waited, full: it computed"
 
 
-def _flame_row(node: "CallNode", ranks: Sequence[int], name: FileName, whole: float, row: int) -> str:
+def _flame_row(node: "CallNode", ranks: Sequence[int], name: FileName, total: float, row: int) -> str:
     above = node.share(ranks)
-    calls = [child for child in node.children(ranks) if whole and child.share(ranks) / whole >= _LEAST]
+    calls = [child for child in node.children(ranks) if total and child.share(ranks) / total >= _LEAST]
     if not calls or row == _DEEP:
         return ""
     drawn = "".join(
         f'<li style="width:{100 * child.share(ranks) / above:.2f}%;overflow:hidden">'
-        f"{_box(child, ranks, name, whole)}{_flame_row(child, ranks, name, whole, row + 1)}</li>"
+        f"{_box(child, ranks, name, total)}{_flame_row(child, ranks, name, total, row + 1)}</li>"
         for child in calls
     )
     return f'<ul style="{_ROW}">{drawn}</ul>'
 
 
-def _box(node: "CallNode", ranks: Sequence[int], name: FileName, whole: float) -> str:
+def _box(node: "CallNode", ranks: Sequence[int], name: FileName, total: float) -> str:
     from monarch_nb.profiling.result import line_text
     from monarch_nb.profiling.tree import WAITS
 
@@ -171,8 +171,8 @@ def _box(node: "CallNode", ranks: Sequence[int], name: FileName, whole: float) -
         f"{share:.1%} of the time",
         f"{computed:.0%} of that computing",
     )
-    ink = "" if share / whole > _NAMED else ";color:transparent"
-    size = "opacity:.6" if share / whole > _SHARED else "display:none"
+    ink = "" if share / total > _NAMED else ";color:transparent"
+    size = "opacity:.6" if share / total > _SHARED else "display:none"
     return (
         f'<div title="{escape(" · ".join(filter(None, facts)))}" style="background-color:{_colour(kind, computed)};'
         f'padding-left:4px;overflow:hidden;text-overflow:ellipsis{ink}">{escape(node.name)} '

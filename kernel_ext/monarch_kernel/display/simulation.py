@@ -26,24 +26,24 @@ _TEXT = 'fill="currentColor" font-size="11"'
 def simulation_html(simulator: "Simulator") -> str:
     """The static form."""
     timeline, file = simulator.timeline, simulator.trace_file
-    found = groups(timeline)
+    rank_groups = groups(timeline)
     facts = (f"{simulator.elapsed:g} µs", f"{timeline.commands} commands", f"at most {_bytes(simulator.peak_memory)}")
-    more = len(found) - _MOST_GROUPS
+    more = len(rank_groups) - _MOST_GROUPS
     notes = [f"{more} more groups of ranks are not drawn"] if more > 0 else []
     if file is not None and file.exists():
         notes.append(f"{file} opens in ui.perfetto.dev")
     return framed(
         heading("Simulation", *facts),
-        _picture(timeline, found[:_MOST_GROUPS]),
+        _picture(timeline, rank_groups[:_MOST_GROUPS]),
         _legend(),
         *(f'<div class="mnb-s">{escape(note)}</div>' for note in notes),
     )
 
 
-def _picture(timeline: SimulatedTimeline, found: Sequence[Sequence[int]]) -> str:
+def _picture(timeline: SimulatedTimeline, rank_groups: Sequence[Sequence[int]]) -> str:
     scale = _WIDTH / (timeline.elapsed or 1.0)
     parts, y = [], 4
-    for ranks in found:
+    for ranks in rank_groups:
         first = ranks[0]
         parts.append(f'<text x="0" y="{y + 12}" font-weight="600" {_TEXT}>{escape(ranks_named(ranks))}</text>')
         y += 18
@@ -54,10 +54,10 @@ def _picture(timeline: SimulatedTimeline, found: Sequence[Sequence[int]]) -> str
             y += _ROW
         parts.append(_memory(timeline.memory_of(first), y, scale, timeline.elapsed))
         y += _MEMORY + 10
-    for at in range(5):
-        x = _LEFT + _WIDTH * at / 4
-        anchor = "end" if at == 4 else "middle" if at else "start"
-        when = f"{timeline.elapsed * at / 4:g} µs"
+    for quarter in range(5):
+        x = _LEFT + _WIDTH * quarter / 4
+        anchor = "end" if quarter == 4 else "middle" if quarter else "start"
+        when = f"{timeline.elapsed * quarter / 4:g} µs"
         parts.append(f'<text x="{x:.1f}" y="{y + 10}" text-anchor="{anchor}" opacity=".75" {_TEXT}>{when}</text>')
     size = f'viewBox="0 0 {_LEFT + _WIDTH} {y + 16}" style="max-width:{_LEFT + _WIDTH}px;width:100%;height:auto"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{"".join(parts)}</svg>'
@@ -100,16 +100,16 @@ def _bar(name: str, kind: str, start: float, end: float, y: int, scale: float) -
     return shown + f'<text x="{x + 3:.2f}" y="{y + 12}" pointer-events="none" {_TEXT}>{text}</text>'
 
 
-def _memory(held: Sequence[tuple[float, int]], y: int, scale: float, elapsed: float) -> str:
-    most = max((bytes_ for _, bytes_ in held), default=0)
+def _memory(levels: Sequence[tuple[float, int]], y: int, scale: float, elapsed: float) -> str:
+    most = max((bytes_ for _, bytes_ in levels), default=0)
     label = f'<text x="8" y="{y + 12}" opacity=".75" {_TEXT}>memory</text>'
     if not most:
         return label
     points, level = [f"{_LEFT},{y + _MEMORY}"], 0
-    for when, bytes_ in [*held, (elapsed, held[-1][1])]:
+    for when, bytes_ in [*levels, (elapsed, levels[-1][1])]:
         x = _LEFT + when * scale
-        for each in (level, bytes_):
-            points.append(f"{x:.2f},{y + _MEMORY * (1 - each / most):.2f}")
+        for height in (level, bytes_):
+            points.append(f"{x:.2f},{y + _MEMORY * (1 - height / most):.2f}")
         level = bytes_
     points.append(f"{_LEFT + elapsed * scale:.2f},{y + _MEMORY}")
     peak = f'<text x="8" y="{y + 26}" opacity=".75" {_TEXT}>at most {_bytes(most)}</text>'

@@ -72,10 +72,10 @@ def _waits(summary: Summary) -> list[str]:
 def _rows(rows: Sequence[TensorRow]) -> str:
     body = []
     for row in rows:
-        name, what, placement, size, _ = cells(row)
+        name, shape, placement, size, _ = cells(row)
         body.append(
             f"<tr{' class=mnb-s' if row.lost else ''}><td>{small(row.picture)}</td>"
-            f"<td{LEFT}><b>{escape(name)}</b></td><td{LEFT}>{escape(what)}</td>"
+            f"<td{LEFT}><b>{escape(name)}</b></td><td{LEFT}>{escape(shape)}</td>"
             f"<td class=mnb-m{LEFT}>{escape(placement)}</td><td{LEFT}>{_unbroken(size)}</td>"
             f"<td{LEFT}>{_line(row)}</td></tr>"
         )
@@ -97,8 +97,8 @@ def _memory(summary: Summary) -> str:
         return f'<div class="mnb-s">live: {escape(live_text(summary.live[:64]))}</div>'
     top = max(summary.live) or 1
     bars = "".join(
-        f"<tr><th{LEFT}>{rank}</th><td{LEFT}>{_bar(held / top)} {size_text(held)}</td></tr>"
-        for rank, held in enumerate(summary.live)
+        f"<tr><th{LEFT}>{rank}</th><td{LEFT}>{_bar(size / top)} {size_text(size)}</td></tr>"
+        for rank, size in enumerate(summary.live)
     )
     title = f"live by rank: {size_text(min(summary.live))} to {size_text(top)}"
     return f"<details><summary>{title}</summary><table><tbody>{bars}</tbody></table></details>"
@@ -113,17 +113,17 @@ def _bar(share: float) -> str:
 def module_html(name: str, parameters: Sequence[tuple[str, Any]]) -> str:
     """The parameters of a module with where they lie: (path, meta) each; memory by rank below."""
     total = sum(placement_of(meta).nbytes for _, meta in parameters)
-    held = live_bytes((meta for _, meta in parameters), parameters[0][1].layout.size)
+    sizes = live_bytes((meta for _, meta in parameters), parameters[0][1].layout.size)
     rows = [_parameter(path, placement_of(meta)) for path, meta in parameters[:_LISTED]]
     tops = table_head(("parameter", "shape", "dtype", "", "placement", "on a rank"))
     more = f'<div class="mnb-s">… and {len(parameters) - len(rows)} more</div>' if len(parameters) > len(rows) else ""
-    largest = max(held)
+    largest = max(sizes)
     return framed(
         heading(
             name, f"{len(parameters)} sharded tensors", size_text(total), f"{size_text(largest)} on the fullest rank"
         ),
         f'<table class="mnb-t">{tops}<tbody>{"".join(rows)}</tbody></table>{more}',
-        f'<div class="mnb-s">by rank: {escape(live_text(tuple(held[:64])))}</div>',
+        f'<div class="mnb-s">by rank: {escape(live_text(tuple(sizes[:64])))}</div>',
     )
 
 
@@ -134,8 +134,8 @@ def module_text(parameters: Sequence[tuple[str, Any]]) -> str:
         placement = placement_of(meta)
         rows.append((path, title(placement), " ".join(map(str, placement.kinds)), size_text(placement.largest)))
     more = f"\n… and {len(parameters) - _LISTED} more" if len(parameters) > _LISTED else ""
-    held = live_bytes((meta for _, meta in parameters), parameters[0][1].layout.size)
-    return f"{text_table(rows)}{more}\nby rank: {live_text(tuple(held[:64]))}"
+    sizes = live_bytes((meta for _, meta in parameters), parameters[0][1].layout.size)
+    return f"{text_table(rows)}{more}\nby rank: {live_text(tuple(sizes[:64]))}"
 
 
 def _parameter(path: str, placement: Placement) -> str:

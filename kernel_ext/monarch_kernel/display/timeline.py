@@ -199,7 +199,7 @@ class _Picture:
         for bar in bars:
             if bar.kind in _STATES or bar.kind in _STRIPS or bar.kind == "collective":
                 continue
-            lane = next((at for at, until in enumerate(lanes) if until <= bar.begin + 1e-9), len(lanes))
+            lane = next((index for index, until in enumerate(lanes) if until <= bar.begin + 1e-9), len(lanes))
             lane = min(lane, _LANES - 1)
             lanes[lane : lane + 1] = [bar.end]
             drawn.append(self._box(bar, top + lane * _BAR, _BAR - 2, self._colour(bar.name)))
@@ -257,9 +257,9 @@ class _Picture:
         """The whole picture."""
         height = _n(self._y + 4)
         axis = "".join(
-            f'<path class="ax" d="M{_n(self._x(at))} {_AXIS - 4}V{height}"/>'
-            f'<text class="dim" x="{_n(self._middle(at, text))}" y="8" text-anchor="middle">{text}</text>'
-            for at, text in ticks(self._begin, self._end, (self._width - self._labels) / 90)
+            f'<path class="ax" d="M{_n(self._x(seconds))} {_AXIS - 4}V{height}"/>'
+            f'<text class="dim" x="{_n(self._middle(seconds, text))}" y="8" text-anchor="middle">{text}</text>'
+            for seconds, text in ticks(self._begin, self._end, (self._width - self._labels) / 90)
         )
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="mnb-tl" width="{self._width}" height="{height}" '
@@ -299,8 +299,8 @@ class TimelineForms:
 
     def install(self) -> None:
         """Timelines are shown like this from now on."""
-        self._formatters["text/html"].for_type(TIMELINE, lambda seen: timeline_html(seen, self._named))
-        self._formatters["text/plain"].for_type(TIMELINE, lambda seen, out, _: out.text(seen.text(self._named)))
+        self._formatters["text/html"].for_type(TIMELINE, lambda timeline: timeline_html(timeline, self._named))
+        self._formatters["text/plain"].for_type(TIMELINE, lambda timeline, out, _: out.text(timeline.text(self._named)))
 
     def uninstall(self) -> None:
         """Removes the displays."""

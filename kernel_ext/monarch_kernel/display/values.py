@@ -66,7 +66,7 @@ def _rich_html(mesh: Any, head: str) -> str:
         size += len(key) if key not in groups else 0
         groups.setdefault(key, (forms, []))[1].append(rank)
     named = [(places_in(mesh, ranks) or "value", forms) for forms, ranks in groups.values()]
-    parts = [(where, part_of(*forms, where)) for where, forms in named]
+    parts = [(label, part_of(*forms, label)) for label, forms in named]
     more = []
     if rest := parts[RICH:]:
         more.append(f"<details><summary>{counted(len(rest), 'more value')}</summary>{side_by_side(rest)}</details>")

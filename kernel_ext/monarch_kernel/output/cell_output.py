@@ -56,7 +56,7 @@ class CellOutput:
         )
         self._lock = threading.Lock()  # over what is collected
         self._waiting: dict[str, _Waiting] = {}  # by address
-        self._held: dict[str, HeldLines] = {}
+        self._backlogs: dict[str, HeldLines] = {}
         self._skipped: dict[str, int] = {}
         self._writing = threading.Lock()  # one batch at a time, in order
         self._wake = threading.Event()
@@ -135,7 +135,7 @@ class CellOutput:
                 if self._cells.of(block.address, block.call) is None:
                     continue
                 if waiting.size > WAITING and block.display is None:
-                    self._held.setdefault(address, HeldLines()).add(block, block.text)
+                    self._backlogs.setdefault(address, HeldLines()).add(block, block.text)
                     continue
                 waiting.written.append(block)
                 waiting.size += len(block.text)
@@ -143,9 +143,9 @@ class CellOutput:
     def _work(self) -> None:
         while not self._ended:
             # Polled while a line is open, for it may get stale without anything more coming.
-            held = self._windows.wait(time.monotonic())
-            busy = self._held or self._rows.waiting or self._receiver.open_lines()
-            self._wake.wait(min(held or STALE_SECONDS, STALE_SECONDS / 2) if busy else held)
+            delay = self._windows.wait(time.monotonic())
+            busy = self._backlogs or self._rows.waiting or self._receiver.open_lines()
+            self._wake.wait(min(delay or STALE_SECONDS, STALE_SECONDS / 2) if busy else delay)
             self._wake.clear()
             time.sleep(FLUSH_SECONDS)
             try:
@@ -164,15 +164,15 @@ class CellOutput:
         with self._writing:
             skipped = self._receiver.skipped()  # not under our lock: the reading thread takes both the other way round
             with self._lock:
-                taken = {address: rank.written for address, rank in self._waiting.items() if rank.written}
+                batches = {address: rank.written for address, rank in self._waiting.items() if rank.written}
                 self._waiting = {}
-                shown = self._pacing.share(taken, self._held)
-                held = self._due(skipped, all_of_it)
+                shown = self._pacing.share(batches, self._backlogs)
+                due = self._due(skipped, all_of_it)
             shown.sort(key=lambda timed: timed[0])
             named = self._sources.several
             self._show([line for _, line in shown], named=named)
             self._rows.show_changed(named=named, all_of_it=all_of_it or displays)
-            self._show_held(held, named=named)
+            self._show_backlogs(due, named=named)
             _, gathered = self._windows.take(time.monotonic(), all_of_it=all_of_it)
             text = "".join(merged(gathered, self._sources.of, named=named))
             if text:
@@ -227,30 +227,30 @@ class CellOutput:
             lost = count - self._skipped.get(address, 0)
             if lost:
                 self._skipped[address] = count
-                self._held.setdefault(address, HeldLines()).count += lost
-        due = [address for address, held in self._held.items() if all_of_it or self._is_due(held, now)]
-        return {address: self._held.pop(address) for address in due}
+                self._backlogs.setdefault(address, HeldLines()).count += lost
+        due = [address for address, backlog in self._backlogs.items() if all_of_it or self._is_due(backlog, now)]
+        return {address: self._backlogs.pop(address) for address in due}
 
-    def _is_due(self, held: HeldLines, now: float) -> bool:
-        return now - held.begun > FOLD_SECONDS if self._front.has_displays else now - held.since > CALM_SECONDS
+    def _is_due(self, backlog: HeldLines, now: float) -> bool:
+        return now - backlog.begun > FOLD_SECONDS if self._front.has_displays else now - backlog.since > CALM_SECONDS
 
-    def _show_held(self, due: dict[str, HeldLines], *, named: bool) -> None:
-        for address, held in due.items():
+    def _show_backlogs(self, due: dict[str, HeldLines], *, named: bool) -> None:
+        for address, backlog in due.items():
             source = self._sources.of(address)
             path = self._mesh_logs.file(address)
-            last = held.last[-1][1] if held.last else Line(address, "")
+            last = backlog.last[-1][1] if backlog.last else Line(address, "")
             if self._front.has_displays:
-                self._folds.add(self._cell(last) or self._front.parent, source, path, held.count, held.last)
+                self._folds.add(self._cell(last) or self._front.parent, source, path, backlog.count, backlog.last)
                 continue
-            below = [line for _, line in held.last][-LINES_BELOW:]
-            notice = f"… {held.count - len(below):,} lines are not shown; all are in {path} (%logs {source.name})"
+            below = [line for _, line in backlog.last][-LINES_BELOW:]
+            notice = f"… {backlog.count - len(below):,} lines are not shown; all are in {path} (%logs {source.name})"
             self._show([last._replace(text=notice), *below], named=named)
         self._folds.show(self._text, named=named)
 
 
 def _level(bars: Sequence[tuple[Source, Line]]) -> list[Line]:
     """The lines of bars; of those of a mesh with the same title, end and values all are as far as the last one is."""
-    behind: dict[object, tuple[float, str]] = {}
+    slowest: dict[object, tuple[float, str]] = {}
     keys = list[object]()
     for source, line in bars:
         bar = Bar.read(line.text)
@@ -258,8 +258,8 @@ def _level(bars: Sequence[tuple[Source, Line]]) -> list[Line]:
             keys.append(None)
             continue
         keys.append(key := (source.uid, line.call, bar.title, bar.total, bar.values))
-        behind[key] = min(behind.get(key, (math.inf, "")), (float(bar.done), line.text))
+        slowest[key] = min(slowest.get(key, (math.inf, "")), (float(bar.done), line.text))
     return [
-        line._replace(text=behind[key][1]) if key is not None else line
+        line._replace(text=slowest[key][1]) if key is not None else line
         for key, (_, line) in zip(keys, bars, strict=True)
     ]

@@ -54,12 +54,12 @@ class Grouping:
         """
         groups: dict[object, DisplayRow | tuple[object, Line, list[Source]]] = {}
         repeats: dict[tuple[str, str, str, Bar | str], int] = {}
-        places: dict[tuple[str, str], tuple[object, Source, bool]] = {}
+        targets: dict[tuple[str, str], tuple[object, Source, bool]] = {}
         for line in lines:
             origin = (line.address, line.call)
-            if origin not in places:
-                places[origin] = self._cell_of(line), self._source_of(line.address), self._merges(line.address)
-            cell, source, merges = places[origin]
+            if origin not in targets:
+                targets[origin] = self._cell_of(line), self._source_of(line.address), self._merges(line.address)
+            cell, source, merges = targets[origin]
             if line.display is not None and self._take is not None:
                 row = self._take(cell, line, source, merges) if cell is not None else None
                 if row is not None:
@@ -67,10 +67,10 @@ class Grouping:
                 continue
             if line.display is not None and not line.text:
                 continue
-            said = Bar.read(line.text) or line.text
-            of_rank = (line.address, line.call, line.stream, said)
+            content = Bar.read(line.text) or line.text
+            of_rank = (line.address, line.call, line.stream, content)
             nth = repeats[of_rank] = repeats.get(of_rank, -1) + 1  # equal lines of one rank stay apart
-            key = (id(cell), line.stream, source.uid, said, nth, "" if merges else line.address)
+            key = (id(cell), line.stream, source.uid, content, nth, "" if merges else line.address)
             group = groups.setdefault(key, (cell, line, []))
             assert not isinstance(group, DisplayRow)
             group[2].append(source)
@@ -93,12 +93,12 @@ def merge_pieces(pieces: Sequence[TextPiece]) -> list[TextPiece]:
             runs.append(piece)
     if len(runs) <= MOST_PIECES:
         return runs
-    whole: dict[tuple[int, str], TextPiece] = {}
+    by_stream: dict[tuple[int, str], TextPiece] = {}
     for piece in runs:
         key = id(piece.cell), piece.stream
-        before = whole[key].text if key in whole else ""
-        whole[key] = piece._replace(text=before + piece.text)
-    return list(whole.values())
+        before = by_stream[key].text if key in by_stream else ""
+        by_stream[key] = piece._replace(text=before + piece.text)
+    return list(by_stream.values())
 
 
 class _Fold:
@@ -134,11 +134,11 @@ class _Fold:
         """As text and as HTML."""
         sources = sorted(self.files)
         first = sources[0]
-        where = prefix(sources, named=named)
+        label = prefix(sources, named=named)
         count = f"{counted(self.count, 'more line')}"
         files = [path for source in sources if (path := self.files[source])]
         many = f"the log files ({files[0]} …) have" if len(files) > 1 else f"{files[0]} has" if files else "no file has"
-        text = f"{where}… {count} not shown here: %logs {first.name} shows the last of them, {many} all"
+        text = f"{label}… {count} not shown here: %logs {first.name} shows the last of them, {many} all"
         below = texts(self._below())
         lines = self._lines(max(FEWEST, LINES // len(sources)))
         rows = [
@@ -149,7 +149,7 @@ class _Fold:
         shown = f", the last {len(lines):,} here" if len(lines) < self.count else ""
         html = framed(
             '<div style="padding-left:var(--jp-code-padding,0)">',  # as the lines above it
-            folded(f"{where}… {count}{shown}", texts(lines)),
+            folded(f"{label}… {count}{shown}", texts(lines)),
             f"<pre>{escape(below)}</pre>",
             f"<details><summary>All of them are in the log files: %logs {escape(first.name)}</summary>"
             f"{table(('rank', 'file'), rows, mono=(1,))}</details></div>",

@@ -35,15 +35,15 @@ class LogMagics(SessionMagics):
         words of the dead are here too. From Python: workers.logs("loss|nan", since="5m", level="WARNING", last=100),
         whose .files says where all that each rank wrote is kept.
         """
-        given = read_logs(line)
-        part: Any = given.place.of(self._session.find(given.place.name))
+        args = read_logs(line)
+        part: Any = args.place.of(self._session.find(args.place.name))
         try:
-            if given.follow:
-                follow(part, given.filters)
+            if args.follow:
+                follow(part, args.filters)
                 return None
-            if given.last is None and not given.filters:
+            if args.last is None and not args.filters:
                 return LogView(part)
-            return logs_of(part, last=given.last, **given.filters)
+            return logs_of(part, last=args.last, **args.filters)
         except (TypeError, IndexError, ValueError, RuntimeError) as error:
             raise UsageError(f"%logs: {error}") from None
 

@@ -67,11 +67,11 @@ class _Share:
         """Characters to show."""
         return sum(_size(*piece) for piece in self.shown)
 
-    def cut(self, places: Collection[int]) -> None:
+    def cut(self, indices: Collection[int]) -> None:
         """Removes lines by index; displays stay."""
         shown, cut = [], []
         for index, (written, line) in enumerate(self.shown):
-            if index in places and written.display is None:
+            if index in indices and written.display is None:
                 cut.append((written, f"{line}\n"))
             else:
                 shown.append((written, line))
@@ -87,7 +87,7 @@ class Pacing:
         self._ranks: dict[str, Bucket] = {}
         self._flooding: set[str] = set()
 
-    def share(self, waiting: dict[str, list[Written]], held: dict[str, HeldLines]) -> list[tuple[float, Line]]:
+    def share(self, waiting: dict[str, list[Written]], backlogs: dict[str, HeldLines]) -> list[tuple[float, Line]]:
         """The lines to show now, with their times; what does not fit is added to `held`, by address."""
         now = time.monotonic()
         shares = {address: self._of_rank(address, written, now) for address, written in waiting.items()}
@@ -95,7 +95,7 @@ class Pacing:
         self._bound_bytes(shares, now)
         for address, share in shares.items():
             for written, text in share.over:
-                held.setdefault(address, HeldLines()).add(written, text)
+                backlogs.setdefault(address, HeldLines()).add(written, text)
         return [
             (written.at, Line(address, line, written.stream, written.call, written.display))
             for address, share in shares.items()
@@ -105,41 +105,41 @@ class Pacing:
     def _of_rank(self, address: str, batch: Sequence[Written], now: float) -> _Share:
         """Lines that one rank may show; none while it floods."""
         bucket = self._ranks.get(address) or self._ranks.setdefault(address, Bucket(RANK_LINES, RANK_BURST))
-        left = int(bucket.refill(now))
-        if address in self._flooding and left > bucket.most / 2:
+        budget = int(bucket.refill(now))
+        if address in self._flooding and budget > bucket.most / 2:
             self._flooding.discard(address)
-        if sum(written.line_count for written in batch if written.display is None) > left:
-            left = min(left, BEGINNING)
+        if sum(written.line_count for written in batch if written.display is None) > budget:
+            budget = min(budget, BEGINNING)
         share = _Share()
         for written in batch:
             if written.display is not None:  # those have bounds of their own
                 share.shown.append((written, written.text.removesuffix("\n")))
                 continue
-            room = 0 if address in self._flooding else left
+            room = 0 if address in self._flooding else budget
             lines = written.text.split("\n", room)  # the end of the last one is behind its \n
             rest = lines.pop()
             share.shown += [(written, line) for line in lines]
             # What is held back counts too: a rank is shown again only once it writes less.
-            left = max(0, left - written.line_count)
+            budget = max(0, budget - written.line_count)
             if rest:
                 self._flooding.add(address)
                 share.over.append((written, rest))
-        bucket.left = left
+        bucket.left = budget
         return share
 
     def _bound_lines(self, shares: dict[str, _Share], now: float) -> None:
         """Removes lines beyond the limit of all ranks together; equal lines of several ranks count once."""
-        left = self._lines.refill(now)
-        wanted: Counter[str] = Counter()
+        budget = self._lines.refill(now)
+        counts: Counter[str] = Counter()
         for share in shares.values():
-            wanted |= Counter(line for written, line in share.shown if written.display is None)
-        if wanted.total() <= left:
-            self._lines.left = left - wanted.total()
+            counts |= Counter(line for written, line in share.shown if written.display is None)
+        if counts.total() <= budget:
+            self._lines.left = budget - counts.total()
             return
-        seen: set[tuple[str, int]] = set()
-        for place, address in enumerate(sorted(shares, key=lambda rank: len(shares[rank].shown))):
+        keys: set[tuple[str, int]] = set()
+        for order, address in enumerate(sorted(shares, key=lambda rank: len(shares[rank].shown))):
             share = shares[address]
-            most = min(left / (len(shares) - place), BEGINNING) if len(share.shown) > FEW else FEW
+            most = min(budget / (len(shares) - order), BEGINNING) if len(share.shown) > FEW else FEW
             used = 0
             times: Counter[str] = Counter()
             for index, (written, line) in enumerate(share.shown):
@@ -147,23 +147,23 @@ class Pacing:
                     continue
                 times[line] += 1
                 key = line, times[line]
-                if key in seen:
+                if key in keys:
                     continue
                 if used + 1 > most:
                     share.cut(range(index, len(share.shown)))
                     self._flooding.add(address)
                     self._ranks[address].left = 0.0
                     break
-                seen.add(key)
+                keys.add(key)
                 used += 1
-            left = max(0.0, left - used)
-        self._lines.left = left
+            budget = max(0.0, budget - used)
+        self._lines.left = budget
 
     def _bound_bytes(self, shares: dict[str, _Share], now: float) -> None:
         """Removes what exceeds the bytes that a front end may be sent; ranks that need little keep all of it."""
-        left = self._bytes.refill(now)
+        budget = self._bytes.refill(now)
         for order, share in enumerate(sorted(shares.values(), key=lambda share: share.size)):
-            most = left / (len(shares) - order)
+            most = budget / (len(shares) - order)
             used = 0.0
             cut = set()
             for index, piece in enumerate(share.shown):
@@ -173,8 +173,8 @@ class Pacing:
                 else:
                     used += size
             share.cut(cut)
-            left -= used
-        self._bytes.left = left
+            budget -= used
+        self._bytes.left = budget
 
     def anew(self) -> None:
         """Another cell begins: whatever was shown in the one before, it has room."""

@@ -59,11 +59,11 @@ class DisplayRow:
     def drop(self, matches: Callable[[RankDisplay], bool]) -> None:
         """Removes displays."""
         for digest, group in tuple(self._groups.items()):
-            left = [member for member in group if not matches(member)]
-            if len(left) < len(group):
+            remaining = [member for member in group if not matches(member)]
+            if len(remaining) < len(group):
                 self.changed = True
-                self._groups[digest] = left
-                if not left:
+                self._groups[digest] = remaining
+                if not remaining:
                     del self._groups[digest]
 
     def has(self, digest: bytes) -> bool:
@@ -83,8 +83,8 @@ class DisplayRow:
         """The heading of the row."""
         if not self._groups:
             return _NOTHING
-        where = prefix([member.source for group in self._groups.values() for member in group], named=named).strip()
-        return {"text/plain": where if len(self) == 1 else f"{where} {len(self)} different displays"}
+        label = prefix([member.source for group in self._groups.values() for member in group], named=named).strip()
+        return {"text/plain": label if len(self) == 1 else f"{label} {len(self)} different displays"}
 
     def look(self, named: bool) -> object:
         """Equal while `body` is."""

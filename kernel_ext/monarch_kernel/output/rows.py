@@ -108,7 +108,7 @@ class DisplayRows:
         row = call.place(member, lambda: DisplayRow(cell) if self._has_room(cell, display.size) else None)
         if row is None or not self._has_room(cell):
             if row is not None:
-                row.drop(lambda other: other is member)
+                row.drop(lambda entry: entry is member)
             self._skip(cell, source)
             return None
         if display.id:
@@ -121,7 +121,7 @@ class DisplayRows:
         self._calls.move_to_end(key)
         while len(self._calls) > 1 and (len(self._calls) > MOST_CALLS or self._size() > KEPT_BYTES):
             _, old = self._calls.popitem(last=False)
-            self._named = {name: place for name, place in self._named.items() if place[0] not in old.rows}
+            self._named = {name: entry for name, entry in self._named.items() if entry[0] not in old.rows}
         return call
 
     def _size(self) -> int:
@@ -129,7 +129,7 @@ class DisplayRows:
 
     @staticmethod
     def _replace(row: DisplayRow, member: RankDisplay, display: Display) -> None:
-        row.drop(lambda other: other is member)
+        row.drop(lambda entry: entry is member)
         member.put(display)
         row.put(member)
 
@@ -172,10 +172,10 @@ class DisplayRows:
             if left_out.changed and (all_of_it or (left_out.sent or 0.0) <= due):
                 again = left_out.sent is not None
                 left_out.changed, left_out.sent = False, time.monotonic()
-                where = prefix(list(left_out.sources), named=named)
+                label = prefix(list(left_out.sources), named=named)
                 displays = f"{left_out.count:,} more display{' is' if left_out.count == 1 else 's are'}"
                 room = f"a cell has room for {MOST}, of {MOST_BYTES >> 20} MB together"
-                text = {"text/plain": f"{where}… {displays} not shown: {room}"}
+                text = {"text/plain": f"{label}… {displays} not shown: {room}"}
                 self._front.display(text, left_out.id, update=again, cell=left_out.cell)
 
     @property

@@ -21,27 +21,27 @@ def handle_type() -> Any:
     return getattr(module, "MeshTensor", None)
 
 
-def names_of(held: Mapping[str, Any]) -> dict[tuple[int, int], str]:
+def names_of(namespace: Mapping[str, Any]) -> dict[tuple[int, int], str]:
     """Names by number of the mesh's stream and number of the tensor; of several, the one that comes first."""
     handle = handle_type()
     names: dict[tuple[int, int], str] = {}
     if handle is None:
         return names
-    for name, tensor in _tensors(held, handle):
+    for name, tensor in _tensors(namespace, handle):
         reference = tensor.reference
         names.setdefault((reference.stream.number, reference.number), name)
     return names
 
 
-def name_of(held: Mapping[str, object], tensor: object) -> str:
+def name_of(namespace: Mapping[str, object], tensor: object) -> str:
     """The variable that holds this very tensor; "" for none."""
-    return next((name for name, value in tuple(held.items()) if value is tensor and not name.startswith("_")), "")
+    return next((name for name, value in tuple(namespace.items()) if value is tensor and not name.startswith("_")), "")
 
 
-def _tensors(held: Mapping[str, Any], handle: Any) -> Iterator[tuple[str, Any]]:
+def _tensors(namespace: Mapping[str, Any], handle: Any) -> Iterator[tuple[str, Any]]:
     module_type = getattr(sys.modules.get("torch.nn"), "Module", ())
     modules = []
-    for name, value in held.items():
+    for name, value in namespace.items():
         if name.startswith("_"):  # what IPython keeps of outputs too
             continue
         if isinstance(value, handle):

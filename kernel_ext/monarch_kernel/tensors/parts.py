@@ -25,10 +25,10 @@ def parts_on(mesh: Any, source: str) -> Iterator[None]:
     if handle is None or not isinstance(mesh, ProcMesh):
         yield
         return
-    here = {stream for stream, procs in all_streams() if state_of(procs) is state_of(mesh)}
-    held = variables()
-    named = {name: held[name] for name in _names(source) & held.keys() - _OF_CELLS if isinstance(held[name], handle)}
-    on_mesh = {name: tensor for name, tensor in named.items() if tensor.reference.stream in here}
+    streams = {stream for stream, procs in all_streams() if state_of(procs) is state_of(mesh)}
+    scope = variables()
+    named = {name: scope[name] for name in _names(source) & scope.keys() - _OF_CELLS if isinstance(scope[name], handle)}
+    on_mesh = {name: tensor for name, tensor in named.items() if tensor.reference.stream in streams}
     if not on_mesh:
         yield
         return

@@ -33,8 +33,8 @@ class TensorReporter:
         self._lock = threading.Lock()
         self._running = False
         self._reported: dict[str, dict[str, object]] = {}  # as the store has it
-        self._asked: dict[int, tuple[Asked, float]] = {}  # by stream, with when that was
-        self._known: dict[int, Sequence[MemoryUsed]] = {}  # the answers
+        self._requests: dict[int, tuple[Asked, float]] = {}  # by stream, with when that was
+        self._answers: dict[int, Sequence[MemoryUsed]] = {}  # the answers
         self._last: dict[int, tuple[Sequence[Any], Sequence[Any]]] = {}  # moved, waited, by stream
 
     def begin_cell(self) -> None:
@@ -96,24 +96,24 @@ class TensorReporter:
     def _ask(self, runtime: Runtime, *, anew: bool) -> None:
         """Requests the memory use of ranks, where no request is pending."""
         now = time.monotonic()
-        here = dict.fromkeys(stream.number for stream, _ in streams())
+        numbers = dict.fromkeys(stream.number for stream, _ in streams())
         for stream, procs in streams():
-            _, since = self._asked.get(stream.number, (None, 0.0))
+            _, since = self._requests.get(stream.number, (None, 0.0))
             if anew or now - since > ASKING_S:
                 if anew:
                     stream.flush_nowait()  # the count includes operations issued so far
-                self._asked[stream.number] = Asked(runtime, procs, stream.number), now
-        for number in self._asked.keys() - here.keys():
-            del self._asked[number]
-            self._known.pop(number, None)
+                self._requests[stream.number] = Asked(runtime, procs, stream.number), now
+        for number in self._requests.keys() - numbers.keys():
+            del self._requests[number]
+            self._answers.pop(number, None)
 
     def _used(self, number: int, wait_s: float) -> "Sequence[MemoryUsed] | None":
         """The last answer of the ranks; None for streams that have ended."""
-        asked = self._asked.get(number)
-        answer = asked[0].answered(wait_s) if asked is not None else None
+        request = self._requests.get(number)
+        answer = request[0].answered(wait_s) if request is not None else None
         if answer is not None:
-            self._known[number] = answer
-        return self._known.get(number)
+            self._answers[number] = answer
+        return self._answers.get(number)
 
     def _again(self, runtime: Runtime, file_name: FileName) -> None:
         with self._lock:
@@ -148,8 +148,8 @@ def streams() -> list[tuple[Any, ProcMesh]]:
 def mesh_ranks(procs: ProcMesh) -> dict[str, Any]:
     """The processes of a mesh of tensors as views name them: the uid of their mesh, and their indices in it."""
     state = state_of(procs)
-    whole = {base: index for index, base in enumerate(state.region.ranks())}
-    return {"mesh": state.uid, "ranks": [whole[base] for base in region_of(procs).ranks()]}
+    indices = {base: index for index, base in enumerate(state.region.ranks())}
+    return {"mesh": state.uid, "ranks": [indices[base] for base in region_of(procs).ranks()]}
 
 
 TENSOR_REPORTER = TensorReporter()

@@ -20,9 +20,9 @@ class TensorListing:
     """The current tensors by mesh; with `waits`, the lines that waited instead."""
 
     def __init__(self, runtime: Runtime, *, waits: bool = False) -> None:
-        found = store_of(runtime).document().get("tensors", {})
+        records = store_of(runtime).document().get("tensors", {})
         self.waits = waits
-        self.meshes: dict[str, Summary] = {key: converted(record, Summary) for key, record in found.items()}
+        self.meshes: dict[str, Summary] = {key: converted(record, Summary) for key, record in records.items()}
 
     def __repr__(self) -> str:
         if not self.meshes:
@@ -34,11 +34,11 @@ class TensorListing:
 def head(summary: Summary) -> tuple[str, ...]:
     """Its mesh, how many tensors there are, and how much that is."""
     count = f"{counted(summary.count, 'tensor')}"
-    where = mesh_text(summary.labels, summary.sizes)
+    mesh = mesh_text(summary.labels, summary.sizes)
     if summary.lost:
-        return where, f"{count}, lost", size_text(summary.nbytes)
+        return mesh, f"{count}, lost", size_text(summary.nbytes)
     lost = f"{summary.gone} of them lost" if summary.gone else ""
-    return where, count, lost, size_text(summary.nbytes), f"{size_text(summary.largest)} on the fullest rank"
+    return mesh, count, lost, size_text(summary.nbytes), f"{size_text(summary.largest)} on the fullest rank"
 
 
 def cells(row: TensorRow) -> tuple[str, ...]:
@@ -61,8 +61,8 @@ def memory_lines(summary: Summary) -> list[str]:
     """Memory of tensors on ranks, and the memory that processes or devices have."""
     lines = [f"live: {live_text(summary.live)}"]
     if summary.memory is not None:
-        of = "memory of the processes" if summary.memory.of == "process" else "memory allocated on the devices"
-        lines.append(f"{of}: {live_text(summary.memory.allocated)}, at most {live_text(summary.memory.peak)} so far")
+        label = "memory of the processes" if summary.memory.of == "process" else "memory allocated on the devices"
+        lines.append(f"{label}: {live_text(summary.memory.allocated)}, at most {live_text(summary.memory.peak)} so far")
     return lines
 
 

@@ -48,20 +48,20 @@ def _after(message: Message, patches: list[Message]) -> Iterator[Message]:
         yield {"type": "delta", "prev": seq, "seq": seq, "patch": patch, "now": message["now"]}
 
 
-def _patches(whole: Message, size: Size, most: int) -> list[Message]:
+def _patches(document: Message, size: Size, most: int) -> list[Message]:
     """Merge patches that make up a merge patch, or a document, when they are applied in turn; at least one."""
-    made: list[Message] = [{}]
+    patches: list[Message] = [{}]
     filled = 0
-    for path, value, weight in _leaves((), whole, size, max(1, most // 8)):
+    for path, value, weight in _leaves((), document, size, max(1, most // 8)):
         if filled and filled + weight > most:
-            made.append({})
+            patches.append({})
             filled = 0
         filled += weight
-        into = made[-1]
+        into = patches[-1]
         for key in path[:-1]:
             into = into.setdefault(key, {})
         into[path[-1]] = value
-    return made
+    return patches
 
 
 def _leaves(path: tuple[str, ...], value: Any, size: Size, most: int) -> Iterator[tuple[tuple[str, ...], Any, int]]:
@@ -79,8 +79,8 @@ def _lines(message: Message, size: Size, most: int) -> Iterator[Message]:
     run: list[object] = []
     filled = 0
     first = message
-    for index, at, level, text in message["lines"]:
-        line = (index, at, level, text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)")
+    for index, time, level, text in message["lines"]:
+        line = (index, time, level, text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)")
         weight = size(line)
         if run and filled + weight > most:
             yield {**first, "lines": run}
@@ -156,8 +156,8 @@ _last: tuple[Message | None, bytes | None] = (None, None)
 
 def _encoded(message: Message) -> bytes | None:
     global _last
-    known, body = _last
-    if known is not message:
+    last, body = _last
+    if last is not message:
         try:
             body = msgspec.json.encode(message)
         except (TypeError, ValueError):  # such as text with halves of characters, which Jupyter's own packer takes

@@ -52,7 +52,7 @@ class StoppedView:
         self._changed.set()
         self._closed = False
         self._last: Message = {}
-        self._unlisten = self._controller.stopped.listen(self._happened)
+        self._unlisten = self._controller.stopped.listen(self._on_stop)
         threading.Thread(target=self._run, name="monarch-stops", daemon=True).start()
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class StoppedView:
         self._unlisten()
         self._changed.set()
 
-    def _happened(self, kind: str, record: Stopped) -> None:
+    def _on_stop(self, kind: str, record: Stopped) -> None:
         self._changed.set()
 
     def _run(self) -> None:
@@ -77,11 +77,11 @@ class StoppedView:
             time.sleep(SEND_S)
 
     def _send_picture(self, rest: tuple[dict[str, int], list[Missing]] | None) -> None:
-        sizes, others = rest if rest is not None else ({}, ())
+        sizes, absent = rest if rest is not None else ({}, ())
         picture = picture_of(
             self._controller.stopped.records(),
             sizes=sizes or self._sizes(),
-            missing=others,
+            missing=absent,
             name=self._name,
             index=place_in_mesh(self._runtime),
         )
@@ -130,21 +130,21 @@ class DebugRequests:
         raise debug.DebugError(wrong or f"{state.name} has no such rank")
 
     @staticmethod
-    def _meant(controller: Controller, message: Message) -> list[Stopped]:
+    def _records(controller: Controller, message: Message) -> list[Stopped]:
         every = controller.stopped.records()
-        wanted = message.get("sessions")
-        records = every if wanted is None else [record for record in every if record.session in wanted]
+        sessions = message.get("sessions")
+        records = every if sessions is None else [record for record in every if record.session in sessions]
         if not records:
-            raise debug.DebugError("the rank is not stopped any more" if wanted is not None else "nothing is stopped")
+            raise debug.DebugError("the rank is not stopped any more" if sessions is not None else "nothing is stopped")
         return records
 
     def _prompt(self, controller: Controller, message: Message) -> DebugPrompt:
-        sessions = {record.session for record in self._meant(controller, message)}
+        sessions = {record.session for record in self._records(controller, message)}
 
-        def meant() -> list[Stopped]:
+        def candidates() -> list[Stopped]:
             return [record for record in controller.stopped.records() if record.session in sessions]
 
-        return DebugPrompt(controller, meant, self._name, everybody=True)
+        return DebugPrompt(controller, candidates, self._name, everybody=True)
 
     def _run(self, controller: Controller, message: Message, command: str) -> Message:
         return {"text": self._prompt(controller, message).do(command).text}
@@ -170,18 +170,18 @@ class DebugRequests:
         return self._select(controller, message, m.Select(session="", by=1))
 
     def _select(self, controller: Controller, message: Message, command: m.Select) -> Message:
-        answers = controller.ask(self._meant(controller, message), command)
+        answers = controller.ask(self._records(controller, message), command)
         return {"text": "\n".join(dict.fromkeys(f"*** {answer.error}" for answer in answers if answer.error))}
 
     def _do_locals(self, controller: Controller, message: Message) -> Message:
-        records = self._meant(controller, message)
+        records = self._records(controller, message)
         names = tuple(message.get("names") or ())
         pairs = list(zip(records, controller.ask(records, m.GetVariables(session="", names=names)), strict=True))
         errors = [f"{named([record])}: {answer.error}" for record, answer in pairs if answer.error]
         return {"locals": variables_by_rank(pairs), "errors": errors}
 
     def _do_eval(self, controller: Controller, message: Message) -> Message:
-        records = self._meant(controller, message)
+        records = self._records(controller, message)
         expression = str(message.get("text") or "").strip()
         if not expression:
             raise ValueError("write an expression, such as loss")
@@ -194,22 +194,22 @@ class DebugRequests:
         state = controller.runtime.meshes.get(str(message.get("mesh")))
         if not isinstance(state, ActorState):
             raise LookupError(f"there is no mesh {message.get('mesh')!r} of actors any more")
-        mesh: ActorMesh[object] = ActorMesh(state, part_meant(state, message))
-        made = controller.breakpoints.set(mesh, str(message.get("where") or ""), str(message.get("condition") or ""))
-        return {"breakpoint": breakpoint_row(made), "text": repr(made)}
+        mesh: ActorMesh[object] = ActorMesh(state, requested_part(state, message))
+        bp = controller.breakpoints.set(mesh, str(message.get("where") or ""), str(message.get("condition") or ""))
+        return {"breakpoint": breakpoint_row(bp), "text": repr(bp)}
 
     def _do_clear(self, controller: Controller, message: Message) -> Message:
         controller.breakpoints.clear(int(message.get("number") or 0))
         return {"text": ""}
 
 
-def part_meant(state: MeshState, message: Message) -> Region:
+def requested_part(state: MeshState, message: Message) -> Region:
     """The ranks of a mesh that a request is about."""
-    wanted: Sequence[int] | None = message.get("ranks")
-    if wanted is None:
+    indices: Sequence[int] | None = message.get("ranks")
+    if indices is None:
         return state.region
     bases = list(state.region.ranks())
-    return region_of_ranks(["rank"], [len(wanted)], [bases[index] for index in wanted])
+    return region_of_ranks(["rank"], [len(indices)], [bases[index] for index in indices])
 
 
 def breakpoint_row(breakpoint: debug.Breakpoint) -> Message:

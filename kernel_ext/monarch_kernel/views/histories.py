@@ -65,7 +65,7 @@ def curves(history: History) -> Message:
     measures = []
     for measure in history.measured(parts):
         peak = history.peak(measure.field, parts)
-        seen = next((each for each in TIMELINES.all if _covers(each, history, peak.at)), None)
+        timeline = next((candidate for candidate in TIMELINES.all if _covers(candidate, history, peak.at)), None)
         when = time.strftime("%H:%M:%S", time.localtime(peak.at))
         measures.append(
             {
@@ -73,14 +73,14 @@ def curves(history: History) -> Message:
                 "lines": _lines(history, measure, samples, now) if samples else common_lines(measure, parts, now),
                 "peak": f"{measure.text(peak.value)} · {history.where(peak.rank)} · {when}",
                 "at": peak.at,
-                "timeline": "" if seen is None else seen.key,
+                "timeline": "" if timeline is None else timeline.key,
             }
         )
     return {"name": history.name, "ranks": len(ranks), "measures": measures}
 
 
-def _covers(timeline: Timeline, history: History, at: float) -> bool:
-    return bool(timeline.procs == history.procs and timeline.began <= at <= timeline.now)
+def _covers(timeline: Timeline, history: History, moment: float) -> bool:
+    return bool(timeline.procs == history.procs and timeline.began <= moment <= timeline.now)
 
 
 def _lines(
@@ -89,21 +89,21 @@ def _lines(
     return [
         {
             "label": history.where(rank),
-            "points": [(_minutes(each.at, now), getattr(each, measure.field) / measure.unit) for each in ranks],
+            "points": [(_minutes(sample.at, now), getattr(sample, measure.field) / measure.unit) for sample in series],
         }
-        for rank, ranks in samples.items()
+        for rank, series in samples.items()
     ]
 
 
 def common_lines(measure: Measure, parts: Sequence[UsagePart], now: float) -> list[dict[str, object]]:
     """The highest, the mean and the lowest of many ranks; of many parts of the time, some are drawn together."""
-    at = measure.place
+    index = measure.place
     count = -(-len(parts) // PARTS)
     drawn = [parts[begin : begin + count] for begin in range(0, len(parts), count)]
     kinds: dict[str, Callable[[Sequence[UsagePart]], float]] = {
-        "highest": lambda some: max(part.high[at] for part in some),
-        "mean": lambda some: sum(part.mean[at] for part in some) / len(some),
-        "lowest": lambda some: min(part.low[at] for part in some),
+        "highest": lambda some: max(part.high[index] for part in some),
+        "mean": lambda some: sum(part.mean[index] for part in some) / len(some),
+        "lowest": lambda some: min(part.low[index] for part in some),
     }
     return [
         {"label": label, "points": [(_minutes(some[-1].at, now), kind(some) / measure.unit) for some in drawn]}
@@ -111,8 +111,8 @@ def common_lines(measure: Measure, parts: Sequence[UsagePart], now: float) -> li
     ]
 
 
-def _minutes(at: float, now: float) -> float:
-    return round((at - now) / 60, 3)
+def _minutes(moment: float, now: float) -> float:
+    return round((moment - now) / 60, 3)
 
 
 def _feed(watch: Watch) -> Callable[[], None]:

@@ -35,9 +35,9 @@ class LineFeed:
         if state is None:
             raise LookupError(f"there is no mesh {watch.get('mesh')!r}")
         self._procs = proc_state_of(state)
-        wanted = watch.get("ranks")
+        indices = watch.get("ranks")
         bases = list(state.region.ranks())
-        self._index = {base: index for index, base in enumerate(bases) if wanted is None or index in wanted}
+        self._index = {base: index for index, base in enumerate(bases) if indices is None or index in indices}
         self._waiting: deque[Line] = deque(maxlen=MOST)
         self._skipped = 0
         self._lock = threading.Lock()

@@ -28,8 +28,8 @@ class ViewMagics:
     def _add(self, view: LiveView) -> None:
         if view.magic is None:
             return
-        known = line_magic_of(self._shell, view.name)
-        if known is not None and not isinstance(known, _Magic):
+        magic = line_magic_of(self._shell, view.name)
+        if magic is not None and not isinstance(magic, _Magic):
             raise ValueError(f"there is a magic %{view.name} already: choose another name for the view")
         self._shell.register_magic_function(_Magic(view, self._session), "line", view.name)
 

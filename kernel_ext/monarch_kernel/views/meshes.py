@@ -15,8 +15,8 @@ def options_of(mesh: Any) -> dict[str, Any]:
     state, region = state_of(mesh), region_of(mesh)
     options: dict[str, Any] = {"mesh": state.uid}
     if region != state.region:
-        whole = {base: index for index, base in enumerate(state.region.ranks())}
-        options["ranks"] = [whole[base] for base in region.ranks()]
+        indices = {base: index for index, base in enumerate(state.region.ranks())}
+        options["ranks"] = [indices[base] for base in region.ranks()]
     return options
 
 

@@ -25,7 +25,7 @@ from ..jobs import end_job, job_places, running_job_rows
 from ..leaving import bind
 from ..session import Session, killed, resized
 from .channel import Message
-from .debugger import DebugRequests, part_meant
+from .debugger import DebugRequests, requested_part
 from .live import LiveViews
 from .tensors import placement, values
 from .timelines import order
@@ -66,12 +66,12 @@ class Requests:
     def _bases(self, state: MeshState, message: Message) -> list[int]:
         """The base ranks that are meant."""
         bases = list(state.region.ranks())
-        wanted: Sequence[int] | None = message.get("ranks")
-        if wanted is None:
+        indices: Sequence[int] | None = message.get("ranks")
+        if indices is None:
             return bases
-        if not all(isinstance(index, int) and 0 <= index < len(bases) for index in wanted):
-            raise LookupError(f"{state.name} has no ranks {list(wanted)}")
-        return [bases[index] for index in wanted]
+        if not all(isinstance(index, int) and 0 <= index < len(bases) for index in indices):
+            raise LookupError(f"{state.name} has no ranks {list(indices)}")
+        return [bases[index] for index in indices]
 
     @staticmethod
     def _meshes(state: MeshState, message: Message, bases: list[int]) -> list[Any]:
@@ -85,7 +85,7 @@ class Requests:
         """The requested ranks as one mesh."""
         self._bases(state, message)
         kind: Any = ActorMesh if isinstance(state, ActorState) else ProcMesh
-        return kind(state, part_meant(state, message))
+        return kind(state, requested_part(state, message))
 
     # -- verbs ------------------------------------------------------------------------------------------------------
 
@@ -153,9 +153,9 @@ class Requests:
         bases = self._bases(state, message)[:STACKS]
         indices = message.get("ranks") or range(len(bases))
         actor = state.uid if isinstance(state, ActorState) else ""
-        asked = [request(runtime, procs.address(base), STACK, WhichStack(actor, base)) for base in bases]
+        replies = [request(runtime, procs.address(base), STACK, WhichStack(actor, base)) for base in bases]
         stacks = {}
-        for index, base, future in zip(indices, bases, asked, strict=False):
+        for index, base, future in zip(indices, bases, replies, strict=False):
             try:
                 stacks[str(index)] = future.get(STACK_S).text
             except TimeoutError:
@@ -173,11 +173,11 @@ class Requests:
         bases = self._bases(state, message)
         indices = message.get("ranks") or range(len(bases))
         receiver = runtime.part(MeshLogs).receiver
-        kept = {}
+        lines = {}
         for index, base in zip(indices, bases, strict=False):
             written = receiver.written(procs.address(base))
-            kept[str(index)] = [line for block in written for line in block.lines][-most:]
-        return {"lines": kept}
+            lines[str(index)] = [line for block in written for line in block.lines][-most:]
+        return {"lines": lines}
 
     def _do_why(self, runtime: Runtime, message: Message) -> Message:
         return _document(diagnosis.diagnose(self._diagnosed(runtime, message)))
@@ -199,8 +199,8 @@ class Requests:
         """The mesh that is meant; None for all with calls under way."""
         if not message.get("mesh"):
             return None
-        whole: ActorMesh[Any] | ProcMesh = self._meshes(self._state(runtime, message), {}, [])[0]
-        return whole
+        mesh: ActorMesh[Any] | ProcMesh = self._meshes(self._state(runtime, message), {}, [])[0]
+        return mesh
 
     def _do_spawn(self, runtime: Runtime, message: Message) -> Message:
         name, dims = str(message.get("name") or ""), message.get("dims")
@@ -214,7 +214,7 @@ class Requests:
     def _do_places(self, runtime: Runtime, message: Message) -> Message:
         return {
             "places": [
-                {"name": name, "text": text, "why": why, "hosts": hosts} for name, text, why, hosts in job_places()
+                {"name": name, "text": text, "why": cause, "hosts": hosts} for name, text, cause, hosts in job_places()
             ]
         }
 
@@ -226,19 +226,19 @@ class Requests:
         return {"text": end_job(str(message.get("job")))}
 
     def _do_left(self, runtime: Runtime, message: Message) -> Message:
-        here = self._session.meshes()
+        attached = self._session.meshes()
         return {
             "meshes": [
                 {"uid": mesh.uid, "name": mesh.name, "held": mesh.holder is not None, "text": listing([mesh])}
                 for mesh in detached_meshes()
-                if mesh.uid not in here
+                if mesh.uid not in attached
             ]
         }
 
     def _do_attach(self, runtime: Runtime, message: Message) -> Message:
         back = attach_mesh(str(message.get("uid")), steal=bool(message.get("steal")))
-        taken = bind(self._session, back)
-        also = [f"the variable {name} holds something else, and stays as it is" for name in taken]
+        conflicts = bind(self._session, back)
+        also = [f"the variable {name} holds something else, and stays as it is" for name in conflicts]
         return {"text": "\n".join([back.report.text(), *also])}
 
     def _do_end(self, runtime: Runtime, message: Message) -> Message:
@@ -263,23 +263,23 @@ class Requests:
     def _do_namespace(self, runtime: Runtime, message: Message) -> Message:
         state = self._state(runtime, message)
         bases = self._bases(state, message)
-        found = controller_of(runtime).variables(state, bases, STACK_S)
+        answers = controller_of(runtime).variables(state, bases, STACK_S)
         rows = []
-        for name, merged in merged_variables(found).items():
+        for name, merged in merged_variables(answers).items():
             shown = [
                 {
                     "type": variable.kind,
                     "text": variable.text,
-                    "where": "" if len(ranks) == len(found) else places_of(state.region, ranks),
+                    "where": "" if len(ranks) == len(answers) else places_of(state.region, ranks),
                 }
                 for variable, ranks in merged[:MOST_VALUES]
             ]
             rows.append({"name": name, "values": shown, "more": max(0, len(merged) - MOST_VALUES)})
-        silent = [base for base in bases if base not in found]
+        silent = [base for base in bases if base not in answers]
         notes = [f"no answer from {places_of(state.region, silent) or state.name}"] if silent else []
-        if more := max((answer.more for answer in found.values()), default=0):
+        if more := max((answer.more for answer in answers.values()), default=0):
             notes.append(f"{more} more variables are left out")
-        return {"rows": rows, "answered": len(found), "text": "; ".join(notes)}
+        return {"rows": rows, "answered": len(answers), "text": "; ".join(notes)}
 
     def _do_timeline(self, runtime: Runtime, message: Message) -> Message:
         return order(message, lambda: self._part(self._state(runtime, message), message))
@@ -298,13 +298,13 @@ class Requests:
         return self._debugger.answer(runtime, message)
 
 
-def _document(found: diagnosis.Diagnosis) -> Message:
+def _document(report: diagnosis.Diagnosis) -> Message:
     findings = [
-        {"kind": each.kind, "mesh": each.mesh, "text": each.text, "perhaps": each.is_suspicion, "sure": each.sure}
-        for each in found.findings
+        {"kind": entry.kind, "mesh": entry.mesh, "text": entry.text, "perhaps": entry.is_suspicion, "sure": entry.sure}
+        for entry in report.findings
     ]
-    text = found.ended or ("" if findings else "Nothing was found.")
-    return {"findings": findings, "inspected": found.inspected, "text": text}
+    text = report.ended or ("" if findings else "Nothing was found.")
+    return {"findings": findings, "inspected": report.inspected, "text": text}
 
 
 def _actors(state: ProcState | MeshState) -> list[str]:

@@ -53,10 +53,10 @@ def values(runtime: Runtime, key: str, number: int) -> dict[str, Any]:
             raise LookupError(_contents_gone(stream.lost or stream.held.lost[number]))
         if number in stream.held.stale:
             raise LookupError("it is a view of a tensor that has changed since: it is made again when a cell uses it")
-        asked = AskValues(state_of(procs).uid, stream.number, number, stream.sent(), EDGE)
+        question = AskValues(state_of(procs).uid, stream.number, number, stream.sent(), EDGE)
         until = time.monotonic() + COMES_S
         while True:
-            parts = values_on(runtime, procs, asked, lost_ranks(stream), VALUES_S)
+            parts = values_on(runtime, procs, question, lost_ranks(stream), VALUES_S)
             coming = [part for part in parts if not isinstance(part, str) and part.state == "coming"]
             if not coming or time.monotonic() > until:
                 break
@@ -67,8 +67,8 @@ def values(runtime: Runtime, key: str, number: int) -> dict[str, Any]:
     raise LookupError("this tensor is gone: nothing refers to it any more")
 
 
-def _contents_gone(why: str) -> str:
-    return f"its contents are gone: {why.strip().partition(chr(10))[0].rstrip(':,')}"
+def _contents_gone(reason: str) -> str:
+    return f"its contents are gone: {reason.strip().partition(chr(10))[0].rstrip(':,')}"
 
 
 def tensors(session: Session, line: str) -> TensorListing:
@@ -90,7 +90,7 @@ def tensors(session: Session, line: str) -> TensorListing:
 def _shown(tensor: Any) -> Shown:
     stream = tensor.reference.stream
     placement = document(placement_of(tensor.meta), name_of(variables(), tensor))
-    ranks = next((mesh_ranks(procs) for other, procs in all_streams() if other is stream), {})
+    ranks = next((mesh_ranks(procs) for candidate, procs in all_streams() if candidate is stream), {})
     of = [str(stream.number), tensor.reference.number]
     return Shown(
         {"placement": placement, "of": of, **ranks},

@@ -31,7 +31,7 @@ class Timelines:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: list[Timeline] = []
+        self._timelines: list[Timeline] = []
         self._added = threading.Event()  # replaced with each new one
         self._feeds = 0  # front ends that are shown one
 
@@ -39,31 +39,31 @@ class Timelines:
     def all(self) -> "list[Timeline]":
         """All of them, the newest first."""
         with self._lock:
-            return list(self._known)
+            return list(self._timelines)
 
     def get(self, key: str) -> "Timeline | None":
         """The one with that key; the newest for ""."""
-        return next((each for each in self.all if key in ("", each.key)), None)
+        return next((timeline for timeline in self.all if key in ("", timeline.key)), None)
 
     def of(self, part: AnyMesh) -> "Timeline":
         """The one of these ranks that is being recorded, or else a new one."""
         name, region = state_of(part).name, region_of(part)
-        for known in self.all:
-            if not known.ended and (known.name, known.region) == (name, region):
-                return known
+        for timeline in self.all:
+            if not timeline.ended and (timeline.name, timeline.region) == (name, region):
+                return timeline
         return self.add(profiling.timeline(part))
 
     def add(self, timeline: "Timeline") -> "Timeline":
         """Adds one, and returns it."""
         with self._lock:
-            if timeline not in self._known:
-                self._known.insert(0, timeline)
-            old = self._known[KEPT:]
-            del self._known[KEPT:]
+            if timeline not in self._timelines:
+                self._timelines.insert(0, timeline)
+            old = self._timelines[KEPT:]
+            del self._timelines[KEPT:]
             added, self._added = self._added, threading.Event()
         added.set()
-        for each in old:
-            threading.Thread(target=each.stop, name="monarch-timeline-end", daemon=True).start()
+        for entry in old:
+            threading.Thread(target=entry.stop, name="monarch-timeline-end", daemon=True).start()
         return timeline
 
     def feed(self, watch: Watch) -> Callable[[], None]:
@@ -133,14 +133,14 @@ def order(message: Message, part: Callable[[], AnyMesh]) -> Message:
     """Carries out a request of a front end: to begin one of `part()`, to stop one, or to save it as a file."""
     if message.get("do") == "begin":
         return {"key": TIMELINES.of(part()).key}
-    found = TIMELINES.get(str(message.get("key") or ""))
-    if found is None:
+    timeline = TIMELINES.get(str(message.get("key") or ""))
+    if timeline is None:
         raise LookupError("that timeline is not kept any more: only the last few are")
     if message.get("do") == "stop":
-        found.stop()
-        return {"key": found.key, "text": f"the timeline of {found.name} is complete"}
-    target = found.save(f"{_plain(found.name)}-{time.strftime('%Y%m%d-%H%M%S')}.json")
-    return {"key": found.key, "text": f"wrote {target}: open it at https://ui.perfetto.dev"}
+        timeline.stop()
+        return {"key": timeline.key, "text": f"the timeline of {timeline.name} is complete"}
+    target = timeline.save(f"{_plain(timeline.name)}-{time.strftime('%Y%m%d-%H%M%S')}.json")
+    return {"key": timeline.key, "text": f"wrote {target}: open it at https://ui.perfetto.dev"}
 
 
 def _plain(name: Iterable[str]) -> str:
@@ -149,8 +149,8 @@ def _plain(name: Iterable[str]) -> str:
 
 def _shown(timeline: "Timeline") -> Shown:
     TIMELINES.add(timeline)  # those of `with monarch.timeline(…)` too
-    svg, known = timeline_svg(timeline, str, 0.0, timeline.seconds, groups=_SAVED_GROUPS, most=_SAVED_SPANS)
-    facts = [fact for fact in known if fact != "recording"]
+    svg, facts = timeline_svg(timeline, str, 0.0, timeline.seconds, groups=_SAVED_GROUPS, most=_SAVED_SPANS)
+    facts = [fact for fact in facts if fact != "recording"]
     options = {"key": timeline.key, "name": timeline.name, "facts": facts, "seconds": timeline.seconds, "svg": svg}
     return Shown(options, timeline.key)
 

@@ -63,7 +63,7 @@ class View:
         self._watches: dict[str, Message] = {}  # watched topics, kept for the next runtime
         self._ends: dict[str, Callable[[], None]] = {}
         self._titled: list[dict[str, str]] = []  # views with a section of their own, as last sent
-        self._asked: dict[str, Message | None] = {}  # requests, the latest last, with their answers
+        self._answers: dict[str, Message | None] = {}  # requests, the latest last, with their answers
 
     def _send(self, message: Message) -> None:
         self._out(message)
@@ -144,14 +144,14 @@ class View:
     def _request(self, message: Message) -> None:
         """Answers a request once: a view repeats it after a lost connection, and gets the stored answer."""
         key = message.get("id")
-        if key in self._asked:
-            if (answer := self._asked[key]) is not None:
+        if key in self._answers:
+            if (answer := self._answers[key]) is not None:
                 self._send(answer)
             return
         if isinstance(key, str):
-            self._asked[key] = None
-            while len(self._asked) > REMEMBERED:
-                self._asked.pop(next(iter(self._asked)))
+            self._answers[key] = None
+            while len(self._answers) > REMEMBERED:
+                self._answers.pop(next(iter(self._answers)))
         threading.Thread(target=self._answer, args=(message,), name="monarch-request", daemon=True).start()
 
     @staticmethod
@@ -173,10 +173,10 @@ class View:
         if view is not None and view.feed is not None:
             self._ends[key] = view.feed(Watch(runtime, self._send, message, self._requests.name))
 
-    def _watch_cluster(self, runtime: Runtime, wanted: object) -> None:
-        sections = frozenset(map(str, wanted)) if isinstance(wanted, list) else None
-        store, known = store_of(runtime), getattr(self._listening, "sections", None)
-        if self._cluster is not None and known == sections != frozenset():
+    def _watch_cluster(self, runtime: Runtime, names: object) -> None:
+        sections = frozenset(map(str, names)) if isinstance(names, list) else None
+        store, current = store_of(runtime), getattr(self._listening, "sections", None)
+        if self._cluster is not None and current == sections != frozenset():
             store.resend(self._listening)
             return
         if self._cluster is not None:
@@ -199,6 +199,6 @@ class View:
             self._give({**reply, "ok": False, "error": text_of(error) or type(error).__name__})
 
     def _give(self, answer: Message) -> None:
-        if answer["id"] in self._asked:
-            self._asked[answer["id"]] = answer
+        if answer["id"] in self._answers:
+            self._answers[answer["id"]] = answer
         self._send(answer)

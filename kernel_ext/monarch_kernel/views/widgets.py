@@ -72,7 +72,7 @@ class Widgets:
         self._base: Any = None  # the class of all widgets, while they are shown
         self._unfollow: Callable[[], None] = lambda: None
         self._classes: Bundle = {}
-        self._made: dict[Any, Any] = {}
+        self._widgets: dict[Any, Any] = {}
 
     @property
     def has_panel(self) -> bool:
@@ -98,11 +98,11 @@ class Widgets:
                 if shown is not None:
                     if view.name not in self._classes:
                         self._classes[view.name] = widget_class(self._base, view)
-                    what = shown(value)
-                    return self.show(view.name, what.options, what.key)
+                    content = shown(value)
+                    return self.show(view.name, content.options, content.key)
         return None
 
-    def _seen(self) -> bool:
+    def _is_watched(self) -> bool:
         """True if a person watches. Runs without stdin, such as nbclient's, are opened later, without a kernel.
 
         JupyterLab cannot show widgets then; the static forms it can.
@@ -118,7 +118,7 @@ class Widgets:
                 self._remove(view)
         self._base = None
         self._classes.clear()
-        self._made.clear()
+        self._widgets.clear()
 
     def _add(self, view: LiveView) -> None:
         self._classes[view.name] = widget_class(self._base, view)
@@ -137,10 +137,10 @@ class Widgets:
 
         def bundle(value: Any, include: object = None, exclude: object = None) -> Bundle:
             try:
-                if not self._seen():
+                if not self._is_watched():
                     return {}
-                what = shown(value)
-                return view_of(self.show(view.name, what.options, what.key))
+                content = shown(value)
+                return view_of(self.show(view.name, content.options, content.key))
             except Exception:
                 logger.debug("no live display", exc_info=True)
                 return {}
@@ -149,7 +149,7 @@ class Widgets:
 
     def failure(self, number: str, *, bar: bool = False) -> Bundle:
         """The live form of one failure, to go beside its text, or as a `bar` above it; {} where there is none."""
-        if not self._classes or not self._seen():
+        if not self._classes or not self._is_watched():
             return {}
         try:
             return view_of(self.show("failures", {"failure": number, "bar": bar}, ("failure", number, bar)))
@@ -160,7 +160,7 @@ class Widgets:
     def raised(self, error: ActorError) -> Bundle:
         """The live form of what an endpoint raised, a bar above its text; {} where there is none."""
         runtime = started()
-        if not self._classes or error.origin is None or runtime is None or not self._seen():
+        if not self._classes or error.origin is None or runtime is None or not self._is_watched():
             return {}
         try:
             uid, rank, call = error.origin
@@ -198,16 +198,16 @@ class Widgets:
         document = store_of(runtime).document() if runtime is not None else None
         saved = {"now": time.time(), "state": _part(document, options.get("mesh"))}
         key = (view, key) if key is not None else None
-        known = self._made.get(key)
-        if known is not None and known.comm is not None:
-            known.saved = saved
-            return known
+        existing = self._widgets.get(key)
+        if existing is not None and existing.comm is not None:
+            existing.saved = saved
+            return existing
         widget = self._classes[view](options=options, saved=saved)
         connected = self._views.connect(widget.comm, custom=True)
         widget.on_msg(lambda widget, content, buffers: self._views.receive(connected, content))
-        self._made[key if key is not None else widget.model_id] = widget
-        while len(self._made) > KEPT:
-            self._made.pop(next(iter(self._made)))
+        self._widgets[key if key is not None else widget.model_id] = widget
+        while len(self._widgets) > KEPT:
+            self._widgets.pop(next(iter(self._widgets)))
         return widget
 
 
@@ -231,7 +231,7 @@ def _part(document: Document | None, uid: str | None) -> Bundle:
         return {**document, "ranks": {}}
     meshes = document["meshes"]
     on = meshes[uid].get("on") if uid in meshes else None
-    shown = {uid, on, *(other for other, mesh in meshes.items() if mesh.get("on") == uid)}
+    shown = {uid, on, *(child for child, mesh in meshes.items() if mesh.get("on") == uid)}
     ranks = {key: _brief(records) for key, records in document["ranks"].items() if key in shown}
     failures = {key: failure for key, failure in document["failures"].items() if failure["mesh"] in shown}
     meshes_shown = {key: mesh for key, mesh in meshes.items() if key in shown}
