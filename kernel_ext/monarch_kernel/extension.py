@@ -172,7 +172,7 @@ class _Attached:
         runtime: Runtime,
         widgets: Widgets,
         session: Session,
-        elsewhere: Callable[[], bool],
+        shown_elsewhere: Callable[[], bool],
     ) -> None:
         self.runtime = runtime
         self._front = front
@@ -186,7 +186,7 @@ class _Attached:
         self._reruns = Reruns(shell, front, session, runtime)
         self._unreferenced = UnreferencedMeshes(front, session, runtime)
         self._progress = CallProgress(front, runtime, self._output, lambda: widgets.has_panel)
-        self.prompt = CellPrompt(shell, front, runtime, widgets.debugger, elsewhere)
+        self.prompt = CellPrompt(shell, front, runtime, widgets.debugger, shown_elsewhere)
         self._name: Callable[[str], str] = lambda file: cell_name(shell, file)
         self.stopping = Stopping(front, runtime, self._name)
         self._imports = ImportNotices(front)

@@ -98,23 +98,23 @@ def running_job_rows() -> tuple[list[dict[str, Any]], str]:
         return [], str(error)
     rows = [
         {
-            "id": job.job.apply_id,
-            "label": job.label,
-            "text": f"{job.kind} job {job.label}: {job.meshes}, {job.hosts}, started {job.started}",
-            "hosts": hosts_wanted(job.job),
-            "here": bool(jobs_here(job.job.apply_id)),
+            "id": entry.job.apply_id,
+            "label": entry.label,
+            "text": f"{entry.kind} job {entry.label}: {entry.meshes}, {entry.hosts}, started {entry.started}",
+            "hosts": hosts_wanted(entry.job),
+            "here": bool(jobs_here(entry.job.apply_id)),
         }
-        for job in listed
+        for entry in listed
     ]
     return rows, "\n".join(problems)
 
 
 def end_job(number: str) -> str:
     """Ends a running job, with all that runs on its hosts. Blocks. Raises LookupError, EngineError."""
-    for job in listed_jobs(lambda text: None):
-        if job.job.apply_id == number:
-            find_job(job.name or number).kill()
-            return f"ended the {job.kind} job {job.label}"
+    for entry in listed_jobs(lambda text: None):
+        if entry.job.apply_id == number:
+            find_job(entry.name or number).kill()
+            return f"ended the {entry.kind} job {entry.label}"
     raise LookupError("that job does not run any more")
 
 

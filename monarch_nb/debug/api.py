@@ -153,10 +153,10 @@ def _handle(mesh: object) -> AnyMesh:
 
 
 def _picked(record: Stopped, label: str, pick: int | slice | Sequence[int]) -> bool:
-    place = record.point[record.labels.index(label)]
+    index = record.point[record.labels.index(label)]
     if isinstance(pick, slice):
-        return place in range(*pick.indices(1 << 30))
-    return place in pick if isinstance(pick, Sequence) else place == pick
+        return index in range(*pick.indices(1 << 30))
+    return index in pick if isinstance(pick, Sequence) else index == pick
 
 
 def eval(expression: str, mesh: object = None) -> Answers:  # noqa: A001
@@ -261,12 +261,12 @@ def post_mortem(what: object, **picks: int | slice) -> Group:
     return Group(lambda: [candidate for candidate in sessions() if candidate.session == record.session])
 
 
-def _failed(what: object, picks: dict[str, int | slice]) -> tuple[str, int, str]:
-    if isinstance(what, ActorError):
-        if what.origin is None:
+def _failed(target: object, picks: dict[str, int | slice]) -> tuple[str, int, str]:
+    if isinstance(target, ActorError):
+        if target.origin is None:
             raise DebugError("this error does not say which rank raised it: pass the mesh and a rank instead")
-        return what.origin
-    part = _handle(what).slice(**picks) if picks else _handle(what)
+        return target.origin
+    part = _handle(target).slice(**picks) if picks else _handle(target)
     ranks = list(region_of(part).ranks())
     if len(ranks) != 1:
         raise DebugError(f"{state_of(part).name} has {len(ranks)} ranks: say which, as in gpus=3")

@@ -50,22 +50,22 @@ def reproduce(
     if not isinstance(state, ActorState):
         reason = "it was no call of an actor" if state is not None else "its mesh is unknown here"
         raise DebugError(f"the call cannot be run here: {reason}")
-    where = f"{places_of(state.region, [base_rank]) or 'the only rank'} of {state.name}"
-    found, brought = _fetched(runtime, state, base_rank, call, where, limit, timeout)
-    instance = _instance(runtime, found)
+    rank_name = f"{places_of(state.region, [base_rank]) or 'the only rank'} of {state.name}"
+    failure, copy = _fetch(runtime, state, base_rank, call, rank_name, limit, timeout)
+    instance = _instance(runtime, failure)
     debugger = None if not step else stepper() if step is True else step()
-    token = current.set(Context(instance, found.point))
+    token = current.set(Context(instance, failure.point))
     try:
-        method = getattr(brought.actor, found.method)
-        result = _run(state.kind, partial(method, *brought.args, **brought.kwargs), debugger)
+        method = getattr(copy.actor, failure.method)
+        result = _run(state.kind, partial(method, *copy.args, **copy.kwargs), debugger)
     except BdbQuit:
         return None
     except (Exception, SystemExit) as raised:
-        _explain(raised, error, found, where, rank)
+        _explain(raised, error, failure, rank_name, rank)
         raise
     finally:
         current.reset(token)
-    warnings.warn(_not_again(found, where), stacklevel=_distance_to_caller())
+    warnings.warn(_not_again(failure, rank_name), stacklevel=_distance_to_caller())
     return result
 
 
@@ -80,48 +80,48 @@ def _origin(error: ActorError, rank: int | None) -> tuple[str, int, str]:
     return mesh, error.base_ranks[rank], call
 
 
-def _fetched(
-    runtime: Runtime, state: ActorState, rank: int, call: str, where: str, limit: int, timeout: float
+def _fetch(
+    runtime: Runtime, state: ActorState, rank: int, call: str, rank_name: str, limit: int, timeout: float
 ) -> tuple[FailedCall, ActorAndArguments]:
     """What the rank has; it is asked between the calls of the actor. Blocks."""
     if state.stopped is not None:
         raise DebugError(f"{state.name} was stopped ({state.stopped}): the actor and the arguments went with it")
     part: ActorMesh[Any] = ActorMesh(state, Region((), NDSlice(rank, (), ())))
-    asked = run_on(part, _CALL.format(call=call, limit=limit), filename="<reproduce>")
+    reply = run_on(part, _CALL.format(call=call, limit=limit), filename="<reproduce>")
     try:
-        answer = asked.get(timeout).item()
+        answer = reply.get(timeout).item()
     except TimeoutError:
         raise TimeoutError(
-            f"{where} has not sent its actor within {timeout:g} s: it runs another call (%stacks shows which), or the "
-            "state is large; reproduce(timeout=...) waits longer"
+            f"{rank_name} has not sent its actor within {timeout:g} s: it runs another call (%stacks shows which), or "
+            "the state is large; reproduce(timeout=...) waits longer"
         ) from None
     except SupervisionError as lost:
         raise DebugError(
-            f"{where} has failed since: its state, and the arguments, which nobody else keeps, went with it. The "
+            f"{rank_name} has failed since: its state, and the arguments, which nobody else keeps, went with it. The "
             "traceback of the rank is in error.exception_formatted"
         ) from lost
     except ActorError as failed:
-        raise DebugError(f"{where} could not send its actor: {error_line(failed.exception)}") from failed
+        raise DebugError(f"{rank_name} could not send its actor: {error_line(failed.exception)}") from failed
     if isinstance(answer, str):
-        raise DebugError(f"{where}: {answer}")
-    found, frames = answer
+        raise DebugError(f"{rank_name}: {answer}")
+    failure, frames = answer
     try:
-        brought = decode(frames, runtime)
+        copy = decode(frames, runtime)
     except Exception as failed:
-        raise DebugError(f"the actor of {where} cannot be unpickled here: {error_line(failed)}") from failed
-    return found, brought
+        raise DebugError(f"the actor of {rank_name} cannot be unpickled here: {error_line(failed)}") from failed
+    return failure, copy
 
 
-def _instance(runtime: Runtime, found: FailedCall) -> Instance:
+def _instance(runtime: Runtime, failure: FailedCall) -> Instance:
     """An actor instance by the names of the rank's, which sends and owns as the program itself does."""
     root = runtime.root
     return Instance(
         runtime,
         stream=root.stream,
-        lineage=(*root.lineage, found.itself),
-        rank=found.rank,
-        base_rank=found.base_rank,
-        incarnation=found.incarnation,
+        lineage=(*root.lineage, failure.itself),
+        rank=failure.rank,
+        base_rank=failure.base_rank,
+        incarnation=failure.incarnation,
         outbox=root.outbox,
         numbering=root.numbering,
     )
@@ -172,59 +172,59 @@ def _traced(debugger: pdb.Pdb | None) -> Iterator[None]:
         sys.settrace(None)
 
 
-def _explain(raised: BaseException, error: ActorError, found: FailedCall, where: str, rank: int | None) -> None:
+def _explain(raised: BaseException, error: ActorError, failure: FailedCall, rank_name: str, rank: int | None) -> None:
     """Adds to an error where it came from, and why it may be another one than on the rank."""
     last: BaseException = raised
-    seen = {id(last)}
-    while (before := last.__cause__ or last.__context__) not in (None, error) and id(before) not in seen:
-        seen.add(id(before))
+    visited = {id(last)}
+    while (before := last.__cause__ or last.__context__) not in (None, error) and id(before) not in visited:
+        visited.add(id(before))
         last = before
     last.__cause__ = error
     error.reproduced = raised
     remote = error.exception if rank is None else error.failures[rank]
-    raised.add_note(f"This is {found.method}() of {where}, run again here.")
+    raised.add_note(f"This is {failure.method}() of {rank_name}, run again here.")
     if type_name(remote) != type_name(raised):
-        differing = "; ".join([*differences(found.surroundings, surroundings()), *_limits(found)])
+        differing = "; ".join([*differences(failure.surroundings, surroundings()), *_limits(failure)])
         raised.add_note(f"On the rank it was {error_line(remote)}. What differs here: {differing or 'nothing known'}.")
-    elif found.missing:
-        raised.add_note(f"{'; '.join(_limits(found))}.")
+    elif failure.missing:
+        raised.add_note(f"{'; '.join(_limits(failure))}.")
 
 
-def _not_again(found: FailedCall, where: str) -> str:
+def _not_again(failure: FailedCall, rank_name: str) -> str:
     differing = [
-        f"it ran in the program's process, not in that of {where}",
-        *differences(found.surroundings, surroundings()),
-        *_limits(found),
+        f"it ran in the program's process, not in that of {rank_name}",
+        *differences(failure.surroundings, surroundings()),
+        *_limits(failure),
         "the state and the arguments are as the failed call and later ones have left them",
     ]
-    return f"{found.method}() of {where} did not fail again here. What differs: {'; '.join(differing)}"
+    return f"{failure.method}() of {rank_name} did not fail again here. What differs: {'; '.join(differing)}"
 
 
-def _limits(found: FailedCall) -> Iterator[str]:
-    if found.missing:
-        yield f"not brought here: {', '.join(map(str, found.missing))}"
-    yield from found.notes
+def _limits(failure: FailedCall) -> Iterator[str]:
+    if failure.missing:
+        yield f"not brought here: {', '.join(map(str, failure.missing))}"
+    yield from failure.notes
 
 
-def differences(there: Surroundings, here: Surroundings) -> list[str]:
+def differences(remote: Surroundings, local: Surroundings) -> list[str]:
     """What differs between two processes, in words; of variables only the names."""
     pairs = {
-        "hostname": (there.hostname, here.hostname),
-        "device": (there.device, here.device),
-        "Python": (there.python, here.python),
-        "PyTorch": (there.torch, here.torch),
-        "folder": (there.folder, here.folder),
+        "hostname": (remote.hostname, local.hostname),
+        "device": (remote.device, local.device),
+        "Python": (remote.python, local.python),
+        "PyTorch": (remote.torch, local.torch),
+        "folder": (remote.folder, local.folder),
     }
-    found = [f"{name} {one or 'none'}, here {other or 'none'}" for name, (one, other) in pairs.items() if one != other]
+    texts = [f"{name} {value or 'none'}, here {own or 'none'}" for name, (value, own) in pairs.items() if value != own]
     names = sorted(
         name
-        for name in {*there.environment, *here.environment} - _NOISE
-        if there.environment.get(name) != here.environment.get(name) and not name.startswith("MONARCH_NB_")
+        for name in {*remote.environment, *local.environment} - _NOISE
+        if remote.environment.get(name) != local.environment.get(name) and not name.startswith("MONARCH_NB_")
     )
     if names:
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        found.append(f"environment variables {', '.join(names[:_MOST_NAMES])}{more}")
-    return found
+        texts.append(f"environment variables {', '.join(names[:_MOST_NAMES])}{more}")
+    return texts
 
 
 def _distance_to_caller() -> int:

@@ -42,19 +42,19 @@ _USES = (
 class MissingValue:
     """Stands for a value that could not be brought from its rank; raises DebugError where it is used."""
 
-    def __init__(self, where: str, kind: str, reason: str) -> None:
-        vars(self).update(_where=where, _kind=kind, _reason=reason)
+    def __init__(self, part: str, kind: str, reason: str) -> None:
+        vars(self).update(_part=part, _kind=kind, _reason=reason)
 
     def __repr__(self) -> str:
-        return f"<{vars(self)['_where']}: {vars(self)['_kind']}, not brought here>"
+        return f"<{vars(self)['_part']}: {vars(self)['_kind']}, not brought here>"
 
     def __str__(self) -> str:
         own = vars(self)
-        return f"{own['_where']}, {with_article(own['_kind'])} ({own['_reason']})"
+        return f"{own['_part']}, {with_article(own['_kind'])} ({own['_reason']})"
 
     def __reduce__(self) -> Any:
         own = vars(self)
-        return MissingValue, (own["_where"], own["_kind"], own["_reason"])
+        return MissingValue, (own["_part"], own["_kind"], own["_reason"])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what Python itself looks for
@@ -144,7 +144,7 @@ def failed_call(actor: Any, call: str, limit: int) -> str | tuple[FailedCall, li
         notes.append("the actor was created again after the failure (heal_mesh): its state is new")
     if packer.new_locks:
         notes.append(f"locks are new ones, and free: {', '.join(dict.fromkeys(packer.new_locks))}")
-    found = FailedCall(
+    record = FailedCall(
         stored.endpoint.lstrip("@!"),
         stored.point,
         instance.rank,
@@ -155,8 +155,8 @@ def failed_call(actor: Any, call: str, limit: int) -> str | tuple[FailedCall, li
         tuple(packer.missing),
         tuple(notes),
     )
-    buffers = [PickleBuffer(bytearray(bytes(each)) if isinstance(each, Pieces) else each) for each in frames]
-    return found, buffers
+    buffers = [PickleBuffer(bytearray(bytes(frame)) if isinstance(frame, Pieces) else frame) for frame in frames]
+    return record, buffers
 
 
 def _not_stored(incarnation: int) -> str:
@@ -239,27 +239,27 @@ class _Packer:
     missing: list[MissingValue] = field(default_factory=list)
     new_locks: list[str] = field(default_factory=list)
     part: str = ""  # that is being pickled
-    whole: dict[str, MissingValue] = field(default_factory=dict)  # parts in which something cannot be replaced
+    missing_parts: dict[str, MissingValue] = field(default_factory=dict)  # parts in which something cannot be replaced
 
     def pack(self, stored: StoredFailure) -> list[Any]:
         """The frames of the `ActorAndArguments`. Raises StateTooLargeError."""
         assert stored.arguments is not None
         args, kwargs = stored.arguments
-        wrapped = tuple(_NamedValue(f"argument {place}", value) for place, value in enumerate(args))
+        wrapped = tuple(_NamedValue(f"argument {index}", value) for index, value in enumerate(args))
         named = {name: _NamedValue(f"argument {name}", value) for name, value in kwargs.items()}
         body = ActorAndArguments(self.actor, wrapped, named)
         while True:
-            self.missing, self.new_locks, self.part = [*self.whole.values()], [], ""
+            self.missing, self.new_locks, self.part = [*self.missing_parts.values()], [], ""
             try:
                 frames = encode(body, current_runtime(), pickler=lambda cargo: _LenientPickler(cargo, self))
             except StateTooLargeError:
                 raise
             except Exception as error:
-                if not self.part or self.part in self.whole:
+                if not self.part or self.part in self.missing_parts:
                     raise
-                self.whole[self.part] = MissingValue(self.part, "value", error_line(error))
+                self.missing_parts[self.part] = MissingValue(self.part, "value", error_line(error))
                 continue
-            size = sum(len(each) if isinstance(each, bytes | bytearray) else each.nbytes for each in frames)
+            size = sum(len(frame) if isinstance(frame, bytes | bytearray) else frame.nbytes for frame in frames)
             if size > self.limit:
                 raise StateTooLargeError
             return frames
@@ -267,7 +267,7 @@ class _Packer:
     def enter(self, part: _NamedValue) -> object:
         """How a part is taken apart."""
         self.part = part.name
-        return unwrapped, (self.whole.get(part.name, part.value),)
+        return unwrapped, (self.missing_parts.get(part.name, part.value),)
 
     def replace(self, value: Any, reason: str) -> Any:
         """How a value is taken apart that cannot be pickled: as what stands for it."""
@@ -277,9 +277,9 @@ class _Packer:
 
     def attributes(self) -> dict[str, object]:
         """Those of the actor."""
-        found = {name: getattr(self.actor, name) for name, _ in _slots(type(self.actor)) if hasattr(self.actor, name)}
-        found.update(getattr(self.actor, "__dict__", {}))
-        return {name: _NamedValue(f"self.{name}", value) for name, value in found.items()}
+        values = {name: getattr(self.actor, name) for name, _ in _slots(type(self.actor)) if hasattr(self.actor, name)}
+        values.update(getattr(self.actor, "__dict__", {}))
+        return {name: _NamedValue(f"self.{name}", value) for name, value in values.items()}
 
 
 class _LenientPickler(Pickler):

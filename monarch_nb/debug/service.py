@@ -18,7 +18,7 @@ class DebugService:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._debuggers = Debuggers(runtime)
-        self.controller = Controller(runtime, attend=_attend, here=self._debuggers.take)
+        self.controller = Controller(runtime, attend=_attend, apply_locally=self._debuggers.take)
         self._handlers = DebugHandlers(runtime, self._debuggers)
         self._names = NameHandlers(runtime)
 
@@ -32,11 +32,11 @@ class DebugService:
 
     def wanted(self) -> bytes:
         """Breakpoints for the spec of an actor that this process spawns."""
-        return self._debuggers.wanted.encoded()
+        return self._debuggers.sets.encoded()
 
     def arm(self, cell: ActorCell, cls: type) -> None:
         """An actor is about to be constructed, on its thread."""
-        self._debuggers.wanted.prepare(cell, cls)
+        self._debuggers.sets.prepare(cell, cls)
 
     def held_at(self, mesh: str, rank: int) -> str:
         """The location at which an actor is stopped and takes no messages; "" if it is not."""

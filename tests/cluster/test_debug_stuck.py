@@ -70,7 +70,7 @@ def test_processes_that_cannot_be_inspected_are_reported(holders: Any, monkeypat
     def fails(address: str, pid: int) -> Any:
         raise OSError("no")
 
-    monkeypatch.setattr(whereabouts, "seen_from_outside", fails)
+    monkeypatch.setattr(whereabouts, "stacks_from_outside", fails)
     procs = holders._state.procs
     lines = whereabouts.inspect_stacks(debug.controller(), procs, [0, 1], lambda ranks: "gpus=0-1")
     assert lines[0].startswith("2  do not answer  [gpus=0-1]: in one long call in C")

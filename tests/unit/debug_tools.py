@@ -51,8 +51,8 @@ class Told:
         self.events: list[tuple[str, str]] = []
 
     def stopped(self, debugger: ThreadDebugger) -> None:
-        self.stops.append(debugger.who)
-        for command in self._script(debugger.who):
+        self.stops.append(debugger.record)
+        for command in self._script(debugger.record):
             assert debugger.post(command, self.answers.append)
 
     def resumed(self, debugger: ThreadDebugger, why: str) -> None:

@@ -154,11 +154,11 @@ def test_the_focused_rank_is_a_thread_and_its_group_another() -> None:
         (2, "trainers gpus=1-3 · train.py:10"),
         (3, "trainers gpus=4 · train.py:20"),
     ]
-    assert focus.meant(records, 1) == tuple(records[:4])
-    assert focus.meant(records, 3) == (records[4],)
+    assert focus.targets(records, 1) == tuple(records[:4])
+    assert focus.targets(records, 3) == (records[4],)
     focus.move(records[2], pinned=True)
     assert focus.settle(records) is records[2]
-    assert focus.meant(records, 1) == (records[2],)
+    assert focus.targets(records, 1) == (records[2],)
 
 
 def test_front_ends_hear_of_a_rank_once_per_stop() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from monarch_nb.debug.messages import BreakLine, BreakSet
 from monarch_nb.debug.session.breakpoints import BreakpointTable, SourceLocation, filled_in, passed_often_enough
-from monarch_nb.debug.session.debuggers import WantedBreakpoints
+from monarch_nb.debug.session.debuggers import BreakpointSets
 from monarch_nb.debug.session.machine import CommandError, DebugMachine, Paused, Resume, RunningThread, Stepping
 
 HERE = SourceLocation("train.py", 42, "step", 40)
@@ -297,7 +297,7 @@ def test_breakpoints_of_one_setter_are_removed_together() -> None:
 
 def test_breakpoints_of_a_departed_controller_go_and_the_next_ones_stay() -> None:
     process: Any = SimpleNamespace(cells={})
-    wanted = WantedBreakpoints(process, lambda cell: pytest.fail("there are no actors"))
+    wanted = BreakpointSets(process, lambda cell: pytest.fail("there are no actors"))
     lines = (BreakLine(file="train.py", line=3),)
     for controller in ("before", "now"):
         wanted.take(controller, BreakSet(version=1, lines=lines))

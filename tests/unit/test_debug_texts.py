@@ -198,7 +198,7 @@ def test_the_book_keeps_what_is_stopped_and_forgets_what_is_lost() -> None:
     stopped.lose("h/p.1.0", "killed")
     assert not stopped.any
     assert told == [("stopped", 0), ("stopped", 1), ("resumed", 0), ("lost", 1)]
-    assert stopped.why_over("trainers#1") == "killed"
+    assert stopped.end_reason("trainers#1") == "killed"
 
 
 def test_an_answer_about_one_stop_does_not_remove_the_next() -> None:

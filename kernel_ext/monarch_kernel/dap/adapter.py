@@ -226,7 +226,7 @@ class Adapter:
 
     def go(self, command: str, arguments: Message) -> tuple[tuple[Stopped, ...], list[m.CommandAnswer]]:
         """Resumes or steps the ranks of a thread; returns these ranks and their answers."""
-        targets = self.focus.meant(self.ranks.records(), int(arguments.get("threadId") or LEAD))
+        targets = self.focus.targets(self.ranks.records(), int(arguments.get("threadId") or LEAD))
         if not targets:
             raise RequestRefused("no rank is stopped")
         by_depth: dict[int, list[Stopped]] = {}

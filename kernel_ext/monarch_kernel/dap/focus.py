@@ -41,7 +41,7 @@ class Focus:
         peers = next(group.records for group in grouped(records) if lead in group.records)
         return (lead, *(record for record in peers if record is not lead))
 
-    def meant(self, records: Sequence[Stopped], thread: int) -> tuple[Stopped, ...]:
+    def targets(self, records: Sequence[Stopped], thread: int) -> tuple[Stopped, ...]:
         """Ranks that a command for a thread goes to."""
         if thread == LEAD:
             group = self.group(records)

@@ -67,7 +67,7 @@ class InspectionRequests:
         return {"threads": [{"id": thread.number, "name": thread.name} for thread in threads]}
 
     def _stack_trace(self, arguments: Message) -> Message:
-        targets = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
+        targets = self._focus.targets(self._ranks.records(), int(arguments.get("threadId") or LEAD))
         if not targets:
             return {"stackFrames": [], "totalFrames": 0}
         record = targets[0]
@@ -203,7 +203,7 @@ class InspectionRequests:
         return _rich(name, pairs)
 
     def _exception_info(self, arguments: Message) -> Message:
-        targets = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
+        targets = self._focus.targets(self._ranks.records(), int(arguments.get("threadId") or LEAD))
         if not targets:
             raise RequestRefused("no rank is stopped")
         note = targets[0].note or targets[0].reason

@@ -37,9 +37,9 @@ class CellPrompt:
         front: Front,
         runtime: Runtime,
         live: Callable[[], Bundle],
-        elsewhere: Callable[[], bool] = lambda: False,
+        shown_elsewhere: Callable[[], bool] = lambda: False,
     ) -> None:
-        """While `elsewhere()`, people look at what is stopped in another debugger: nothing is asked."""
+        """While `shown_elsewhere()`, people look at what is stopped in another debugger: nothing is asked."""
         controller = controller_of(runtime)
         self._front, self._view = front, PromptView(front, controller.stopped, live)
         terminal = CellTerminal(shell, front, self._view.show)
@@ -48,7 +48,7 @@ class CellPrompt:
             terminal,
             lambda: front.in_cell,
             lambda file: cell_name(shell, file) or short(file),
-            elsewhere=elsewhere,
+            shown_elsewhere=shown_elsewhere,
         )
 
     def install(self) -> None:

@@ -41,10 +41,10 @@ class Breakpoint:
 class Breakpoints:
     """The breakpoints of one controller, by number."""
 
-    def __init__(self, runtime: Runtime, here: Callable[[str, m.BreakSet], int]) -> None:
-        """`here` takes those that are wanted in all actors for the actors of this process."""
+    def __init__(self, runtime: Runtime, apply_locally: Callable[[str, m.BreakSet], int]) -> None:
+        """`apply_locally` sets breakpoints for all actors in those of this process."""
         self._runtime = runtime
-        self._here = here
+        self._apply_locally = apply_locally
         self._setting = threading.Lock()
         self._version = 0
         self._by_number: dict[int, Breakpoint] = {}
@@ -74,7 +74,7 @@ class Breakpoints:
         mesh.initialized.get()  # before, there is nothing in the ranks that it could be set in
         with self._adding:
             number = self._last + 1
-            wanted = m.Break(
+            command = m.Break(
                 mesh=state_of(mesh).uid,
                 rank=0,
                 number=number,
@@ -84,7 +84,7 @@ class Breakpoints:
                 log=log,
                 temporary=temporary,
             )
-            outcomes = self._send_each(mesh, wanted)
+            outcomes = self._send_each(mesh, command)
             wrong = {outcome.error for outcome in outcomes.values() if outcome.error}
             if wrong and all(outcome.error for outcome in outcomes.values()):
                 raise DebugError(f"{where}: {'; '.join(sorted(wrong))}")
@@ -101,19 +101,19 @@ class Breakpoints:
         mesh = cleared.mesh
         self._send_each(mesh, m.Break(mesh=state_of(mesh).uid, rank=0, number=number, clear=True))
 
-    def _send_each(self, mesh: AnyMesh, wanted: m.Break) -> dict[int, m.CommandOutcome]:
+    def _send_each(self, mesh: AnyMesh, command: m.Break) -> dict[int, m.CommandOutcome]:
         state: MeshState = state_of(mesh)
         procs = proc_state_of(state)
         uids = [state.uid, *(state.actors if isinstance(state, ProcState) else ())]
-        asked: dict[int, list[Future[m.CommandOutcome]]] = {}
+        replies: dict[int, list[Future[m.CommandOutcome]]] = {}
         for uid in uids:
-            known = self._runtime.meshes[uid]
-            if known.stopped is not None:
+            mesh_state = self._runtime.meshes[uid]
+            if mesh_state.stopped is not None:
                 continue
-            for rank in set(region_of(mesh).ranks()) & set(known.region.ranks()):
-                message = msgspec.structs.replace(wanted, mesh=uid, rank=rank)
-                asked.setdefault(rank, []).append(request(self._runtime, procs.address(rank), verbs.BREAK, message))
-        outcomes = {rank: [outcome_of(future) for future in asked[rank]] for rank in sorted(asked)}
+            for rank in set(region_of(mesh).ranks()) & set(mesh_state.region.ranks()):
+                message = msgspec.structs.replace(command, mesh=uid, rank=rank)
+                replies.setdefault(rank, []).append(request(self._runtime, procs.address(rank), verbs.BREAK, message))
+        outcomes = {rank: [outcome_of(future) for future in replies[rank]] for rank in sorted(replies)}
         # A rank has it where any of those that run there has it.
         return {
             rank: next((outcome for outcome in outcomes_of if not outcome.error), outcomes_of[0])
@@ -136,14 +136,14 @@ class Breakpoints:
         """
         with self._setting:
             self._version += 1
-            wanted = m.BreakSet(
+            breaks = m.BreakSet(
                 version=self._version, lines=tuple(lines), raised=raised, uncaught=uncaught, release=release
             )
-            self._here(self._runtime.address, wanted)
-            asked = {dst: request(self._runtime, dst, verbs.BREAK_SET, wanted) for dst in self._addresses()}
+            self._apply_locally(self._runtime.address, breaks)
+            replies = {dst: request(self._runtime, dst, verbs.BREAK_SET, breaks) for dst in self._addresses()}
         until = time.monotonic() + PLACING_S
         wrong: dict[str, str] = {}
-        for address, future in asked.items():
+        for address, future in replies.items():
             try:
                 asking.answer(future, max(0.0, until - time.monotonic()))
             except Exception as error:
@@ -152,9 +152,9 @@ class Breakpoints:
 
     def pause(self, actors: Sequence[tuple[str, int]] = ()) -> str:
         """Stops what actors run (all, where none are named) at the next line that is traced; gives why none will."""
-        wanted = m.Pause(actors=tuple(actors))
-        asked = [request(self._runtime, address, verbs.PAUSE, wanted) for address in self._addresses()]
-        outcomes = [outcome_of(future) for future in asked]
+        command = m.Pause(actors=tuple(actors))
+        replies = [request(self._runtime, address, verbs.PAUSE, command) for address in self._addresses()]
+        outcomes = [outcome_of(future) for future in replies]
         errors = dict.fromkeys(outcome.error for outcome in outcomes if outcome.error)
         return "" if any(not outcome.error for outcome in outcomes) else "; ".join(errors)
 

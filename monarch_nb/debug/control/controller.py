@@ -32,14 +32,14 @@ class Controller:
         runtime: Runtime,
         *,
         attend: "Callable[[Controller], None]" = lambda controller: None,
-        here: Callable[[str, m.BreakSet], int] = lambda src, wanted: 0,
+        apply_locally: Callable[[str, m.BreakSet], int] = lambda src, breaks: 0,
     ) -> None:
-        """`attend` is called when something stops and no wait shows it yet, to install a prompt; `here` takes the
-        breakpoints for all actors to those of this process.
+        """`attend` is called when something stops and no wait shows it yet, to install a prompt; `apply_locally`
+        sets breakpoints for all actors in those of this process.
         """
         self.runtime = runtime
         self.stopped = StoppedThreads()
-        self.breakpoints = Breakpoints(runtime, here)
+        self.breakpoints = Breakpoints(runtime, apply_locally)
         self._attended = False  # waits show what is stopped
         self._attend = attend
         self._lock = threading.Lock()
@@ -136,12 +136,12 @@ class Controller:
     def ask(self, records: Sequence[Stopped], command: m.Command) -> list[m.CommandAnswer]:
         """Sends a command to each session and returns their answers in that order; blocks, for a bounded time."""
         verb = verbs.COMMANDS[type(command)]
-        asked: list[Future[m.CommandAnswer]] = [
+        replies: list[Future[m.CommandAnswer]] = [
             request(self.runtime, record.address, verb, msgspec.structs.replace(command, session=record.session))
             for record in records
         ]
         limit = settings.debug_command_timeout + ANSWER_S
-        answers = [_answer(record, future, limit) for record, future in zip(records, asked, strict=True)]
+        answers = [_answer(record, future, limit) for record, future in zip(records, replies, strict=True)]
         for record, answer in zip(records, answers, strict=True):
             if answer.resumed:  # its RESUMED message may still be on its way
                 self._report_resumed(self.stopped.resume(record.session, record.number))
@@ -175,8 +175,8 @@ class Controller:
 
     def autopsy(self, mesh: str, address: str, rank: int, call: str = "") -> Stopped:
         """Opens the frames of a failure that a rank has stored. Raises DebugError if there are none."""
-        wanted = m.Autopsy(mesh=mesh, rank=rank, call=call)
-        outcome = outcome_of(request(self.runtime, address, verbs.AUTOPSY, wanted))
+        command = m.Autopsy(mesh=mesh, rank=rank, call=call)
+        outcome = outcome_of(request(self.runtime, address, verbs.AUTOPSY, command))
         if outcome.error:
             raise DebugError(f"rank {rank}: {outcome.error}")
         self.stopped.wait(ANSWER_S, lambda: self.stopped.get(outcome.session) is not None)
@@ -187,23 +187,23 @@ class Controller:
 
     def release(self, addresses: Iterable[str]) -> None:
         """Discards the frames of failures that processes have stored."""
-        self._each(addresses, verbs.AUTOPSY, m.Autopsy(mesh="", rank=0, release=True))
+        self._command_all(addresses, verbs.AUTOPSY, m.Autopsy(mesh="", rank=0, release=True))
 
     def freeze(self, addresses: Iterable[str], *, on: bool) -> None:
         """Sets whether errors stop the ranks of these processes where they are raised. Raises DebugError on refusal."""
-        self._each(addresses, verbs.FREEZE, m.Freeze(on))
+        self._command_all(addresses, verbs.FREEZE, m.Freeze(on))
 
-    def _each(self, addresses: Iterable[str], verb: Verb[Q, m.CommandOutcome], body: Q) -> None:
-        asked = [request(self.runtime, address, verb, body) for address in addresses]
-        wrong = [outcome.error for outcome in [outcome_of(future) for future in asked] if outcome.error]
+    def _command_all(self, addresses: Iterable[str], verb: Verb[Q, m.CommandOutcome], body: Q) -> None:
+        replies = [request(self.runtime, address, verb, body) for address in addresses]
+        wrong = [outcome.error for outcome in [outcome_of(future) for future in replies] if outcome.error]
         if wrong:
             raise DebugError("; ".join(dict.fromkeys(wrong)))
 
     def threads(self, addresses: Iterable[str], timeout: float = 2.0) -> dict[str, tuple[ThreadRecord, ...] | str]:
         """The threads of each process, or why they are unknown."""
-        asked = {address: request(self.runtime, address, verbs.STACKS, Done()) for address in addresses}
+        replies = {address: request(self.runtime, address, verbs.STACKS, Done()) for address in addresses}
         by_address: dict[str, tuple[ThreadRecord, ...] | str] = {}
-        for address, future in asked.items():
+        for address, future in replies.items():
             try:
                 by_address[address] = asking.answer(future, timeout).threads
             except Exception as error:
@@ -215,17 +215,17 @@ class Controller:
 
         Ranks that are busy or stopped answer, too; those that have not answered within that time are left out.
         """
-        found: Future[dict[int, m.NamespaceVariables]] = pending_future()
+        future: Future[dict[int, m.NamespaceVariables]] = pending_future()
         ask_ranks(
             self.runtime,
             proc_state_of(state),
             ranks,
             verbs.NAMESPACE,
             m.ReadNamespace(state.uid),
-            lambda answers, _: resolve_future(found, dict(answers)),
+            lambda answers, _: resolve_future(future, dict(answers)),
             within=within,
         )
-        return asking.answer(found, within + ANSWER_S)
+        return asking.answer(future, within + ANSWER_S)
 
 
 def _paused(record: Stopped) -> RankPaused:

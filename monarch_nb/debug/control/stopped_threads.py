@@ -30,7 +30,7 @@ class StoppedThreads:
 
         def end() -> None:
             with self._changed:
-                self._listeners = tuple(other for other in self._listeners if other is not listener)
+                self._listeners = tuple(entry for entry in self._listeners if entry is not listener)
 
         return end
 
@@ -66,23 +66,23 @@ class StoppedThreads:
             self._notify("resumed", record)
         return record
 
-    def end(self, session: str, why: str) -> Stopped | None:
+    def end(self, session: str, reason: str) -> Stopped | None:
         """Removes a session whose step has ended with its endpoint; returns the record, if it was stopped."""
         with self._changed:
             record = self._records.pop(session, None)
-            self._over[session] = why
+            self._over[session] = reason
             self._touch()
         if record is not None:
             self._notify("resumed", record)
         return record
 
-    def lose(self, address: str, why: str) -> list[Stopped]:
+    def lose(self, address: str, reason: str) -> list[Stopped]:
         """Removes all sessions of a process that has ended."""
         with self._changed:
             lost = [record for record in self._records.values() if record.address == address]
             for record in lost:
                 del self._records[record.session]
-                self._over[record.session] = why
+                self._over[record.session] = reason
             if lost:
                 self._touch()
         for record in lost:
@@ -124,8 +124,8 @@ class StoppedThreads:
             stops = [stop for stop in self._records.values() if stop.place == (mesh, rank) and stop.blocks_actor]
         return stops[-1] if stops else None
 
-    def why_over(self, session: str) -> str:
-        """Why a session will not stop again after its step; "" while unknown."""
+    def end_reason(self, session: str) -> str:
+        """The reason why a session will not stop again after its step; "" while unknown."""
         with self._changed:
             return self._over.get(session, "")
 
@@ -134,10 +134,10 @@ class StoppedThreads:
         deadline = time.monotonic() + timeout
         with self._changed:
             while not until():
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     return False
-                self._changed.wait(min(left, 0.5))
+                self._changed.wait(min(remaining, 0.5))
             return True
 
     def settle(self, quiet: float, limit: float = 0.3) -> None:
@@ -146,10 +146,10 @@ class StoppedThreads:
         with self._changed:
             while True:
                 now = time.monotonic()
-                left = min(self.changed_at + quiet, deadline) - now
-                if left <= 0:
+                remaining = min(self.changed_at + quiet, deadline) - now
+                if remaining <= 0:
                     return
-                self._changed.wait(left)
+                self._changed.wait(remaining)
 
     def wait_steps(self, before: Iterable[tuple[str, int]], timeout: float) -> None:
         """Blocks until each of these sessions (with its stop's number) has stopped again or has ended."""

@@ -39,7 +39,7 @@ def missing(
     moment, for the answers of these.
     """
     sizes: dict[str, int] = {}
-    elsewhere: list[Missing] = []
+    absent: list[Missing] = []
     for uid in dict.fromkeys(record.mesh for record in records if record.blocks_actor):
         state = controller.runtime.meshes.get(uid)
         if not isinstance(state, ActorState):
@@ -50,10 +50,10 @@ def missing(
         rest = [rank for rank in ranks if rank not in stopped]
         if not rest:
             continue
-        what = _doing(controller, state, rest, name)
+        doing = _doing(controller, state, rest, name)
         points = {rank: tuple(state.region.point_of_base_rank(rank).values()) for rank in rest}
-        elsewhere.append(Missing(state.name, state.region.extent, {points[rank]: what.get(rank, "") for rank in rest}))
-    return sizes, elsewhere
+        absent.append(Missing(state.name, state.region.extent, {points[rank]: doing.get(rank, "") for rank in rest}))
+    return sizes, absent
 
 
 def _doing(controller: Controller, state: ActorState, ranks: Sequence[int], name: FileName) -> dict[int, str]:
@@ -77,8 +77,8 @@ def _doing(controller: Controller, state: ActorState, ranks: Sequence[int], name
 def _doing_text(thread: ThreadRecord, name: FileName) -> str:
     if not thread.doing:
         return "idle"
-    where = f", at {place(thread.stack[-1], name)}" if thread.stack else ""
-    return f"runs {thread.doing}{where}"
+    location = f", at {place(thread.stack[-1], name)}" if thread.stack else ""
+    return f"runs {thread.doing}{location}"
 
 
 def running_text(controller: Controller, records: Sequence[Stopped], name: FileName = short) -> str:
@@ -98,8 +98,8 @@ def stacks_text(controller: Controller, state: MeshState, ranks: Sequence[int], 
     procs = proc_state_of(state)
     threads = controller.threads([procs.address(rank) for rank in ranks])
 
-    def label(them: Sequence[str]) -> str:
-        return places_of(state.region, map(int, them)) or "it"
+    def label(names: Sequence[str]) -> str:
+        return places_of(state.region, map(int, names)) or "it"
 
     stacks, idle, silent = [], [], []
     for rank in ranks:
@@ -138,21 +138,21 @@ def inspect_stacks(
     for rank in ranks:
         address = procs.address(rank)
         pid = controller.runtime.part(ProcessWatcher).pids.get(address, 0)
-        seen: list[Sequence[Frame]] = []
+        process_stacks: list[Sequence[Frame]] = []
         if pid and host_of(address) in controller.runtime.local_hosts:
             with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-                seen = seen_from_outside(address, pid)
-        stacks += [(str(rank), stack) for stack in seen]
-        if not seen:
+                process_stacks = stacks_from_outside(address, pid)
+        stacks += [(str(rank), stack) for stack in process_stacks]
+        if not process_stacks:
             silent.append(str(rank))
     lines = tree_text(tree(stacks), label, name)
     if silent:
-        why = "in one long call in C, stopped, or on another machine, so its Python cannot say where"
-        lines.append(f"{len(silent)}  {'does' if len(silent) == 1 else 'do'} not answer  [{label(silent)}]: {why}")
+        reason = "in one long call in C, stopped, or on another machine, so its Python cannot say where"
+        lines.append(f"{len(silent)}  {'does' if len(silent) == 1 else 'do'} not answer  [{label(silent)}]: {reason}")
     return lines
 
 
-def seen_from_outside(address: str, pid: int) -> list[Sequence[Frame]]:
+def stacks_from_outside(address: str, pid: int) -> list[Sequence[Frame]]:
     """The stacks of a process's actors, outermost frame first: by py-spy, else by the handler that each process has.
 
     Raises OSError, ValueError, SubprocessError.

@@ -136,8 +136,8 @@ class Conversation:
         if late:
             self._shown |= {record.session for record in late}
             name = self._prompt.name
-            places = "; ".join(f"{group.where} at {place(group.first.frame, name)}" for group in grouped(late))
-            self._terminal.write(f"other ranks have stopped: {places}\n")
+            locations = "; ".join(f"{group.where} at {place(group.first.frame, name)}" for group in grouped(late))
+            self._terminal.write(f"other ranks have stopped: {locations}\n")
 
     def _command(self, last: str) -> str | None:
         """The complete input; "" for nothing to do, None for the end."""
@@ -167,12 +167,12 @@ class Conversation:
     def _interrupted(self) -> bool:
         """Ctrl-C at the prompt: leave them stopped, or let them go on? True if the prompt is to end."""
         try:
-            said = self._ask("leave them stopped (l), continue them (c), or return to the prompt (Enter)? ")
-            said = said.strip().lower()
+            reply = self._ask("leave them stopped (l), continue them (c), or return to the prompt (Enter)? ")
+            reply = reply.strip().lower()
         except (KeyboardInterrupt, EOFError):
-            said = "l"
-        if said.startswith(("c", "l")):
-            answer = self._prompt.do("c all" if said.startswith("c") else "detach")
+            reply = "l"
+        if reply.startswith(("c", "l")):
+            answer = self._prompt.do("c all" if reply.startswith("c") else "detach")
             self._terminal.write(f"{answer.text}\n")
             return True
         return False

@@ -185,19 +185,19 @@ class DebugPrompt:
         sessions = {record.session for record in going}
         self.controller.stopped.wait(AGAIN_S, lambda: sessions <= {record.session for record in self.candidates()})
         again = [record for record in self.candidates() if record.session in sessions]
-        left = [record for record in self.candidates() if record.session not in sessions]
-        if everybody or not (left or again):
+        remaining = [record for record in self.candidates() if record.session not in sessions]
+        if everybody or not (remaining or again):
             self.focus = None
         went = f"{named(going)} {'goes' if len(going) == 1 else 'go'} on"
-        if left:
-            went += f"; still stopped: {named(left)}"
+        if remaining:
+            went += f"; still stopped: {named(remaining)}"
         pairs = tuple(zip(going, answers, strict=True))
         return Answers(text, f"{went}, and stopped again:\n{self.after(again)}" if again else went, pairs)
 
     def after(self, before: Sequence[Stopped]) -> str:
         """New locations of ranks that were stepped, and watched values."""
         stopped = self.controller.stopped
-        return "\n".join([_moves_text(before, stopped.records(), stopped.why_over, self.name), *self.watched()])
+        return "\n".join([_moves_text(before, stopped.records(), stopped.end_reason, self.name), *self.watched()])
 
     def watched(self) -> list[str]:
         """Displayed values by rank, and sparklines of watched ones."""
@@ -329,11 +329,11 @@ def _key(record: Stopped) -> tuple[str, int, str]:
 
 
 def _moves_text(
-    before: Sequence[Stopped], now: Sequence[Stopped], why_over: Callable[[str], str], name: FileName = short
+    before: Sequence[Stopped], now: Sequence[Stopped], end_reason: Callable[[str], str], name: FileName = short
 ) -> str:
     """A line for each new location, for ranks whose endpoint has ended, and for ranks that still run.
 
-    `now` is all that is stopped; `why_over(session)` says why a session cannot stop any more, "" if it may.
+    `now` is all that is stopped; `end_reason(session)` says why a session cannot stop any more, "" if it may.
     """
     by_session = {record.session: record for record in now}
     stopped = [by_session[record.session] for record in before if record.session in by_session]
@@ -349,10 +349,10 @@ def _moves_text(
     running = [record for record in before if record.session not in by_session]
     ended: dict[str, list[Stopped]] = {}
     for record in running:
-        ended.setdefault(why_over(record.session), []).append(record)
+        ended.setdefault(end_reason(record.session), []).append(record)
     still = ended.pop("", [])
-    lines += [f"{named(records)}: {why}" for why, records in ended.items()]
+    lines += [f"{named(records)}: {reason}" for reason, records in ended.items()]
     if still:
-        it = "it runs, and has" if len(still) == 1 else "they run, and have"
-        lines.append(f"{named(still)}: {it} not stopped again yet")
+        clause = "it runs, and has" if len(still) == 1 else "they run, and have"
+        lines.append(f"{named(still)}: {clause} not stopped again yet")
     return "\n".join(lines)

@@ -33,24 +33,24 @@ class WaitPrompt(waiting.WaitObserver):
         self,
         controller: Controller,
         terminal: Terminal,
-        here: Callable[[], bool],
+        may_ask: Callable[[], bool],
         name: FileName = short,
         *,
         how: str = IN_CELLS,
-        elsewhere: Callable[[], bool] = lambda: False,
+        shown_elsewhere: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`here()` says whether a wait of the calling thread may open a prompt; `how` is the advice where none can be,
-        with NAME for the mesh; while `elsewhere()`, another debugger shows what is stopped, and waits say nothing.
+        """`may_ask()` is true if a wait of the calling thread may open a prompt; `how` is the advice where none can be,
+        with NAME for the mesh; while `shown_elsewhere()`, another debugger shows the stops, and waits say nothing.
         """
-        self._elsewhere = elsewhere
+        self._shown_elsewhere = shown_elsewhere
         self.controller = controller
         self.terminal = terminal
-        self._here = here
+        self._may_ask = may_ask
         self._name = name
         self._how = how
         self._asking = threading.Lock()
         self._shown: set[tuple[str, int]] = set()  # stops that were shown: session and number
-        self._left: set[tuple[str, int]] = set()  # stops that this wait leaves alone
+        self._ignored: set[tuple[str, int]] = set()  # stops that this wait leaves alone
         self._prompts: dict[str, DebugPrompt] = {}
 
     def install(self) -> None:
@@ -67,17 +67,17 @@ class WaitPrompt(waiting.WaitObserver):
 
     def tick(self, future: Future[object], seconds: float) -> None:
         """A tick of a wait, on the waiting thread. Raises StoppedAtBreakpoint."""
-        if not asking.now and self._here():
+        if not asking.now and self._may_ask():
             self.check(future)
 
     def begin(self, future: Future[object], timeout: float | None) -> None:
         """Forgets what earlier waits left stopped."""
-        if not asking.now and self._here():
-            self._left.clear()
+        if not asking.now and self._may_ask():
+            self._ignored.clear()
 
     def begin_await(self, future: Future[object], signal: "asyncio.Future[None]") -> Callable[[], None] | None:
         """Looks at the stops each tick, on the loop."""
-        if not self._here():
+        if not self._may_ask():
             return None
         loop = asyncio.get_running_loop()
         handles: list[asyncio.TimerHandle] = []
@@ -103,7 +103,7 @@ class WaitPrompt(waiting.WaitObserver):
         stopped = self.controller.stopped
         if (
             not stopped.any
-            or self._elsewhere()
+            or self._shown_elsewhere()
             or not self.relevant(future)
             or not self._asking.acquire(blocking=False)
         ):
@@ -125,7 +125,7 @@ class WaitPrompt(waiting.WaitObserver):
 
     def relevant(self, future: Future[object]) -> list[Stopped]:
         """Stops that concern this wait: it waits for them, or they were not shown yet."""
-        records = [record for record in self.controller.stopped.records() if _stop(record) not in self._left]
+        records = [record for record in self.controller.stopped.records() if _stop(record) not in self._ignored]
         related = self._related(future, records)
         return [
             record
@@ -150,8 +150,8 @@ class WaitPrompt(waiting.WaitObserver):
         related = self._related(future, records)
         if related:
             call = self.controller.runtime.calls.get(future.wait_id)
-            held = {record.rank for record in related if call is not None and record.mesh == call.mesh}
-            covered = call is None or set(call.missing_ranks()) <= held
+            ranks = {record.rank for record in related if call is not None and record.mesh == call.mesh}
+            covered = call is None or set(call.missing_ranks()) <= ranks
             since = time.monotonic() - self.controller.stopped.changed_at
             if covered or since >= settings.debug_patience:
                 raise self.error(future, related)
@@ -169,8 +169,8 @@ class WaitPrompt(waiting.WaitObserver):
         self._shown |= set(map(_stop, records))
         table = DebugPrompt(self.controller, lambda: records, self._name).table()
         progress = future.progress_text() or "the call waits"
-        why = "no prompt can be shown here" if settings.debug_prompt else "nothing is asked (debug_prompt)"
-        message = f"{progress}: {named(records)} stopped in the debugger, and {why}.\n{table}\n"
+        reason = "no prompt can be shown here" if settings.debug_prompt else "nothing is asked (debug_prompt)"
+        message = f"{progress}: {named(records)} stopped in the debugger, and {reason}.\n{table}\n"
         how = self._how_for(records)
         explained = more("manual/debugging.md#without-a-prompt")
         text = f"{message}They stay stopped and the call stays under way. {how}{explained}"
@@ -190,13 +190,13 @@ class WaitPrompt(waiting.WaitObserver):
         prompt = self._prompt(future)
         self._shown |= set(map(_stop, records))
         converse(prompt, self.terminal, over=future.done)
-        left = prompt.candidates()
-        self._shown |= set(map(_stop, left))
-        self._left |= set(map(_stop, left))
+        remaining = prompt.candidates()
+        self._shown |= set(map(_stop, remaining))
+        self._ignored |= set(map(_stop, remaining))
         if prompt.leave == "detach" and not future.done():
             how = self._how_for(records)
-            message = f"{named(left)} left stopped in the debugger; the call stays under way. {how}"
-            raise StoppedAtBreakpoint(message, left, prompt.table(source=False))
+            message = f"{named(remaining)} left stopped in the debugger; the call stays under way. {how}"
+            raise StoppedAtBreakpoint(message, remaining, prompt.table(source=False))
 
 
 def _stop(record: Stopped) -> tuple[str, int]:
@@ -207,10 +207,10 @@ def attend(controller: Controller) -> None:
     """Installs prompts for scripts, on the main thread; without a terminal all waits raise StoppedAtBreakpoint."""
     console = ScriptTerminal()
 
-    def here() -> bool:
+    def may_ask() -> bool:
         running, thread = current.get(), threading.current_thread()
         outside = running is None or running.actor_instance.cell is None
         theirs = thread is threading.main_thread() or (not console.can_ask and not thread.name.startswith("monarch"))
         return outside and theirs and not controller.runtime.closed
 
-    WaitPrompt(controller, console, here, how=IN_SCRIPTS).install()
+    WaitPrompt(controller, console, may_ask, how=IN_SCRIPTS).install()

@@ -61,8 +61,8 @@ def ranks_of(records: Sequence[Stopped]) -> str:
     """The places of ranks of one mesh: `gpus=0-2,5`; "" for an actor that is alone."""
     if not records or not records[0].labels:
         return ""
-    whole = {len(record.point) for record in records} == {len(records[0].labels)}
-    if not whole:
+    is_complete = {len(record.point) for record in records} == {len(records[0].labels)}
+    if not is_complete:
         return spans(record.rank for record in records)
     return places(records[0].labels, (record.point for record in records), records[0].sizes)
 
@@ -88,7 +88,7 @@ class StackNode:
     """A frame of the tree, and the ranks in it."""
 
     frame: Frame
-    who: list[str] = field(default_factory=list)
+    owners: list[str] = field(default_factory=list)
     below: "dict[tuple[str, int, str], StackNode]" = field(default_factory=dict)
 
     @property
@@ -100,17 +100,17 @@ class StackNode:
 def tree(stacks: Iterable[tuple[str, Sequence[Frame]]]) -> list[StackNode]:
     """The tree of some stacks (outermost first), each with the name of who it is of."""
     root: dict[tuple[str, int, str], StackNode] = {}
-    for who, stack in stacks:
+    for owner, stack in stacks:
         level = root
         for frame in stack:
             node = level.setdefault((frame.file, frame.line, frame.function), StackNode(frame))
-            node.who.append(who)
+            node.owners.append(owner)
             level = node.below
     return _sorted(root)
 
 
 def _sorted(level: dict[tuple[str, int, str], StackNode]) -> list[StackNode]:
-    return sorted(level.values(), key=lambda node: -len(node.who))
+    return sorted(level.values(), key=lambda node: -len(node.owners))
 
 
 def tree_text(
@@ -120,10 +120,10 @@ def tree_text(
     lines = []
     for node in nodes:
         below = node.children
-        ends = len(node.who) - sum(len(child.who) for child in below)
-        ranks = f"  [{label(node.who)}]" if ends or len(nodes) > 1 else ""
+        ends = len(node.owners) - sum(len(child.owners) for child in below)
+        ranks = f"  [{label(node.owners)}]" if ends or len(nodes) > 1 else ""
         lines.append(
-            f"{indent}{len(node.who)}  {node.frame.function}  {name(node.frame.file)}:{node.frame.line}{ranks}"
+            f"{indent}{len(node.owners)}  {node.frame.function}  {name(node.frame.file)}:{node.frame.line}{ranks}"
         )
         if node.frame.text and not below:
             lines.append(f"{indent}   → {node.frame.text}")

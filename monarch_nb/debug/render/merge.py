@@ -59,11 +59,11 @@ def merged(pairs: Sequence[Pair]) -> list[MergedAnswer]:
     return sorted((answer for answer, _ in folded(pairs)), key=lambda answer: -len(answer.records))
 
 
-def merged_variables(found: Mapping[int, NamespaceVariables]) -> dict[str, list[tuple[NamespaceVariable, list[int]]]]:
+def merged_variables(answers: Mapping[int, NamespaceVariables]) -> dict[str, list[tuple[NamespaceVariable, list[int]]]]:
     """The variables of ranks by name: each value once, the commonest first, with the ranks that have it."""
     rows: dict[str, dict[NamespaceVariable, list[int]]] = {}
-    for rank in sorted(found):
-        for variable in found[rank].variables:
+    for rank in sorted(answers):
+        for variable in answers[rank].variables:
             rows.setdefault(variable.name, {}).setdefault(variable, []).append(rank)
     return {name: sorted(rows[name].items(), key=lambda value: -len(value[1])) for name in sorted(rows)}
 

@@ -19,8 +19,8 @@ def pick(records: Sequence[Stopped], text: str) -> list[Stopped]:
         if dim is not None:
             picked = _by_dim(picked, dim[1], dim[2])
         elif re.fullmatch(r"[-\d:,]+", word):
-            wanted = _numbers(word, 1 + max((record.rank for record in picked), default=0))
-            picked = [record for record in picked if record.rank in wanted]
+            ranks = _numbers(word, 1 + max((record.rank for record in picked), default=0))
+            picked = [record for record in picked if record.rank in ranks]
         elif word != "all":
             picked = [record for record in picked if record.name == word]
     if not picked:
@@ -33,9 +33,9 @@ def _by_dim(records: Sequence[Stopped], label: str, text: str) -> list[Stopped]:
     labels = list(dict.fromkeys(axis for record in records for axis in record.labels))
     if label not in labels:
         raise DebugError(f"there is no dimension {label}; there is: {', '.join(labels) or 'none'}")
-    places = [(record, record.point[record.labels.index(label)]) for record in records if label in record.labels]
-    wanted = _numbers(text, 1 + max((place for _, place in places), default=0))
-    return [record for record, place in places if place in wanted]
+    pairs = [(record, record.point[record.labels.index(label)]) for record in records if label in record.labels]
+    numbers = _numbers(text, 1 + max((index for _, index in pairs), default=0))
+    return [record for record, index in pairs if index in numbers]
 
 
 def _numbers(text: str, size: int) -> set[int]:

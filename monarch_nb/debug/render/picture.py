@@ -43,9 +43,9 @@ def picture_of(
         "groups": [_group(group, (sizes or {}).get(group.first.mesh), name, index) for group in grouped(records)],
         "tree": [_node(node, by_id, name) for node in nodes],
         "missing": [
-            {"name": row.name, "where": row.where(points), "what": what}
+            {"name": row.name, "where": row.where(points), "what": activity}
             for row in missing
-            for what, points in row.by_what().items()
+            for activity, points in row.by_activity().items()
         ],
     }
 
@@ -87,9 +87,9 @@ def _frame(frame: Frame, name: FileName) -> Picture:
 def _node(node: StackNode, by_id: Mapping[str, Stopped], name: FileName) -> Picture:
     return {
         **_frame(node.frame, name),
-        "count": len(node.who),
-        "where": named([by_id[rank_id] for rank_id in node.who]),
-        "sessions": list(node.who),
+        "count": len(node.owners),
+        "where": named([by_id[rank_id] for rank_id in node.owners]),
+        "sessions": list(node.owners),
         "below": [_node(child, by_id, name) for child in node.children],
     }
 

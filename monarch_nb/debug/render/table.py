@@ -11,17 +11,17 @@ from monarch_nb.wire import counted
 class Missing:
     """Ranks of a mesh that are not stopped, and what they do instead."""
 
-    def __init__(self, name: str, extent: Extent, what: Mapping[tuple[int, ...], str]) -> None:
+    def __init__(self, name: str, extent: Extent, activities: Mapping[tuple[int, ...], str]) -> None:
         self.name = name
         self.extent = extent
-        self.what = dict(what)  # point -> what it does
+        self.activities = dict(activities)  # point -> what it does
 
-    def by_what(self) -> dict[str, list[tuple[int, ...]]]:
+    def by_activity(self) -> dict[str, list[tuple[int, ...]]]:
         """Ranks by their activity."""
-        by_what: dict[str, list[tuple[int, ...]]] = {}
-        for point, what in self.what.items():
-            by_what.setdefault(what, []).append(point)
-        return by_what
+        by_activity: dict[str, list[tuple[int, ...]]] = {}
+        for point, activity in self.activities.items():
+            by_activity.setdefault(activity, []).append(point)
+        return by_activity
 
     def where(self, points: Iterable[tuple[int, ...]]) -> str:
         """Points of the mesh as text: `gpus=0-2`."""
@@ -30,8 +30,8 @@ class Missing:
     def lines(self) -> list[str]:
         """`not stopped: trainers gpus=5 (runs step for 3 s, at model.py:88 in forward)`."""
         return [
-            f"not stopped: {self.name} {self.where(points)}".rstrip() + (f": {what}" if what else "")
-            for what, points in self.by_what().items()
+            f"not stopped: {self.name} {self.where(points)}".rstrip() + (f": {activity}" if activity else "")
+            for activity, points in self.by_activity().items()
         ]
 
 
@@ -50,9 +50,9 @@ def table_text(
     groups = grouped(records)
     if not groups:
         return "nothing is stopped"
-    held = [record for record in records if record.blocks_actor]
-    opened = len(records) - len(held)
-    counts = [f"{counted(len({record.place for record in held}), 'rank')} stopped"] if held else []
+    stopped = [record for record in records if record.blocks_actor]
+    opened = len(records) - len(stopped)
+    counts = [f"{counted(len({record.place for record in stopped}), 'rank')} stopped"] if stopped else []
     counts += [f"{counted(opened, 'failed call')} opened"] if opened else []
     lines = [f"■ {', '.join(counts)}"]
     rows = [_row(group, (sizes or {}).get(group.first.mesh), name) for group in groups]

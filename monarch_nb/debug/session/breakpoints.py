@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 
 from monarch_nb.wire import error_line
 
-Evaluate = Callable[[str], object]  # an expression in the frame that is there; raises what the expression raises
+Evaluate = Callable[[str], object]  # of an expression in the current frame; raises what the expression raises
 
 _CONVERSIONS: dict[str, Callable[[object], str]] = {"r": repr, "s": str, "a": ascii}
 _HIT_CONDITION = re.compile(r"(?P<sign>[<>=!]=|[<>=%])?\s*(?P<count>\d+)")
@@ -43,17 +43,17 @@ class SessionBreakpoint:
     passes: int = 0  # hits at which the condition held
     _began: tuple[int, int] | None = None  # of a function: where it begins, and its first line that was run
 
-    def is_at(self, place: SourceLocation) -> bool:
+    def is_at(self, location: SourceLocation) -> bool:
         """True if it is at this line."""
-        if self.file != place.file:
+        if self.file != location.file:
             return False
         if not self.function:
-            return self.line == place.line
-        if self.function != place.function or not place.first <= self.line:
+            return self.line == location.line
+        if self.function != location.function or not location.first <= self.line:
             return False
-        if self._began is None and self.line <= place.line:
-            self._began = (place.first, place.line)
-        return self._began == (place.first, place.line)
+        if self._began is None and self.line <= location.line:
+            self._began = (location.first, location.line)
+        return self._began == (location.first, location.line)
 
     @property
     def reason(self) -> str:
@@ -143,25 +143,25 @@ class BreakpointTable:
         """True if this file has any; fast."""
         return file in self._files
 
-    def hit(self, place: SourceLocation, evaluate: Evaluate) -> Hit:
+    def hit(self, location: SourceLocation, evaluate: Evaluate) -> Hit:
         """Evaluates the breakpoints of a line: each counts its hit; the first that holds stops."""
-        if place.file not in self._files:
+        if location.file not in self._files:
             return Hit()
         stop: SessionBreakpoint | None = None
         note = ""
         logs: list[str] = []
         for bp in tuple(self._by_number.values()):
-            if not bp.enabled or not bp.is_at(place):
+            if not bp.enabled or not bp.is_at(location):
                 continue
-            holds, why = _holds(bp, evaluate)
+            holds, error = _holds(bp, evaluate)
             if not holds:
                 continue
-            if bp.temporary and not why:
+            if bp.temporary and not error:
                 self.remove([bp])
-            if bp.log and not why:
+            if bp.log and not error:
                 logs.append(filled_in(bp.log, evaluate))
             elif stop is None:
-                stop, note = bp, why
+                stop, note = bp, error
         return Hit(stop, note, tuple(logs))
 
 

@@ -49,11 +49,11 @@ class Variables:
 
     def scopes(self, frame: int) -> tuple[Scope, ...]:
         """The scopes of a frame."""
-        own = self._scope("locals", frame)
-        others = self._scope("globals", frame)
+        local_scope = self._scope("locals", frame)
+        global_scope = self._scope("globals", frame)
         return (
-            Scope("Locals", own, len(self._frames.locals(frame))),
-            Scope("Globals", others, len(self._frames.frame(frame).f_globals), expensive=True),
+            Scope("Locals", local_scope, len(self._frames.locals(frame))),
+            Scope("Globals", global_scope, len(self._frames.frame(frame).f_globals), expensive=True),
         )
 
     def _scope(self, scope: str, frame: int) -> int:
@@ -70,8 +70,8 @@ class Variables:
     def locals(self, frame: int, names: Sequence[str] = ()) -> tuple[Variable, ...]:
         """The local variables of a frame, or those of these names."""
         items = tuple(self._frames.locals(frame).items())
-        meant = ((name, value) for name, value in items if (name in names if names else not name.startswith("__")))
-        return self._variables(((name, value, name) for name, value in meant), frame)
+        chosen = ((name, value) for name, value in items if (name in names if names else not name.startswith("__")))
+        return self._variables(((name, value, name) for name, value in chosen), frame)
 
     def _variables(self, children: Iterable[Child], frame: int) -> tuple[Variable, ...]:
         """Variables for sending. When time is up in the middle, the rest are described by their types."""
@@ -127,19 +127,19 @@ class Variables:
         assignment raises; TypeError where nothing can be assigned.
         """
         holder = self._holder(number) if number else _Holder(None, "", frame, "locals")
-        held = holder.value
+        target = holder.value
         if holder.scope == "globals":
             self._frames.frame(holder.frame).f_globals[name] = value
         elif holder.scope:
             self._frames.assign(name, value, holder.frame)
-        elif isinstance(held, MutableMapping):
-            held[_key(held, name)] = value
-        elif isinstance(held, MutableSequence):
-            held[int(name)] = value
-        elif isinstance(held, _ITEMS):
-            raise TypeError(f"{kind_of(held)} cannot be changed")
+        elif isinstance(target, MutableMapping):
+            target[_key(target, name)] = value
+        elif isinstance(target, MutableSequence):
+            target[int(name)] = value
+        elif isinstance(target, _ITEMS):
+            raise TypeError(f"{kind_of(target)} cannot be changed")
         else:
-            setattr(held, name, value)
+            setattr(target, name, value)
 
 
 def _key(mapping: Mapping[object, object], name: str) -> object:
@@ -164,8 +164,8 @@ def _counts(value: object) -> tuple[int, int]:
 
 def _is_tensor(value: object) -> bool:
     """True for a tensor or an array, which are described by their properties, not by their elements."""
-    known = type(value).__module__.partition(".")[0] in ("torch", "numpy")
-    return known and hasattr(value, "shape") and hasattr(value, "dtype")
+    from_library = type(value).__module__.partition(".")[0] in ("torch", "numpy")
+    return from_library and hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def _tensor_attributes(value: object) -> Iterator[str]:
@@ -186,17 +186,17 @@ def _children(value: object, expression: str) -> Iterator[Child]:
         for name in _tensor_attributes(value):
             yield name, getattr(value, name), under(f".{name}")
     elif isinstance(value, dict):
-        for key, held in tuple(value.items()):
-            yield shorten(key), held, under(f"[{key!r}]") if _is_short(key) else ""
+        for key, child in tuple(value.items()):
+            yield shorten(key), child, under(f"[{key!r}]") if _is_short(key) else ""
     elif isinstance(value, (list, tuple, deque)):
-        for index, held in enumerate(value):
-            yield str(index), held, under(f"[{index}]")
+        for index, child in enumerate(value):
+            yield str(index), child, under(f"[{index}]")
     elif isinstance(value, _ITEMS):
-        for index, held in enumerate(tuple(value)):
-            yield str(index), held, ""
+        for index, child in enumerate(tuple(value)):
+            yield str(index), child, ""
     else:
-        for name, held in _attributes(value):
-            yield name, held, under(f".{name}")
+        for name, child in _attributes(value):
+            yield name, child, under(f".{name}")
 
 
 def _is_short(key: object) -> bool:
@@ -213,7 +213,7 @@ def _attributes(value: object) -> Iterator[tuple[str, object]]:
     except Exception:  # it has none, or hides it
         own = {}
     if isinstance(own, dict):
-        yield from ((name, held) for name, held in tuple(own.items()) if isinstance(name, str))
+        yield from ((name, attribute) for name, attribute in tuple(own.items()) if isinstance(name, str))
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else tuple(slots):
@@ -259,10 +259,10 @@ class Commands:
                 self.machine.select(command.frame)
             return self._handlers[type(command)](command)
         except CommandError as error:
-            why = str(error)
+            reason = str(error)
         except (Exception, SystemExit) as error:
-            why = error_line(error)
-        return m.CommandAnswer(session=command.session, error=why)
+            reason = error_line(error)
+        return m.CommandAnswer(session=command.session, error=reason)
 
     @property
     def standing(self) -> Paused:

@@ -33,7 +33,7 @@ _ENGINE = "monarch_nb."
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$")  # file names of cells: the kernel's process and a hash of the text
 
 
-class WantedBreakpoints:
+class BreakpointSets:
     """Breakpoints by the address of the controller that set them. Actors that none concerns are not slowed down. Actors
     of the library run functions of users, too: cells on the processes, and what is run on parts of tensors.
     """
@@ -48,15 +48,15 @@ class WantedBreakpoints:
 
     def encoded(self) -> bytes:
         """Breakpoints for the spec of an actor that this process spawns; empty where there are none."""
-        sets = {src: breakpoints for src, breakpoints in self._sets.items() if _is_any(breakpoints)}
+        sets = {src: breaks for src, breaks in self._sets.items() if _has_any(breaks)}
         return msgspec.msgpack.encode(sets) if sets else b""
 
-    def take(self, src: str, wanted: BreakSet) -> int:
+    def take(self, src: str, breaks: BreakSet) -> int:
         """Replaces a controller's breakpoints; returns the number of actors that have any."""
         with self._lock:
             current = self._sets.get(src)
-            if current is None or current.version < wanted.version:
-                self._sets[src] = wanted
+            if current is None or current.version < breaks.version:
+                self._sets[src] = breaks
             cells = tuple(self._runtime.cells.values())
             for cell in cells:
                 cls = type(cell.obj) if cell.obj is not None else self._classes.get(cell)
@@ -66,58 +66,58 @@ class WantedBreakpoints:
 
     def drop(self, but: str = "") -> None:
         """Removes the breakpoints of all controllers except `but`: nobody there could resume what they stop."""
-        for src, wanted in tuple(self._sets.items()):
-            if src != but and _is_any(wanted):
-                self.take(src, BreakSet(version=wanted.version + 1))
+        for src, breaks in tuple(self._sets.items()):
+            if src != but and _has_any(breaks):
+                self.take(src, BreakSet(version=breaks.version + 1))
 
     def prepare(self, cell: ActorCell, cls: type) -> None:
         """Arms the breakpoints of an actor before its `__init__`, on its thread."""
         sets: dict[str, BreakSet] = msgpack_decoder(dict[str, BreakSet]).decode(cell.spec.debug or b"\x80")
         with self._lock:
-            for src, wanted in sets.items():
+            for src, breaks in sets.items():
                 before = self._sets.get(src)
-                if before is None or before.version < wanted.version:
-                    self._sets[src] = wanted
+                if before is None or before.version < breaks.version:
+                    self._sets[src] = breaks
             self._classes[cell] = cls
             self._apply(cell, cls)
 
     def _apply(self, cell: ActorCell, cls: type) -> None:
         names = {base.__qualname__ for base in cls.__mro__}
         engines = cls.__module__.startswith(_ENGINE)
-        who = _who(cell)
+        actor = _actor_record(cell)
         lines: dict[str, tuple[BreakLine, ...]] = {}
         raised = uncaught = False
-        for src, wanted in self._sets.items():
+        for src, breaks in self._sets.items():
             lines[src] = tuple(
-                msgspec.structs.replace(line, file=_as_here(line.file))
-                for line in wanted.lines
-                if (not line.actor or line.actor in names) and _is_meant(who, line.ranks)
+                msgspec.structs.replace(line, file=_local_file(line.file))
+                for line in breaks.lines
+                if (not line.actor or line.actor in names) and _matches(actor, line.ranks)
             )
-            raised = raised or (wanted.raised is not None and _is_meant(who, wanted.raised))
-            uncaught = uncaught or (not engines and wanted.uncaught is not None and _is_meant(who, wanted.uncaught))
+            raised = raised or (breaks.raised is not None and _matches(actor, breaks.raised))
+            uncaught = uncaught or (not engines and breaks.uncaught is not None and _matches(actor, breaks.uncaught))
         self._runtime.failures.freeze_at(cell.mesh, cell.rank, on=uncaught)
         if raised or any(lines.values()) or cell in self._armed:
             debugger = self._debugger_of(cell)
-            for src, here in lines.items():
-                debugger.want(src, here)
+            for src, src_lines in lines.items():
+                debugger.set_breakpoints(src, src_lines)
             debugger.stop_where_raised(raised)
         (self._armed.add if raised or uncaught or any(lines.values()) else self._armed.discard)(cell)
 
 
-def _as_here(file: str) -> str:
+def _local_file(file: str) -> str:
     """The name of a file in this process: an earlier kernel may have run the same cell."""
     if file in linecache.cache or not _CELL.search(file):
         return file
     _, separator, name = file.rpartition(os.sep)
-    same = (other for other in tuple(linecache.cache) if other.endswith(separator + name) and _CELL.search(other))
+    same = (path for path in tuple(linecache.cache) if path.endswith(separator + name) and _CELL.search(path))
     return next(same, file)
 
 
-def _is_any(wanted: BreakSet) -> bool:
-    return bool(wanted.lines) or wanted.raised is not None or wanted.uncaught is not None
+def _has_any(breaks: BreakSet) -> bool:
+    return bool(breaks.lines) or breaks.raised is not None or breaks.uncaught is not None
 
 
-def _who(cell: ActorCell) -> Stopped:
+def _actor_record(cell: ActorCell) -> Stopped:
     """An actor in the form that rank selections are matched against."""
     point = cell.instance.rank
     return Stopped(
@@ -136,9 +136,9 @@ def _who(cell: ActorCell) -> Stopped:
     )
 
 
-def _is_meant(who: Stopped, ranks: str) -> bool:
+def _matches(actor: Stopped, ranks: str) -> bool:
     try:
-        return not ranks.strip() or bool(pick([who], ranks))
+        return not ranks.strip() or bool(pick([actor], ranks))
     except DebugError:
         return False
 
@@ -154,20 +154,20 @@ class Debuggers:
         self._by_thread: dict[int, ThreadDebugger] = {}
         self._by_session: dict[str, ThreadDebugger] = {}
         self._warned: set[str] = set()  # the library's threads that a breakpoint was skipped on
-        self.wanted = WantedBreakpoints(runtime, lambda cell: self._of(cell.executor.thread, cell))
+        self.sets = BreakpointSets(runtime, lambda cell: self._of(cell.executor.thread, cell))
         runtime.part(MeshEvents).listeners.append(self._on_mesh_event)
 
     def _on_mesh_event(self, event: Event) -> None:
         """Sends a new owner all stopped threads; breakpoints of the owner before are removed."""
         if isinstance(event, OwnerChanged):
-            self.wanted.drop(but=event.owner)
+            self.sets.drop(but=event.owner)
         if isinstance(event, OwnerChanged) and event.owner:
             self.renew_lease()
             with self._lock:
                 waiting = [debugger for debugger in self._by_session.values() if debugger.stopped]
             for debugger in waiting:
                 debugger.holder = ""
-                self._send(verbs.STOPPED, debugger.who)
+                self._send(verbs.STOPPED, debugger.record)
 
     def renew_lease(self) -> None:
         """Records that a controller has sent something."""
@@ -198,13 +198,13 @@ class Debuggers:
         many are running.
         """
         running = [cell for cell in tuple(self._runtime.cells.values()) if cell.running is not None]
-        meant = [cell for cell in running if not actors or (cell.mesh, cell.rank) in actors]
-        return sum(self._of(cell.executor.thread, cell).pause() for cell in meant), len(meant)
+        paused = [cell for cell in running if not actors or (cell.mesh, cell.rank) in actors]
+        return sum(self._of(cell.executor.thread, cell).pause() for cell in paused), len(paused)
 
-    def take(self, src: str, wanted: BreakSet) -> int:
+    def take(self, src: str, breaks: BreakSet) -> int:
         """Sets a controller's breakpoints; returns the number of actors that have any."""
-        armed = self.wanted.take(src, wanted)
-        if wanted.release:
+        armed = self.sets.take(src, breaks)
+        if breaks.release:
             self.release()
         return armed
 
@@ -227,9 +227,9 @@ class Debuggers:
         token = current.set(Context(failure.instance, failure.point, failure.call, failure.chain))
         thread = threading.current_thread()
         try:
-            who = _identity(self._runtime, _cell_of(failure.instance), thread, session, 0)
-            who = msgspec.structs.replace(who, endpoint=failure.endpoint, call="", chain=())
-            debugger = ThreadDebugger(self, who, thread, ends=lambda: self._runtime.closed)
+            record = _identity(self._runtime, _cell_of(failure.instance), thread, session, 0)
+            record = msgspec.structs.replace(record, endpoint=failure.endpoint, call="", chain=())
+            debugger = ThreadDebugger(self, record, thread, ends=lambda: self._runtime.closed)
             tbs = frames_of(failure.error)
             if tbs:
                 debugger.autopsy(tbs[0], f"post-mortem: {_first_line(failure.error)}")
@@ -256,8 +256,8 @@ class Debuggers:
         context = current.get()
         cell = _cell_of(context.actor_instance) if context is not None else None
         debugger = self._of(threading.current_thread(), cell)
-        before = debugger.who
-        debugger.who = _identity(self._runtime, cell, debugger.thread, before.session, before.number)
+        before = debugger.record
+        debugger.record = _identity(self._runtime, cell, debugger.thread, before.session, before.number)
         return debugger
 
     def _of(self, thread: threading.Thread, cell: ActorCell | None) -> ThreadDebugger:
@@ -276,16 +276,16 @@ class Debuggers:
             if cell is not None:
                 cell.watch = None if debugger.machine.quiet else debugger.watched
 
-        who = _identity(self._runtime, cell, thread, self._new_session(), 0)
-        debugger = ThreadDebugger(self, who, thread, ends=lambda: _ends(cell), armed=armed)
-        self._by_session[who.session] = debugger
+        record = _identity(self._runtime, cell, thread, self._new_session(), 0)
+        debugger = ThreadDebugger(self, record, thread, ends=lambda: _ends(cell), armed=armed)
+        self._by_session[record.session] = debugger
         if cell is not None:
             cell.on_end(lambda: self._forget(debugger))
         return debugger
 
     def _forget(self, debugger: ThreadDebugger) -> None:
         with self._lock:
-            self._by_session.pop(debugger.who.session, None)
+            self._by_session.pop(debugger.record.session, None)
             for ident, registered in tuple(self._by_thread.items()):
                 if registered is debugger:
                     del self._by_thread[ident]
@@ -295,17 +295,17 @@ class Debuggers:
     def stopped(self, debugger: ThreadDebugger) -> None:
         """Reports that a thread has stopped."""
         with self._lock:
-            self._by_session[debugger.who.session] = debugger
-        self._send(verbs.STOPPED, debugger.who)
+            self._by_session[debugger.record.session] = debugger
+        self._send(verbs.STOPPED, debugger.record)
 
-    def resumed(self, debugger: ThreadDebugger, why: str) -> None:
+    def resumed(self, debugger: ThreadDebugger, reason: str) -> None:
         """Reports that a thread has resumed."""
         debugger.holder = ""
-        self._send(verbs.RESUMED, Over(debugger.who.session, why))
+        self._send(verbs.RESUMED, Over(debugger.record.session, reason))
 
-    def over(self, debugger: ThreadDebugger, why: str) -> None:
+    def over(self, debugger: ThreadDebugger, reason: str) -> None:
         """Reports that the endpoint of a thread has ended: its step will not stop any more."""
-        self._send(verbs.OVER, Over(debugger.who.session, why))
+        self._send(verbs.OVER, Over(debugger.record.session, reason))
 
     def _send(self, verb: Verb[Q, None], message: Q) -> None:
         """Sends a message to the controller, or to the process on the way to it."""
@@ -320,7 +320,7 @@ class Debuggers:
             self.renew_lease()  # the lease of the mesh counts, until a controller attaches
         if time.monotonic() - self._controller_seen < settings.debug_lease:
             return ""
-        self.wanted.drop()
+        self.sets.drop()
         return "end" if settings.debug_orphan == "end" else "resume"
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:

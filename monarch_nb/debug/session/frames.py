@@ -14,14 +14,14 @@ FILE = "<mdb>"  # what code that was typed is said to come from
 
 
 class _Split:
-    """Stands in for a stream: one thread's words go to `into`, all others' to `behind`."""
+    """Stands in for a stream: writes of one thread go to `target`, all others to `original`."""
 
-    def __init__(self, behind: TextIO, into: TextIO, thread: int) -> None:
-        self._behind, self._into, self._thread = behind, into, thread
+    def __init__(self, original: TextIO, target: TextIO, thread: int) -> None:
+        self._original, self._target, self._thread = original, target, thread
 
     @property
     def _now(self) -> TextIO:
-        return self._into if threading.get_ident() == self._thread else self._behind
+        return self._target if threading.get_ident() == self._thread else self._original
 
     def write(self, text: str) -> int:
         """Writes."""
@@ -35,10 +35,10 @@ _redirect_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def _redirected(into: TextIO) -> Iterator[None]:
-    """Redirects what this thread prints to `into`."""
+def _redirected(target: TextIO) -> Iterator[None]:
+    """Redirects what this thread prints to `target`."""
     with _redirect_lock:
-        split = [(name, _Split(getattr(sys, name), into, threading.get_ident())) for name in ("stdout", "stderr")]
+        split = [(name, _Split(getattr(sys, name), target, threading.get_ident())) for name in ("stdout", "stderr")]
         for name, stream in split:
             setattr(sys, name, stream)
     try:
@@ -47,7 +47,7 @@ def _redirected(into: TextIO) -> Iterator[None]:
         with _redirect_lock:
             for name, stream in split:
                 if getattr(sys, name) is stream:
-                    setattr(sys, name, stream._behind)
+                    setattr(sys, name, stream._original)
                 else:  # another thread has put its own over it: it lets through what is not its own
                     stream._thread = 0
 

@@ -52,10 +52,10 @@ class DebugHandlers:
                 f"another controller ({debugger.holder}) is debugging this rank: call monarch.debug.detach() there, "
                 "or monarch.debug.take() here"
             )
-            return m.CommandAnswer(session=command.session, error=wrong, current=debugger.who.current)
+            return m.CommandAnswer(session=command.session, error=wrong, current=debugger.record.current)
         if isinstance(command, m.Release):
             debugger.holder = ""
-            return m.CommandAnswer(session=command.session, current=debugger.who.current)
+            return m.CommandAnswer(session=command.session, current=debugger.record.current)
         debugger.holder = asker.src
         if not debugger.post(command, asker.reply):
             return m.CommandAnswer(session=command.session, error=NOT_STOPPED, resumed=True)
@@ -66,63 +66,63 @@ class DebugHandlers:
 
     # -- breakpoints from outside --------------------------------------------------------------------------------------
 
-    def _break(self, wanted: m.Break, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome | None:
-        outcome = self._broken(wanted, asker.src, imports=False)
-        if not outcome.error or "." not in wanted.where:
+    def _break(self, message: m.Break, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome | None:
+        outcome = self._apply(message, asker.src, imports=False)
+        if not outcome.error or "." not in message.where:
             return outcome
         # The module may have to be imported; the reading thread runs no user code.
         retry = threading.Thread(
-            target=lambda: asker.reply(self._broken(wanted, asker.src, imports=True)), name="monarch-break", daemon=True
+            target=lambda: asker.reply(self._apply(message, asker.src, imports=True)), name="monarch-break", daemon=True
         )
         retry.start()
         return None
 
-    def _broken(self, wanted: m.Break, src: str, *, imports: bool) -> m.CommandOutcome:
-        set_by = f"{src} {wanted.number}"
+    def _apply(self, message: m.Break, src: str, *, imports: bool) -> m.CommandOutcome:
+        set_by = f"{src} {message.number}"
         try:
-            debugger, obj = self._debuggers.of_actor(wanted.mesh, wanted.rank)
-            if wanted.clear:
+            debugger, obj = self._debuggers.of_actor(message.mesh, message.rank)
+            if message.clear:
                 return m.CommandOutcome(f"{debugger.clear_breakpoints(set_by)} cleared")
-            file, line, function = _resolve(wanted.where, obj, imports=imports)
+            file, line, function = _resolve(message.where, obj, imports=imports)
             added = debugger.add_breakpoint(
                 file,
                 line,
                 function=function,
-                condition=wanted.condition,
-                hit_condition=wanted.hit_condition,
-                log=wanted.log,
-                temporary=wanted.temporary,
+                condition=message.condition,
+                hit_condition=message.hit_condition,
+                log=message.log,
+                temporary=message.temporary,
                 set_by=set_by,
-                number=wanted.number,
+                number=message.number,
             )
         except (LookupError, ValueError) as error:
             return m.CommandOutcome(error=text_of(error.args[0]))
         return m.CommandOutcome(f"{added.file}:{added.line}")
 
-    def _break_set(self, wanted: m.BreakSet, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
-        armed = self._debuggers.take(asker.src, wanted)
+    def _break_set(self, message: m.BreakSet, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
+        armed = self._debuggers.take(asker.src, message)
         return m.CommandOutcome(f"{armed} armed")
 
-    def _pause(self, wanted: m.Pause, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
-        paused, running = self._debuggers.pause(wanted.actors)
+    def _pause(self, message: m.Pause, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
+        paused, running = self._debuggers.pause(message.actors)
         if running and not paused:
             return m.CommandOutcome(error="nothing that runs there is traced: set a breakpoint in it first")
         return m.CommandOutcome(f"{paused} of {running} stop at their next line")
 
-    def _freeze(self, wanted: m.Freeze, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
-        settings.configure({"debug_freeze_on_error": wanted.on})
-        return m.CommandOutcome("frozen at errors" if wanted.on else "not frozen at errors")
+    def _freeze(self, message: m.Freeze, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
+        settings.configure({"debug_freeze_on_error": message.on})
+        return m.CommandOutcome("frozen at errors" if message.on else "not frozen at errors")
 
     # -- failures that are kept, and where everything is ---------------------------------------------------------------
 
-    def _autopsy(self, wanted: m.Autopsy, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
+    def _autopsy(self, message: m.Autopsy, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
         failures = self._runtime.failures
-        if wanted.release:
-            return m.CommandOutcome(f"{failures.release(wanted.mesh or None, wanted.rank)} released")
+        if message.release:
+            return m.CommandOutcome(f"{failures.release(message.mesh or None, message.rank)} released")
         stored = [
             failure
-            for failure in failures.of(wanted.mesh, wanted.rank)
-            if not wanted.call or failure.call == wanted.call
+            for failure in failures.of(message.mesh, message.rank)
+            if not message.call or failure.call == message.call
         ]
         if not stored:
             reason = (
@@ -136,26 +136,26 @@ class DebugHandlers:
         return m.Threads(_threads(tuple(self._runtime.cells.values())))
 
 
-def _resolve(where: str, obj: object, *, imports: bool = False) -> tuple[str, int, str]:
+def _resolve(spec: str, obj: object, *, imports: bool = False) -> tuple[str, int, str]:
     """File, line and (of a function) its name, as the actor `obj` knows them; with `imports`, modules that the name
     begins with are imported. Raises LookupError.
     """
-    match = _PLACE.fullmatch(where)
+    match = _PLACE.fullmatch(spec)
     if match is not None:
         return _file_of(match["file"], obj), int(match["line"]), ""
-    names = where.split(".")
+    names = spec.split(".")
     target: object = next(
-        (value for value in (_dig(scope, names) for scope in _scopes(obj, names[0])) if value is not None), None
+        (value for value in (_lookup(scope, names) for scope in _scopes(obj, names[0])) if value is not None), None
     )
     if target is None and imports:
-        target = _imported(names, where)
+        target = _imported(names, spec)
     target = target.method if isinstance(target, EndpointProperty) else target
     while hasattr(target, "__wrapped__"):
         target = target.__wrapped__
     code = getattr(target, "__code__", None)
     if code is None:
-        known = "that is known in cells here" if isinstance(obj, Console) else f"of {type(obj).__name__} or its module"
-        raise LookupError(f"{where} is neither file:line, nor a function {known}, nor one of a module by its full name")
+        origin = "that is known in cells here" if isinstance(obj, Console) else f"of {type(obj).__name__} or its module"
+        raise LookupError(f"{spec} is neither file:line, nor a function {origin}, nor one of a module by its full name")
     return code.co_filename, code.co_firstlineno, code.co_name
 
 
@@ -174,7 +174,7 @@ def _scopes(obj: Any, first: str) -> list[Any]:
     return [*scopes, *(sys.modules.get(base.__module__) for base in cls.__mro__[:-1]), sys.modules]
 
 
-def _imported(names: list[str], where: str) -> object:
+def _imported(names: list[str], spec: str) -> object:
     """The object with a full name, its module imported; None if there is no such module."""
     for length in range(len(names) - 1, 0, -1):
         name = ".".join(names[:length])
@@ -183,14 +183,14 @@ def _imported(names: list[str], where: str) -> object:
         except ModuleNotFoundError as error:
             if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
                 continue
-            raise LookupError(f"{where}: {name} cannot be imported: {text_of(error)}") from error
+            raise LookupError(f"{spec}: {name} cannot be imported: {text_of(error)}") from error
         except Exception as error:
-            raise LookupError(f"{where}: {name} cannot be imported: {error_line(error)}") from error
-        return _dig(module, names[length:])
+            raise LookupError(f"{spec}: {name} cannot be imported: {error_line(error)}") from error
+        return _lookup(module, names[length:])
     return None
 
 
-def _dig(scope: object, names: list[str]) -> object:
+def _lookup(scope: object, names: list[str]) -> object:
     value = scope
     for name in names:
         value = (
@@ -226,7 +226,7 @@ def _threads(cells: Iterable[ActorCell]) -> tuple[ThreadRecord, ...]:
     """The threads of this process, but for the engine's; `cells` are its actors."""
     frames = sys._current_frames()
     by_thread = {cell.executor.thread.ident: cell for cell in cells}
-    seen = []
+    records = []
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
         cell = by_thread.get(thread.ident)
@@ -237,7 +237,7 @@ def _threads(cells: Iterable[ActorCell]) -> tuple[ThreadRecord, ...]:
         running = cell.running if cell is not None else None
         if cell is not None and running is None and not own:
             stack = []  # it waits for messages
-        seen.append(
+        records.append(
             ThreadRecord(
                 thread.name,
                 stacks.frames(_without_wait(stack[own:])),
@@ -248,7 +248,7 @@ def _threads(cells: Iterable[ActorCell]) -> tuple[ThreadRecord, ...]:
                 time.monotonic() - running[2] if running is not None else 0.0,
             )
         )
-    return tuple(seen)
+    return tuple(records)
 
 
 def _without_wait(stack: list[stacks.Entry]) -> list[stacks.Entry]:

@@ -89,11 +89,11 @@ class DebugMachine:
         """True if only its own code can stop the thread: no tracing is needed."""
         return isinstance(self.state, RunningThread) and not (self.breakpoints or self.raised or self.pausing)
 
-    def at(self, place: SourceLocation, evaluate: Evaluate) -> Hit:
+    def at(self, location: SourceLocation, evaluate: Evaluate) -> Hit:
         """A line is about to be run: whether a breakpoint stops there."""
         if self.standing is not None:
             return Hit()
-        hit = self.breakpoints.hit(place, evaluate)
+        hit = self.breakpoints.hit(location, evaluate)
         if hit.stop is not None:
             self._reason, self._note, self._hit = hit.stop.reason, hit.note, hit.stop
         return hit
@@ -137,9 +137,9 @@ class DebugMachine:
         line, self._jump = self._jump, None
         return line
 
-    def cannot_jump(self, why: str) -> None:
+    def cannot_jump(self, reason: str) -> None:
         """The line could not be set: the stop that follows says so."""
-        self._note = f"jump failed: {why}"
+        self._note = f"jump failed: {reason}"
 
     def outermost_returns(self) -> bool:
         """The thread leaves the user's code: whether a step was under way, which ends nowhere."""

@@ -40,17 +40,17 @@ class NameHandlers:
         runtime.verbs.handle(verbs.DESCRIBE, self._describe)
         runtime.verbs.handle(verbs.NAMESPACE, self._list)
 
-    def _complete(self, wanted: m.CompleteName, asker: Asker[m.Names]) -> m.Names:
-        return m.Names(tuple(completions(self._namespace(wanted.mesh, wanted.rank), wanted.text)))
+    def _complete(self, request: m.CompleteName, asker: Asker[m.Names]) -> m.Names:
+        return m.Names(tuple(completions(self._namespace(request.mesh, request.rank), request.text)))
 
-    def _describe(self, wanted: m.DescribeName, asker: Asker[m.NameText]) -> m.NameText:
-        namespace = self._namespace(wanted.mesh, wanted.rank)
-        return m.NameText(description(namespace, wanted.name, source=wanted.source))
+    def _describe(self, request: m.DescribeName, asker: Asker[m.NameText]) -> m.NameText:
+        namespace = self._namespace(request.mesh, request.rank)
+        return m.NameText(description(namespace, request.name, source=request.source))
 
-    def _list(self, wanted: m.ReadNamespace, asker: Asker[m.NamespaceVariables]) -> m.NamespaceVariables:
+    def _list(self, request: m.ReadNamespace, asker: Asker[m.NamespaceVariables]) -> m.NamespaceVariables:
         cells = tuple(self._runtime.cells.items())
-        found = next((variables(_namespace_of(cell)) for (mesh, _), cell in cells if mesh == wanted.mesh), [])
-        return m.NamespaceVariables(tuple(found[:MOST]), max(0, len(found) - MOST))
+        rows = next((variables(_namespace_of(cell)) for (mesh, _), cell in cells if mesh == request.mesh), [])
+        return m.NamespaceVariables(tuple(rows[:MOST]), max(0, len(rows) - MOST))
 
     def _namespace(self, mesh: str, rank: int) -> Mapping[str, object]:
         cell = self._runtime.cells.get((mesh, rank))
@@ -68,7 +68,7 @@ def completions(namespace: Mapping[str, object], text: str) -> list[str]:
     before, dot, begun = text.rpartition(".")
     if dot:
         try:
-            names: Iterable[str] = _attributes(_found(namespace, before.split(".")))
+            names: Iterable[str] = _attributes(_value_at(namespace, before.split(".")))
         except LookupError:
             return []
     else:
@@ -82,7 +82,7 @@ def completions(namespace: Mapping[str, object], text: str) -> list[str]:
 def description(namespace: Mapping[str, object], name: str, *, source: bool = False) -> str:
     """Returns what is known of a name: signature, type, value, docstring or source; "" for one that is not there."""
     try:
-        value = _found(namespace, name.split("."))
+        value = _value_at(namespace, name.split("."))
     except LookupError:
         return ""
     parts = {
@@ -104,20 +104,20 @@ def variables(namespace: Mapping[str, object]) -> list[m.NamespaceVariable]:
 
     Modules, names that begin with `_`, and those that every cell has, such as `rank`, are left out.
     """
-    known = {name: value for name, value in tuple(namespace.items()) if name not in _GIVEN}
-    known |= {f"self.{name}": value for name, value in _instance_dict(namespace.get("self")).items()}
+    values = {name: value for name, value in tuple(namespace.items()) if name not in _GIVEN}
+    values |= {f"self.{name}": value for name, value in _instance_dict(namespace.get("self")).items()}
     return [
         m.NamespaceVariable(name, type(value).__name__, _signature("", value) or _shown(value))
-        for name, value in sorted(known.items())
+        for name, value in sorted(values.items())
         if not name.removeprefix("self.").startswith("_") and not _is(value, types.ModuleType)
     ]
 
 
-def _found(namespace: Mapping[str, object], path: Sequence[str]) -> object:
+def _value_at(namespace: Mapping[str, object], path: Sequence[str]) -> object:
     """Raises LookupError."""
-    first, *others = path
+    first, *rest = path
     value = namespace[first] if first in namespace else vars(builtins)[first]
-    for name in others:
+    for name in rest:
         value = _attribute(value, name)
     return value
 
@@ -139,21 +139,21 @@ def _attribute(value: object, name: str) -> object:
     if _is(value, types.ModuleType):
         return vars(value)[name]
     try:
-        found = inspect.getattr_static(value, name)
+        attribute = inspect.getattr_static(value, name)
     except AttributeError:
         raise LookupError(name) from None
-    if _is(found, _SLOTS) and not _is(value, type):
+    if _is(attribute, _SLOTS) and not _is(value, type):
         try:
-            return found.__get__(value)
+            return attribute.__get__(value)
         except AttributeError:
             raise LookupError(name) from None
-    if _is(found, (classmethod, staticmethod)):
-        return found.__func__
-    if _is(found, types.FunctionType) and not _is(value, type):
-        return types.MethodType(found, value)
-    if _is(found, property):
+    if _is(attribute, (classmethod, staticmethod)):
+        return attribute.__func__
+    if _is(attribute, types.FunctionType) and not _is(value, type):
+        return types.MethodType(attribute, value)
+    if _is(attribute, property):
         raise LookupError(f"{name} is computed by the program")
-    return found
+    return attribute
 
 
 def _attributes(value: object) -> set[str]:
@@ -175,21 +175,21 @@ def _signature(name: str, value: object) -> str:
     if not _is(value, _CALLED):
         return ""
     try:
-        found = inspect.signature(value)
+        signature = inspect.signature(value)
         parameters = [
-            each.replace(default=_readable(each.default, each.empty), annotation=_readable(each.annotation, each.empty))
-            for each in found.parameters.values()
+            param.replace(default=_safe(param.default, param.empty), annotation=_safe(param.annotation, param.empty))
+            for param in signature.parameters.values()
         ]
-        returned = _readable(found.return_annotation, found.empty)
-        return f"{name}{found.replace(parameters=parameters, return_annotation=returned)}"
+        returned = _safe(signature.return_annotation, signature.empty)
+        return f"{name}{signature.replace(parameters=parameters, return_annotation=returned)}"
     except Exception:
         return f"{name}(...)"
 
 
-def _readable(value: object, nothing: object) -> object:
+def _safe(value: object, nothing: object) -> object:
     """A default or an annotation whose text is no code of the program; for others, that it is left out."""
-    known = value is nothing or type(value) in _PLAIN or _is(value, type) or type(value).__module__ in _TYPES
-    return value if known else _ELIDED
+    is_safe = value is nothing or type(value) in _PLAIN or _is(value, type) or type(value).__module__ in _TYPES
+    return value if is_safe else _ELIDED
 
 
 class _Elided:
@@ -212,7 +212,7 @@ def _shown(value: object) -> str:
         if len(value) > _ITEMS:
             return size
         inside = (*value, *value.values()) if isinstance(value, dict) else tuple(value)
-        return _cut(repr(value)) if all(type(each) in _PLAIN and _is_brief(each) for each in inside) else size
+        return _cut(repr(value)) if all(type(item) in _PLAIN and _is_brief(item) for item in inside) else size
     shape, dtype = (_slot(value, name) for name in ("shape", "dtype"))
     if shape is None or dtype is None:
         return ""
@@ -230,8 +230,8 @@ def _is_brief(value: object) -> bool:
 def _slot(value: object, name: str) -> object:
     """What a tensor or an array keeps of itself; None for others."""
     try:
-        found = inspect.getattr_static(value, name)
-        return found.__get__(value) if _is(found, _SLOTS) else None
+        attribute = inspect.getattr_static(value, name)
+        return attribute.__get__(value) if _is(attribute, _SLOTS) else None
     except Exception:
         return None
 
@@ -263,9 +263,9 @@ def _source(value: object) -> str:
 
 def _docstring(value: object) -> str:
     if _is(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
-        found: object = value.__doc__
+        text: object = value.__doc__
     elif _is(value, _PLAIN):
         return ""
     else:
-        found = inspect.getattr_static(value, "__doc__", None)
-    return inspect.cleandoc(found)[:_TEXT] if isinstance(found, str) else ""
+        text = inspect.getattr_static(value, "__doc__", None)
+    return inspect.cleandoc(text)[:_TEXT] if isinstance(text, str) else ""

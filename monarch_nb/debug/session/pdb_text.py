@@ -41,7 +41,7 @@ class PdbText(pdb.Pdb):
     def run_line(self, commands: Commands, text: str) -> tuple[Value | None, list[object]]:
         """Carries a line out, or a statement of several: the value that it had, and what went wrong."""
         self._commands = commands
-        self._look()
+        self._sync()
         self._value, self._errors = None, []
         self.cmdqueue = [text]
         while self.cmdqueue:
@@ -53,8 +53,8 @@ class PdbText(pdb.Pdb):
                 commands.machine.select(self.curindex)
         return self._value, self._errors
 
-    def _look(self) -> None:
-        """Sees the frames as the debugger does."""
+    def _sync(self) -> None:
+        """Takes over the frames and the selected frame of the debugger."""
         frames, standing = self._commands.frames, self._commands.standing
         if self._number != standing.number:
             self._number = standing.number
@@ -196,10 +196,10 @@ class PdbText(pdb.Pdb):
 
     def clear_break(self, filename: str, lineno: int) -> str | None:
         """Removes the breakpoints of a line."""
-        there = self.get_breaks(filename, lineno)
-        if not there:
+        breakpoints = self.get_breaks(filename, lineno)
+        if not breakpoints:
             return f"There is no breakpoint at {self.canonic(filename)}:{lineno}"
-        self._table.remove(shown.breakpoint for shown in there)
+        self._table.remove(shown.breakpoint for shown in breakpoints)
         return None
 
     def do_break(self, arg: str, temporary: Any = 0) -> None:
@@ -230,8 +230,8 @@ class PdbText(pdb.Pdb):
             return
         every = list(self._table)
         self._table.remove(every)
-        for each in every:
-            self.message(f"Deleted {_PdbBreakpoint(each)}")
+        for bp in every:
+            self.message(f"Deleted {_PdbBreakpoint(bp)}")
 
     do_cl = do_clear
     do_cond = pdb.Pdb.do_condition

@@ -46,20 +46,20 @@ class ThreadDebugger:
     def __init__(
         self,
         process: "Debuggers",
-        who: Stopped,
+        record: Stopped,
         thread: threading.Thread,
         *,
         ends: Callable[[], bool],
         armed: Callable[[], None] = lambda: None,
     ) -> None:
-        self.who = who
+        self.record = record
         self.holder = ""  # the controller that gives it commands
         self.thread = thread
         self.machine = DebugMachine()
         self._process = process
         self._ends = ends
         self._armed = armed  # called when what can stop it changes
-        self._tracer = Tracer(self.machine, self._stand, self._left)
+        self._tracer = Tracer(self.machine, self._stand, self._on_return)
         self._out = io.StringIO()
         self._posted: queue.SimpleQueue[tuple[m.Command, Send]] = queue.SimpleQueue()
         self._posting = threading.Lock()
@@ -110,14 +110,14 @@ class ThreadDebugger:
         self._armed()
         return len(removed)
 
-    def want(self, set_by: str, lines: Sequence[m.BreakLine]) -> None:
+    def set_breakpoints(self, set_by: str, lines: Sequence[m.BreakLine]) -> None:
         """The breakpoints that somebody has from now on; those that stay keep their counts."""
-        wanted = {
+        keys = {
             (self._tracer.canonic(item.file), item.line, item.condition, item.hit_condition, item.log) for item in lines
         }
         have = {(x.file, x.line, x.condition, x.hit_condition, x.log): x for x in self.machine.breakpoints.of(set_by)}
-        self.machine.breakpoints.remove(bp for key, bp in have.items() if key not in wanted)
-        for file, line, condition, hit_condition, log in sorted(wanted - have.keys()):
+        self.machine.breakpoints.remove(bp for key, bp in have.items() if key not in keys)
+        for file, line, condition, hit_condition, log in sorted(keys - have.keys()):
             self.machine.breakpoints.add(
                 file, line, condition=condition, hit_condition=hit_condition, log=log, set_by=set_by
             )
@@ -136,8 +136,8 @@ class ThreadDebugger:
             standing = self.machine.standing
             if standing is None:
                 self.machine.forget()
-            elif standing.event != "failure" or self.who.call:
-                self._posted.put((m.Go(session=self.who.session, force=True), lambda answer: None))
+            elif standing.event != "failure" or self.record.call:
+                self._posted.put((m.Go(session=self.record.session, force=True), lambda answer: None))
 
     def pdb_text(self) -> "PdbText":
         """pdb's language on this thread; its aliases are kept from stop to stop."""
@@ -154,7 +154,7 @@ class ThreadDebugger:
 
     # -- standing -----------------------------------------------------------------------------------------------------
 
-    def _left(self) -> None:
+    def _on_return(self) -> None:
         if self.machine.outermost_returns():
             self._process.over(self, "the endpoint has ended")
 
@@ -180,17 +180,17 @@ class ThreadDebugger:
             return
         frames = Frames(entries, self._out)
         commands = Commands(self, frames, tb)
-        self.who = self._record(standing, frames)
+        self.record = self._record(standing, frames)
         self._process.stopped(self)
-        why = "the controller said so"
+        cause = "the controller said so"
         try:
-            why = self._serve(commands)
+            cause = self._serve(commands)
         except BaseException as error:
-            why = f"{type(error).__name__} was raised there"
+            cause = f"{type(error).__name__} was raised there"
             raise
         finally:
             self._refuse_the_rest()
-            self._process.resumed(self, why)
+            self._process.resumed(self, cause)
 
     def _record(self, standing: Paused, frames: Frames) -> Stopped:
         frame, line = frames.entries[standing.selected]
@@ -200,7 +200,7 @@ class ThreadDebugger:
             note = f"{note}; " if note else ""
             note += f"{os.path.basename(frame.f_code.co_filename)} has changed since it was loaded: lines may be off"
         return msgspec.structs.replace(
-            self.who,
+            self.record,
             number=standing.number,
             event=standing.event,
             breakpoint=standing.breakpoint,
@@ -260,14 +260,14 @@ class ThreadDebugger:
 
     def _follow(self, resume: Resume, frames: Frames) -> None:
         start = frames.frame(resume.frame) if len(frames) else None
-        if self.who.post_mortem:
+        if self.record.post_mortem:
             start = None
         self._tracer.follow(resume, [frame for frame, _ in frames.entries], start)
 
     def _quit(self) -> QuitDebugger:
-        frame = self.who.frame
-        where = f"{os.path.basename(frame.file)}:{frame.line}"
-        return QuitDebugger(f"quit in the debugger, where it was stopped at {where} in {frame.function}")
+        frame = self.record.frame
+        location = f"{os.path.basename(frame.file)}:{frame.line}"
+        return QuitDebugger(f"quit in the debugger, where it was stopped at {location} in {frame.function}")
 
     def _guarded(self, commands: Commands, command: m.Command) -> m.CommandAnswer:
         """Carries a command out; one that does not end is broken off after a while."""
@@ -305,22 +305,22 @@ class ThreadDebugger:
         text = self._printed()
         resumed = not self.stopped or answer.resumed
         standing = self.machine.standing
-        current = standing.selected if standing is not None else self.who.current
-        here: Frame | None = None
+        current = standing.selected if standing is not None else self.record.current
+        frame: Frame | None = None
         source: tuple[str, ...] = ()
         first = 1
         if not resumed and len(frames):
-            here = stacks.frames(frames.entries[current : current + 1])[0]
-            if current != self.who.current:
+            frame = stacks.frames(frames.entries[current : current + 1])[0]
+            if current != self.record.current:
                 source, first = stacks.around(*frames.entries[current])
-                self.who = msgspec.structs.replace(self.who, current=current, source=source, first=first)
+                self.record = msgspec.structs.replace(self.record, current=current, source=source, first=first)
         return msgspec.structs.replace(
             answer,
             text=text,
             error=_cut(error or answer.error),
             resumed=resumed,
             current=current,
-            frame=here,
+            frame=frame,
             source=source,
             first=first,
         )

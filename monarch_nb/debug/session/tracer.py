@@ -31,13 +31,13 @@ class Tracer(bdb.Bdb):
             self, stopframe: types.FrameType | None, returnframe: types.FrameType | None, stoplineno: int
         ) -> None: ...
 
-    def __init__(self, machine: DebugMachine, arrived: Arrived, left: Callable[[], None]) -> None:
-        """`arrived(event, frame, traceback, note)` stops the thread, and returns when it may go on; `left()` is called
-        when the outermost frame of the user's code has returned.
+    def __init__(self, machine: DebugMachine, arrived: Arrived, on_return: Callable[[], None]) -> None:
+        """`arrived(event, frame, traceback, note)` stops the thread, and returns when it may go on; `on_return()` is
+        called when the outermost frame of the user's code has returned.
         """
         self._machine = machine
         self._arrived = arrived
-        self._left = left
+        self._on_return = on_return
         self.botframe: types.FrameType | None = None
         self._awaited = 0  # endpoints on the loop of this thread that have not ended
         super().__init__(_SKIPPED)
@@ -125,8 +125,8 @@ class Tracer(bdb.Bdb):
 
     def stop_here(self, frame: types.FrameType) -> bool:
         """True if a step ends in a frame; steps do not enter the event loop while an endpoint waits."""
-        here: bool = super().stop_here(frame)
-        return here and (self.stopframe is not None or runs_for_user(frame))
+        ends: bool = super().stop_here(frame)
+        return ends and (self.stopframe is not None or runs_for_user(frame))
 
     def break_anywhere(self, frame: types.FrameType) -> bool:
         """True for a frame that is traced though no step goes through it."""
@@ -142,8 +142,8 @@ class Tracer(bdb.Bdb):
             return True
         if not self._machine.breakpoints.has_file(file):
             return False
-        place = SourceLocation(file, frame.f_lineno or 0, code.co_name, code.co_firstlineno)
-        hit = self._machine.at(place, lambda text: eval(text, {**frame.f_globals, **frame.f_locals}))
+        location = SourceLocation(file, frame.f_lineno or 0, code.co_name, code.co_firstlineno)
+        hit = self._machine.at(location, lambda text: eval(text, {**frame.f_globals, **frame.f_locals}))
         for line in hit.logs:
             sys.stdout.write(f"{line}\n")
         return hit.stop is not None
@@ -155,7 +155,7 @@ class Tracer(bdb.Bdb):
         result = super().trace_dispatch(frame, event, arg)
         if event == "return" and frame is self.botframe and _is_over(frame):
             self.set_continue()
-            self._left()
+            self._on_return()
             if self._machine.quiet:
                 sys.settrace(None)
         return result
