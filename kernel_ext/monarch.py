@@ -70,13 +70,13 @@ class _AliasFinder:
         except ModuleNotFoundError:  # not even its parent
             spec = None
         if spec is None or isinstance(spec.loader, _AliasLoader):  # the latter from the last finder
-            return self._elsewhere(fullname)
+            return self._private_spec(fullname)
         return ModuleSpec(
             fullname, _AliasLoader(real), origin=spec.origin, is_package=spec.submodule_search_locations is not None
         )
 
     @staticmethod
-    def _elsewhere(fullname: str) -> ModuleSpec | None:
+    def _private_spec(fullname: str) -> ModuleSpec | None:
         aliases = importlib.import_module(f"{_REAL}.compat").ALIASES
         if fullname not in aliases:
             return None

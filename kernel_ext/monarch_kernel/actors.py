@@ -105,7 +105,7 @@ class Actors:
                 defined = f"the cell defines {', '.join(classes)}" if classes else "the cell defines no Actor class"
                 raise UsageError(f"%%actor: class={spec.cls} is {_kind(cls)}, no Actor class; {defined}")
             return cls
-        # Those that others in the cell are derived from are helpers.
+        # Base classes of other classes in the cell are helpers.
         leaves = {name: cls for name, cls in classes.items() if not any(cls in c.__mro__[1:] for c in classes.values())}
         if not leaves:
             raise UsageError(

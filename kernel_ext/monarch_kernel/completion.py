@@ -32,16 +32,16 @@ _WORD = re.compile(r"\w*")
 MOST_INDICES = 16  # of a dimension are offered one by one
 
 
-def matcher(name: str, kind: str, offered: Callable[[Any], tuple[list[str], str | None]]) -> object:
+def matcher(name: str, kind: str, complete: Callable[[Any], tuple[list[str], str | None]]) -> object:
     """A matcher of IPython, in place of its own where it has any completions. Raises ImportError before IPython 8.6.
 
-    `offered` returns them for a context, and what they replace: None for the context's token.
+    `complete` returns them for a context, and what they replace: None for the context's token.
     """
     from IPython.core.completer import SimpleCompletion, context_matcher
 
     @context_matcher(identifier=f"monarch.{name}", priority=100)  # type: ignore[untyped-decorator]
     def match(context: Any) -> dict[str, Any]:
-        words, replaced = offered(context)
+        words, replaced = complete(context)
         fragment = {} if replaced is None else {"matched_fragment": replaced}
         completions = [SimpleCompletion(text=word, type=kind) for word in words]
         return {"completions": completions, "ordered": True, "suppress": True, **fragment}
@@ -69,13 +69,13 @@ class LineCompletion:
             for magic in self.magics:
                 self._shell.set_hook("complete_command", self._hook, str_key=magic)
 
-    def offered(self, line: str, token: str) -> list[str]:
+    def complete(self, line: str, token: str) -> list[str]:
         """Completions of `token`, the end of `line`."""
-        begun = line[: len(line) - len(token)] if line.endswith(token) else line
-        magic, *before = begun.split() or [""]
+        start = line[: len(line) - len(token)] if line.endswith(token) else line
+        magic, *before = start.split() or [""]
         if magic not in self.magics or not line[len(magic) :][:1].isspace():
             return []
-        if begun.endswith("="):
+        if start.endswith("="):
             words = self.values(magic, before, before[-1][:-1]) if len(before) > 1 else []
         else:
             words = self.candidates(magic, before)
@@ -91,11 +91,11 @@ class LineCompletion:
         return [*(str(index) for index in range(min(size, MOST_INDICES))), *([f"0-{size - 1}"] if size > 1 else [])]
 
     def _hook(self, _shell: "InteractiveShell", event: Any) -> list[str]:
-        return self.offered(event.text_until_cursor, event.symbol)
+        return self.complete(event.text_until_cursor, event.symbol)
 
     def _matches(self, context: Any) -> tuple[list[str], str | None]:
         line = context.line_with_cursor[: context.cursor_position]
-        return self.offered(line.lstrip(), context.token), None
+        return self.complete(line.lstrip(), context.token), None
 
     def _sizes(self, name: str) -> dict[str, int]:
         try:

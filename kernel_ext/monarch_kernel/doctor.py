@@ -30,15 +30,15 @@ class Checkup:
     """Content of %monarch doctor: findings by host, and those of the kernel."""
 
     def __init__(self, findings: dict[str, list[Check]]) -> None:
-        self.found = findings
+        self.findings = findings
 
     @property
     def summary(self) -> str:
         """A one-line summary."""
-        return summary(finding for findings in self.found.values() for finding in findings)
+        return summary(finding for findings in self.findings.values() for finding in findings)
 
     def __repr__(self) -> str:
-        return "\n\n".join([*(f"{name}\n{table(findings)}" for name, findings in self.found.items()), self.summary])
+        return "\n\n".join([*(f"{name}\n{table(findings)}" for name, findings in self.findings.items()), self.summary])
 
 
 def checkup(shell: object) -> Checkup:

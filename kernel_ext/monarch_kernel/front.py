@@ -89,7 +89,7 @@ class Front:
         assert self._kernel is not None
         self._kernel.saved_sigint_handler = handler
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def call_soon(self, call: Callable[[], None]) -> None:
         """Schedules a call on the main thread, between two messages of the kernel; from any thread."""
         assert self._kernel is not None
         self._kernel.io_loop.add_callback(call)

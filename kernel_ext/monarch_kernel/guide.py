@@ -23,7 +23,7 @@ FIRST = (
     ),
     ("trainers.step.call().get()", "call an endpoint of all of them, and wait for the results"),
 )
-THEN = (
+NEXT = (
     ("%meshes", "list the meshes: their shape, how their ranks are, and which variables hold them"),
     ("%logs workers", "show what the processes have printed"),
     ("%heal workers", "start again what has died"),
@@ -40,20 +40,20 @@ class Guide:
     def __init__(self, meshes: Overview, word: str = "") -> None:
         """`word` is how a line names one of these meshes."""
         self.meshes = meshes
-        self._then = tuple((typed.replace("workers", word or "workers"), text) for typed, text in THEN)
+        self._next_steps = tuple((command.replace("workers", word or "workers"), text) for command, text in NEXT)
 
     @property
     def steps(self) -> list[tuple[str, tuple[Row, ...]]]:
         """Headings, and what to type below each: at first how to begin, later what else there is."""
         if self.meshes.rows:
-            return [("What you can type", self._then), ("To begin something new", FIRST)]
-        return [("What to type first", FIRST), ("And then", self._then)]
+            return [("What you can type", self._next_steps), ("To begin something new", FIRST)]
+        return [("What to type first", FIRST), ("And then", self._next_steps)]
 
     def __repr__(self) -> str:
-        width = max(len(typed) for _, rows in self.steps for typed, _ in rows)
+        width = max(len(command) for _, rows in self.steps for command, _ in rows)
         parts = [title(), f"{running(self.meshes)}\n{self.meshes!r}" if self.meshes.rows else running(self.meshes)]
         for heading, rows in self.steps:
-            parts.append("\n".join([heading, *(f"  {typed.ljust(width)}  {text}" for typed, text in rows)]))
+            parts.append("\n".join([heading, *(f"  {command.ljust(width)}  {text}" for command, text in rows)]))
         return "\n\n".join([*parts, f"The manual: {manual()}"])
 
 

@@ -23,7 +23,7 @@ class InterruptedCall:
         self.ranks = call.missing_ranks()  # base ranks
         self._call = call
         endpoint = call.title.removeprefix(f"{state.name}.") if "[" not in call.title else "__cell__"
-        self._what = call_text(state, endpoint)
+        self._call_text = call_text(state, endpoint)
         self._progress = call.describe()
 
     def count_again(self) -> None:
@@ -33,7 +33,7 @@ class InterruptedCall:
     @property
     def label(self) -> str:
         """`a.step() on a gpus=0-3`."""
-        return f"{self._what} on {ranks_text(self.state, self.ranks)}"
+        return f"{self._call_text} on {ranks_text(self.state, self.ranks)}"
 
     def goes_on(self) -> str:
         """Text for a call that was left alone."""
@@ -66,13 +66,13 @@ class InterruptedCall:
         lines = ended(self.state, reactions)
         ran = {doing.call for doing in reactions.values() if doing is not None and doing.call}
         if ran and self._call.call not in ran:
-            lines.append(f"{self._what} had not begun, and does not")
+            lines.append(f"{self._call_text} had not begun, and does not")
         return lines or [f"interrupted {self.label}"]
 
     def late(self) -> str:
         """Text for ranks that have not stopped."""
         ranks = ranks_text(self.state, self._call.missing_ranks())
-        return f"{self._what} on {ranks} has not stopped within {GIVE_UP_SECONDS:g} s"
+        return f"{self._call_text} on {ranks} has not stopped within {GIVE_UP_SECONDS:g} s"
 
     def offers(self) -> str:
         """Text for ranks that have not stopped, with the commands that end them."""

@@ -81,13 +81,13 @@ def _of(mesh: Mesh, part: MeshSlice) -> Mesh:
     return ProcMesh(state, region) if isinstance(state, ProcState) else ActorMesh(cast(ActorState, state), region)
 
 
-def bind(session: Session, back: AttachedMesh) -> list[str]:
+def bind(session: Session, attached: AttachedMesh) -> list[str]:
     """Gives the meshes that were attached their former names; returns the variables that hold something else."""
     try:
-        notes = json_decoder(Notes).decode(back.notes) if back.notes else Notes()
+        notes = json_decoder(Notes).decode(attached.notes) if attached.notes else Notes()
     except msgspec.DecodeError:
         notes = Notes()
-    meshes: list[Any] = [back.procs, *back.actors]
+    meshes: list[Any] = [attached.procs, *attached.actors]
     by_uid: dict[str, Mesh] = {state_of(mesh).uid: mesh for mesh in meshes}
     named = set(notes.variables.values())
     bindings = {name: by_uid[uid] for name, uid in notes.variables.items() if uid in by_uid}
@@ -155,9 +155,9 @@ class LeavingMagics(SessionMagics):
             if name in {state.name for state in self._session.meshes().values()}:
                 sys.stdout.write(f"{name} is here\n")
                 continue
-            back = attach_mesh(name, steal="--steal" in options)
-            conflicts = bind(self._session, back)
-            sys.stdout.write(f"{back.report.text()}\n")
+            attached = attach_mesh(name, steal="--steal" in options)
+            conflicts = bind(self._session, attached)
+            sys.stdout.write(f"{attached.report.text()}\n")
             for variable in conflicts:
                 sys.stdout.write(f"the variable {variable} holds something else, and stays as it is\n")
         return self._session.find(names[-1])

@@ -77,21 +77,21 @@ class CallProgress(waiting.WaitObserver):
         if not self._front.in_cell:
             return None
         if not _awaited():
-            return self._over
+            return self._finish
         ticking = _Ticking(lambda seconds: self.tick(future, seconds))
 
-        def over() -> None:
+        def finish() -> None:
             ticking.end()
-            self._over()
+            self._finish()
 
-        return over
+        return finish
 
     def no_wait(self) -> None:
         """Shows earlier output of ranks: the result is there without a wait, and output comes before all else."""
         if self._front.in_cell:
             self._output.settle_replies()
 
-    def _over(self) -> None:
+    def _finish(self) -> None:
         if self._next:
             self._next = self._next_lines = 0.0
             self._line.clear()
@@ -191,11 +191,11 @@ class _Ticking:
         self._tick = tick
         self._begun = time.monotonic()
         self._loop = asyncio.get_running_loop()
-        self._handle = self._loop.call_later(waiting.TICK, self._again)
+        self._handle = self._loop.call_later(waiting.TICK, self._on_timer)
 
-    def _again(self) -> None:
+    def _on_timer(self) -> None:
         self._tick(time.monotonic() - self._begun)
-        self._handle = self._loop.call_later(waiting.TICK, self._again)
+        self._handle = self._loop.call_later(waiting.TICK, self._on_timer)
 
     def end(self) -> None:
         self._handle.cancel()

@@ -24,7 +24,7 @@ class Reruns:
         self._session = session
         self._runtime = runtime
         self._mentioned: dict[str, type] = {}  # by mesh, the newest class that a notice has named
-        self._before: set[str] = set()  # meshes whose name another one has taken over in this cell
+        self._replaced: set[str] = set()  # meshes whose name another one has taken over in this cell
         runtime.on_call.append(self._on_call)
         runtime.part(MeshEvents).listeners.append(self._on_event)
         front.ending.append(self._on_cell_end)
@@ -64,23 +64,23 @@ class Reruns:
                 self._mentioned.pop(mesh.uid, None)
             case MeshStarting(mesh) if self._front.in_cell:
                 states = (state for state in self._session.meshes().values() if state.uid != mesh.uid)
-                self._before.update(state.uid for state in states if _same_name(state, mesh))
+                self._replaced.update(state.uid for state in states if _same_name(state, mesh))
             case _:
                 return
 
     def _on_cell_end(self) -> None:
-        if not self._before:
+        if not self._replaced:
             return
-        before, self._before = self._before, set()
+        replaced, self._replaced = self._replaced, set()
         rows = self._session.rows()
         for row in rows:
-            if row.view.uid in before and row.used:
+            if row.view.uid in replaced and row.used:
                 holders = f", held by {', '.join(row.variables)}" if row.variables else ""
                 self._front.write(
                     f"another mesh named {row.view.name} runs already{holders}: give one of them another name, so that "
                     "what they print and magics can distinguish them\n"
                 )
-        counts = Counter(row.view.name for row in rows if row.view.uid in before and not row.used)
+        counts = Counter(row.view.name for row in rows if row.view.uid in replaced and not row.used)
         for name, count in counts.items():
             subject, pronoun = ("an earlier mesh", "it") if count == 1 else (f"{count} earlier meshes", "them")
             still = f"{subject} of that name still run{'s' if count == 1 else ''}"

@@ -129,7 +129,7 @@ class SecondPress(waiting.WaitObserver):
 
     def _watch(self, offer: "_Offer") -> None:
         offer.show(self._until_over(offer))
-        self._front.soon(lambda: self._is_over(offer))
+        self._front.call_soon(lambda: self._is_over(offer))
 
     def _until_over(self, offer: "_Offer") -> list[str]:
         until = time.monotonic() + SECONDS
@@ -183,7 +183,7 @@ class _Offer:
         self._until = time.strftime("%H:%M:%S", time.localtime(time.time() + SECONDS))
         self._shown = False
         self._takes = True  # a press
-        self._elsewhere = False
+        self._superseded = False
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()  # a handler of signals may put into it
         self._head = f"Stopped waiting for {' and '.join(dict.fromkeys(call.label for call in calls))}."
         self._names = list(dict.fromkeys(call.state.name for call in calls))
@@ -202,7 +202,7 @@ class _Offer:
     def leave(self, news: _News) -> None:
         """Ends the offer: a press no longer concerns the ranks."""
         self._takes = False
-        self._elsewhere = news is _News.ELSEWHERE
+        self._superseded = news is _News.ELSEWHERE
         self._news.put(news)
 
     def answered(self, future: Future[object]) -> None:
@@ -226,9 +226,9 @@ class _Offer:
         """Shows what a second press does, or lines in place of that."""
         buttons = ""
         if lines is None:
-            again = f"Press stop (Ctrl-C) again by {self._until} to interrupt the ranks too"
-            lines = [f"{again}; {self._magic()} does it at any time."]
-            if self._elsewhere:
+            hint = f"Press stop (Ctrl-C) again by {self._until} to interrupt the ranks too"
+            lines = [f"{hint}; {self._magic()} does it at any time."]
+            if self._superseded:
                 lines = [f"It goes on: {self._magic()} ends it there. Stop means the cell that has begun since."]
             buttons = "".join(self._button(call) for call in {call.state.uid: call for call in self.calls}.values())
         head = [self._head, *lines]

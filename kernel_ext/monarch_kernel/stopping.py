@@ -112,7 +112,7 @@ class _Awaits:
         self.fates: dict[int, str] = {}  # by id of the awaited future
         self._stopping = stopping
         self._waiting: dict[asyncio.Future[None], Future[Any]] = {}
-        self._before: Any = None  # the handler of SIGINT that was there
+        self._handler: Any = None  # the handler of SIGINT that was there
         self._timer: asyncio.TimerHandle | None = None
         self._presses = 0
         self._pending: list[InterruptedCall] = []
@@ -123,23 +123,23 @@ class _Awaits:
         if not self._stopping.in_cell:
             return None
         if not self._waiting:
-            before = signal.getsignal(signal.SIGINT)
-            if not callable(before):
+            handler = signal.getsignal(signal.SIGINT)
+            if not callable(handler):
                 return None
             self.fates.clear()
-            self._before, self._presses, self._pending, self._reactions = before, 0, [], {}
+            self._handler, self._presses, self._pending, self._reactions = handler, 0, [], {}
             signal.signal(signal.SIGINT, self._pressed)
         self._waiting[sleeper] = future
-        return lambda: self._left(sleeper)
+        return lambda: self._finish(sleeper)
 
-    def _left(self, sleeper: "asyncio.Future[None]") -> None:
+    def _finish(self, sleeper: "asyncio.Future[None]") -> None:
         future = self._waiting.pop(sleeper)
         if not self._waiting:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
             if signal.getsignal(signal.SIGINT) == self._pressed:
-                signal.signal(signal.SIGINT, self._before)
+                signal.signal(signal.SIGINT, self._handler)
         if self._presses and id(future) not in self.fates:  # it ended in between, and the cell is to end all the same
             call = next((call for call in self._pending if call.future is future), None)
             if call is not None:
@@ -150,7 +150,7 @@ class _Awaits:
     def _pressed(self, number: int, frame: FrameType | None) -> None:
         sleeper = next(iter(self._waiting), None)
         if sleeper is None:
-            self._before(number, frame)
+            self._handler(number, frame)
             return
         sleeper.get_loop().call_soon_threadsafe(self._step, sleeper.get_loop())
 
@@ -166,7 +166,7 @@ class _Awaits:
             if not self._pending:
                 self._end()
             elif self._stopping.second.possible:
-                self._stopping.second.offer(self._pending, self._before)
+                self._stopping.second.offer(self._pending, self._handler)
                 self._end()
             else:
                 for call in self._pending:
@@ -186,7 +186,7 @@ class _Awaits:
             if not call.future.done():
                 late = self._presses == 2
                 self.fates[id(call.future)] = call.offers() if late else call.goes_on()
-        if self._before is not signal.default_int_handler:
+        if self._handler is not signal.default_int_handler:
             for sleeper in tuple(self._waiting):
                 sleeper.cancel()
-        self._before(signal.SIGINT, None)
+        self._handler(signal.SIGINT, None)

@@ -19,7 +19,7 @@ from .front import Front
 from .namespace import whole_mesh
 from .session import Session
 
-LOOK_S = 2.0  # between looks, while there are such meshes
+CHECK_S = 2.0  # between checks, while there are such meshes
 MEMORY = Path("/proc/meminfo")
 logger = logging.getLogger(__name__)
 
@@ -34,18 +34,18 @@ class UnreferencedMeshes:
     def __init__(self, front: Front, session: Session, runtime: Runtime) -> None:
         self._front, self._session, self._runtime = front, session, runtime
         self._since: dict[str, float] = {}  # by uid: since when nothing holds it
-        self._looking = threading.Lock()
-        self._soon = False
+        self._checking = threading.Lock()
+        self._scheduled = False
         self._closed = False
         runtime.part(MeshEvents).listeners.append(self._on_event)
-        front.ending.append(self.look)
+        front.ending.append(self.check)
 
     def close(self) -> None:
         """Stops."""
         self._closed = True
         self._runtime.part(MeshEvents).listeners.remove(self._on_event)
-        if self.look in self._front.ending:
-            self._front.ending.remove(self.look)
+        if self.check in self._front.ending:
+            self._front.ending.remove(self.check)
 
     @property
     def meshes(self) -> list[MeshState]:
@@ -55,24 +55,24 @@ class UnreferencedMeshes:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, MeshStarting) and self._since:
-            self._schedule_look(0.0)  # memory is about to be needed
+            self._schedule(0.0)  # memory is about to be needed
 
-    def _schedule_look(self, seconds: float) -> None:
-        if self._soon or self._closed or self._runtime.closed:
+    def _schedule(self, seconds: float) -> None:
+        if self._scheduled or self._closed or self._runtime.closed:
             return
-        self._soon = True
+        self._scheduled = True
 
-        def look() -> None:
-            self._soon = False
-            threading.Thread(target=self.look, name="monarch-unheld", daemon=True).start()
+        def start() -> None:
+            self._scheduled = False
+            threading.Thread(target=self.check, name="monarch-unheld", daemon=True).start()
 
-        self._runtime.later(seconds, look)
+        self._runtime.later(seconds, start)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Marks what nothing holds, and ends what is to end. From any thread; does not wait for ends."""
-        if self._closed or self._runtime.closed or not self._looking.acquire(blocking=False):
+        if self._closed or self._runtime.closed or not self._checking.acquire(blocking=False):
             return
         try:
             roots = [state for state in self._session.meshes().values() if isinstance(state, ProcState)]
@@ -87,11 +87,11 @@ class UnreferencedMeshes:
                 store_of(self._runtime).put(e.MeshUnheld(uid, None if since is None else round(since, 3)))
             if unheld:
                 self._end(now)
-                self._schedule_look(LOOK_S)
+                self._schedule(CHECK_S)
         except Exception:
             logger.exception("meshes that nothing refers to could not be looked for")
         finally:
-            self._looking.release()
+            self._checking.release()
 
     def _is_held(self, state: ProcState) -> bool:
         family: list[Any] = [state, *state.actors.values()]

@@ -52,12 +52,12 @@ class DebugController(Actor):
         Raises DebugError where nothing of it is stopped.
         """
 
-        def chosen() -> "list[Stopped]":
-            every = controller().stopped.records()
-            return every if actor_name is None else [record for record in every if record.name == actor_name]
+        def candidates() -> "list[Stopped]":
+            records = controller().stopped.records()
+            return records if actor_name is None else [record for record in records if record.name == actor_name]
 
-        picked = {(record.mesh, record.rank, record.thread) for record in pick(chosen(), ranks)}
-        group = Group(lambda: [record for record in chosen() if (record.mesh, record.rank, record.thread) in picked])
+        keys = {(record.mesh, record.rank, record.thread) for record in pick(candidates(), ranks)}
+        group = Group(lambda: [record for record in candidates() if (record.mesh, record.rank, record.thread) in keys])
         return (await asyncio.to_thread(group.run, command)).text
 
 

@@ -34,7 +34,7 @@ class Group:
 
         Raises DebugError if nothing is stopped.
         """
-        self._all()
+        self._stopped()
         self._prompt.step_s = timeout
         return self._prompt.do(command)
 
@@ -44,7 +44,7 @@ class Group:
         return Answers(expression, merged_text(pairs), pairs)
 
     def _ask(self, expression: str) -> tuple[Pair, ...]:
-        records = self._all()
+        records = self._stopped()
         return tuple(zip(records, controller().evaluate(records, expression), strict=True))
 
     def step(self, timeout: float = STEP_S) -> Answers:
@@ -60,21 +60,21 @@ class Group:
         return self._move("out", timeout)
 
     def _move(self, motion: Motion, timeout: float) -> Answers:
-        self._all()
+        self._stopped()
         self._prompt.step_s = timeout
         return self._prompt.move(motion)
 
     def resume(self) -> None:
         """Resumes the ranks, up to the next breakpoint."""
-        controller().go(self._all())
+        controller().go(self._stopped())
 
     def quit(self) -> None:
         """Ends their endpoints: the calls fail with QuitDebugger."""
-        controller().ask(self._all(), m.Quit(session=""))
+        controller().ask(self._stopped(), m.Quit(session=""))
 
     def locals(self) -> dict[int, dict[str, Value]]:
         """The local variables of each, by rank."""
-        records = self._all()
+        records = self._stopped()
         answers = controller().ask(records, m.GetVariables(session=""))
         return {
             record.rank: {variable.name: variable.value for variable in answer.variables}
@@ -102,10 +102,10 @@ class Group:
 
     def watch(self, expression: str) -> str:
         """A sparkline of an expression over the ranks."""
-        self._all()
+        self._stopped()
         return self._prompt.do(f"watch {expression}").text
 
-    def _all(self) -> list[Stopped]:
+    def _stopped(self) -> list[Stopped]:
         records = self._choose()
         if not records:
             raise DebugError("none of these ranks is stopped; monarch.debug.sessions() lists the ranks that are")

@@ -9,7 +9,7 @@ import pytest
 from monarch_kernel.dap.adapter import Adapter
 from monarch_kernel.dap.announcer import Announcer
 from monarch_kernel.dap.focus import Focus
-from monarch_kernel.dap.gutter import Gutter, More, ranks_in
+from monarch_kernel.dap.gutter import Gutter, MarkOptions, ranks_in
 from monarch_kernel.dap.handles import FrameHandle, Handles, is_ours
 from monarch_kernel.dap.inspection import CellSources
 from monarch_kernel.dap.lines import BreakableLine, BreakableLines
@@ -107,19 +107,19 @@ def test_breakpoints_go_to_the_owner_of_the_code_they_are_in() -> None:
 def test_the_answer_about_a_breakpoint_stays_when_it_is_sent_again() -> None:
     marks = gutter()
     marks.set("cell", [{"line": 17}])
-    marks.add("cell", 17, More("@gpus=3 y > 1", "% 2", "y is {y}"))
+    marks.add("cell", 17, MarkOptions("@gpus=3 y > 1", "% 2", "y is {y}"))
     marks.set("cell", [{"line": 10}, {"line": 17}])
     (line,) = [each for each in marks.of_mesh() if each.line == 17]
     assert (line.ranks, line.condition, line.hit_condition, line.log) == ("gpus=3", "y > 1", "% 2", "y is {y}")
     assert marks.of_notebook("cell") == [], "it names ranks"
     with pytest.raises(LookupError, match="no breakpoint at line 3"):
-        marks.add("cell", 3, More())
+        marks.add("cell", 3, MarkOptions())
 
 
 @pytest.mark.parametrize(
-    ("more", "says"), [(More("y >"), "not an expression"), (More("", "often"), "no hit condition")]
+    ("more", "says"), [(MarkOptions("y >"), "not an expression"), (MarkOptions("", "often"), "no hit condition")]
 )
-def test_senseless_breakpoints_are_refused_and_stop_nobody(more: More, says: str) -> None:
+def test_senseless_breakpoints_are_refused_and_stop_nobody(more: MarkOptions, says: str) -> None:
     marks = gutter()
     wanted: dict[str, Any] = {"line": 17, "condition": more.condition, "hitCondition": more.hit_condition}
     (mark,) = marks.set("cell", [wanted])
@@ -232,7 +232,7 @@ def test_front_ends_are_notified_before_or_after_ranks_resume_never_between() ->
     announcer = Announcer(looked, looked, lambda event: None)  # type: ignore[arg-type]
     announcer.wake()
     assert looked.begun.acquire(timeout=10)
-    with announcer.held():
+    with announcer.hold():
         looked.held.set()
         looked.log.append("held")
         announcer.wake()

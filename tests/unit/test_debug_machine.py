@@ -301,7 +301,7 @@ def test_breakpoints_of_a_departed_controller_go_and_the_next_ones_stay() -> Non
     lines = (BreakLine(file="train.py", line=3),)
     for controller in ("before", "now"):
         wanted.take(controller, BreakSet(version=1, lines=lines))
-    wanted.drop(but="now")
+    wanted.drop(keep="now")
     assert set(msgspec.msgpack.decode(wanted.encoded())) == {"now"}
     wanted.drop()
     assert wanted.encoded() == b""

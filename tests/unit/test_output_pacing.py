@@ -87,7 +87,7 @@ def test_a_flooding_rank_shows_nothing_until_it_has_been_quiet(monkeypatch: pyte
         shown = shown_of(pacing, {"h/p.0.0": different(0, 5, second * 5)}, held)
     assert shown == {"h/p.0.0": 5}
     shown_of(pacing, {"h/p.0.0": different(0, 5000)}, held)
-    pacing.anew()  # a new cell
+    pacing.reset()  # a new cell
     assert shown_of(pacing, {"h/p.0.0": different(0, 5)}, held) == {"h/p.0.0": 5}
 
 

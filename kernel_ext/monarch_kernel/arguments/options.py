@@ -27,7 +27,7 @@ class _Options:
             self._parser.add_argument(name, **form)
 
     def read(self, line: str, allowed: tuple[str, ...]) -> tuple[MeshSelection, dict[str, Any]]:
-        """Returns the place and the given options, which must be known ones. Raises UsageError."""
+        """Returns the selection, and the options of the line, which must be allowed ones. Raises UsageError."""
         try:
             namespace, unknown = self._parser.parse_known_intermixed_args(shlex.split(line))
         except (ValueError, UsageError) as error:

@@ -12,7 +12,7 @@ from monarch_nb.debug.render import FileName, named, pick, short
 
 from .cluster import ClusterRanks
 from .focus import LEAD, Focus
-from .gutter import Gutter, More
+from .gutter import Gutter, MarkOptions
 from .inspection import InspectionRequests, Message, RequestRefused
 from .lines import BreakableLines
 
@@ -104,15 +104,15 @@ class BreakpointRequests:
         """All breakpoints, with their conditions and log messages."""
         rows = []
         for path, mark in self.gutter:
-            more = self.gutter.more(path, mark.line.number)
-            extras = {"condition": more.condition, "hitCondition": more.hit_condition, "log": more.log}
+            options = self.gutter.options(path, mark.line.number)
+            extras = {"condition": options.condition, "hitCondition": options.hit_condition, "log": options.log}
             rows.append({**mark.row(path), "name": f"{self._name(path)}:{mark.line.number}", **extras})
         return {"breakpoints": rows}
 
     def _monarch_breakpoint(self, arguments: Message) -> Message:
         """Adds a condition or a log message to a breakpoint, which the editor's gutter cannot do."""
         words = (str(arguments.get(name) or "") for name in ("condition", "hitCondition", "log"))
-        self.gutter.add(str(arguments.get("path") or ""), int(arguments.get("line") or 0), More(*words))
+        self.gutter.add(str(arguments.get("path") or ""), int(arguments.get("line") or 0), MarkOptions(*words))
         self.arm()
         return {}
 

@@ -31,7 +31,7 @@ class Announcer:
         self._unlisten: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._held = 0
+        self._hold_count = 0
         self._sending = threading.Lock()  # keeps the focus unchanged while events are sent
         self._overview: Message = {}
         self.shows_stopped = False  # the last event sent to front ends was `stopped`
@@ -61,15 +61,15 @@ class Announcer:
             self._thread.start()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Blocks events while ranks are being resumed one after the other, or while the focus changes."""
         with self._sending:
-            self._held += 1
+            self._hold_count += 1
         try:
             yield
         finally:
             with self._sending:
-                self._held -= 1
+                self._hold_count -= 1
             self.wake()
 
     def stepped(self, records: Sequence[Stopped], answers: Sequence[CommandAnswer]) -> None:
@@ -101,7 +101,7 @@ class Announcer:
                 logger.exception("stopped ranks could not be announced to front ends")
 
     def _is_held(self) -> bool:
-        return self._held > 0
+        return self._hold_count > 0
 
     def _publish(self) -> None:
         controller = self._ranks.controller

@@ -196,7 +196,7 @@ class DebugBridge:
         self._own: OwnDebugger | None = None
         self._adopts = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._late: set[str] = set()  # files whose breakpoints the kernel's own debugger has not got yet
+        self._pending_files: set[str] = set()  # files whose breakpoints the kernel's own debugger has not got yet
         self._handing = asyncio.Lock()
         self._seq = 0
         self._undo: list[Callable[[], None]] = []
@@ -296,7 +296,7 @@ class DebugBridge:
         if command in _MOTIONS:
             return await self._go(command, arguments)
         if command == "monarchFocus":
-            with self.announcer.held():
+            with self.announcer.hold():
                 return await self._ours(command, arguments)
         body = await self._ours(command, arguments)
         self.announcer.wake()  # the focus may have moved
@@ -317,7 +317,7 @@ class DebugBridge:
 
     async def _go(self, command: str, arguments: Message) -> Message:
         loop = asyncio.get_running_loop()
-        with self.announcer.held():
+        with self.announcer.hold():
             targets, answers = await loop.run_in_executor(self._pool, self.adapter.go, command, arguments)
             if command != "continue":
                 self.announcer.stepped(targets, answers)
@@ -382,7 +382,7 @@ class DebugBridge:
             for undo in self._undo[2:]:
                 undo()
             del self._undo[2:]
-            self._late.clear()
+            self._pending_files.clear()
             self._presence.forget()
             self.announcer.forget()
             self._send({"event": "terminated"})
@@ -393,7 +393,7 @@ class DebugBridge:
         self.announcer.wake()
         path = str((arguments.get("source") or {}).get("path") or "")
         if self.adapter.gutter.of_notebook(path) or self._own.started:
-            self._late.add(path)
+            self._pending_files.add(path)
             await self._hand_over()
         return body
 
@@ -416,15 +416,15 @@ class DebugBridge:
                 await self._hand(self._own)
 
     async def _hand(self, own: OwnDebugger) -> None:
-        while self._late:
-            path = self._late.pop()
+        while self._pending_files:
+            path = self._pending_files.pop()
             rows = self.adapter.gutter.of_notebook(path)
             request = {"source": {"path": path}, "breakpoints": rows, "sourceModified": False}
             await own.do("setBreakpoints", request)
 
     def cell_ends(self) -> None:
         """Runs at the end of each cell, on its thread: does what had to wait for an idle kernel."""
-        if self._late and self._loop is not None and self.adapter.attached:
+        if self._pending_files and self._loop is not None and self.adapter.attached:
             asyncio.run_coroutine_threadsafe(self._hand_over(), self._loop)
 
     # -- events --------------------------------------------------------------------------------------------------------

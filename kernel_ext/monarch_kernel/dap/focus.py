@@ -80,12 +80,12 @@ class Focus:
         """
         lead = self.lead(records)
         if lead is None:
-            again = [record for record in records if record.place == self._actor and record.blocks_actor]
+            same_actor = [record for record in records if record.place == self._actor and record.blocks_actor]
             peers = [record for record in records if record.session in self._peers]
             groups = sorted(grouped(records), key=lambda group: -len(group.records))
-            if not again and self.pinned:
+            if not same_actor and self.pinned:
                 return None
-            lead = next(iter([*again, *peers, *(group.first for group in groups)]), None)
+            lead = next(iter([*same_actor, *peers, *(group.first for group in groups)]), None)
         if lead is None:
             return None
         changed = (lead.session, lead.number) != (self._lead, self._stop)

@@ -29,7 +29,7 @@ class GutterMark:
 
 
 @dataclass(frozen=True)
-class More:
+class MarkOptions:
     """Properties that JupyterLab's gutter cannot set: a condition (it may begin with `@ranks`), a hit count, a log."""
 
     condition: str = ""
@@ -43,7 +43,7 @@ class Gutter:
     def __init__(self, lines_of: Callable[[str], BreakableLines]) -> None:
         self._lines_of = lines_of
         self._files: dict[str, list[GutterMark]] = {}
-        self._more: dict[tuple[str, int], More] = {}
+        self._options: dict[tuple[str, int], MarkOptions] = {}
         self._last = 0
 
     def __iter__(self) -> Iterator[tuple[str, GutterMark]]:
@@ -58,7 +58,7 @@ class Gutter:
         for request in requested:
             mark = GutterMark(request, lines.at(int(request.get("line") or 1)))
             self._last += 1
-            marks.append(replace(mark, number=self._last, error=_no_lines(path) or _wrong(self._filled(path, mark))))
+            marks.append(replace(mark, number=self._last, error=_no_lines(path) or _error_in(self._filled(path, mark))))
         self._files[path] = marks
         if not marks:
             del self._files[path]
@@ -68,29 +68,29 @@ class Gutter:
         """Removes all breakpoints; their conditions are stored until they are set again."""
         self._files.clear()
 
-    def add(self, path: str, line: int, more: More) -> None:
+    def add(self, path: str, line: int, options: MarkOptions) -> None:
         """Sets properties of a breakpoint. Raises ValueError for invalid ones, LookupError without a breakpoint."""
         marks = self._files.get(path, [])
         index = next((index for index, mark in enumerate(marks) if mark.line.number == line), None)
         if index is None:
             raise LookupError(f"there is no breakpoint at line {line} of {path}")
-        error = _no_lines(path) or _wrong(more)
+        error = _no_lines(path) or _error_in(options)
         if error:
             raise ValueError(error)
-        self._more[path, line] = more
+        self._options[path, line] = options
         marks[index] = replace(marks[index], error="")
 
-    def more(self, path: str, line: int) -> More:
+    def options(self, path: str, line: int) -> MarkOptions:
         """Properties added to a breakpoint, empty by default."""
-        return self._more.get((path, line), More())
+        return self._options.get((path, line), MarkOptions())
 
-    def _filled(self, path: str, mark: GutterMark) -> More:
+    def _filled(self, path: str, mark: GutterMark) -> MarkOptions:
         request = mark.requested
-        more = self.more(path, mark.line.number)
-        return More(
-            str(request.get("condition") or more.condition),
-            str(request.get("hitCondition") or more.hit_condition),
-            str(request.get("logMessage") or more.log),
+        options = self.options(path, mark.line.number)
+        return MarkOptions(
+            str(request.get("condition") or options.condition),
+            str(request.get("hitCondition") or options.hit_condition),
+            str(request.get("logMessage") or options.log),
         )
 
     def of_mesh(self) -> list[BreakLine]:
@@ -99,8 +99,8 @@ class Gutter:
         for path, mark in self:
             if mark.error or mark.line.whose == "notebook":
                 continue
-            more = self._filled(path, mark)
-            ranks, condition = ranks_in(more.condition)
+            options = self._filled(path, mark)
+            ranks, condition = ranks_in(options.condition)
             lines.append(
                 BreakLine(
                     file=path,
@@ -108,8 +108,8 @@ class Gutter:
                     actor=mark.line.actor,
                     ranks=ranks,
                     condition=condition,
-                    hit_condition=more.hit_condition,
-                    log=more.log,
+                    hit_condition=options.hit_condition,
+                    log=options.log,
                 )
             )
         return lines
@@ -118,10 +118,10 @@ class Gutter:
         """Breakpoints of a file for the kernel's own debugger: none in methods of actors, none that name ranks."""
         rows = []
         for mark in self._files.get(path, ()):
-            more = self._filled(path, mark)
-            if mark.line.whose == "actors" or mark.error or ranks_in(more.condition)[0]:
+            options = self._filled(path, mark)
+            if mark.line.whose == "actors" or mark.error or ranks_in(options.condition)[0]:
                 continue
-            extras = {"condition": more.condition, "hitCondition": more.hit_condition, "logMessage": more.log}
+            extras = {"condition": options.condition, "hitCondition": options.hit_condition, "logMessage": options.log}
             rows.append({"line": mark.line.number, **{name: text for name, text in extras.items() if text}})
         return rows
 
@@ -144,11 +144,11 @@ def _no_lines(path: str) -> str:
     return "compiled code has no lines of Python to stop at" if path.endswith(COMPILED) else ""
 
 
-def _wrong(more: More) -> str:
+def _error_in(options: MarkOptions) -> str:
     """The error in the properties of a breakpoint, "" if they are valid."""
-    condition = ranks_in(more.condition)[1]
+    condition = ranks_in(options.condition)[1]
     try:
-        passed_often_enough(more.hit_condition, 0)
+        passed_often_enough(options.hit_condition, 0)
         if condition:
             compile(condition, "<condition>", "eval")
     except SyntaxError as error:

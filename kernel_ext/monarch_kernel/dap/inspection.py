@@ -324,8 +324,8 @@ def _tensor(value: Value, tensor: Tensor) -> str:
     if tensor.step > 1:
         numbers["seen"] = f"every {tensor.step}th element"
     rows = "".join(f"<tr><th>{label}</th><td>{html.escape(text)}</td></tr>" for label, text in numbers.items())
-    few = value.text.partition("  ")[0] if value.text.startswith("[") else ""
-    return f"<table>{rows}</table>" + (f"<pre>{html.escape(few)}</pre>" if few else "")
+    elements = value.text.partition("  ")[0] if value.text.startswith("[") else ""
+    return f"<table>{rows}</table>" + (f"<pre>{html.escape(elements)}</pre>" if elements else "")
 
 
 def _by_rank(pairs: Sequence[tuple[Stopped, CommandAnswer]]) -> str:

@@ -25,7 +25,7 @@ from ..session import Session, SessionMagics
 from ..tensors import workers_on
 from .results import CellResults, Listing, StoppedTable
 
-_BREAK = re.compile(r"(?P<where>\S+)(?:\s+if\s+(?P<condition>.+?))?\s+on\s+(?P<mesh>[^\d\W].*)", re.DOTALL)
+_BREAK = re.compile(r"(?P<location>\S+)(?:\s+if\s+(?P<condition>.+?))?\s+on\s+(?P<mesh>[^\d\W].*)", re.DOTALL)
 
 REPRODUCE_OPTIONS = ("--step", "--rank", "--limit")
 _BYTES = re.compile(r"(\d+)([KMG]?)(i?B)?", re.IGNORECASE)
@@ -99,7 +99,7 @@ class DebugCompletion(LineCompletion):
         return super().values(magic, before[before.index("on") + 1 :] if "on" in before else before, label)
 
     def _functions(self) -> list[str]:
-        """The methods of the actors there are."""
+        """The methods of the existing actors."""
         functions: list[str] = []
         for name in self._session.names("actors"):
             mesh = self._session.find(name)
@@ -184,7 +184,7 @@ class DebugMagics(SessionMagics):
         selection = read_place("%break", parsed["mesh"])
         part = selection.of(self._session.find(selection.name))
         try:
-            return debug.set_breakpoint(parsed["where"], part, condition=parsed["condition"] or "")
+            return debug.set_breakpoint(parsed["location"], part, condition=parsed["condition"] or "")
         except SyntaxError as error:
             raise UsageError(f"%break: {parsed['condition']} is not an expression: {error.msg}") from None
         except DebugError as error:

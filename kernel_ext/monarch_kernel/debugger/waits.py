@@ -24,8 +24,8 @@ from ..jupyter import takes_input
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-LOOK_S = 0.1  # between looks whether a question that waits is still of use
-USELESS = 4  # looks in a row at which it was not: a step lets ranks go for a moment
+LOOK_S = 0.1  # between checks whether a waiting question is still useful
+USELESS = 4  # checks in a row at which it was not: a step lets ranks go for a moment
 
 
 class CellPrompt:
@@ -54,13 +54,13 @@ class CellPrompt:
     def install(self) -> None:
         """Joins waits, which then show what is stopped."""
         self.waits.install()
-        self._front.ending.append(self._view.ended)
+        self._front.ending.append(self._view.leave_cell)
 
     def uninstall(self) -> None:
         """Leaves waits."""
         self.waits.uninstall()
-        if self._view.ended in self._front.ending:
-            self._front.ending.remove(self._view.ended)
+        if self._view.leave_cell in self._front.ending:
+            self._front.ending.remove(self._view.leave_cell)
 
 
 class CellTerminal:
@@ -117,14 +117,14 @@ class CellTerminal:
             if self._kernel is None:
                 return input(prompt)
             try:
-                return self._asked(prompt, useless)
+                return self._read_line(prompt, useless)
             except NotImplementedError:  # StdinNotImplementedError
                 raise NoPrompt from None
 
-    def _asked(self, prompt: str, useless: Callable[[], bool]) -> str:
+    def _read_line(self, prompt: str, useless: Callable[[], bool]) -> str:
         answered, lock, thread = threading.Event(), threading.Lock(), threading.get_ident()
 
-        def look() -> None:
+        def watch() -> None:
             times = 0
             while not answered.wait(LOOK_S):
                 times = times + 1 if useless() else 0
@@ -132,7 +132,7 @@ class CellTerminal:
                     if times >= USELESS and not answered.is_set() and throw_into(thread, NothingToAsk):
                         return
 
-        threading.Thread(target=look, name="monarch-prompt", daemon=True).start()
+        threading.Thread(target=watch, name="monarch-prompt", daemon=True).start()
         try:
             return str(self._kernel.raw_input(prompt))
         finally:
@@ -173,7 +173,7 @@ class PromptView:
             self._front.display({**bundle, "text/plain": ""}, self._id)
         return bool(bundle)
 
-    def ended(self) -> None:
+    def leave_cell(self) -> None:
         """Leaves the last content in a cell that is at its end."""
         if self._unlisten is not None:
             self._unlisten()

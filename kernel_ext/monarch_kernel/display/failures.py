@@ -22,10 +22,10 @@ def failure_bundle(failure: FailureFields) -> dict[str, Any]:
     if trace:
         parts.append(folded("traceback", trace, opened=len(trace.splitlines()) < 16))
     for index, (source, lines) in enumerate(tails(failure)):
-        named = (
+        title = (
             f"the last lines of {source}" if source else "its last lines" if len(failure["ranks"]) < 2 else "last lines"
         )
-        parts.append(folded(named, "\n".join(lines[-20:]), opened=index == 0))
+        parts.append(folded(title, "\n".join(lines[-20:]), opened=index == 0))
     dump = failure.get("dump")
     if dump:
         parts.append(folded("where it crashed", "\n".join(dump), opened=True))

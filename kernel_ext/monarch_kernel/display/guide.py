@@ -30,7 +30,7 @@ def guide_html(guide: Guide) -> str:
 def checkup_html(diagnosis: "Checkup") -> str:
     """HTML of %monarch doctor."""
     parts = [f"<div><b>{escape(diagnosis.summary)}</b></div>"]
-    for name, findings in diagnosis.found.items():
+    for name, findings in diagnosis.findings.items():
         rows = "".join(map(_row, findings))
         head = f'<thead><tr><th colspan="2"{LEFT}>{escape(name)}</th></tr></thead>'
         parts.append(f'<table class="mnb-t">{head}<tbody>{rows}</tbody></table>')

@@ -71,17 +71,17 @@ def _merged(tasks: Sequence[SimulatedTask], scale: float) -> Iterator[tuple[str,
             continue
         is_narrow = (task.end - task.start) * scale < _LEAST
         if run and not (is_narrow and run[-1].kind == task.kind and task.start == run[-1].end):
-            yield _together(run)
+            yield _combined(run)
             run = []
         run.append(task)
         if not is_narrow:
-            yield _together(run)
+            yield _combined(run)
             run = []
     if run:
-        yield _together(run)
+        yield _combined(run)
 
 
-def _together(run: Sequence[SimulatedTask]) -> tuple[str, str, float, float]:
+def _combined(run: Sequence[SimulatedTask]) -> tuple[str, str, float, float]:
     name = run[0].name if len(run) == 1 else f"{len(run)} tasks, from {run[0].name} to {run[-1].name}"
     return name, run[0].kind, run[0].start, run[-1].end
 

@@ -128,8 +128,8 @@ def _call_bar(timeline: "Timeline", call: "RecordedCall", ends: "CallEnds | None
     facts.append(f"answered after {duration(until - call.began)}" if call.ended else "not answered yet")
     if ends is not None:
         first, last = ends.first - call.began, ends.last - call.began
-        facts.append(f"ranks began {_between(first, last)} later")
-        facts.append(f"ran {_between(ends.least, ends.most)}")
+        facts.append(f"ranks began {_range_text(first, last)} later")
+        facts.append(f"ran {_range_text(ends.least, ends.most)}")
         if ends.ranks > 1 and ends.most > 1.05 * ends.least:
             facts.append(f"longest on {timeline.where([ends.slowest])}")
         if ends.ranks < call.size:
@@ -144,7 +144,7 @@ def duration(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000 * max(seconds, 0.0):.2f} ms"
 
 
-def _between(least: float, most: float) -> str:
+def _range_text(least: float, most: float) -> str:
     low, high = duration(least), duration(most)
     return low if low == high else f"{low} to {high}"
 

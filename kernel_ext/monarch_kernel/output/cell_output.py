@@ -62,7 +62,7 @@ class CellOutput:
         self._wake = threading.Event()
         self._ended = False
         front.beginning.append(self._begin)
-        self._stop_listening = self._receiver.listen(self._wrote)
+        self._stop_listening = self._receiver.listen(self._on_written)
         self._thread = threading.Thread(target=self._work, name="monarch-cell-output", daemon=True)
 
     def start(self) -> None:
@@ -70,7 +70,7 @@ class CellOutput:
         self._thread.start()
 
     def close(self) -> None:
-        """Shows what is there and ends."""
+        """Shows pending output and ends."""
         if self._ended:
             return
         self._ended = True
@@ -112,11 +112,11 @@ class CellOutput:
 
     def _begin(self) -> None:
         with self._lock:
-            self._pacing.anew()
+            self._pacing.reset()
 
     # -- collecting -------------------------------------------------------------------------------------------------
 
-    def _wrote(self, address: str, written: Sequence[Written]) -> None:
+    def _on_written(self, address: str, written: Sequence[Written]) -> None:
         if written:
             option = self._options.of(address)
             if option is not None and option.stream is False:

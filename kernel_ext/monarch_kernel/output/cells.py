@@ -16,16 +16,16 @@ class CallCells:
     """Maps numbers of calls to cells. One thread begins cells; any thread may ask."""
 
     def __init__(self, cell: Any) -> None:
-        self._begun: tuple[list[int], list[object]] = ([0], [cell])  # first calls, and cells; replaced, not changed
+        self._starts: tuple[list[int], list[object]] = ([0], [cell])  # first calls, and cells; replaced, not changed
 
     def begin(self, call: int, cell: object) -> None:
         """A cell begins: this call and those after it are its own."""
-        calls, cells = self._begun
-        self._begun = [*calls[1 - MOST_CELLS :], call], [*cells[1 - MOST_CELLS :], cell]
+        calls, cells = self._starts
+        self._starts = [*calls[1 - MOST_CELLS :], call], [*cells[1 - MOST_CELLS :], cell]
 
     def of(self, call: int) -> object:
         """The cell of a call; the oldest that is kept for those before."""
-        calls, cells = self._begun
+        calls, cells = self._starts
         return cells[max(0, bisect.bisect_right(calls, call) - 1)]
 
 
@@ -40,19 +40,19 @@ class Cells:
         self._calls = CallCells(front.parent)
         self._spawned: dict[str, object] = {}  # by mesh: the cell in which it was spawned
         front.beginning.append(self._begin)
-        self._events.listeners.append(self._happened)
+        self._events.listeners.append(self._on_event)
 
     def close(self) -> None:
-        """Look no longer."""
+        """Stops listening."""
         if self._begin in self._front.beginning:
             self._front.beginning.remove(self._begin)
-        if self._happened in self._events.listeners:
-            self._events.listeners.remove(self._happened)
+        if self._on_event in self._events.listeners:
+            self._events.listeners.remove(self._on_event)
 
     def _begin(self) -> None:
         self._calls.begin(int(self._runtime.new_call().removeprefix(self._prefix)), self._front.parent)
 
-    def _happened(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case MeshSpawned(ProcState(uid=uid)):
                 self._spawned[uid] = self._front.parent

@@ -61,7 +61,7 @@ def follow(mesh: Any, filters: dict[str, Any]) -> None:
             if missed:
                 text = f"… {missed:,} lines are not shown; %logs --grep shows what you look for\n{text}"
                 missed = 0
-            bucket.left -= len(text)
+            bucket.balance -= len(text)
             sys.stdout.write(text)
     except KeyboardInterrupt:
         pass

@@ -28,14 +28,14 @@ class Bucket:
 
     def __init__(self, rate: float, most: float) -> None:
         self._rate, self.most = rate, most
-        self.left = most
-        self._at = time.monotonic()
+        self.balance = most
+        self._time = time.monotonic()
 
     def refill(self, now: float) -> float:
         """Adds the allowance of the time that has passed; returns it."""
-        self.left = min(self.most, self.left + (now - self._at) * self._rate)
-        self._at = now
-        return self.left
+        self.balance = min(self.most, self.balance + (now - self._time) * self._rate)
+        self._time = now
+        return self.balance
 
 
 class HeldLines:
@@ -60,7 +60,7 @@ class _Share:
 
     def __init__(self) -> None:
         self.shown: list[tuple[Written, str]] = []  # lines without their ends
-        self.over: list[tuple[Written, str]] = []  # lines with their ends; all of them come after those shown
+        self.excess: list[tuple[Written, str]] = []  # lines with their ends; all of them come after those shown
 
     @property
     def size(self) -> float:
@@ -75,7 +75,7 @@ class _Share:
                 cut.append((written, f"{line}\n"))
             else:
                 shown.append((written, line))
-        self.shown, self.over = shown, cut + self.over
+        self.shown, self.excess = shown, cut + self.excess
 
 
 class Pacing:
@@ -94,7 +94,7 @@ class Pacing:
         self._bound_lines(shares, now)
         self._bound_bytes(shares, now)
         for address, share in shares.items():
-            for written, text in share.over:
+            for written, text in share.excess:
                 backlogs.setdefault(address, HeldLines()).add(written, text)
         return [
             (written.at, Line(address, line, written.stream, written.call, written.display))
@@ -123,8 +123,8 @@ class Pacing:
             budget = max(0, budget - written.line_count)
             if rest:
                 self._flooding.add(address)
-                share.over.append((written, rest))
-        bucket.left = budget
+                share.excess.append((written, rest))
+        bucket.balance = budget
         return share
 
     def _bound_lines(self, shares: dict[str, _Share], now: float) -> None:
@@ -134,7 +134,7 @@ class Pacing:
         for share in shares.values():
             counts |= Counter(line for written, line in share.shown if written.display is None)
         if counts.total() <= budget:
-            self._lines.left = budget - counts.total()
+            self._lines.balance = budget - counts.total()
             return
         keys: set[tuple[str, int]] = set()
         for order, address in enumerate(sorted(shares, key=lambda rank: len(shares[rank].shown))):
@@ -152,12 +152,12 @@ class Pacing:
                 if used + 1 > most:
                     share.cut(range(index, len(share.shown)))
                     self._flooding.add(address)
-                    self._ranks[address].left = 0.0
+                    self._ranks[address].balance = 0.0
                     break
                 keys.add(key)
                 used += 1
             budget = max(0.0, budget - used)
-        self._lines.left = budget
+        self._lines.balance = budget
 
     def _bound_bytes(self, shares: dict[str, _Share], now: float) -> None:
         """Removes what exceeds the bytes that a front end may be sent; ranks that need little keep all of it."""
@@ -174,9 +174,9 @@ class Pacing:
                     used += size
             share.cut(cut)
             budget -= used
-        self._bytes.left = budget
+        self._bytes.balance = budget
 
-    def anew(self) -> None:
+    def reset(self) -> None:
         """Another cell begins: whatever was shown in the one before, it has room."""
         self._lines = Bucket(LINES, LINES_BURST)
         self._ranks.clear()

@@ -40,7 +40,7 @@ class DisplayRow:
         self.id = f"monarch-{secrets.token_hex(8)}"
         self.changed = True
         self.sent: float | None = None  # when, monotonic
-        self.sent_look: object = None
+        self.sent_fingerprint: object = None
         self._groups: dict[bytes, list[RankDisplay]] = {}  # by digest
 
     def __len__(self) -> int:
@@ -79,14 +79,14 @@ class DisplayRow:
         beside = (group[0].display.data for group in self._groups.values())
         return can_stand_beside(member.display.data) and all(map(can_stand_beside, beside))
 
-    def above(self, named: bool) -> Bundle:
+    def heading(self, named: bool) -> Bundle:
         """The heading of the row."""
         if not self._groups:
             return _NOTHING
         label = prefix([member.source for group in self._groups.values() for member in group], named=named).strip()
         return {"text/plain": label if len(self) == 1 else f"{label} {len(self)} different displays"}
 
-    def look(self, named: bool) -> object:
+    def fingerprint(self, named: bool) -> object:
         """Equal while `body` is."""
         if len(self) < 2:
             return tuple(self._groups)

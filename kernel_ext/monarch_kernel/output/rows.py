@@ -81,7 +81,7 @@ class DisplayRows:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._calls: OrderedDict[tuple[int, str, str], _Call] = OrderedDict()
-        self._named: dict[tuple[str, str], tuple[DisplayRow, RankDisplay]] = {}  # by address and display id
+        self._by_id: dict[tuple[str, str], tuple[DisplayRow, RankDisplay]] = {}  # by address and display id
         self._left_out: dict[tuple[int, str], _LeftOut] = {}
 
     def take(self, cell: object, line: Line, source: Source, *, merges: bool = True) -> DisplayRow | None:
@@ -98,7 +98,7 @@ class DisplayRows:
             else:
                 call.clear(line.address)
             return None
-        replaced = self._named.get((line.address, display.id)) if display.id else None
+        replaced = self._by_id.get((line.address, display.id)) if display.id else None
         if display.update:
             if replaced is not None:
                 self._replace(*replaced, display)
@@ -112,7 +112,7 @@ class DisplayRows:
             self._skip(cell, source)
             return None
         if display.id:
-            self._named[line.address, display.id] = row, member
+            self._by_id[line.address, display.id] = row, member
         return row if len(call.rows) > rows else None
 
     def _call(self, cell: object, source: Source, name: str) -> _Call:
@@ -121,7 +121,7 @@ class DisplayRows:
         self._calls.move_to_end(key)
         while len(self._calls) > 1 and (len(self._calls) > MOST_CALLS or self._size() > KEPT_BYTES):
             _, old = self._calls.popitem(last=False)
-            self._named = {name: entry for name, entry in self._named.items() if entry[0] not in old.rows}
+            self._by_id = {name: entry for name, entry in self._by_id.items() if entry[0] not in old.rows}
         return call
 
     def _size(self) -> int:
@@ -153,14 +153,14 @@ class DisplayRows:
 
     def show(self, row: DisplayRow, *, named: bool) -> None:
         """Shows a row, or what has become of it."""
-        again = row.sent is not None
+        update = row.sent is not None
         row.changed, row.sent = False, time.monotonic()
-        look = row.look(named)
-        self._front.display(row.above(named), f"{row.id}-ranks", update=again, cell=row.cell)
-        if not again or look != row.sent_look:  # not again for one more rank that displays the same
+        fingerprint = row.fingerprint(named)
+        self._front.display(row.heading(named), f"{row.id}-ranks", update=update, cell=row.cell)
+        if not update or fingerprint != row.sent_fingerprint:  # not again for one more rank that displays the same
             body, about = row.body(named)
-            self._front.display(body, row.id, update=again, cell=row.cell, metadata=about)
-        row.sent_look = look
+            self._front.display(body, row.id, update=update, cell=row.cell, metadata=about)
+        row.sent_fingerprint = fingerprint
 
     def show_changed(self, *, named: bool, all_of_it: bool) -> None:
         """Shows what has changed since, but no row very often; with `all_of_it` all of it."""
@@ -170,13 +170,13 @@ class DisplayRows:
                 self.show(row, named=named)
         for left_out in self._left_out.values():
             if left_out.changed and (all_of_it or (left_out.sent or 0.0) <= due):
-                again = left_out.sent is not None
+                update = left_out.sent is not None
                 left_out.changed, left_out.sent = False, time.monotonic()
                 label = prefix(list(left_out.sources), named=named)
                 displays = f"{left_out.count:,} more display{' is' if left_out.count == 1 else 's are'}"
                 room = f"a cell has room for {MOST}, of {MOST_BYTES >> 20} MB together"
                 text = {"text/plain": f"{label}… {displays} not shown: {room}"}
-                self._front.display(text, left_out.id, update=again, cell=left_out.cell)
+                self._front.display(text, left_out.id, update=update, cell=left_out.cell)
 
     @property
     def waiting(self) -> bool:

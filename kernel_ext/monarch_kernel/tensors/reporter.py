@@ -52,12 +52,12 @@ class TensorReporter:
             begin = not self._running
             self._running = True
         if begin:
-            self._again(runtime, file_name)
+            self._report(runtime, file_name)
         return self._leave
 
     def update(self, runtime: Runtime, file_name: FileName, *, wait_s: float = 0.0) -> None:
         """Puts changed summaries into the store. Waits up to `wait_s` for the memory use of ranks."""
-        self._ask(runtime, anew=wait_s > 0)
+        self._ask(runtime, fresh=wait_s > 0)
         names = names_of(variables())
         records: dict[str, dict[str, Any]] = {}
         for stream, procs in all_streams():
@@ -69,14 +69,14 @@ class TensorReporter:
             if not moved and not waited:
                 (moved, waited), cell = self._last.get(stream.number, ((), ())), cell - 1
             used = self._used(stream.number, wait_s)
-            own = {number: name for (of, number), name in names.items() if of == stream.number}
+            own_names = {number: name for (of, number), name in names.items() if of == stream.number}
             summary = summary_of(
                 stream.title if stream.lane is None else f"{stream.title}, stream {stream.lane.name}",
                 stream.layout,
                 live,
                 moved,
                 waited,
-                names=own,
+                names=own_names,
                 file_name=file_name,
                 used=used,
                 cell=cell,
@@ -93,14 +93,14 @@ class TensorReporter:
                     put(TensorsSeen(key, record))
             self._reported = records
 
-    def _ask(self, runtime: Runtime, *, anew: bool) -> None:
+    def _ask(self, runtime: Runtime, *, fresh: bool) -> None:
         """Requests the memory use of ranks, where no request is pending."""
         now = time.monotonic()
         numbers = dict.fromkeys(stream.number for stream, _ in streams())
         for stream, procs in streams():
             _, since = self._requests.get(stream.number, (None, 0.0))
-            if anew or now - since > ASKING_S:
-                if anew:
+            if fresh or now - since > ASKING_S:
+                if fresh:
                     stream.flush_nowait()  # the count includes operations issued so far
                 self._requests[stream.number] = Asked(runtime, procs, stream.number), now
         for number in self._requests.keys() - numbers.keys():
@@ -115,7 +115,7 @@ class TensorReporter:
             self._answers[number] = answer
         return self._answers.get(number)
 
-    def _again(self, runtime: Runtime, file_name: FileName) -> None:
+    def _report(self, runtime: Runtime, file_name: FileName) -> None:
         with self._lock:
             if not self._watchers or runtime.closed:
                 self._running = False
@@ -124,7 +124,7 @@ class TensorReporter:
             self.update(runtime, file_name)
         except Exception:  # modules and tables may change while they are read: the next summary is whole again
             logger.debug("tensors were not summed up", exc_info=True)
-        runtime.later(REPORT_S, lambda: self._again(runtime, file_name))
+        runtime.later(REPORT_S, lambda: self._report(runtime, file_name))
 
     def _leave(self) -> None:
         with self._lock:

@@ -48,10 +48,10 @@ class Views:
 
     def install(self) -> None:
         """Accepts comms, where there is a kernel."""
-        self._unfollow = VIEWS.follow(self._changed, self._changed)
+        self._unfollow = VIEWS.follow(self._on_views_changed, self._on_views_changed)
         manager = getattr(self._kernel, "comm_manager", None)
         if manager is not None:
-            manager.register_target(TARGET, self._opened)
+            manager.register_target(TARGET, self._on_open)
 
     def uninstall(self) -> None:
         """Closes all views."""
@@ -106,7 +106,7 @@ class Views:
 
     def receive(self, view: View, message: Any) -> None:
         """Handles a message of a front end, on any thread."""
-        view.seen()
+        view.mark_alive()
         if threading.current_thread() is threading.main_thread():
             self._past_cells.discard(view)
         else:  # of a subshell
@@ -116,7 +116,7 @@ class Views:
 
     def _silent(self, view: View) -> None:
         if self._busy() and view not in self._past_cells:
-            view.seen()  # its messages wait for the cell
+            view.mark_alive()  # its messages wait for the cell
         else:
             self._inbox.put(view.pause)
 
@@ -128,11 +128,11 @@ class Views:
             self._views.remove(view)
         self._inbox.put(view.close)
 
-    def _changed(self, _: LiveView) -> None:
+    def _on_views_changed(self, _: LiveView) -> None:
         for view in tuple(self._views):
             self._inbox.put(view.name_views)
 
-    def _opened(self, comm: Any, message: Any) -> None:
+    def _on_open(self, comm: Any, message: Any) -> None:
         view = self.connect(comm)
         self._pages.add(view)
         comm.on_msg(lambda message: self.receive(view, message["content"]["data"]))

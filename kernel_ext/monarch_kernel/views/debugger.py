@@ -131,9 +131,9 @@ class DebugRequests:
 
     @staticmethod
     def _records(controller: Controller, message: Message) -> list[Stopped]:
-        every = controller.stopped.records()
+        stopped = controller.stopped.records()
         sessions = message.get("sessions")
-        records = every if sessions is None else [record for record in every if record.session in sessions]
+        records = stopped if sessions is None else [record for record in stopped if record.session in sessions]
         if not records:
             raise debug.DebugError("the rank is not stopped any more" if sessions is not None else "nothing is stopped")
         return records

@@ -124,16 +124,16 @@ def _feed(watch: Watch) -> Callable[[], None]:
         mesh = ActorMesh(state, state.region)
     else:
         mesh = ProcMesh(cast(ProcState, state), state.region)
-    history, over = History(mesh), threading.Event()
+    history, closed = History(mesh), threading.Event()
 
     def publish() -> None:
-        while not over.is_set() and current_runtime() is watch.runtime:
+        while not closed.is_set() and current_runtime() is watch.runtime:
             began = time.thread_time()
             watch.publish(**curves(history))
-            over.wait(max(AGAIN_S, (time.thread_time() - began) / COST))
+            closed.wait(max(AGAIN_S, (time.thread_time() - began) / COST))
 
     threading.Thread(target=publish, name="monarch-history-view", daemon=True).start()
-    return over.set
+    return closed.set
 
 
 def _shown(history: History) -> Shown:

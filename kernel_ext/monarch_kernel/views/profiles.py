@@ -17,7 +17,7 @@ KEPT = 4
 LARGEST = 1 << 20  # characters of one: all of them are one message, and proxies cut long ones
 
 
-class Taken:
+class ShownProfiles:
     """The profiles of this process, the newest first."""
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class Taken:
         watch.publish(profiles=profiles)
 
 
-TAKEN = Taken()
-PROFILES = LiveView(name="profiles", title="Profiles", **bundled("profiles"), feed=TAKEN.feed)
+SHOWN = ShownProfiles()
+PROFILES = LiveView(name="profiles", title="Profiles", **bundled("profiles"), feed=SHOWN.feed)
 
 
 def keep(profile: "Profile", html: str) -> None:
     """A profile was shown: the panel has it from now on."""
-    TAKEN.add(profile, html)
+    SHOWN.add(profile, html)
     if VIEWS.get(PROFILES.name) is None:
         VIEWS.register(PROFILES)

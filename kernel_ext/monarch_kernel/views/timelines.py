@@ -68,22 +68,22 @@ class Timelines:
 
     def feed(self, watch: Watch) -> Callable[[], None]:
         """Publishes pictures of one to a front end until the result is called."""
-        over = threading.Event()
-        threading.Thread(target=self._publish, args=(watch, over), name="monarch-timeline-view", daemon=True).start()
-        return over.set
+        closed = threading.Event()
+        threading.Thread(target=self._publish, args=(watch, closed), name="monarch-timeline-view", daemon=True).start()
+        return closed.set
 
-    def _publish(self, watch: Watch, over: threading.Event) -> None:
+    def _publish(self, watch: Watch, closed: threading.Event) -> None:
         with self._lock:
             self._feeds += 1
         try:
-            self._follow(watch, over)
+            self._follow(watch, closed)
         finally:
             with self._lock:
                 self._feeds -= 1
 
-    def _follow(self, watch: Watch, over: threading.Event) -> None:
+    def _follow(self, watch: Watch, closed: threading.Event) -> None:
         last: tuple[object, ...] = ()
-        while not over.is_set():
+        while not closed.is_set():
             pause, shown = AGAIN_S, self.get(str(watch.message.get("key") or ""))
             if shown is not None:
                 now = (shown.key, shown.changes, shown.ended, shown.ended or round(shown.seconds))
@@ -95,7 +95,7 @@ class Timelines:
             elif not last:
                 last = (None,)
                 watch.publish(svg="")
-            over.wait(pause)
+            closed.wait(pause)
 
 
 TIMELINES = Timelines()

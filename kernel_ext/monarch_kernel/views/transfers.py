@@ -38,7 +38,7 @@ class TransferReporter:
             begin = not self._running
             self._running = True
         if begin:
-            self._again(runtime)
+            self._report(runtime)
         return self._leave
 
     def update(self, runtime: Runtime) -> dict[str, dict[str, Any]]:
@@ -56,13 +56,13 @@ class TransferReporter:
             self._reported = records
         return records
 
-    def _again(self, runtime: Runtime) -> None:
+    def _report(self, runtime: Runtime) -> None:
         with self._lock:
             if not self._watchers or runtime.closed:
                 self._running = False
                 return
         self.update(runtime)
-        runtime.later(AGAIN_S, lambda: self._again(runtime))
+        runtime.later(AGAIN_S, lambda: self._report(runtime))
 
     def _leave(self) -> None:
         with self._lock:

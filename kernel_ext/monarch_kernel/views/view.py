@@ -70,7 +70,7 @@ class View:
         if time.monotonic() - self._last_seen > SILENT_S:
             self._silent()
 
-    def seen(self) -> None:
+    def mark_alive(self) -> None:
         """Records that the page is alive. From any thread."""
         self._last_seen = time.monotonic()
 

@@ -15,15 +15,15 @@ ANSWER_S = 5.0  # beyond debug_command_timeout, for an answer to arrive
 class Asking(threading.local):
     """Marks threads that wait for an answer to the debugger."""
 
-    now = False
+    waiting = False
 
     def answer(self, future: "Future[T]", timeout: float) -> T:
         """The answer; blocks. Raises what `Future.get` does."""
-        self.now = True
+        self.waiting = True
         try:
             return future.get(timeout)
         finally:
-            self.now = False
+            self.waiting = False
 
 
 asking = Asking()

@@ -57,8 +57,8 @@ def missing(
 
 
 def _doing(controller: Controller, state: ActorState, ranks: Sequence[int], name: FileName) -> dict[int, str]:
-    how = {rank.rank: rank.state for rank in describe(state).ranks}
-    doing: dict[int, str] = {rank: how[rank] for rank in ranks if how[rank] not in ("idle", "busy")}
+    states = {rank.rank: rank.state for rank in describe(state).ranks}
+    doing: dict[int, str] = {rank: states[rank] for rank in ranks if states[rank] not in ("idle", "busy")}
     alive = [rank for rank in ranks if rank not in doing]
     if not alive or len(alive) > MOST:
         return doing
@@ -121,8 +121,8 @@ def stacks_text(controller: Controller, state: MeshState, ranks: Sequence[int], 
 
 def py_spy() -> str | None:
     """Path of py-spy; None if it is not installed."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if beside.exists() else shutil.which("py-spy")
+    path = Path(sys.executable).with_name("py-spy")
+    return str(path) if path.exists() else shutil.which("py-spy")
 
 
 def inspect_stacks(
@@ -173,7 +173,7 @@ def spied(program: str, pid: int) -> list[Sequence[Frame]]:
     )
     if done.returncode:
         raise OSError(done.stderr.strip() or f"py-spy ended with status {done.returncode}")
-    return _own(
+    return _actor_stacks(
         [Frame(frame["filename"], int(frame["line"] or 0), frame["name"]) for frame in reversed(thread["frames"])]
         for thread in json.loads(done.stdout)
     )
@@ -207,10 +207,10 @@ def parsed(text: str) -> list[Sequence[Frame]]:
             threads[-1].insert(0, Frame(frame[1], number, frame[3]))
         elif line.startswith(("Thread ", "Current thread ")):
             threads.append([])
-    return _own(threads)
+    return _actor_stacks(threads)
 
 
-def _own(threads: Any) -> list[Sequence[Frame]]:
+def _actor_stacks(threads: Any) -> list[Sequence[Frame]]:
     """Parts of stacks (outermost first) below the library's frames, of threads that run an actor."""
     stacks_of_actors = []
     for stack in threads:

@@ -34,7 +34,7 @@ class Redrawn(Generic[T]):
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._unlisten = stopped.listen(self._happened)
+        self._unlisten = stopped.listen(self._on_event)
 
     def close(self) -> None:
         """Stops the redraws."""
@@ -43,7 +43,7 @@ class Redrawn(Generic[T]):
         self._unlisten()
         self._due.set()
 
-    def _happened(self, kind: str, record: Stopped) -> None:
+    def _on_event(self, kind: str, record: Stopped) -> None:
         if kind != "stopped":
             return
         self._due.set()
@@ -132,11 +132,11 @@ class Conversation:
                 return
 
     def _show_new_stops(self) -> None:
-        late = [record for record in self._prompt.candidates() if record.session not in self._shown]
-        if late:
-            self._shown |= {record.session for record in late}
+        records = [record for record in self._prompt.candidates() if record.session not in self._shown]
+        if records:
+            self._shown |= {record.session for record in records}
             name = self._prompt.name
-            locations = "; ".join(f"{group.where} at {place(group.first.frame, name)}" for group in grouped(late))
+            locations = "; ".join(f"{group.where} at {place(group.first.frame, name)}" for group in grouped(records))
             self._terminal.write(f"other ranks have stopped: {locations}\n")
 
     def _command(self, last: str) -> str | None:

@@ -67,12 +67,12 @@ class WaitPrompt(waiting.WaitObserver):
 
     def tick(self, future: Future[object], seconds: float) -> None:
         """A tick of a wait, on the waiting thread. Raises StoppedAtBreakpoint."""
-        if not asking.now and self._may_ask():
+        if not asking.waiting and self._may_ask():
             self.check(future)
 
     def begin(self, future: Future[object], timeout: float | None) -> None:
         """Forgets what earlier waits left stopped."""
-        if not asking.now and self._may_ask():
+        if not asking.waiting and self._may_ask():
             self._ignored.clear()
 
     def begin_await(self, future: Future[object], signal: "asyncio.Future[None]") -> Callable[[], None] | None:

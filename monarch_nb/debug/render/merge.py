@@ -46,11 +46,11 @@ def folded(pairs: Sequence[Pair]) -> list[tuple[MergedAnswer, CommandAnswer]]:
     return [
         (
             MergedAnswer(
-                same if len({text for text, _ in members}) > 1 else members[0][0], tuple(pair[0] for _, pair in members)
+                key if len({text for text, _ in members}) > 1 else members[0][0], tuple(pair[0] for _, pair in members)
             ),
             members[0][1][1],
         )
-        for same, members in by_text.items()
+        for key, members in by_text.items()
     ]
 
 
@@ -84,8 +84,8 @@ def merged_text(pairs: Sequence[Pair]) -> str:
     if len(answers) == 1 and len(answers[0].records) == len(pairs):
         return f"{answers[0].text}  (all {len(pairs)})" if "\n" not in answers[0].text else answers[0].text
     if all("\n" not in answer.text for answer in answers):
-        wide = min(60, max(len(answer.text) for answer in answers))
-        return "\n".join(f"{answer.text.ljust(wide)}  {ranks_text(answer.records, records)}" for answer in answers)
+        width = min(60, max(len(answer.text) for answer in answers))
+        return "\n".join(f"{answer.text.ljust(width)}  {ranks_text(answer.records, records)}" for answer in answers)
     return "\n".join(
         f"── {ranks_text(answer.records, records) or named(answer.records)}\n{answer.text}" for answer in answers
     )
@@ -120,12 +120,12 @@ def outliers(pairs: Sequence[Pair]) -> list[tuple[MergedAnswer, float]]:
     for answer in every:
         number = numbers[answer.text]
         if by_text[answer.text].error:
-            far = math.inf
+            distance = math.inf
         elif number is None:
-            far = 0.0 if len(every) == 1 else len(pairs) / len(answer.records)
+            distance = 0.0 if len(every) == 1 else len(pairs) / len(answer.records)
         else:
-            far = abs(number - middle) / scale if math.isfinite(number) else math.inf
-        ranked.append((answer, far))
+            distance = abs(number - middle) / scale if math.isfinite(number) else math.inf
+        ranked.append((answer, distance))
     return sorted(ranked, key=lambda pair: -pair[1])
 
 
@@ -137,11 +137,11 @@ def diff_text(expression: str, pairs: Sequence[Pair]) -> str:
         text = ranked[0][0].text
         return f"{expression}: equal on all {len(pairs)}: {text}" if len(pairs) > 1 else f"{expression}: {text}"
     lines = [f"{expression}: {len(ranked)} different values on {len(pairs)} ranks, the most unusual first"]
-    wide = min(60, max(len(answer.text.splitlines()[0]) for answer, _ in ranked))
-    for answer, far in ranked[:40]:
+    width = min(60, max(len(answer.text.splitlines()[0]) for answer, _ in ranked))
+    for answer, distance in ranked[:40]:
         first, *rest = answer.text.splitlines()
-        mark = "!" if far > UNUSUAL else " "
-        lines.append(f" {mark} {first.ljust(wide)}  {ranks_text(answer.records, records)}")
+        mark = "!" if distance > UNUSUAL else " "
+        lines.append(f" {mark} {first.ljust(width)}  {ranks_text(answer.records, records)}")
         lines += [f"   {line}" for line in rest[:5]]
     if len(ranked) > 40:
         lines.append(f"   … {len(ranked) - 40} more")

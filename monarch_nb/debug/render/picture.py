@@ -112,7 +112,7 @@ def values_by_rank(expression: str, pairs: Sequence[Pair]) -> Picture:
     return {
         "expression": expression,
         "spark": sparkline([number_of(answer.value) for _, answer in ordered]),
-        "values": [_value(answer, far, by_text[answer.text], among) for answer, far in ranked],
+        "values": [_value(answer, distance, by_text[answer.text], among) for answer, distance in ranked],
     }
 
 
@@ -142,7 +142,7 @@ def _kind(pairs: Sequence[Pair]) -> int:
     return 2 if values and all(_ANONYMOUS.match(value.text) for value in values) else 1
 
 
-def _value(merged: MergedAnswer, far: float, answer: CommandAnswer, among: Sequence[Stopped]) -> Picture:
+def _value(merged: MergedAnswer, distance: float, answer: CommandAnswer, among: Sequence[Stopped]) -> Picture:
     value = answer.value
     number = number_of(value)
     odd = "" if number is None or math.isfinite(number) else "NaN" if math.isnan(number) else "infinite"
@@ -154,7 +154,7 @@ def _value(merged: MergedAnswer, far: float, answer: CommandAnswer, among: Seque
         "number": number if number is not None and not odd else None,  # JSON knows no others
         "odd": odd,
         "error": bool(answer.error),
-        "unusual": far > UNUSUAL,
+        "unusual": distance > UNUSUAL,
         "tensor": _tensor(value),
     }
 

@@ -59,7 +59,7 @@ def table_text(
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for group, row in zip(groups, rows, strict=True):
         lines.append(
-            "  " + "  ".join(text.ljust(wide) for text, wide in zip(row[:3], widths, strict=True)) + f"  {row[3]}"
+            "  " + "  ".join(text.ljust(width) for text, width in zip(row[:3], widths, strict=True)) + f"  {row[3]}"
         )
         if group.first.note:
             lines.append(f"      {group.first.note}")
@@ -83,8 +83,8 @@ def source_lines(record: Stopped) -> list[str]:
     """The source around its line, which is marked."""
     line = record.selected_frame.line
     last = record.first + len(record.source) - 1
-    wide = len(str(last))
+    width = len(str(last))
     return [
-        f"  {'→' if number == line else ' '} {number:>{wide}}  {text}".rstrip()
+        f"  {'→' if number == line else ' '} {number:>{width}}  {text}".rstrip()
         for number, text in enumerate(record.source, record.first)
     ]

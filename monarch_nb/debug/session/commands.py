@@ -76,15 +76,15 @@ class Variables:
     def _variables(self, children: Iterable[Child], frame: int) -> tuple[Variable, ...]:
         """Variables for sending. When time is up in the middle, the rest are described by their types."""
         variables: list[Variable] = []
-        late = False
+        timed_out = False
         for name, value, expression in children:
             value_text = None
-            if late and not issubclass(type(value), _LEAVES) and not _is_tensor(value):
+            if timed_out and not issubclass(type(value), _LEAVES) and not _is_tensor(value):
                 value_text = Value(f"<{type_name(value)}>", type_name(value))
             try:
                 variables.append(self.variable(name, value, expression, frame, value_text))
             except CommandTimeout:
-                late = True
+                timed_out = True
                 slow = Value(f"<{type_name(value)}: its repr takes too long>", type_name(value))
                 variables.append(self.variable(name, value, expression, frame, slow))
         return tuple(variables)
@@ -117,10 +117,10 @@ class Variables:
         return holder
 
     def _names(self, holder: _Holder) -> Mapping[str, Any]:
-        every = self._frames.locals(holder.frame)
+        scope = self._frames.locals(holder.frame)
         if holder.scope == "globals":
-            every = self._frames.frame(holder.frame).f_globals
-        return {name: value for name, value in tuple(every.items()) if not name.startswith("__")}
+            scope = self._frames.frame(holder.frame).f_globals
+        return {name: value for name, value in tuple(scope.items()) if not name.startswith("__")}
 
     def assign(self, number: int, name: str, value: object, frame: int) -> None:
         """Assigns to a variable of a scope (0: the locals of `frame`), or to a child of a value. Raises what the

@@ -64,10 +64,10 @@ class BreakpointSets:
                     self._apply(cell, cls)
             return sum(cell in self._armed for cell in cells)
 
-    def drop(self, but: str = "") -> None:
-        """Removes the breakpoints of all controllers except `but`: nobody there could resume what they stop."""
+    def drop(self, keep: str = "") -> None:
+        """Removes the breakpoints of all controllers except `keep`: nobody there could resume what they stop."""
         for src, breaks in tuple(self._sets.items()):
-            if src != but and _has_any(breaks):
+            if src != keep and _has_any(breaks):
                 self.take(src, BreakSet(version=breaks.version + 1))
 
     def prepare(self, cell: ActorCell, cls: type) -> None:
@@ -160,7 +160,7 @@ class Debuggers:
     def _on_mesh_event(self, event: Event) -> None:
         """Sends a new owner all stopped threads; breakpoints of the owner before are removed."""
         if isinstance(event, OwnerChanged):
-            self.sets.drop(but=event.owner)
+            self.sets.drop(keep=event.owner)
         if isinstance(event, OwnerChanged) and event.owner:
             self.renew_lease()
             with self._lock:

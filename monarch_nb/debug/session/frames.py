@@ -20,15 +20,15 @@ class _Split:
         self._original, self._target, self._thread = original, target, thread
 
     @property
-    def _now(self) -> TextIO:
+    def _current(self) -> TextIO:
         return self._target if threading.get_ident() == self._thread else self._original
 
     def write(self, text: str) -> int:
         """Writes."""
-        return self._now.write(text)
+        return self._current.write(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._now, name)
+        return getattr(self._current, name)
 
 
 _redirect_lock = threading.Lock()

@@ -65,7 +65,7 @@ def _namespace_of(cell: ActorCell) -> Mapping[str, object]:
 
 def completions(namespace: Mapping[str, object], text: str) -> list[str]:
     """Returns what `text`, such as `model.la`, can become. Names that begin with `_` only where that was typed."""
-    before, dot, begun = text.rpartition(".")
+    before, dot, stem = text.rpartition(".")
     if dot:
         try:
             names: Iterable[str] = _attributes(_value_at(namespace, before.split(".")))
@@ -74,7 +74,7 @@ def completions(namespace: Mapping[str, object], text: str) -> list[str]:
     else:
         names = {*namespace, *vars(builtins), *keyword.kwlist}
     chosen = sorted(
-        name for name in tuple(names) if name.startswith(begun) and (begun.startswith("_") or not name.startswith("_"))
+        name for name in tuple(names) if name.startswith(stem) and (stem.startswith("_") or not name.startswith("_"))
     )
     return [f"{before}{dot}{name}" for name in chosen[:MOST]]
 
@@ -211,8 +211,8 @@ def _shown(value: object) -> str:
         size = f"{len(value)} {'item' if len(value) == 1 else 'items'}"
         if len(value) > _ITEMS:
             return size
-        inside = (*value, *value.values()) if isinstance(value, dict) else tuple(value)
-        return _cut(repr(value)) if all(type(item) in _PLAIN and _is_brief(item) for item in inside) else size
+        items = (*value, *value.values()) if isinstance(value, dict) else tuple(value)
+        return _cut(repr(value)) if all(type(item) in _PLAIN and _is_brief(item) for item in items) else size
     shape, dtype = (_slot(value, name) for name in ("shape", "dtype"))
     if shape is None or dtype is None:
         return ""

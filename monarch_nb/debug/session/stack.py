@@ -116,9 +116,9 @@ def frames(stack: Sequence[Entry]) -> tuple[Frame, ...]:
 
 def around(frame: types.FrameType, line: int, *, span: int = AROUND) -> tuple[tuple[str, ...], int]:
     """The lines of source around one, and the number of the first of them."""
-    every = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     first = max(1, line - span)
-    return tuple(text.rstrip("\n") for text in every[first - 1 : line + span]), first
+    return tuple(text.rstrip("\n") for text in lines[first - 1 : line + span]), first
 
 
 _checked: dict[tuple[str, float, types.CodeType], bool] = {}
