@@ -15,7 +15,7 @@ _loaded: dict[int, Extension] = {}
 
 def load_ipython_extension(shell: "InteractiveShell") -> None:
     """Makes this kernel the controller: magics, displays, output of the ranks, failures in the cell."""
-    if id(shell) in _loaded:  # under its other name already
+    if id(shell) in _loaded:  # already, under its other name
         return
     extension = Extension(shell)
     extension.load()

@@ -1,4 +1,4 @@
-"""Completion on the magics' lines, of meshes, dimensions, options; and in cells of ranks, of what these have."""
+"""Completion of meshes, dimensions and options on the lines of magics, and of names of ranks in their cells."""
 
 import re
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class LineCompletion:
         """Registers them."""
         try:
             self._shell.Completer.custom_matchers.append(matcher(type(self).__name__, "magic", self._matches))
-        except ImportError:  # an older IPython has a list of that name, for matchers of another kind
+        except ImportError:  # in an older IPython that list holds matchers of another kind
             for magic in self.magics:
                 self._shell.set_hook("complete_command", self._hook, str_key=magic)
 
@@ -104,7 +104,7 @@ class LineCompletion:
             return {}
 
     def _dims(self, before: list[str]) -> list[str]:
-        """Dimensions of the mesh that is named first, those that the line has already left out."""
+        """Dimensions of the mesh that is named first, except those that the line already has."""
         labels = {word.partition("=")[0] for word in before[1:]}
         return [f"{label}=" for label in self._sizes(before[0]) if label not in labels]
 
@@ -237,7 +237,7 @@ class RankCompletion:
         return f"{answer[0].text}\n\nOn {answer[1]}" if answer is not None and answer[0].text else ""
 
     def _answer(self, cell: str, verb: Verb[Q, A], question: Callable[[str, int], Q]) -> tuple[A, str] | None:
-        """What the first rank of a cell answers, and which that is; None for a cell that runs here, or no answer."""
+        """The answer of the first rank of a cell, and its name; None without one, and for a cell that runs here."""
         target = self._target(cell)
         if target is None:
             return None
@@ -249,7 +249,7 @@ class RankCompletion:
         return answer, f"rank {rank} of {procs.name}"
 
     def _target(self, cell: str) -> tuple[ProcState, str, int] | None:
-        """The processes, the actor and the rank that know the names of a cell; None for one that runs here."""
+        """The processes, the actor and the rank that have the names of a cell; None for a cell that runs here."""
         line, _, _ = cell.lstrip().partition("\n")
         magic, _, rest = line.partition(" ")
         if magic != "%%on":

@@ -20,7 +20,7 @@ class _WhyArguments(NamedTuple):
     name: str = ""
     abort: bool = False
     slow: bool = False
-    seconds: tuple[float, ...] = ()  # in which ranks are compared, if they are given
+    seconds: tuple[float, ...] = ()  # of the comparison, if the line has them
     replicas: bool = False
     memory: bool = False
 

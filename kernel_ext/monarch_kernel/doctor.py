@@ -82,7 +82,7 @@ def _widgets() -> Check:
 
 
 def _ask_kernel() -> list[Check]:
-    """Starts a kernel of this Python and asks it. Raises RuntimeError with what it said instead."""
+    """The findings of a new kernel of this Python. Raises RuntimeError with its output if it has none."""
     from jupyter_client.manager import KernelManager
 
     manager = KernelManager()

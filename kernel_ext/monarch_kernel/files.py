@@ -22,8 +22,7 @@ def cell_name(shell: "InteractiveShell", filename: str) -> str:
 
 
 def _number(shell: "InteractiveShell", filename: str) -> int:
-    """Of the newest cell with the text of this file; 0 for none. IPython 7 knows files and numbers, not which go
-    together."""
+    """Number of the newest cell with the text of this file; 0 for none. IPython 7 does not map files to numbers."""
     cell = cell_text(filename)
     if cell is None:
         return 0

@@ -1,4 +1,4 @@
-"""The front end as other threads see it: writing into the cell that is running, or into the last one that was."""
+"""The front end for all threads: they write into the running cell, or into the last one that has run."""
 
 import secrets
 import signal
@@ -112,7 +112,7 @@ class Front:
             stream.write(text)
             stream.flush()
             return
-        stream.flush()  # what the cell printed before comes before
+        stream.flush()  # earlier output of the cell comes first
         self._send("stream", {"name": name, "text": text}, f"stream.{name}")
 
     def display(
@@ -143,7 +143,7 @@ class Front:
     def _send(self, kind: str, content: Mapping[str, Any], topic: str, cell: Any = None) -> None:
         kernel = self._kernel
         assert kernel is not None
-        # Not through display_pub: there the cell is a matter of the thread, and is kept in ways that change by version.
+        # Not through display_pub, where the cell depends on the thread and is stored differently in each version.
         kernel.session.send(kernel.iopub_socket, kind, dict(content), parent=cell or self.parent, ident=topic.encode())
 
 
@@ -154,7 +154,7 @@ def _is_cell(parent: object) -> bool:
 
 
 class TransientLines:
-    """A few lines of text, or some HTML, in a cell that are replaced in place, and leave nothing behind."""
+    """A few lines of text, or some HTML, in a cell; they are replaced in place and leave nothing behind."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -162,7 +162,7 @@ class TransientLines:
         self._shown = ""
 
     def show(self, text: str, html: str = "") -> None:
-        """Shows text, or HTML where there is any, instead of what was there; nothing is sent when it is the same."""
+        """Replaces the content by text, or by HTML if there is any; sends nothing if it is unchanged."""
         if text + html == self._shown:
             return
         fresh = not self._id

@@ -48,7 +48,7 @@ class FrontEndFacts(Struct, frozen=True):
     subshells: bool = False  # the kernel can handle messages of widgets while a cell runs
     comms: bool = True
     widgets: bool = True  # anywidget, ipywidgets and our front ends are there
-    stdin: bool = True  # who has sent the running cell takes questions
+    stdin: bool = True  # the sender of the running cell takes questions
     debugger: bool = False  # the kernel answers a debugger
     panel: bool = False  # our extension for JupyterLab is installed
 
@@ -85,7 +85,7 @@ def panel_installed() -> bool:
 
 
 def _switched_off(folder: str) -> bool:
-    """By `jupyter labextension disable`, which writes it down there."""
+    """True if `jupyter labextension disable` has written so into this folder."""
     try:
         with open(os.path.join(folder, "page_config.json"), "rb") as file:
             off = json_decoder(dict[str, object]).decode(file.read()).get("disabledExtensions")
@@ -95,7 +95,7 @@ def _switched_off(folder: str) -> bool:
 
 
 def recognised(facts: FrontEndFacts) -> tuple[str, str]:
-    """The front end, and by what it was recognised. The first that fits: hosted ones set JupyterLab's variables too."""
+    """The first front end that matches, and the sign of it; hosted ones set JupyterLab's variables too."""
     environment = facts.environment
 
     def variable(*prefixes: str) -> str:

@@ -1,4 +1,4 @@
-"""%monarch: the way in. What to type first, what is running, and the doctor."""
+"""%monarch: what to type first, what is running, and the doctor."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""A line while reading an answer imports what it is made of, as torch for a tensor: that may take seconds."""
+"""A line while an answer is decoded and imports packages, such as torch for a tensor, which may take seconds."""
 
 import sys
 import threading
@@ -13,7 +13,7 @@ LOOKS_EVERY = 0.1
 
 
 class ImportNotices:
-    """A finder of modules that finds none: it only sees which package is imported first while an answer is read."""
+    """A module finder that finds nothing: it notes the first package that is imported while an answer is decoded."""
 
     def __init__(self, front: Front) -> None:
         self._front = front

@@ -1,4 +1,4 @@
-"""Calls that a cell waited for when it was interrupted: what becomes of them, and how their ranks are interrupted."""
+"""Calls that an interrupted cell waited for: their outcome, and how their ranks are interrupted."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from monarch_nb.wire import ActorError, error_line
 
 from .reactions import FileName, call_text, ended, ranks_text, restart_commands, stuck
 
-GIVE_UP_SECONDS = 5.0  # how long interrupted ranks have to end what they run
+GIVE_UP_SECONDS = 5.0  # for interrupted ranks to end their calls
 
 Reactions = Mapping[int, RunningEndpoint | None]  # by base rank; None for a rank that has not answered
 

@@ -17,8 +17,8 @@ from monarch_nb.mesh import HostMesh
 from monarch_nb.wire import text_of
 
 _COMMANDS = {"slurm": "sbatch", "mpi": "mpirun", "ssh": "ssh"}
-_ID = re.compile(r"[0-9a-f]{8}[0-9a-f-]*")  # the beginning of that of a job
-_ITS_OWN = ("local", "process")  # kinds whose hosts are this machine, whatever they are asked for
+_ID = re.compile(r"[0-9a-f]{8}[0-9a-f-]*")  # the beginning of a job's id
+_ITS_OWN = ("local", "process")  # kinds whose hosts are always this machine
 
 
 class Jobs:

@@ -1,7 +1,7 @@
 """The private names of IPython and ipykernel that are used here: all of them, and where they were tried.
 
-IPython 7.34 to 9.18, ipykernel 6.17 to 7.4: `make test-slow` runs the notebook tests in these kernels. A name that a
-later version does not have any more is done without.
+IPython 7.34 to 9.18, ipykernel 6.17 to 7.4: `make test-slow` runs the notebook tests in these kernels. Names that a
+later version lacks are optional.
 """
 
 import functools
@@ -73,7 +73,7 @@ def give_back_underscores(shell: Any) -> None:
     for name in ("_", "__", "___"):
         used = shell.user_ns.get(name)
         if name in shell.user_ns and not callable(used):
-            # IPython 7 compares with what the display hook had last, newer ones with what is hidden from people.
+            # IPython 7 compares it with the display hook's last value, newer versions with user_ns_hidden.
             shell.user_ns[name] = getattr(shell.displayhook, name, used)
             if name in shell.user_ns_hidden:
                 shell.user_ns_hidden[name] = shell.user_ns[name]
@@ -90,7 +90,7 @@ def take_debug_requests(kernel: Any, handle: Callable[[Request], Awaitable[Reque
     async def do_debug_request(message: Request) -> Request | None:
         return await handle(message)
 
-    kernel.do_debug_request = do_debug_request  # over the method of its class
+    kernel.do_debug_request = do_debug_request  # hides the method of its class
 
     def undo() -> None:
         if kernel.__dict__.get("do_debug_request") is do_debug_request:
@@ -175,7 +175,7 @@ def cell_file(code: str) -> str:
 
 
 def keep_empty_lines(shell: Any) -> Callable[[], None]:
-    """Leaves empty lines at the top of cells, so that lines have the numbers that people see; gives what ends that."""
+    """Leaves empty lines at the top of cells, so that line numbers are those in sight; returns the undo function."""
     try:
         from IPython.core.inputtransformer2 import leading_empty_lines
     except ImportError:

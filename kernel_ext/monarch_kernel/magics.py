@@ -98,7 +98,7 @@ class MonarchMagics(SessionMagics):
                 future = run_on(part, source, filename=self._cell())
             return shown_values(self.shell, future)
 
-    @no_var_expand  # braces are those of expressions
+    @no_var_expand  # braces belong to expressions
     @cell_magic
     def actor(self, line: str, cell: str) -> ActorMesh[Any]:
         """Spawn the actor class that a cell defines; or, if the actors live, give them the changed class.
@@ -245,7 +245,7 @@ def numbered(magic: str, line: str, body: str) -> str:
 
 
 def cell_file(shell: object) -> str:
-    """The file name of the cell that is running: what is made of it elsewhere goes under that name too."""
+    """The file name of the running cell, which code of it on ranks has too."""
     variables: Any = getattr(shell, "user_ns", None)
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_globals is not variables:

@@ -134,14 +134,14 @@ class Namespace:
                 yield from ((name, member) for member in tuple(members) if isinstance(member, (ProcMesh, ActorMesh)))
 
     def _in_use(self) -> set[str]:
-        """Meshes that some object holds, however deep inside others; what IPython keeps of past outputs aside."""
+        """Uids of meshes that any object refers to, however indirectly, except stored outputs of IPython."""
         gc.collect()  # a mesh and its endpoints refer to each other
         outputs = {id(value) for value in self._shell.user_ns.get("_oh", {}).values()}
         return {uid for uid, state in self.meshes().items() if not outputs.issuperset(map(id, state.handles.values()))}
 
 
 def mesh_in(value: object) -> Mesh | None:
-    """The mesh that a value is, or, for one of tensors, that of the processes it is on; None where it is no mesh."""
+    """The value if it is a mesh, the mesh of its processes if it is a mesh of tensors; otherwise None."""
     if isinstance(value, (ProcMesh, ActorMesh)):
         return value
     procs = getattr(value, "procs", None) if isinstance(value, MeshTrait) else None

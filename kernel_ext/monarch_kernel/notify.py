@@ -16,7 +16,7 @@ from monarch_nb.wire import error_line
 
 from .session import Session, SessionMagics
 
-LONG_S = 60.0  # from which on the end of a cell is reported without being asked for
+LONG_S = 60.0  # from which on the end of a cell is always reported
 
 
 @magics_class
@@ -27,7 +27,7 @@ class NotifyMagics(SessionMagics):
         """`announce` sends a message to all pages with the panel, from any thread."""
         super().__init__(shell, session)
         self._announce = announce
-        self._threshold_s: float | None = None  # how long cells take whose ends go to the desktop
+        self._threshold_s: float | None = None  # duration from which on cell ends are shown on the desktop
         self._began = time.monotonic()
 
     def install(self) -> None:
@@ -83,7 +83,7 @@ class NotifyMagics(SessionMagics):
             self._announce_end(f"In[{result.execution_count}]", self._began, error, requested=requested)
 
     def _call_ended(self, label: str, began: float, future: Future[object]) -> None:
-        """On a thread of its own: an error is decoded by whoever looks at it first."""
+        """On its own thread: the first access to an error decodes it."""
         self._announce_end(label, began, future.exception(0), requested=True)
 
     def _announce_end(self, label: str, began: float, error: BaseException | None, *, requested: bool) -> None:

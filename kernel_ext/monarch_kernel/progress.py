@@ -1,4 +1,4 @@
-"""Progress in a waiting cell after two seconds: ranks that have answered, ranks that have not, and what these do."""
+"""Progress in a waiting cell after two seconds: the ranks that have answered, and the activity of the others."""
 
 import asyncio
 import json
@@ -21,8 +21,8 @@ from .reactions import call_text, grouped, ranks_text
 
 AFTER_SECONDS = 2.0
 EVERY_SECONDS = 0.5
-ASK_SECONDS = 1.0  # how often ranks are asked what they do
-SILENT_SECONDS = 10.0  # how often those that do not answer
+ASK_SECONDS = 1.0  # between two requests for the activity of ranks
+SILENT_SECONDS = 10.0  # the same for ranks that have not answered
 MOST_ASKED = 64
 TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
 MOST_FINDINGS = 4
@@ -40,7 +40,7 @@ class CallProgress(waiting.WaitObserver):
         self._runtime = runtime
         self._output = output
         self._line = TransientLines(front)
-        self._button = TransientLines(front)  # a display of its own: a click on one that is replaced would be lost
+        self._button = TransientLines(front)  # a separate display: replacing a button would lose a click on it
         self._next = self._next_lines = 0.0
         self._busy = _Busy()
         self._hang = HangNotes(runtime)
@@ -65,7 +65,7 @@ class CallProgress(waiting.WaitObserver):
             self._button.show("", _why_button(call.mesh))
 
     def _update_findings(self, call: PendingCall[object] | None) -> bool:
-        """Looks for the reason why a call makes no progress. Returns whether it is another one than before."""
+        """Updates the reasons why a call makes no progress. Returns whether there is a new one."""
         before = {(finding.kind, finding.ranks) for finding in self._findings}
         state = self._runtime.meshes.get(call.mesh) if call is not None else None
         findings = self._hang.findings(state, call.missing_ranks()) if call is not None and state is not None else ()
@@ -73,7 +73,7 @@ class CallProgress(waiting.WaitObserver):
         return not before.issuperset((finding.kind, finding.ranks) for finding in self._findings)
 
     def begin(self, future: Future[object], timeout: float | None) -> Callable[[], None] | None:
-        """Entered for a wait: when it is over the line goes, and what the ranks printed comes before all else."""
+        """Called when a wait begins; returns what ends it: the line is removed, and output of ranks is shown first."""
         if not self._front.in_cell:
             return None
         if not _awaited():
@@ -127,7 +127,7 @@ class CallProgress(waiting.WaitObserver):
 
 
 def _why_button(uid: str) -> str:
-    """A button that JupyterLab has run the panel's command `why`."""
+    """A button with which JupyterLab runs the panel's command `why`."""
     arguments = escape(json.dumps({"mesh": uid}))
     return (
         '<button class="jp-mod-styled" style="margin: 2px 8px" title="which ranks hold the others up, in the panel" '
@@ -147,7 +147,7 @@ class _Busy:
         self._next = 0.0
 
     def lines(self, state: MeshState, ranks: list[int], call: str) -> list[str]:
-        """Those of `ranks` that run another call, and since when."""
+        """Texts about those of `ranks` that run another call, with its start."""
         now = time.time()
         if self._request is not None and self._request.done():
             answers, self._request = self._request.get(0), None

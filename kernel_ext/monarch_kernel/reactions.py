@@ -6,7 +6,7 @@ from monarch_nb.lifecycle.interrupts import SILENT_AFTER
 from monarch_nb.runtime import EXEC, HOOK, RELOAD, MeshState, ProcState, RunningEndpoint
 from monarch_nb.shape import places
 
-OFFERED = 8  # more ranks than these are not named one by one
+OFFERED = 8  # the most ranks that are named one by one
 _ENGINES = {EXEC: "the cell", HOOK: "__healed__()", RELOAD: "the reload"}
 _CONSOLE = {"cell": "the cell", "setup": "the set-up"}  # endpoints of processes
 

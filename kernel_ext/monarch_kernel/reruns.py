@@ -30,7 +30,7 @@ class Reruns:
         front.ending.append(self._on_cell_end)
 
     def close(self) -> None:
-        """Listens no longer."""
+        """Stops listening."""
         self._runtime.on_call.remove(self._on_call)
         self._runtime.part(MeshEvents).listeners.remove(self._on_event)
         self._front.ending.remove(self._on_cell_end)
@@ -45,7 +45,7 @@ class Reruns:
             return
         self._mentioned[state.uid] = newest
         if _codes(newest) == _codes(state.cls):
-            return  # the cell was run again as it was
+            return  # the cell was run again unchanged
         self._front.write(
             f"{state.name} runs {state.cls.__name__} as of {self._cell(state.cls)}; "
             f"%reload {state.name} brings the one of {self._cell(newest)}\n"

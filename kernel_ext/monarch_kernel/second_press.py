@@ -33,7 +33,7 @@ class _News(Enum):
 
 
 class SecondPress(waiting.WaitObserver):
-    """Offers, at the first press, that a second one interrupts the ranks; keeps who handles SIGINT meanwhile.
+    """Offers, at the first press, that a second one interrupts the ranks; handles SIGINT in the meantime.
 
     A press means the newest cell: once another cell begins, the offer takes none, and only its button is left. A wait
     that begins in the cell that was stopped, as in `finally`, has its own first press.
@@ -43,7 +43,7 @@ class SecondPress(waiting.WaitObserver):
         self._front = front
         self._interrupt = interrupt
         self._offer: _Offer | None = None  # the newest, while it is open
-        self._in_cell: Any = None  # the handlers of SIGINT that are to be there again
+        self._in_cell: Any = None  # the handlers of SIGINT to restore
         self._idle: Any = None
 
     def install(self) -> None:
@@ -65,7 +65,7 @@ class SecondPress(waiting.WaitObserver):
         return self._front.idle_handler is not None
 
     def offer(self, calls: Iterable[InterruptedCall], before: object = None, *, pressed: bool = False) -> None:
-        """A cell stops waiting for these; `before` is what handles SIGINT in it otherwise, `pressed` if it came again.
+        """A cell stops waiting for these; `before` is its usual handler of SIGINT, `pressed` if it came again.
 
         Called on the main thread. Does not wait. Until it returns a KeyboardInterrupt may come, as long as the handler
         is not in place; then it has done nothing.
@@ -76,7 +76,7 @@ class SecondPress(waiting.WaitObserver):
         current = before or signal.getsignal(signal.SIGINT)
         if current != self._pressed:
             self._in_cell = current
-        signal.signal(signal.SIGINT, self._pressed)  # from here on no press raises anything
+        signal.signal(signal.SIGINT, self._pressed)  # from now on no press raises KeyboardInterrupt
         if self._front.idle_handler != self._pressed:
             self._idle, self._front.idle_handler = self._front.idle_handler, self._pressed
         self._close()
@@ -89,7 +89,7 @@ class SecondPress(waiting.WaitObserver):
         threading.Thread(target=self._watch, args=(offer,), name="monarch-second-press", daemon=True).start()
 
     def press(self) -> bool:
-        """Ctrl-C was pressed: whether that was meant for the ranks."""
+        """Handles a Ctrl-C; returns whether it was meant for the ranks."""
         return self._offer is not None and self._offer.press()
 
     # -- SIGINT, on the main thread ----------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class _Offer:
         return [call for call in self.calls if not call.future.done()]
 
     def press(self) -> bool:
-        """Ctrl-C was pressed: whether that was meant for the ranks."""
+        """Handles a Ctrl-C; returns whether it was meant for the ranks."""
         takes, self._takes = self._takes, False
         if takes:
             self._news.put(_News.PRESSED)

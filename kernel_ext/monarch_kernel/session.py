@@ -1,4 +1,4 @@
-"""The meshes of one notebook: made by name, reused, replaced, healed, reloaded, stopped. What the magics call."""
+"""The meshes of one notebook: made by name, reused, replaced, healed, reloaded, stopped. Called by the magics."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -56,14 +56,14 @@ class Session(Namespace):
         super().__init__(shell)
         self._origins: dict[str, Origin] = {}
         self._hosts: dict[int, HostMesh] = {}
-        self._jobs: Jobs | None = None  # once a cell asks for one
+        self._jobs: Jobs | None = None  # from the first cell that needs one
 
     def origins(self) -> dict[str, Origin]:
         """Arguments of %mesh lines, by name."""
         return dict(self._origins)
 
     def remember(self, origins: Mapping[str, Origin]) -> None:
-        """Meshes have come back that %mesh lines asked for: running them again finds these."""
+        """Records the origins of attached meshes, so that their %mesh lines find them again."""
         self._origins.update(origins)
 
     def file_name(self, file: str) -> str:
@@ -76,7 +76,7 @@ class Session(Namespace):
         self, name: str, dims: Mapping[str, int], setup: str = "", *, setup_filename: str = "", fresh: bool = False,
         job: str = "", arguments: Mapping[str, Any] | None = None,
     ) -> tuple[ProcMesh, str]:  # fmt: skip
-        """A proc mesh of that shape, bound to a variable of that name; and what is to be said about it, "" mostly.
+        """A proc mesh of that shape, bound to a variable of that name; and a notice about it, mostly "".
 
         One with the same name, shape and set-up is reused unless `fresh`; another one of that name is stopped first.
         Blocks until the processes are ready. Raises UsageError, or what the set-up raised.
@@ -170,7 +170,7 @@ class Session(Namespace):
         return self._stop_each([state for uid, state in self.meshes().items() if uid in unused])
 
     def _stop_each(self, states: list[MeshState]) -> list[str]:
-        # Processes end their actors, in bounded time; so those are not stopped one by one before.
+        # Processes end their actors, in bounded time, so that these need not be stopped one by one.
         lines = [self._stop(state) for state in states if isinstance(state, ProcState)]
         return lines + [self._stop(state) for state in states if state.stopped is None]
 

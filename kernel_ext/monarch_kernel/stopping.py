@@ -14,7 +14,7 @@ from .interrupted_calls import InterruptedCall, Reactions, interrupt
 from .reactions import FileName
 from .second_press import SecondPress
 
-AGAIN_SECONDS = 2.0  # within that long a second Ctrl-C means the ranks, where the cell waits for it
+AGAIN_SECONDS = 2.0  # time in which a second Ctrl-C means the ranks, if the cell waits for it
 
 
 class Stopping(waiting.WaitObserver):
@@ -28,7 +28,7 @@ class Stopping(waiting.WaitObserver):
         self._front = front
         self._runtime = runtime
         self._name = name
-        self._asking = False  # a blocking wait is in its two steps: its own wait is none to be stopped
+        self._asking = False  # a blocking wait is in its two steps, whose own wait must not start them again
         self.second = SecondPress(front, self.interrupt)
         self._awaits = _Awaits(self)
 
@@ -56,7 +56,7 @@ class Stopping(waiting.WaitObserver):
         return self._front.in_cell
 
     def stop_text(self, future: Future[object]) -> str:
-        """A blocking wait of a cell was interrupted: the second step, and what has become of the call."""
+        """Runs the second step of an interrupted blocking wait; returns the state of the call."""
         call = self.pending(future)
         if self._asking or call is None or not self.in_cell:
             return ""
@@ -69,7 +69,7 @@ class Stopping(waiting.WaitObserver):
         self._asking = True
         try:
             try:
-                self.offer(call)  # the second may come before this is written
+                self.offer(call)  # the second press may come before this is written
                 return call.meanwhile() if future.wait(AGAIN_SECONDS) else call.goes_on()
             except KeyboardInterrupt:
                 pass
@@ -82,7 +82,7 @@ class Stopping(waiting.WaitObserver):
             self._asking = False
 
     def pending(self, future: Future[object]) -> InterruptedCall | None:
-        """The call that a future waits for; None for what no rank can be interrupted for."""
+        """The call that a future waits for; None if it has no ranks that can be interrupted."""
         call = self._runtime.calls.get(future.wait_id)
         state = self._runtime.meshes.get(call.mesh) if call is not None else None
         return InterruptedCall(future, call, state) if call is not None and isinstance(state, MeshState) else None
@@ -106,13 +106,13 @@ class Stopping(waiting.WaitObserver):
 
 
 class _Awaits:
-    """The steps in a cell that awaits: they run on its loop, between two turns of it."""
+    """The steps in a cell that awaits; they run on its loop."""
 
     def __init__(self, stopping: Stopping) -> None:
         self.fates: dict[int, str] = {}  # by id of the awaited future
         self._stopping = stopping
         self._waiting: dict[asyncio.Future[None], Future[Any]] = {}
-        self._handler: Any = None  # the handler of SIGINT that was there
+        self._handler: Any = None  # the former handler of SIGINT
         self._timer: asyncio.TimerHandle | None = None
         self._presses = 0
         self._pending: list[InterruptedCall] = []
@@ -140,7 +140,7 @@ class _Awaits:
                 self._timer = None
             if signal.getsignal(signal.SIGINT) == self._pressed:
                 signal.signal(signal.SIGINT, self._handler)
-        if self._presses and id(future) not in self.fates:  # it ended in between, and the cell is to end all the same
+        if self._presses and id(future) not in self.fates:  # the call ended meanwhile; the cell has to end too
             call = next((call for call in self._pending if call.future is future), None)
             if call is not None:
                 reactions = self._reactions.get(call.state.uid)
@@ -172,7 +172,7 @@ class _Awaits:
                 for call in self._pending:
                     self._stopping.offer(call)
                 self._timer = loop.call_later(AGAIN_SECONDS, self._end)
-        elif self._stopping.second.possible:  # it came before the cell could end
+        elif self._stopping.second.possible:  # the press came before the cell could end
             self._stopping.second.press()
         elif self._presses == 2:
             self._reactions = self._stopping.interrupt(self._pending)
@@ -181,7 +181,7 @@ class _Awaits:
             self._end()
 
     def _end(self) -> None:
-        """The cell ends, by what Ctrl-C would have done by itself."""
+        """Ends the cell as Ctrl-C alone would have done."""
         for call in self._pending:
             if not call.future.done():
                 late = self._presses == 2

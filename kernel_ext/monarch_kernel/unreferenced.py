@@ -1,4 +1,4 @@
-"""Meshes that nobody can reach any more: marked in displays, and ended when there are too many or memory is short."""
+"""Meshes that nothing refers to any more: marked in displays, and ended if they are too many or memory is short."""
 
 import gc
 import logging
@@ -71,7 +71,7 @@ class UnreferencedMeshes:
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Marks what nothing holds, and ends what is to end. From any thread; does not wait for ends."""
+        """Marks meshes that nothing refers to, and ends those that are due. From any thread; does not wait for ends."""
         if self._closed or self._runtime.closed or not self._checking.acquire(blocking=False):
             return
         try:
@@ -111,7 +111,7 @@ class UnreferencedMeshes:
     def _end(self, now: float) -> None:
         due = self._due(now)
         if due:
-            gc.collect()  # what the collector has yet to find was taken for held: the newest are judged again, too
+            gc.collect()  # cycles that were not collected yet count as references: the check is repeated
         for state, reason in due:
             if self._is_held(state):
                 continue
@@ -123,7 +123,7 @@ class UnreferencedMeshes:
             self._front.write(f"{state.name} ({size}) ends: nothing refers to it any more, and {reason}\n")
 
     def _due(self, now: float) -> list[tuple[ProcState, str]]:
-        """Meshes that are to end, and why."""
+        """Meshes that are due to end, and the reasons."""
         states = [state for state in self.meshes if isinstance(state, ProcState)]
         limit, most, share = settings.mesh_unheld_timeout, settings.mesh_unheld_most, settings.mesh_unheld_memory / 100
         reasons: dict[str, tuple[ProcState, str]] = {}
@@ -140,7 +140,7 @@ class UnreferencedMeshes:
 
 
 def free_memory() -> float | None:
-    """The share of this machine's memory that can be had; None where the system does not say."""
+    """The share of this machine's memory that is available; None if the system does not say."""
     try:
         lines = MEMORY.read_text("ascii").splitlines()
     except OSError:

@@ -19,7 +19,7 @@ class UnretrievedErrors:
     def __init__(self, shell: "InteractiveShell", front: Front, flush: Callable[[], None]) -> None:
         self._shell = shell
         self._front = front
-        self._flush = flush  # what was printed before comes before
+        self._flush = flush  # shows earlier output first
         self._before = unretrieved.report
 
     def install(self) -> None:

@@ -19,7 +19,7 @@ F = TypeVar("F")
 
 
 def run_within(shell: InteractiveShell, cell: str, context: AbstractContextManager[F], python_form: str) -> F:
-    """Runs a cell as it would run by itself, shows its value, and returns what the context gives, for its display.
+    """Runs a cell as usual within a context, shows its value, and returns the value of the context for display.
 
     A cell that fails or is interrupted shows what the context has found until then. Raises UsageError for a cell with
     `await`, which says to write `python_form`.

@@ -14,7 +14,7 @@ from .words import read_dim, split_line
 
 _JOB = re.compile(r"(?:^|\s)--job(?:\s*=\s*|\s+)(\S+)")
 _CHANGE = re.compile(r"[+-][1-9]\d*")
-USUAL_DIMS = ("hosts", "gpus")  # what almost everybody means by a dimension of a similar name
+USUAL_DIMS = ("hosts", "gpus")  # a dimension with a similar name is taken for a misspelt one
 
 
 class MeshArguments(Struct, frozen=True):
@@ -24,9 +24,9 @@ class MeshArguments(Struct, frozen=True):
     dims: dict[str, int] = field(default_factory=dict)
     fresh: bool = False
     dedup: bool = True
-    job: str = ""  # the kind of a job, or the name of one in monarch.toml, whose hosts it is to be on
+    job: str = ""  # the kind of the job that has its hosts, or the name of one in monarch.toml
     arguments: dict[str, Any] = field(default_factory=dict)  # of that job
-    change: tuple[str, int] | None = None  # by how much a dimension of a mesh that is there is to grow, or to shrink
+    change: tuple[str, int] | None = None  # a dimension of an existing mesh, and by how much it grows or shrinks
 
 
 def read_mesh(line: str) -> MeshArguments:

@@ -22,7 +22,7 @@ class _Options:
         self._parser.add_argument("words", nargs="*")
 
     def add(self, *names: str, **form: Any) -> None:
-        """Adds options of the same form, which is that of `add_argument`."""
+        """Adds options with the same keyword arguments of `add_argument`."""
         for name in names:
             self._parser.add_argument(name, **form)
 

@@ -41,7 +41,7 @@ class MeshSelection(Struct, frozen=True):
 
 
 def read_place(magic: str, line: str, options: Iterable[str] = ()) -> MeshSelection:
-    """Reads a mesh's name and what is picked of it, as people write ranks and as output names them: `gpus=0-2,5`.
+    """Reads the name of a mesh and the picked ranks, written as in output: `gpus=0-2,5`.
 
     Raises UsageError.
     """

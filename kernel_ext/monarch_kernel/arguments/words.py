@@ -1,4 +1,4 @@
-"""The words of a magic's line: names, dimensions and options; what is wrong with them is said with a way out."""
+"""The words of a magic's line: names, dimensions and options; error messages say what to write instead."""
 
 import keyword
 import re
@@ -59,7 +59,7 @@ def is_name(name: str) -> bool:
 
 
 def read_dim(word: str, example: str) -> tuple[str, str]:
-    """A dimension and what is said of it. Raises UsageError."""
+    """The name of a dimension, and the text after its equals sign. Raises UsageError."""
     match = _DIM.fullmatch(word)
     if match is None:
         raise UsageError(f"{word!r} is not a dimension: write a name and a number, as in {example}")

@@ -52,7 +52,7 @@ class BreakpointRequests:
 
     def __init__(self, ranks: ClusterRanks, gutter: Gutter, name: FileName) -> None:
         self._ranks = ranks
-        self._name = name  # what people call a file
+        self._name = name  # display name of a file
         self.gutter = gutter
         self.on = False
         self.exceptions: dict[str, str] = {}  # filter -> the ranks that it is for, "" for all
@@ -161,7 +161,7 @@ class Adapter:
         """Client id of the front end, as sent in `initialize`."""
         return self.inspection.client
 
-    # -- what is asked -------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def answer(self, command: str, arguments: Message) -> Message:
         """Body of the response. Raises RequestRefused, LookupError and ValueError with texts for people."""

@@ -37,7 +37,7 @@ class ClusterRanks:
         return controller.ask(records, command)
 
     def arm(self, lines: Sequence[m.BreakLine], raised: str | None, uncaught: str | None) -> None:
-        """The breakpoints of all actors, in place of those before."""
+        """Replaces the breakpoints of all actors."""
         controller = self.controller
         if controller is not None:
             controller.breakpoints.set_everywhere(lines, raised=raised, uncaught=uncaught)
@@ -49,10 +49,10 @@ class ClusterRanks:
             return
         controller.breakpoints.set_everywhere((), release=True)
         stopped = [record for record in controller.stopped.records() if record.blocks_actor]
-        if stopped:  # their own word that they go on may still be on its way
+        if stopped:  # their messages that they have resumed may still be on the way
             controller.ask(stopped, m.Go(session="", force=True))
 
     def pause(self) -> str:
-        """Stops what runs at its next line; gives why nothing will."""
+        """Stops running actors at their next line; returns the reason if none will stop."""
         controller = self.controller
         return controller.breakpoints.pause() if controller is not None else "this process is in no cluster"

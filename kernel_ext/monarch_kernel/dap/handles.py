@@ -1,4 +1,4 @@
-"""Numbers for frames and for what values hold, in one range that no other debugger's numbers are in. Pure."""
+"""Numbers for frames and for children of values, in a range that no other debugger uses. Pure."""
 
 import itertools
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class FrameHandle:
 
 
 class Handles:
-    """Numbers are the same for as long as a rank stands; those of before are forgotten when it has gone on."""
+    """Numbers of frames and references; they stay the same while a rank is stopped and are dropped when it resumes."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(FIRST)
@@ -46,7 +46,7 @@ class Handles:
         return self._by_number.get(number) if isinstance(number, int) else None
 
     def keep(self, records: Iterable[Stopped]) -> None:
-        """Forgets those of stops that are over."""
+        """Drops the numbers of stops that have ended."""
         stops = {(record.session, record.number) for record in records}
         for number, handle in tuple(self._by_number.items()):
             if (handle.session, handle.stop) not in stops:

@@ -86,7 +86,7 @@ class InspectionRequests:
         return {"stackFrames": rows[start : start + count], "totalFrames": len(rows)}
 
     def _resolve(self, number: object) -> tuple[Stopped, FrameHandle]:
-        """The rank and frame, or reference, of a number; those of the rank in focus if `number` is None."""
+        """The rank of a number, and its frame or reference; the frame of the rank in focus if `number` is None."""
         records = self._ranks.records()
         handle = self.handles.get(number)
         if number is None:

@@ -115,7 +115,7 @@ class DebugMagics(SessionMagics):
 
     def __init__(self, shell: InteractiveShell, session: Session) -> None:
         super().__init__(shell, session)
-        self.waiting: WaitPrompt | None = None  # of the engine of now
+        self.waiting: WaitPrompt | None = None  # of the current engine
         self._prompts: dict[str, DebugPrompt] = {}
         DebugCompletion(shell, session).install()
 
@@ -304,7 +304,7 @@ class DebugMagics(SessionMagics):
         return cell_name(self.shell, file) or file.rpartition("/")[2]
 
     def _prompt(self, line: str) -> DebugPrompt:
-        """The prompt of this line; it is kept, so that its focus and what is watched last from cell to cell."""
+        """The prompt of this line; it is stored, so that later cells have the same focus and watched expressions."""
         key = " ".join(line.split())
         stored = self._prompts.get(key)
         controller = debug.controller()
@@ -330,7 +330,7 @@ class DebugMagics(SessionMagics):
 
 
 def commands(cell: str) -> list[str]:
-    """The commands of a cell: one a line, indented lines belong to the one before."""
+    """The commands of a cell, one in each line; indented lines continue the line before."""
     texts: list[str] = []
     for line in cell.splitlines():
         if not line.strip() or line.startswith("#"):

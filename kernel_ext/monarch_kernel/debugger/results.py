@@ -7,7 +7,7 @@ from monarch_nb.debug import Answers
 
 
 class Listing:
-    """A text that is shown as it is."""
+    """A text that is shown unchanged."""
 
     def __init__(self, text: str) -> None:
         self.text = text

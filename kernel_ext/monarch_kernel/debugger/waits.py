@@ -39,7 +39,7 @@ class CellPrompt:
         live: Callable[[], Bundle],
         shown_elsewhere: Callable[[], bool] = lambda: False,
     ) -> None:
-        """While `shown_elsewhere()`, people look at what is stopped in another debugger: nothing is asked."""
+        """While `shown_elsewhere()`, another debugger shows the stopped ranks: no prompt opens."""
         controller = controller_of(runtime)
         self._front, self._view = front, PromptView(front, controller.stopped, live)
         terminal = CellTerminal(shell, front, self._view.show)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 _TEXT = simulated.show
-# What is named here and not imported is loaded when it is used.
+# Classes that are named here, and not imported, are loaded on first use.
 _FORMS: dict[type | str, Callable[[Any], str]] = {
     ProcMesh: mesh_html,
     ActorMesh: mesh_html,

@@ -132,7 +132,7 @@ class Errors:
         notice: FailureNotice | None = None,
     ) -> list[str]:
         # Frames by IPython, for its look and its numbering of cells; with a stand-in, whose message is then replaced.
-        # None is left out by number, as old versions do: their own are not among them any more.
+        # With tb_offset=0, since the frames of IPython, which old versions skip by number, are already removed.
         stand_in = type(kind.__name__, (Exception,), {"__module__": kind.__module__})
         frames = shell.InteractiveTB.structured_traceback(stand_in, stand_in(), without_own(tb), tb_offset=0)
         return [*frames[:-1], error_text(error, shell, notice)]

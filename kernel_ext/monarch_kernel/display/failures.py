@@ -1,4 +1,4 @@
-"""Failures as HTML: a card where nobody waited, a bar above an error that has the details."""
+"""Failures as HTML: a card if no call waited, a bar above an error that has the details."""
 
 from typing import Any
 

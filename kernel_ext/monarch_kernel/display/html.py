@@ -48,7 +48,7 @@ background:transparent;color:inherit;font:inherit;font-size:12px;cursor:pointer}
 """.replace("\n", "") + _STATES  # fmt: skip
 
 
-LEFT = ' style="text-align:left"'  # of a cell: Lab sets tables right, and takes style sheets away that say otherwise
+LEFT = ' style="text-align:left"'  # of a cell: Lab aligns tables to the right, and removes other style sheets
 
 
 def framed(*parts: str, kind: str = "") -> str:
@@ -57,7 +57,7 @@ def framed(*parts: str, kind: str = "") -> str:
 
 
 def heading(title: str, *facts: str) -> str:
-    """The first line: what it is, and a few facts about it."""
+    """The first line: a title, and a few facts."""
     shown = " · ".join(f'<span class="mnb-s">{escape(fact)}</span>' for fact in facts if fact)
     return f'<div class="mnb-h"><b>{escape(title)}</b>{" · " if shown else ""}{shown}</div>'
 

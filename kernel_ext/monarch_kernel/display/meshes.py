@@ -12,7 +12,7 @@ from ..overview import HEADINGS, Overview, hosts, kind, refers, shape, states
 from .html import LEFT, STATES, framed, heading, lab_button, swatch, table, table_head
 
 ACROSS = 32  # ranks in one line
-LINES = 16  # of a grid; more are summed up
+LINES = 16  # of a grid; further ones are summed up
 SIGNS = {"failed": "✕", "healing": "↻", "paused": "■", "unresponsive": "…"}  # not by colour only
 DETAILED = 4  # failed ranks with a line of their own
 MANY = 256  # ranks; more are shown by their hosts, and what differs among them as a table
@@ -41,7 +41,7 @@ def mesh_html(mesh: Any, *more: str) -> str:
 
 
 def mesh_text(mesh: Any, printer: Any, cycle: bool) -> None:
-    """A mesh as text: what it is, and of many ranks what differs among them."""
+    """A mesh as text: its repr, and, if it has many ranks, their differences."""
     printer.text(repr(mesh))
     view = describe(mesh)
     if len(view.ranks) > ACROSS:

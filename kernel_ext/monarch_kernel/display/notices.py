@@ -24,13 +24,13 @@ from .html import framed
 if TYPE_CHECKING:
     from ..views.widgets import Widgets
 
-GATHER_S = 0.1  # without another rank that fails of the same
-SETTLE_S = 0.6  # that the text of an error waits at most for other ranks that fail of the same, or a card for an error
+GATHER_S = 0.1  # without another failed rank of the same event
+SETTLE_S = 0.6  # limit: an error waits so long for other ranks of its event, or a card for an error
 MOST_EVENTS = 256  # events whose display is remembered
 
 
 class FailureNotice(Struct, frozen=True):
-    """A failure for the text of an error; `brief` says where all of it was shown already, "" if it was not."""
+    """A failure for the text of an error; `brief` says where its details were already shown, "" if nowhere."""
 
     record: FailureFields
     key: str = ""
@@ -44,7 +44,7 @@ class _ShownEvent(Struct):
     cell: Any
     card: bool
     ranks: int
-    display: str = ""  # what can be updated
+    display: str = ""  # id of the display that can be updated
 
 
 class _Due(Struct):
@@ -57,7 +57,7 @@ class _Due(Struct):
 
 
 class Notices:
-    """Shows failures that nobody waited for, from any thread, and provides notices for errors of calls."""
+    """Shows unawaited failures, from any thread, and provides notices for errors of calls."""
 
     def __init__(self, front: Front, store: Store, widgets: "Widgets", before: Callable[[], None]) -> None:
         self._front = front
@@ -75,7 +75,7 @@ class Notices:
             self._front.ending.remove(self.flush)
         self.flush()
 
-    # -- failures that nobody waited for ----------------------------------------------------------------------------
+    # -- unawaited failures ----------------------------------------------------------------------------------------
 
     def show(self, failure: MeshFailure) -> None:
         """Shows a failure in a moment, with others of the same event; does not block."""
@@ -113,7 +113,7 @@ class Notices:
                     continue
                 for failure in gathered(failed.failure for failed in failures):
                     self._front.display(failure_bundle(record(failure, time.time())), cell=failures[0].cell)
-            # A cell that began since has nothing to do with it.
+            # A cell that has begun since then is not affected.
             every = [failed for failures in due.values() for failed in failures]
             current = any(failed.running and failed.cell is self._front.parent for failed in every)
             if current and self._front.running and settings.interrupt_on_failure:
@@ -188,7 +188,7 @@ class Notices:
         while True:
             with self._lock:
                 key = self._event(failure)
-                if key and key not in self._shown:  # from here on no card is made of it
+                if key and key not in self._shown:  # no card is made of it any more
                     self._remember(key, _ShownEvent(self._front.parent, False, sys.maxsize))
             event = self._store.failure(key) if key else None
             now = time.monotonic()
@@ -218,7 +218,7 @@ def show_notice(
 
 
 def notice_bundle(event: HostNoticed | HostNoticeWithdrawn | HostMessage) -> Bundle:
-    """A card: which host, how long it has, what is on it and what can be done."""
+    """A card: the host, its remaining time, its meshes and the possible actions."""
     head, *lines = event.text.splitlines()
     parts = [f"<b>{escape(head)}</b>", *(f'<div class="mnb-s">{escape(line.strip())}</div>' for line in lines)]
     return {"text/plain": event.text, "text/html": framed(*parts)}

@@ -16,9 +16,9 @@ from monarch_nb.tensor.placement.text import bytes_text, dimension_rows, mesh_te
 from .html import framed, heading, table
 
 _LINKED = 256  # blocks that are lit together with their ranks; with more, each only describes itself
-_SHEET = 6  # what is seen of a sheet behind
+_SHEET = 6  # visible pixels of a sheet behind another one
 _HATCH = 8  # pixels between the lines over parts that are not reduced yet
-_INK = "#858585"  # of an image's texts: it knows nothing of the page, and this is legible on white and on black
+_INK = "#858585"  # of texts in an image, which cannot use the colours of the page: legible on white and on black
 _FLAT = f"""<style>text{{font:11px system-ui,sans-serif;fill:{_INK}}}.j{{font-size:10px}}
 .p text{{text-anchor:middle;dominant-baseline:central}}.n rect{{fill:none;stroke:{_INK};stroke-dasharray:3 2}}
 .sheet{{fill:none;stroke:{_INK}}}.hatch{{stroke:#000;stroke-opacity:.33;stroke-width:1.2;fill:none}}

@@ -31,7 +31,7 @@ def can_stand_beside(data: Mapping[str, object]) -> bool:
 
 
 def part_of(data: Mapping[str, object], metadata: Mapping[str, object], ranks: str) -> str:
-    """The HTML of such forms of these ranks: the richest of them."""
+    """The richest of these forms as HTML, for these ranks."""
     if _HTML in data:
         return _text(data[_HTML])
     if _SVG in data:

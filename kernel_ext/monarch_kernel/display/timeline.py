@@ -69,7 +69,7 @@ class _Box:
 
 
 class DrawnTimeline(NamedTuple):
-    """A picture, and what a heading says of it."""
+    """A picture, and the facts for its heading."""
 
     svg: str
     facts: list[str]
@@ -85,7 +85,7 @@ def timeline_svg(
     most: int = 200,
     width: int = WIDTH,
 ) -> DrawnTimeline:
-    """The picture of some seconds of it, since its beginning, with at most so many groups. `width` is in px."""
+    """A picture of the seconds from `begin` to `end`, with at most so many groups. `width` is in px."""
     zero, end, now = timeline.began, max(end, begin + 1e-6), timeline.now
     calls = [call for call in timeline.calls if call.began - zero <= end and (call.ended or now) - zero >= begin]
     rows = timeline.folded(zero + begin, zero + end, groups=groups, most=most)
@@ -117,7 +117,7 @@ def _bar(span: "RecordedSpan", zero: float) -> _Box:
 
 
 def _call_bar(timeline: "Timeline", call: "RecordedCall", ends: "CallEnds | None", name: FileName) -> _Box:
-    """A call as its sender saw it; the text says what became of it on the ranks."""
+    """A call as its sender saw it; the text has its times on the ranks."""
     zero, until = timeline.began, call.ended or timeline.now
     facts = [
         call.title,
@@ -150,7 +150,7 @@ def _range_text(least: float, most: float) -> str:
 
 
 def _thinned(bars: Sequence[_Box], gap: float) -> list[_Box]:
-    """Calls too short to be seen, as one for each stretch of them."""
+    """The bars, with each run of calls that are too short to be seen as one bar."""
     thinned: list[_Box] = []
     count = 1
     for bar in bars:
@@ -187,7 +187,7 @@ class _Picture:
         return self._labels + (min(max(seconds, self._begin), self._end) - self._begin) * self._scale
 
     def _middle(self, seconds: float, text: str) -> float:
-        """Where the middle of a text at a time is: the last on the axis is not cut off."""
+        """The middle of the label of a time; the last label on the axis is not cut off."""
         return min(self._x(seconds), self._width - len(text) * _LETTER / 2)
 
     def row(self, label: str, about: str, bars: Sequence[_Box], count: int = 1) -> None:
@@ -269,7 +269,7 @@ class _Picture:
 
 
 def ticks(begin: float, end: float, most: float = 8) -> Iterator[tuple[float, str]]:
-    """At most about so many round times for an axis, and how they are written."""
+    """About `most` round times at most for an axis, with their texts."""
     rough = (end - begin) / max(most, 2)
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
@@ -279,7 +279,7 @@ def ticks(begin: float, end: float, most: float = 8) -> Iterator[tuple[float, st
 
 
 def _cut(text: str, width: float) -> str:
-    """As much of a text as there is room for; nothing where there is next to none."""
+    """The part of a text that fits into a width; "" if hardly any of it does."""
     most = int(width / _LETTER)
     if len(text) <= most:
         return text

@@ -54,7 +54,7 @@ class CellOutput:
             merges=self._options.merges,
             take=self._take if front.has_displays else None,
         )
-        self._lock = threading.Lock()  # over what is collected
+        self._lock = threading.Lock()  # guards the collected output
         self._waiting: dict[str, _Waiting] = {}  # by address
         self._backlogs: dict[str, HeldLines] = {}
         self._skipped: dict[str, int] = {}
@@ -82,11 +82,11 @@ class CellOutput:
             self._thread.join(1.0)
         try:
             self.flush(all_of_it=True)
-        except Exception:  # the front end has gone
+        except Exception:  # the front end is closed
             logger.debug("output could not be shown", exc_info=True)
 
     def settle(self) -> None:
-        """Waits for, and shows, what was written before the replies that came, lines without an end too."""
+        """Waits for and shows output that was written before the received replies, unfinished lines included."""
         self._drain()
         self._receiver.cut_stale(0.0, progress=True)
         self.flush(all_of_it=True, displays=True)
@@ -98,13 +98,13 @@ class CellOutput:
         self.flush(displays=True)
 
     def settle_replies(self) -> None:
-        """Shows lines if replies have come since; nothing else must be shown before them."""
+        """Shows lines if there are new replies; nothing else must be shown before them."""
         if self._drain():
             self._receiver.cut_finished()
             self.flush(displays=True)
 
     def _drain(self) -> bool:
-        """Waits for what was written before the replies that came; whether there were any."""
+        """Waits for output that was written before the received replies; returns whether there were any."""
         positions = self._mesh_logs.positions.take()
         if positions:
             self._receiver.drain(positions, silence=SILENCE_SECONDS, limit=LIMIT_SECONDS)
@@ -142,7 +142,7 @@ class CellOutput:
 
     def _work(self) -> None:
         while not self._ended:
-            # Polled while a line is open, for it may get stale without anything more coming.
+            # Polled while a line is open, since it may get stale without further output.
             delay = self._windows.wait(time.monotonic())
             busy = self._backlogs or self._rows.waiting or self._receiver.open_lines()
             self._wake.wait(min(delay or STALE_SECONDS, STALE_SECONDS / 2) if busy else delay)
@@ -157,12 +157,12 @@ class CellOutput:
     # -- showing ----------------------------------------------------------------------------------------------------
 
     def flush(self, *, all_of_it: bool = False, displays: bool = False) -> None:
-        """Writes all complete lines now, but those of windows that last; with `all_of_it` these too.
+        """Writes all complete lines now, except those of open windows; with `all_of_it` these too.
 
-        With `displays` those too that were shown a moment ago and have changed again.
+        With `displays` also displays that were shown a moment ago and have changed again.
         """
         with self._writing:
-            skipped = self._receiver.skipped()  # not under our lock: the reading thread takes both the other way round
+            skipped = self._receiver.skipped()  # not under our lock: the reading thread takes them in reverse order
             with self._lock:
                 batches = {address: rank.written for address, rank in self._waiting.items() if rank.written}
                 self._waiting = {}
@@ -202,7 +202,7 @@ class CellOutput:
     def progress(self) -> str:
         """Progress of the ranks' own progress bars: their lines with carriage returns.
 
-        Of ranks with the same bar it is that of the rank that is behind.
+        Ranks with the same bar have that of the slowest one.
         """
         bars = [
             (self._sources.of(bar.address), Line(bar.address, row, bar.stream, bar.call))
@@ -218,10 +218,10 @@ class CellOutput:
         pieces = self._grouping.pieces(lines, named=self._sources.several)
         return "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
 
-    # -- what is held back ------------------------------------------------------------------------------------------
+    # -- withheld output --------------------------------------------------------------------------------------------
 
     def _due(self, skipped: dict[str, int], all_of_it: bool) -> dict[str, HeldLines]:
-        """Withheld output whose count is to be shown now. Under the lock."""
+        """Withheld output whose count is due to be shown. Under the lock."""
         now = time.monotonic()
         for address, count in skipped.items():
             lost = count - self._skipped.get(address, 0)
@@ -249,7 +249,7 @@ class CellOutput:
 
 
 def _level(bars: Sequence[tuple[Source, Line]]) -> list[Line]:
-    """The lines of bars; of those of a mesh with the same title, end and values all are as far as the last one is."""
+    """The lines of bars; bars of one mesh with equal title, total and values all show the slowest one's progress."""
     slowest: dict[object, tuple[float, str]] = {}
     keys = list[object]()
     for source, line in bars:

@@ -32,7 +32,7 @@ class TextPiece(NamedTuple):
 
 
 class Grouping:
-    """Groups the lines of one batch. `take` puts a display where it belongs, and gives a new row if it makes one."""
+    """Groups the lines of one batch. `take` adds a display to a row, and returns the row if it is a new one."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Grouping:
         self._take = take  # None where displays are shown as text
 
     def pieces(self, lines: Iterable[Line], *, named: bool) -> list[TextPiece | DisplayRow]:
-        """Lines in order, each group of equal ones where its first stands; between them new displays.
+        """Lines in order, each group of equal ones at the place of its first, with new displays between them.
 
-        Bars of several ranks are equal if they are as far, whatever time it took.
+        Bars of several ranks are equal if their progress is, whatever their times are.
         """
         groups: dict[object, DisplayRow | tuple[object, Line, list[Source]]] = {}
         repeats: dict[tuple[str, str, str, Bar | str], int] = {}
@@ -83,7 +83,7 @@ class Grouping:
 
 
 def merge_pieces(pieces: Sequence[TextPiece]) -> list[TextPiece]:
-    """Neighbours of the same cell and stream as one; where these take turns all the time, all of each as one."""
+    """Adjacent pieces of one cell and stream as one piece; if there are too many, one piece for each of these."""
     runs: list[TextPiece] = []
     for piece in pieces:
         last = runs[-1] if runs else None
@@ -113,7 +113,7 @@ class _Fold:
         self._last: dict[Source, deque[tuple[float, Line]]] = {}
 
     def add(self, source: Source, path: str, count: int, last: Iterable[tuple[float, Line]]) -> None:
-        """More lines of a rank."""
+        """Adds lines of a rank."""
         self.count += count
         self.files[source] = path
         self._last.setdefault(source, deque(maxlen=LAST)).extend(last)
@@ -166,7 +166,7 @@ class Folds:
         self._grown: dict[tuple[int, str], _Fold] = {}
 
     def add(self, cell: object, source: Source, path: str, count: int, last: Iterable[tuple[float, Line]]) -> None:
-        """More lines of a rank, the last of which are given with their times; its log file has all of them."""
+        """Adds lines of a rank: their number, and the last of them with their times; its log file has all."""
         key = id(cell), source.uid
         fold = self._folds.get(key) or self._folds.setdefault(key, _Fold(cell))
         self._folds.move_to_end(key)
@@ -176,7 +176,7 @@ class Folds:
         self._grown[key] = fold
 
     def show(self, texts: Texts, *, named: bool) -> None:
-        """Shows those that have grown; `texts` makes text of lines."""
+        """Shows the folds that have grown; `texts` makes text of lines."""
         grown, self._grown = self._grown, {}
         for fold in grown.values():
             self._front.display(fold.bundle(texts, named), fold.id, update=fold.shown, cell=fold.cell)

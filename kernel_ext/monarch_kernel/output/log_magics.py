@@ -49,7 +49,7 @@ class LogMagics(SessionMagics):
 
 
 def follow(mesh: Any, filters: dict[str, Any]) -> None:
-    """Writes lines as they come, until Ctrl-C or the end of the mesh; no more of them than a front end takes."""
+    """Writes lines as they come, until Ctrl-C or the end of the mesh; at the rate that a front end can take."""
     bucket = Bucket(BYTES, BYTES_BURST)
     missed = 0
     try:

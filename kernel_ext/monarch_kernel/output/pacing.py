@@ -19,8 +19,8 @@ FEW = 20  # lines of a rank that are shown whatever the others write
 BYTES = 400_000.0  # characters of all ranks that are shown in a second, and at once:
 BYTES_BURST = 400_000.0
 WAITING = 256 * 1024  # characters of one rank that wait to be shown; what is more is held back at once
-LAST = 200  # lines that are kept of those held back
-LONGEST = 500  # characters that are kept of each of these
+LAST = 200  # withheld lines that are stored
+LONGEST = 500  # stored characters of each of these
 
 
 class Bucket:
@@ -47,7 +47,7 @@ class HeldLines:
         self.begun = self.since = time.monotonic()
 
     def add(self, written: Written, text: str) -> None:
-        """More of them, later ones than those before."""
+        """Adds lines, which are later than those before."""
         self.count += text.count("\n")
         self.since = time.monotonic()
         for line in text.rsplit("\n", LAST + 1)[-LAST - 1 : -1]:
@@ -88,7 +88,7 @@ class Pacing:
         self._flooding: set[str] = set()
 
     def share(self, waiting: dict[str, list[Written]], backlogs: dict[str, HeldLines]) -> list[tuple[float, Line]]:
-        """The lines to show now, with their times; what does not fit is added to `held`, by address."""
+        """The lines to show now, with their times; what does not fit is added to `backlogs`, by address."""
         now = time.monotonic()
         shares = {address: self._of_rank(address, written, now) for address, written in waiting.items()}
         self._bound_lines(shares, now)
@@ -112,14 +112,14 @@ class Pacing:
             budget = min(budget, BEGINNING)
         share = _Share()
         for written in batch:
-            if written.display is not None:  # those have bounds of their own
+            if written.display is not None:  # displays have their own limits
                 share.shown.append((written, written.text.removesuffix("\n")))
                 continue
             room = 0 if address in self._flooding else budget
-            lines = written.text.split("\n", room)  # the end of the last one is behind its \n
+            lines = written.text.split("\n", room)  # the last item is the text after the last \n
             rest = lines.pop()
             share.shown += [(written, line) for line in lines]
-            # What is held back counts too: a rank is shown again only once it writes less.
+            # Withheld lines count too: a rank is shown again only once it writes less.
             budget = max(0, budget - written.line_count)
             if rest:
                 self._flooding.add(address)
@@ -177,12 +177,12 @@ class Pacing:
         self._bytes.balance = budget
 
     def reset(self) -> None:
-        """Another cell begins: whatever was shown in the one before, it has room."""
+        """Restores all limits, at the beginning of a cell."""
         self._lines = Bucket(LINES, LINES_BURST)
         self._ranks.clear()
         self._flooding.clear()
 
 
 def _size(written: Written, line: str) -> int:
-    """Characters of one line, with its end; displays have bounds of their own."""
+    """Characters of one line, with its end; 0 for displays, which have their own limits."""
     return len(line) + 1 if written.display is None else 0

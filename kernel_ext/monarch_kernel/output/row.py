@@ -1,4 +1,4 @@
-"""Displays of several ranks that stand in one place of a cell: equal ones once, others side by side."""
+"""Displays of several ranks at one place of a cell: equal ones once, others side by side."""
 
 import hashlib
 import secrets
@@ -26,14 +26,14 @@ class RankDisplay:
         self.put(display)
 
     def put(self, display: Display) -> None:
-        """Something else is displayed there."""
+        """Replaces the display."""
         self.display = display
         self.size = display.size
         self.digest = _digest(display, self._salt)
 
 
 class DisplayRow:
-    """Displays that stand in one place of a cell."""
+    """Displays at one place of a cell."""
 
     def __init__(self, cell: Any) -> None:
         self.cell = cell
@@ -87,7 +87,7 @@ class DisplayRow:
         return {"text/plain": label if len(self) == 1 else f"{label} {len(self)} different displays"}
 
     def fingerprint(self, named: bool) -> object:
-        """Equal while `body` is."""
+        """A value that changes whenever `body` does."""
         if len(self) < 2:
             return tuple(self._groups)
         return {

@@ -1,7 +1,7 @@
 """Displays of ranks in the cell that caused them: equal displays once with their ranks, others side by side.
 
 The first display of each rank in a call makes the first row, the second one the second, and so on. A row is replaced in
-place when more of it comes. How much of it one cell may hold is bounded.
+place when it grows. The size of all rows of a cell is limited.
 """
 
 import secrets
@@ -31,8 +31,8 @@ class _Call:
         self.rows: list[DisplayRow] = []
         self.clearing: set[str] = set()  # ranks whose next display replaces all of theirs
         self._last: dict[str, int] = {}  # by address, the row of its latest display
-        self._times: dict[tuple[str, bytes], int] = {}  # how often a rank has displayed the same
-        self._places: dict[tuple[bytes, int], DisplayRow] = {}  # where what was displayed so often stands
+        self._times: dict[tuple[str, bytes], int] = {}  # how often a rank has shown an equal display
+        self._places: dict[tuple[bytes, int], DisplayRow] = {}  # by digest and number of equal displays
 
     def clear(self, address: str) -> None:
         """Removes the displays of a rank."""
@@ -43,7 +43,7 @@ class _Call:
             row.drop(lambda member: member.address == address)
 
     def place(self, member: RankDisplay, new: Callable[[], DisplayRow | None]) -> DisplayRow | None:
-        """Puts a display into the row in which it is to stand; None where there is no room."""
+        """Adds a display to its row, and returns that row; None if there is no room."""
         if member.address in self.clearing:
             self.clear(member.address)
         key = member.address, member.digest
@@ -85,7 +85,7 @@ class DisplayRows:
         self._left_out: dict[tuple[int, str], _LeftOut] = {}
 
     def take(self, cell: object, line: Line, source: Source, *, merges: bool = True) -> DisplayRow | None:
-        """Something a rank has displayed: a new row that is to be shown now, if it makes one.
+        """Adds a display of a rank; returns its row if that is new and has to be shown now.
 
         Equal displays of several ranks meet if `merges`.
         """
@@ -152,18 +152,18 @@ class DisplayRows:
     # -- showing ----------------------------------------------------------------------------------------------------
 
     def show(self, row: DisplayRow, *, named: bool) -> None:
-        """Shows a row, or what has become of it."""
+        """Shows a row, or updates it."""
         update = row.sent is not None
         row.changed, row.sent = False, time.monotonic()
         fingerprint = row.fingerprint(named)
         self._front.display(row.heading(named), f"{row.id}-ranks", update=update, cell=row.cell)
-        if not update or fingerprint != row.sent_fingerprint:  # not again for one more rank that displays the same
+        if not update or fingerprint != row.sent_fingerprint:  # unchanged if one more rank has an equal display
             body, about = row.body(named)
             self._front.display(body, row.id, update=update, cell=row.cell, metadata=about)
         row.sent_fingerprint = fingerprint
 
     def show_changed(self, *, named: bool, all_of_it: bool) -> None:
-        """Shows what has changed since, but no row very often; with `all_of_it` all of it."""
+        """Shows changed rows, each of them at a limited rate; with `all_of_it` all changed rows."""
         due = time.monotonic() - AGAIN_SECONDS
         for row in self._changed():
             if all_of_it or (row.sent or 0.0) <= due:

@@ -42,7 +42,7 @@ def _tensors(namespace: Mapping[str, Any], handle: Any) -> Iterator[tuple[str, A
     module_type = getattr(sys.modules.get("torch.nn"), "Module", ())
     modules = []
     for name, value in namespace.items():
-        if name.startswith("_"):  # what IPython keeps of outputs too
+        if name.startswith("_"):  # stored outputs of IPython too
             continue
         if isinstance(value, handle):
             yield name, value

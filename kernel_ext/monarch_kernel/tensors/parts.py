@@ -12,7 +12,7 @@ from monarch_nb.mesh import ActorMesh, ProcMesh, part_of, region_of, state_of
 from .naming import handle_type, variables
 from .reporter import all_streams
 
-_OF_CELLS = {"rank", "point", "mesh"}  # what cells on processes have themselves
+_OF_CELLS = {"rank", "point", "mesh"}  # names of cells on processes
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def parts_on(mesh: Any, source: str) -> Iterator[None]:
     if not on_mesh:
         yield
         return
-    from monarch_nb.tensor.lending import lent  # with torch, which is there
+    from monarch_nb.tensor.lending import lent  # imports torch, which is loaded already
 
     with lent(on_mesh):
         yield

@@ -33,8 +33,8 @@ class TensorReporter:
         self._lock = threading.Lock()
         self._running = False
         self._reported: dict[str, dict[str, object]] = {}  # as the store has it
-        self._requests: dict[int, tuple[Asked, float]] = {}  # by stream, with when that was
-        self._answers: dict[int, Sequence[MemoryUsed]] = {}  # the answers
+        self._requests: dict[int, tuple[Asked, float]] = {}  # by stream, with its time
+        self._answers: dict[int, Sequence[MemoryUsed]] = {}  # by stream
         self._last: dict[int, tuple[Sequence[Any], Sequence[Any]]] = {}  # moved, waited, by stream
 
     def begin_cell(self) -> None:
@@ -122,7 +122,7 @@ class TensorReporter:
                 return
         try:
             self.update(runtime, file_name)
-        except Exception:  # modules and tables may change while they are read: the next summary is whole again
+        except Exception:  # modules and tables may change while they are read; the next summary is complete again
             logger.debug("tensors were not summed up", exc_info=True)
         runtime.later(REPORT_S, lambda: self._report(runtime, file_name))
 

@@ -67,7 +67,7 @@ class Views:
         self._inbox.close()
 
     def attach(self, runtime: Runtime | None) -> None:
-        """Shows this runtime from now on; its store listens, so that earlier failures are known to later viewers."""
+        """Shows this runtime from now on; its store records, so that later views have earlier failures."""
         self._runtime = runtime
         if runtime is not None:
             collector = store_of(runtime).collector

@@ -24,7 +24,7 @@ LARGEST_PANEL = 240_000  # of the panel, which has most of the others in it, and
 
 
 class Bundle(TypedDict):
-    """The front end of a view: what gives its module and its style sheet."""
+    """The front end of a view: functions that return its module and its style sheet."""
 
     script: Callable[[], str]
     style: Callable[[], str]

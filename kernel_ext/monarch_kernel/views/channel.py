@@ -12,7 +12,7 @@ from ..jupyter import obey_subshells
 
 Message = dict[str, Any]
 TARGET = "monarch_nb.cluster"
-DIVIDED = ("snapshot", "delta", "logs", "metrics", "reply")  # where there is too much for one message
+DIVIDED = ("snapshot", "delta", "logs", "metrics", "reply")  # if they are too large for one message
 logger = logging.getLogger(__name__)
 Size = Callable[[object], int]
 LARGEST = 4 << 20  # bytes of one message
@@ -20,7 +20,7 @@ LONGEST = 1 << 20  # characters of one line in it
 
 
 def pieces(message: Message, size: Size, most: int = LARGEST) -> Iterator[Message]:
-    """Messages of at most about `most` bytes, as `size` has them, that say the same one after the other."""
+    """Messages of at most about `most` bytes, measured by `size`, that together have the same content."""
     match message["type"]:
         case "snapshot":
             first, *rest = _patches(message["state"], size, most)
@@ -49,7 +49,7 @@ def _after(message: Message, patches: list[Message]) -> Iterator[Message]:
 
 
 def _patches(document: Message, size: Size, most: int) -> list[Message]:
-    """Merge patches that make up a merge patch, or a document, when they are applied in turn; at least one."""
+    """Merge patches, at least one, that are equal to a merge patch or a document if they are applied in turn."""
     patches: list[Message] = [{}]
     filled = 0
     for path, value, weight in _leaves((), document, size, max(1, most // 8)):
@@ -100,18 +100,18 @@ def _points(message: Message, size: Size, most: int) -> Iterator[Message]:
 
 
 class ViewChannel:
-    """The way to one view, over a comm. `custom` is how widgets wrap what is not a change of their traits."""
+    """The way to one view, over a comm. `custom` wraps messages as widgets do for all but changes of their traits."""
 
     def __init__(self, kernel: Any, comm: Any, *, custom: bool = False) -> None:
         self._kernel = kernel
         self.comm = comm
         self._custom = custom
         self._sent = 0
-        self._sending = threading.Lock()  # what is counted first is sent first
+        self._sending = threading.Lock()  # messages are sent in the order of their counts
         obey_subshells(comm)
 
     def send(self, message: Message) -> None:
-        """Sends from any thread. Not through the comm: there the cell, and the subshell, are those of the thread.
+        """Sends from any thread. Not through the comm, which has the cell and the subshell of the thread.
 
         A view counts the messages that it receives: a message "alive" says how many others were sent before it.
         """
@@ -160,7 +160,7 @@ def _encoded(message: Message) -> bytes | None:
     if last is not message:
         try:
             body = msgspec.json.encode(message)
-        except (TypeError, ValueError):  # such as text with halves of characters, which Jupyter's own packer takes
+        except (TypeError, ValueError):  # such as text with lone surrogates, which Jupyter's own packer takes
             body = None
         _last = (message, body)
     return body
@@ -183,7 +183,7 @@ class ViewInbox:
                 self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread after what is there."""
+        """Ends the thread after the queued work."""
         with self._lock:
             if self._thread is not None:
                 self._queue.put(None)

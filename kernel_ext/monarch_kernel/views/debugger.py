@@ -1,4 +1,4 @@
-"""The debugger for views: what is stopped, sent as it changes; and commands, which go to whom the view says."""
+"""The debugger for views: sends the stopped ranks whenever they change, and carries out commands for them."""
 
 import threading
 import time
@@ -40,7 +40,7 @@ def place_in_mesh(runtime: Runtime) -> Callable[[Stopped], int]:
 
 
 class StoppedView:
-    """Sends what is stopped, all of it, at once and whenever it changes. Ends with `close`."""
+    """Sends all stopped ranks, at once and whenever they change. Ends with `close`."""
 
     def __init__(self, runtime: Runtime, send: Callable[[Message], None], request: Message, name: FileName) -> None:
         self._runtime = runtime
@@ -56,7 +56,7 @@ class StoppedView:
         threading.Thread(target=self._run, name="monarch-stops", daemon=True).start()
 
     def close(self) -> None:
-        """Sends nothing any more."""
+        """Stops sending."""
         self._closed = True
         self._unlisten()
         self._changed.set()
@@ -72,7 +72,7 @@ class StoppedView:
                 return
             self._send_picture(None)
             records = self._controller.stopped.records()
-            if records:  # who is missing is asked of the processes, which takes a moment
+            if records:  # asks the processes of the other ranks, which takes a moment
                 self._send_picture(missing(self._controller, records, self._name))
             time.sleep(SEND_S)
 
@@ -103,7 +103,7 @@ class DebugRequests:
         self._name = name
 
     def answer(self, runtime: Runtime, message: Message) -> Message:
-        """The `result` of a request; raises what a person should read."""
+        """The `result` of a request; raises errors with texts for people."""
         verb = str(message.get("do") or "")
         method: Callable[[Controller, Message], Message] | None = getattr(self, f"_do_{verb}", None)
         if method is None and verb not in _MOTIONS:
@@ -115,7 +115,7 @@ class DebugRequests:
 
     @staticmethod
     def open(runtime: Runtime, state: MeshState, ranks: Sequence[int], call: str = "") -> Message:
-        """Opens the frames of the last failure, or of that of a call, of the first of some ranks that has kept them."""
+        """Opens the stored frames of the last failure, or of that of a call, on the first of these ranks that has any."""
         controller = controller_of(runtime)
         procs = proc_state_of(state)
         wrong = ""

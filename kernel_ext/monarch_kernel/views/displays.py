@@ -51,7 +51,7 @@ class Failures:
 
 
 class LogView:
-    """The last lines of a mesh, as they are when this is shown; live where widgets are."""
+    """The last lines of a mesh at the time of its creation; live in front ends with widgets."""
 
     def __init__(self, mesh: Any) -> None:
         self.mesh = mesh
@@ -67,7 +67,7 @@ class LogView:
 
 
 def logs_html(logs: Logs) -> str:
-    """The static form of lines: warnings and errors in colour; where the files are behind a fold."""
+    """The static form of lines: warnings and errors in colour; the paths of the files behind a fold."""
     lines = []
     for record in logs[-USUAL_LINES:]:
         style = next((style for level, style in _LEVEL_STYLES if record.level >= level), "")
@@ -95,12 +95,12 @@ def diagnosis_html(diagnosis: "Diagnosis") -> str:
 
 
 def slow_html(watch: "StragglerWatch") -> str:
-    """The static form of what `StragglerWatch` has found, and of where the time of the ranks went."""
+    """The static form of the findings of `StragglerWatch`, with the phases of the ranks."""
     return diagnosis_html(watch.diagnosis) + _phases_html(watch.measured)
 
 
 def memory_html(watch: "MemoryWatch") -> str:
-    """The static form of what `MemoryWatch` has found, and of what the highest peak was made of."""
+    """The static form of the findings of `MemoryWatch`, with the contents of the highest peak."""
     lines = "".join(
         f'<div class="mnb-s" style="white-space:pre-wrap">{escape(line)}</div>' for line in watch.peak_lines
     )
@@ -151,7 +151,7 @@ def _phases_html(meshes: "Sequence[MeasuredProcs]") -> str:
 
 
 def values_html(watch: "ValueWatch") -> str:
-    """The static form of what `watch` has found."""
+    """The static form of the findings of `watch`."""
     return _findings_html(watch.findings, "no NaN was found", watch.notes)
 
 

@@ -1,4 +1,4 @@
-"""What processes have used over the last hour, as curves: `%history NAME`, and a section of the panel."""
+"""Resource usage of processes over the last hour, as curves: `%history NAME`, and a section of the panel."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ COST = 0.03  # of the time: where gathering takes longer, it is done less often
 
 
 def with_usage(shell: "InteractiveShell", session: Session) -> Any:
-    """IPython's %history, which shows what a mesh has used where its line is the name of one."""
+    """IPython's %history, which shows the usage of a mesh if its line is the name of one."""
     before = line_magic_of(shell, "history")
 
     def run(line: str = "") -> object:
@@ -58,7 +58,7 @@ def history_html(history: History) -> str:
 
 
 def curves(history: History) -> Message:
-    """What a front end draws."""
+    """The data for a front end."""
     now = time.time()
     parts, ranks = history.parts, history.ranks
     samples = history.samples if len(ranks) <= SINGLE else {}
@@ -96,7 +96,7 @@ def _lines(
 
 
 def common_lines(measure: Measure, parts: Sequence[UsagePart], now: float) -> list[dict[str, object]]:
-    """The highest, the mean and the lowest of many ranks; of many parts of the time, some are drawn together."""
+    """The highest, the mean and the lowest of many ranks; adjacent parts of the time are combined if there are many."""
     index = measure.place
     count = -(-len(parts) // PARTS)
     drawn = [parts[begin : begin + count] for begin in range(0, len(parts), count)]

@@ -30,7 +30,7 @@ class Shown:
     """A value in a widget: the options that its front end reads, and a key under which it is shown again."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    key: object = None  # what has the same key is one widget; None makes another one each time
+    key: object = None  # equal keys share one widget; None makes a new one each time
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,11 @@ class ViewMagics:
         self._session = session
 
     def install(self, views: LiveViews) -> None:
-        """Registers them, those that come later too."""
+        """Registers the magics of current and later views."""
         self._end = views.follow(self._add, self._remove)
 
     def uninstall(self) -> None:
-        """Registers no more; what there is stays, as all magics do."""
+        """Stops registering; registered magics stay, as all magics do."""
         self._end()
 
     def _add(self, view: LiveView) -> None:

@@ -1,4 +1,4 @@
-"""The views there are: one line each."""
+"""The built-in views."""
 
 from .curves import METRICS
 from .debugger import DEBUG

@@ -39,12 +39,12 @@ MOST_PHASES = 256  # ranks of which the phases are drawn
 
 
 class Requests:
-    """Answers, or raises what a person should read. Blocks; called on threads of their own."""
+    """Answers requests, or raises errors with texts for people. Blocks; each is called on its own thread."""
 
     def __init__(self, session: Session, views: LiveViews, name: FileName = short) -> None:
         self._session = session
         self._views = views
-        self.name = name  # what people call a file
+        self.name = name  # display name of a file
         self._debugger = DebugRequests(name)
 
     def answer(self, runtime: Runtime, message: Message) -> Message:
@@ -55,7 +55,7 @@ class Requests:
             raise LookupError(f"this kernel knows no request {verb!r}: load the page again")
         return method(runtime, message)
 
-    # -- what is meant ----------------------------------------------------------------------------------------------
+    # -- targets ---------------------------------------------------------------------------------------------------
 
     def _state(self, runtime: Runtime, message: Message) -> MeshState:
         state = runtime.meshes.get(str(message.get("mesh")))
@@ -64,7 +64,7 @@ class Requests:
         return state
 
     def _bases(self, state: MeshState, message: Message) -> list[int]:
-        """The base ranks that are meant."""
+        """The requested base ranks."""
         bases = list(state.region.ranks())
         indices: Sequence[int] | None = message.get("ranks")
         if indices is None:
@@ -139,7 +139,7 @@ class Requests:
         state = self._state(runtime, message)
         bases = self._bases(state, message)
         uids = [state.uid] if isinstance(state, ActorState) else [state.uid, *_actors(state)]
-        for uid in uids:  # a proc does what its actors do
+        for uid in uids:  # a process runs the calls of its actors
             mesh = runtime.meshes[uid]
             region_of = set(mesh.region.ranks())
             for base in bases:
@@ -196,7 +196,7 @@ class Requests:
         return _document(diagnosis.abort(self._diagnosed(runtime, message)))
 
     def _diagnosed(self, runtime: Runtime, message: Message) -> ActorMesh[Any] | ProcMesh | None:
-        """The mesh that is meant; None for all with calls under way."""
+        """The requested mesh; None for all meshes with running calls."""
         if not message.get("mesh"):
             return None
         mesh: ActorMesh[Any] | ProcMesh = self._meshes(self._state(runtime, message), {}, [])[0]

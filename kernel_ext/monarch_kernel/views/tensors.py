@@ -43,7 +43,7 @@ def values(runtime: Runtime, key: str, number: int) -> dict[str, Any]:
     """The first elements of a live tensor, and a few numbers of each rank, as JSON. Blocks for some seconds at most.
 
     Nothing is issued for that: a cell that runs, and a mesh that is being brought back, are left alone. Raises
-    LookupError with what is to be read where there are no values.
+    LookupError, with a text for people, if there are no values.
     """
     for stream, procs in all_streams():
         entry = stream.table.entries.get(number) if str(stream.number) == key else None

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from monarch_nb.profiling import Timeline
 
 KEPT = 4
-FOLLOWED_S = 30.0  # what is shown of a long one while it is recorded
-AGAIN_S = 1.0  # between two pictures of one that grows
+FOLLOWED_S = 30.0  # shown of a long timeline while it is recorded
+AGAIN_S = 1.0  # between two pictures of a running timeline
 COST = 0.01  # of the time, by all front ends together: pictures that take longer come less often
-GROUPS = 24  # in a picture that grows
+GROUPS = 24  # in a picture of a running timeline
 LEAST_WIDTH, MOST_WIDTH = 240, 4000
 _SAVED_GROUPS, _SAVED_SPANS = 12, 60
 
 
 class Timelines:
-    """Those that magics and the panel have begun. The oldest are stopped and left out."""
+    """Timelines that magics and the panel have begun. The oldest are stopped and removed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._timelines: list[Timeline] = []
         self._added = threading.Event()  # replaced with each new one
-        self._feeds = 0  # front ends that are shown one
+        self._feeds = 0  # front ends that watch a timeline
 
     @property
     def all(self) -> "list[Timeline]":
@@ -42,11 +42,11 @@ class Timelines:
             return list(self._timelines)
 
     def get(self, key: str) -> "Timeline | None":
-        """The one with that key; the newest for ""."""
+        """The timeline with this key; the newest for ""."""
         return next((timeline for timeline in self.all if key in ("", timeline.key)), None)
 
     def of(self, part: AnyMesh) -> "Timeline":
-        """The one of these ranks that is being recorded, or else a new one."""
+        """The running timeline of these ranks, or else a new one."""
         name, region = state_of(part).name, region_of(part)
         for timeline in self.all:
             if not timeline.ended and (timeline.name, timeline.region) == (name, region):
@@ -54,7 +54,7 @@ class Timelines:
         return self.add(profiling.timeline(part))
 
     def add(self, timeline: "Timeline") -> "Timeline":
-        """Adds one, and returns it."""
+        """Adds a timeline, and returns it."""
         with self._lock:
             if timeline not in self._timelines:
                 self._timelines.insert(0, timeline)
@@ -102,7 +102,7 @@ TIMELINES = Timelines()
 
 
 def picture(timeline: "Timeline", message: Message, name: FileName) -> Message:
-    """What a front end shows: all of it, or, while a long one is recorded, the last seconds, or those it asks for."""
+    """The picture for a front end: of the requested seconds, of all, or of the last ones while a long one records."""
     seconds = timeline.seconds
     begin, end = _number(message.get("begin")), _number(message.get("end"))
     if begin is None and end is None and not timeline.ended:

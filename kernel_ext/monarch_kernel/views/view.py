@@ -16,8 +16,8 @@ from .requests import Requests
 
 PROTOCOL = 1
 REMEMBERED = 64  # requests
-# Pages say every 30 s that they are there, those in the background once a minute. What is said to a page that is gone
-# is kept by the notebook's server for when it comes back, and counts as work to those who end servers that do none.
+# Pages send a sign of life every 30 s, those in the background once a minute. Messages to a closed page are stored by
+# the notebook's server for its return, and count as activity for hubs that end idle servers.
 SILENT_S = 180.0
 
 
@@ -51,7 +51,7 @@ class View:
         views: LiveViews,
         silent: Callable[[], None] = lambda: None,
     ) -> None:
-        """`silent` is called, on any thread, when there is something to send to a page that has long been silent."""
+        """`silent` is called, on any thread, when a message goes to a page that has long been silent."""
         self._out = send
         self._silent = silent
         self._last_seen = time.monotonic()
@@ -93,7 +93,7 @@ class View:
                 self._watch(message)
 
     def announce(self, message: Message) -> None:
-        """Sends the page something that is no part of the state."""
+        """Sends the page a message that is not part of the state."""
         if self._runtime is not None:
             self._send(message)
 
@@ -184,7 +184,7 @@ class View:
         self._listening = self._send if sections is None else _Sections(self._send, sections)
         if sections != frozenset():
             self._cluster = store.watch(self._listening)
-        else:  # a page that shows other topics wants to know that somebody is there
+        else:  # a page that shows other topics needs a sign that the kernel answers
             self._cluster = lambda: None
             self._send({"type": "snapshot", "seq": 0, "state": {}, "now": round(time.time(), 3)})
 

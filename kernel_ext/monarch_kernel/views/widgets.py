@@ -1,4 +1,4 @@
-"""Live displays in cells, where anywidget is there; the static forms are sent, and saved, beside them."""
+"""Live displays in cells, if anywidget is installed; the static forms are sent and saved beside them."""
 
 import itertools
 import logging
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from . import Views
 
 VIEW = "application/vnd.jupyter.widget-view+json"
-SAVED_WHOLE = 512  # ranks of a mesh whose records go into the notebook's file as they are; of more
-SAVED_STATES = 20_000  # states, and not more than so many
-KEPT = 64  # widgets that are used again when the same is shown again
+SAVED_WHOLE = 512  # ranks of a mesh whose complete records are saved in the notebook's file; of more
+SAVED_STATES = 20_000  # only their states, and at most so many
+KEPT = 64  # widgets that are reused for the same content
 logger = logging.getLogger(__name__)
 
 
@@ -34,11 +34,11 @@ def view_of(widget: Any) -> Bundle:
 
 
 def widget_base() -> Any:
-    """The class of which the widgets of all views are; None where anywidget, or what is bundled, is not there."""
+    """The base class of the widgets of all views; None if anywidget or the bundles are missing."""
     try:
         import anywidget
         import traitlets
-    except Exception:  # too old, or half installed, is as good as not there
+    except Exception:  # too old, or half installed
         return None
 
     class View(anywidget.AnyWidget):
@@ -63,7 +63,7 @@ def widget_class(base: Any, view: LiveView) -> Any:
 
 
 class Widgets:
-    """Makes them, one for each thing that is shown, and connects them with the store."""
+    """Makes a widget for each shown value, and connects it with the store."""
 
     def __init__(self, shell: "InteractiveShell", views: "Views") -> None:
         self._shell = shell
@@ -88,7 +88,7 @@ class Widgets:
             self._unfollow = views.follow(self._add, self._remove)
 
     def of(self, value: Any, views: LiveViews) -> Any:
-        """The widget of a value where nothing is installed, as in marimo; None where no view shows such a value."""
+        """The widget of a value without installed displays, as in marimo; None if no view shows such values."""
         self._base = self._base or widget_base()
         if self._base is None:
             return None
@@ -111,7 +111,7 @@ class Widgets:
         return bool(request.get("content", {}).get("allow_stdin", True))
 
     def uninstall(self, views: LiveViews) -> None:
-        """Everything is shown as it was before."""
+        """Restores the former displays."""
         if self._base is not None:
             self._unfollow()
             for view in views:
@@ -148,7 +148,7 @@ class Widgets:
         return bundle
 
     def failure(self, number: str, *, bar: bool = False) -> Bundle:
-        """The live form of one failure, to go beside its text, or as a `bar` above it; {} where there is none."""
+        """The live form of one failure, for beside its text, or as a `bar` above it; {} if there is none."""
         if not self._classes or not self._is_watched():
             return {}
         try:
@@ -158,7 +158,7 @@ class Widgets:
             return {}
 
     def raised(self, error: ActorError) -> Bundle:
-        """The live form of what an endpoint raised, a bar above its text; {} where there is none."""
+        """The live form of an endpoint's error, a bar above its text; {} if there is none."""
         runtime = started()
         if not self._classes or error.origin is None or runtime is None or not self._is_watched():
             return {}
@@ -183,7 +183,7 @@ class Widgets:
             return {}
 
     def debugger(self) -> Bundle:
-        """The live form of what is stopped, to go below the text in the cell that asks; {} where there is none."""
+        """The live form of the stopped ranks, for below the prompt's text in its cell; {} if there is none."""
         if not self._classes:
             return {}
         try:
@@ -193,7 +193,7 @@ class Widgets:
             return {}
 
     def show(self, view: str, options: Bundle, key: Any) -> Any:
-        """The widget of a view; what is shown twice is one widget."""
+        """The widget of a view; equal keys share one widget."""
         runtime = started()
         document = store_of(runtime).document() if runtime is not None else None
         saved = {"now": time.time(), "state": _part(document, options.get("mesh"))}
@@ -212,7 +212,7 @@ class Widgets:
 
 
 def _brief(records: dict[str, RankFields]) -> dict[str, RankFields]:
-    """Records of ranks as they are saved with the notebook: of many only their states, of very many the unusual."""
+    """Records of ranks for the notebook's file: only states if there are many, only unusual ones if very many."""
     if len(records) <= SAVED_WHOLE:
         return records
     states: dict[str, RankFields] = {
