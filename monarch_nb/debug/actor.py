@@ -1,4 +1,4 @@
-"""The debugger as an actor: one for a program, in its client's process, that any actor of it can ask."""
+"""The debugger as an actor: one for each program, in its client's process, for all actors of the program."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ from monarch_nb.debug.service import controller
 from monarch_nb.lifecycle import get_or_spawn_controller
 from monarch_nb.mesh.declare import Actor, concurrent_endpoint
 
-_LOOK_S = 0.5  # between looks whether the caller has gone away
+_LOOK_S = 0.5  # between checks whether the caller has gone away
 
 
 @dataclass(order=True)

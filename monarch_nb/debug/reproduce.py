@@ -83,7 +83,7 @@ def _origin(error: ActorError, rank: int | None) -> tuple[str, int, str]:
 def _fetch(
     runtime: Runtime, state: ActorState, rank: int, call: str, rank_name: str, limit: int, timeout: float
 ) -> tuple[FailedCall, ActorAndArguments]:
-    """What the rank has; it is asked between the calls of the actor. Blocks."""
+    """The failed call, the actor and the arguments, which the rank sends between two calls. Blocks."""
     if state.stopped is not None:
         raise DebugError(f"{state.name} was stopped ({state.stopped}): the actor and the arguments went with it")
     part: ActorMesh[Any] = ActorMesh(state, Region((), NDSlice(rank, (), ())))
@@ -113,7 +113,7 @@ def _fetch(
 
 
 def _instance(runtime: Runtime, failure: FailedCall) -> Instance:
-    """An actor instance by the names of the rank's, which sends and owns as the program itself does."""
+    """An actor instance with the names of the rank's, which sends messages and owns meshes as the program does."""
     root = runtime.root
     return Instance(
         runtime,
@@ -128,7 +128,7 @@ def _instance(runtime: Runtime, failure: FailedCall) -> Instance:
 
 
 def _run(kind: str, method: Callable[[], Any], debugger: pdb.Pdb | None) -> Any:
-    """Runs a method; that of an async actor on a thread with a loop of its own, as there."""
+    """Runs a method; methods of async actors on a thread with its own loop, as on the rank."""
     if kind != "async":
         with _traced(debugger):
             return method()
@@ -159,7 +159,7 @@ def _run(kind: str, method: Callable[[], Any], debugger: pdb.Pdb | None) -> Any:
 
 @contextmanager
 def _traced(debugger: pdb.Pdb | None) -> Iterator[None]:
-    """A block whose first call a debugger stops in."""
+    """A block in whose first call a debugger stops."""
     if debugger is None:
         yield
         return
@@ -173,7 +173,7 @@ def _traced(debugger: pdb.Pdb | None) -> Iterator[None]:
 
 
 def _explain(raised: BaseException, error: ActorError, failure: FailedCall, rank_name: str, rank: int | None) -> None:
-    """Adds to an error where it came from, and why it may be another one than on the rank."""
+    """Adds the origin of an error to it, and the reasons why it may differ from that on the rank."""
     last: BaseException = raised
     visited = {id(last)}
     while (before := last.__cause__ or last.__context__) not in (None, error) and id(before) not in visited:
@@ -207,7 +207,7 @@ def _limits(failure: FailedCall) -> Iterator[str]:
 
 
 def differences(remote: Surroundings, local: Surroundings) -> list[str]:
-    """What differs between two processes, in words; of variables only the names."""
+    """Texts about the differences between two processes; of variables only the names."""
     pairs = {
         "hostname": (remote.hostname, local.hostname),
         "device": (remote.device, local.device),
@@ -228,7 +228,7 @@ def differences(remote: Surroundings, local: Surroundings) -> list[str]:
 
 
 def _distance_to_caller() -> int:
-    """How many frames above the caller the first one outside of this library is, for `warnings.warn`."""
+    """Number of frames from the caller to the first one outside of this library, for `warnings.warn`."""
     frame, distance = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("monarch_"):
         frame, distance = frame.f_back, distance + 1

@@ -1,4 +1,4 @@
-"""What a rank sends of a failed call, so that it can be run again elsewhere: actor, arguments, and where that was.
+"""A failed call as a rank sends it, so that it can be run again elsewhere: actor, arguments and surroundings.
 
 The actor and the arguments are one pickle, so that what they share stays shared. What cannot be pickled is replaced by
 a `MissingValue`, wherever in it that is.
@@ -57,7 +57,7 @@ class MissingValue:
         return MissingValue, (own["_part"], own["_kind"], own["_reason"])
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python itself looks for
+        if name.startswith("__"):  # looked up by Python itself
             raise AttributeError(name)
         self._refuse()
 
@@ -82,7 +82,7 @@ class StateTooLargeError(Exception):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where a method runs: what may be the reason that it fails there and nowhere else."""
+    """The surroundings of a method, which may be the reason that it fails only there."""
 
     hostname: str
     device: str
@@ -119,7 +119,7 @@ class ActorAndArguments:
 def failed_call(actor: Any, call: str, limit: int) -> str | tuple[FailedCall, list[PickleBuffer]]:
     """The failed call of an actor, and the frames of its `ActorAndArguments`; or why there is none. On its thread.
 
-    The reason is no error, because that would take the place of the failure that the actor has kept.
+    The reason is not raised, because an error would replace the failure that the actor has stored.
     """
     context, runtime = current.get(), current_runtime()
     assert context is not None
@@ -172,7 +172,7 @@ def _not_stored(incarnation: int) -> str:
 
 
 def surroundings() -> Surroundings:
-    """Those of this process. Uses no GPU that is not in use."""
+    """The surroundings in this process. Initializes no GPU."""
     torch: Any = sys.modules.get("torch")
     device = "none"
     if torch is not None and torch.cuda.is_initialized():
@@ -183,7 +183,7 @@ def surroundings() -> Surroundings:
 
 
 def _is_process(value: object) -> bool:
-    """Whether it is one of `multiprocessing`, which is not imported for it: that gives `__main__` another name."""
+    """True for a process of `multiprocessing`, which is not imported for this, since that renames `__main__`."""
     module = sys.modules.get("multiprocessing.process")
     return module is not None and isinstance(value, module.BaseProcess)
 
@@ -205,7 +205,7 @@ def blank(cls: Any) -> Any:
     """An actor without attributes; it is called where an actor is unpickled."""
     try:
         return object.__new__(cls)
-    except TypeError:  # one that derives from a builtin type
+    except TypeError:  # it derives from a builtin type
         return cls.__new__(cls)
 
 
@@ -265,25 +265,25 @@ class _Packer:
             return frames
 
     def enter(self, part: _NamedValue) -> object:
-        """How a part is taken apart."""
+        """The reduced form of a part."""
         self.part = part.name
         return unwrapped, (self.missing_parts.get(part.name, part.value),)
 
     def replace(self, value: Any, reason: str) -> Any:
-        """How a value is taken apart that cannot be pickled: as what stands for it."""
+        """The reduced form of a value that cannot be pickled: that of its stand-in."""
         missing = MissingValue(self.part, f"{type(value).__module__}.{type(value).__qualname__}", reason)
         self.missing.append(missing)
         return missing.__reduce__()
 
     def attributes(self) -> dict[str, object]:
-        """Those of the actor."""
+        """The attributes of the actor, by name."""
         values = {name: getattr(self.actor, name) for name, _ in _slots(type(self.actor)) if hasattr(self.actor, name)}
         values.update(getattr(self.actor, "__dict__", {}))
         return {name: _NamedValue(f"self.{name}", value) for name, value in values.items()}
 
 
 class _LenientPickler(Pickler):
-    """Pickles what it can."""
+    """Pickles an actor and arguments, with stand-ins for parts that cannot be pickled."""
 
     def __init__(self, cargo: "Cargo", packer: _Packer) -> None:
         super().__init__(cargo)
@@ -291,7 +291,7 @@ class _LenientPickler(Pickler):
         self._measured, self._size = 0, 0
 
     def reducer_override(self, obj: Any) -> Any:
-        """How `obj` is taken apart."""
+        """The reduced form of `obj`."""
         packer = self._packer
         kind = type(obj)
         if kind is _NamedValue:

@@ -115,7 +115,7 @@ class DebugRequests:
 
     @staticmethod
     def open(runtime: Runtime, state: MeshState, ranks: Sequence[int], call: str = "") -> Message:
-        """Opens the stored frames of the last failure, or of that of a call, on the first of these ranks that has any."""
+        """Opens the stored frames of the last failure, or of that of a call, on the first of these ranks with any."""
         controller = controller_of(runtime)
         procs = proc_state_of(state)
         wrong = ""

@@ -9,7 +9,7 @@ from monarch_nb.settings import settings
 from monarch_nb.wire import text_of
 
 T = TypeVar("T")
-ANSWER_S = 5.0  # beyond debug_command_timeout, for an answer to arrive
+ANSWER_S = 5.0  # in addition to debug_command_timeout, for an answer to arrive
 
 
 class Asking(threading.local):

@@ -16,7 +16,7 @@ from monarch_nb.runtime import Future, MeshState, ProcState, Runtime, proc_state
 from monarch_nb.store import describe
 from monarch_nb.wire import text_of
 
-PLACING_S = 3.0  # for processes to take breakpoints; those that take them later have them then
+PLACING_S = 3.0  # for processes to take breakpoints; slower ones take them later
 
 
 class Breakpoint:
@@ -64,14 +64,14 @@ class Breakpoints:
         log: str = "",
         temporary: bool = False,
     ) -> Breakpoint:
-        """Sets one in each actor of a mesh, or of processes in their cells and in the actors that live there; it
-        takes effect from the next endpoint call or cell on. Blocks until they are constructed, and for their answers.
+        """Sets one in each actor of a mesh, or, for processes, in their cells and all their actors; it takes
+        effect from the next endpoint call or cell on. Blocks until they are constructed, and for their answers.
 
         Raises DebugError where no rank has taken it, SyntaxError for a condition that is none.
         """
         if condition:
             compile(condition, "<condition>", "eval")
-        mesh.initialized.get()  # before, there is nothing in the ranks that it could be set in
+        mesh.initialized.get()  # the ranks have no actors before
         with self._adding:
             number = self._last + 1
             command = m.Break(
@@ -88,7 +88,7 @@ class Breakpoints:
             wrong = {outcome.error for outcome in outcomes.values() if outcome.error}
             if wrong and all(outcome.error for outcome in outcomes.values()):
                 raise DebugError(f"{where}: {'; '.join(sorted(wrong))}")
-            self._last = number  # of one that was refused another takes the number
+            self._last = number  # the number of a refused breakpoint is used again
             added = self._by_number[number] = Breakpoint(number, where, condition, mesh, outcomes)
             return added
 
@@ -114,7 +114,7 @@ class Breakpoints:
                 message = msgspec.structs.replace(command, mesh=uid, rank=rank)
                 replies.setdefault(rank, []).append(request(self._runtime, procs.address(rank), verbs.BREAK, message))
         outcomes = {rank: [outcome_of(future) for future in replies[rank]] for rank in sorted(replies)}
-        # A rank has it where any of those that run there has it.
+        # A rank has the breakpoint if any of its actors has it.
         return {
             rank: next((outcome for outcome in outcomes_of if not outcome.error), outcomes_of[0])
             for rank, outcomes_of in outcomes.items()
@@ -128,11 +128,10 @@ class Breakpoints:
         uncaught: str | None = None,
         release: bool = False,
     ) -> dict[str, str]:
-        """The breakpoints in all actors there are and that come, in place of those that were set so before: as a front
-        end with a gutter has them. `raised` and `uncaught` are the ranks that stop where exceptions are raised, or
-        where an endpoint fails: "" for all, None for none. With `release` all that is stopped goes on, and
-        no step that is under way stops. Blocks for the answers, at most `PLACING_S`; gives the addresses of processes
-        that have not answered, and why.
+        """Replaces the breakpoints that a front end with a gutter has in all actors, present and future. `raised` and
+        `uncaught` are the ranks that stop where exceptions are raised, or where an endpoint fails: "" for all, None
+        for none. With `release` all stopped ranks resume, and running steps do not stop again. Blocks for the answers,
+        at most `PLACING_S`; returns the addresses of processes that have not answered, with the reasons.
         """
         with self._setting:
             self._version += 1
@@ -151,7 +150,7 @@ class Breakpoints:
         return wrong
 
     def pause(self, actors: Sequence[tuple[str, int]] = ()) -> str:
-        """Stops what actors run (all, where none are named) at the next line that is traced; gives why none will."""
+        """Stops actors (all, if none are named) at their next traced line; returns the reason if none will stop."""
         command = m.Pause(actors=tuple(actors))
         replies = [request(self._runtime, address, verbs.PAUSE, command) for address in self._addresses()]
         outcomes = [outcome_of(future) for future in replies]

@@ -21,7 +21,7 @@ from monarch_nb.settings import settings
 from monarch_nb.wire import Asker, Done, Verb, host_name, text_of
 
 Q = TypeVar("Q", bound=msgspec.Struct)
-STEP_S = 2.0  # for a step to stop again, before it is said that the rank still runs
+STEP_S = 2.0  # for a step to stop again, before the rank is reported as running
 
 
 class Controller:
@@ -40,7 +40,7 @@ class Controller:
         self.runtime = runtime
         self.stopped = StoppedThreads()
         self.breakpoints = Breakpoints(runtime, apply_locally)
-        self._attended = False  # waits show what is stopped
+        self._attended = False  # waits show stopped ranks
         self._attend = attend
         self._lock = threading.Lock()
         self._leasing = False
@@ -50,7 +50,7 @@ class Controller:
         runtime.part(MeshEvents).listeners.append(self._on_mesh_event)
 
     def mark_attended(self) -> None:
-        """Records that waits show what is stopped."""
+        """Records that waits show stopped ranks."""
         self._attended = True
 
     # -- messages of ranks (reading thread) ---------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Controller:
             self._report_resumed(record)
 
     def _keep_leases(self) -> None:
-        """Renews the leases of stopped ranks, for as long as there are any."""
+        """Renews the leases of stopped ranks, while there are any."""
         with self._lock:
             if self._leasing:
                 return
@@ -211,7 +211,7 @@ class Controller:
         return by_address
 
     def variables(self, state: MeshState, ranks: Sequence[int], within: float) -> dict[int, m.NamespaceVariables]:
-        """The variables that cells on each rank see, by base rank; blocks for so many seconds at most.
+        """The variables that cells on each rank see, by base rank; blocks for at most `within` seconds.
 
         Ranks that are busy or stopped answer, too; those that have not answered within that time are left out.
         """

@@ -17,7 +17,7 @@ class StoppedThreads:
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._records: dict[str, Stopped] = {}
-        self._over: dict[str, str] = {}  # sessions whose step will not stop any more, and why
+        self._over: dict[str, str] = {}  # sessions whose step will not stop again, and the reasons
         self._listeners: tuple[Listener, ...] = ()
         self.changed_at = 0.0  # monotonic
 

@@ -1,4 +1,4 @@
-"""Ranks that are not stopped where others are, and what they do, as their processes report it."""
+"""Ranks that are not stopped, and their activity, in meshes that have stopped ranks."""
 
 import contextlib
 import json
@@ -24,8 +24,8 @@ from monarch_nb.shape import places_of
 from monarch_nb.store import describe
 from monarch_nb.wire import host_of
 
-LOOK_S = 0.3  # for ranks to say where they are, while a table waits for it
-MOST = 256  # ranks of a mesh from which on they are not asked
+LOOK_S = 0.3  # for the answers of ranks, while a table waits for them
+MOST = 256  # ranks of a mesh; more are not asked
 PATIENCE_S = 10.0
 WRITES_S = 1.0  # for a process to write its stacks
 _OURS = f"{Path(__file__).resolve().parents[2]}/"
@@ -35,8 +35,8 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 def missing(
     controller: Controller, records: Sequence[Stopped], name: FileName = short
 ) -> tuple[dict[str, int], list[Missing]]:
-    """The sizes of the meshes that the stopped ranks are of, and of each mesh those that are not stopped. Blocks a
-    moment, for the answers of these.
+    """The sizes of the meshes of stopped ranks, and the ranks of each mesh that are not stopped. Blocks a moment for
+    the answers of these.
     """
     sizes: dict[str, int] = {}
     absent: list[Missing] = []
@@ -82,7 +82,7 @@ def _doing_text(thread: ThreadRecord, name: FileName) -> str:
 
 
 def running_text(controller: Controller, records: Sequence[Stopped], name: FileName = short) -> str:
-    """The stacks of the ranks that run, of the meshes of which others are stopped."""
+    """The stacks of the running ranks of meshes that have stopped ranks."""
     stopped = {record.place for record in records}
     parts = []
     for uid in dict.fromkeys(record.mesh for record in records):
@@ -181,7 +181,7 @@ def spied(program: str, pid: int) -> list[Sequence[Frame]]:
 
 def signalled(file: Path, pid: int) -> list[Sequence[Frame]]:
     """Stacks that a signal handler, in C, writes to a file. Raises OSError."""
-    before = file.stat().st_size  # the file says that the process handles the signal
+    before = file.stat().st_size  # the file exists if the process handles the signal
     os.kill(pid, dumps.SIGNAL)
     deadline = time.monotonic() + WRITES_S
     size, text = before, ""

@@ -11,7 +11,7 @@ from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.render.groups import grouped, named, place
 
 Ask = Callable[[str], str]
-_AGAIN = frozenset(("n", "s", "next", "step", "r", "return", "l", "list"))  # an empty line means it again, as in pdb
+_AGAIN = frozenset(("n", "s", "next", "step", "r", "return", "l", "list"))  # an empty line repeats these, as in pdb
 T = TypeVar("T")
 QUIET_S = 0.1  # ranks that stop within that time of each other are drawn together
 
@@ -19,12 +19,12 @@ QUIET_S = 0.1  # ranks that stop within that time of each other are drawn togeth
 def converse(
     prompt: DebugPrompt, terminal: Terminal, over: Callable[[], bool] = lambda: False, *, ending: str = "quit"
 ) -> None:
-    """Shows what is stopped, asks for commands and carries them out until nothing is stopped, or the prompt is left."""
+    """Shows the stopped ranks and carries out typed commands until no rank is stopped or the prompt is left."""
     Conversation(prompt, terminal, over, ending).hold()
 
 
 class Redrawn(Generic[T]):
-    """Draws anew when ranks stop, on a thread of its own, and shows what has changed; until `close`."""
+    """Redraws when further ranks stop, on its own thread, until `close`."""
 
     def __init__(self, stopped: StoppedThreads, draw: Callable[[], T], show: Callable[[T], None]) -> None:
         self._stopped = stopped
@@ -73,14 +73,14 @@ class Conversation:
         self._terminal = terminal
         self._over = over
         self._ending = ending
-        self._shown: set[str] = set()  # sessions that people have seen
+        self._shown: set[str] = set()  # sessions that were shown
         self._redrawn: Redrawn[tuple[str, set[str]]] | None = None
 
     def hold(self) -> None:
-        """Holds it."""
+        """Runs it to its end."""
         self._show(self._draw(), again=False)
         self._terminal.beside()
-        # Ranks that stop a moment later than the first are in the table, too, until somebody has answered.
+        # Ranks that stop later are added to the table until the first answer.
         self._redrawn = Redrawn(self._prompt.controller.stopped, self._draw, self._show)
         try:
             self._take_commands()
@@ -149,14 +149,14 @@ class Conversation:
         if prompt.interactive:
             return line
         if line.strip() in ("q", "quit", "exit"):
-            if self._ending == "close":  # frames of a failure: nothing runs that could be ended
+            if self._ending == "close":  # frames of a failure: there is no endpoint to end
                 return None
             sure = self._ask(f"end the endpoints of {named(prompt.focused())}, so that their calls fail? [y/N] ")
             return line if sure.strip().lower() in ("y", "yes") else ""
         return "" if line.startswith("#") else line if line.strip() else last
 
     def _block(self, line: str) -> str:
-        """The rest of a statement that goes on, up to an empty line."""
+        """Reads the further lines of a statement, up to an empty line."""
         lines = [line]
         while True:
             more = self._ask("... ")
@@ -165,7 +165,7 @@ class Conversation:
             lines.append(more)
 
     def _interrupted(self) -> bool:
-        """Ctrl-C at the prompt: leave them stopped, or let them go on? True if the prompt is to end."""
+        """Asks, after Ctrl-C, whether ranks stay stopped or continue. True if the prompt has to end."""
         try:
             reply = self._ask("leave them stopped (l), continue them (c), or return to the prompt (Enter)? ")
             reply = reply.strip().lower()

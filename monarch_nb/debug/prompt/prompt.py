@@ -32,7 +32,7 @@ Leaving:
   interact                   type lines of Python until `exit`"""
 
 _ENTRY = re.compile(r"^([> ] )(\S.*)\((\d+)\)([\w<>.]+)\(\)(?:->.*)?$", re.MULTILINE)  # > file(line)function()
-AGAIN_S = 0.1  # for those that go on to stop again, before it is said that they do
+AGAIN_S = 0.1  # for resumed ranks to stop again, before they are reported as running
 _GO_ON = frozenset(("c", "cont", "continue"))
 _QUIT = frozenset(("q", "quit", "exit", "EOF"))
 _MOTIONS: dict[str, Motion] = {
@@ -50,7 +50,7 @@ _WORDS: dict[Motion, str] = {"continue": "continue", "in": "step", "over": "next
 
 @dataclass
 class DebugPrompt:
-    """A place to debug from: who is in focus, what is watched. `candidates` are the sessions that belong here."""
+    """The state of a prompt: its focus and watched expressions. `candidates` returns the sessions it is for."""
 
     controller: Controller
     candidates: Callable[[], list[Stopped]]
@@ -61,13 +61,13 @@ class DebugPrompt:
     displays: list[str] = field(default_factory=list)
     interactive: bool = False  # lines are Python, not commands
     everybody: bool = False  # without a focus commands go to all, not to the largest group
-    leave: Literal["", "detach"] = ""  # why the prompt is to be left
+    leave: Literal["", "detach"] = ""  # the command that leaves the prompt
     step_s: float = STEP_S
 
-    # -- who ----------------------------------------------------------------------------------------------------------
+    # -- focus --------------------------------------------------------------------------------------------------------
 
     def focused(self) -> list[Stopped]:
-        """The sessions that commands go to; those in focus that are stopped, or the largest group."""
+        """The sessions that receive commands: stopped ones in focus, or the largest group."""
         every = self.candidates()
         if self.focus is not None:
             records = [record for record in every if _key(record) in self.focus]
@@ -79,18 +79,18 @@ class DebugPrompt:
         return list(max(groups, key=lambda group: group.ranks).records) if groups else []
 
     def focus_on(self, records: Sequence[Stopped], *, chosen: bool = True) -> None:
-        """Commands go to these from now on, wherever they stop."""
+        """Sends further commands to these, wherever they stop."""
         self.focus, self.chosen = {_key(record) for record in records}, chosen
 
     def gather(self) -> None:
-        """Whoever has stopped at the line of those in focus is in focus too, unless a person chose them."""
+        """Adds the ranks that have stopped at the line of the focus to it, unless a person chose the focus."""
         if self.focus is not None and not self.chosen:
             records = set(self.focused())
             groups = grouped(self.candidates())
             self.focus |= {_key(record) for group in groups if records & set(group.records) for record in group.records}
 
     def fix(self) -> list[Stopped]:
-        """The sessions in focus, which stay in focus wherever they go from here."""
+        """The sessions in focus, which from now on stay in focus wherever they stop."""
         records = self.focused()
         if self.focus is None or not any(_key(record) in self.focus for record in records):
             self.focus_on(records, chosen=False)
@@ -110,7 +110,7 @@ class DebugPrompt:
     # -- doing --------------------------------------------------------------------------------------------------------
 
     def do(self, line: str) -> Answers:
-        """Carries out one command. Never raises for what a command says or does wrong: the text describes it."""
+        """Carries out one command. Never raises for a wrong command: the text has the error."""
         text = line.rstrip()
         try:
             if self.interactive and text.strip() in ("exit", "exit()", "quit()"):
@@ -151,7 +151,7 @@ class DebugPrompt:
         return self._sent(text, records, command)
 
     def _sent(self, text: str, records: list[Stopped], command: m.Command) -> Answers:
-        """Sends a command; one that steps is waited for."""
+        """Sends a command; waits for the end of steps."""
         answers = self.controller.ask(records, command)
         self.controller.await_stops(records, answers, self.step_s)
         result = self._paired(text, records, answers)
@@ -171,12 +171,12 @@ class DebugPrompt:
         pairs = tuple(zip(records, answers, strict=True))
         shown = _ENTRY.sub(self._entry, merged_text(pairs))
         for file in {frame.file for record in records for frame in record.stack}:
-            if self.name(file) != short(file):  # a cell, whose file nobody knows by its name
+            if self.name(file) != short(file):  # a cell, whose file name means nothing to people
                 shown = shown.replace(file, self.name(file))
         return Answers(text, shown, pairs)
 
     def _entry(self, match: re.Match[str]) -> str:
-        """A line of pdb's own stacks, with the name that people know the file by."""
+        """A line of pdb's own stacks, with the display name of the file."""
         return f"{match[1]}{self.name(match[2])}:{match[3]} in {match[4]}"
 
     def _go_on(self, text: str, records: list[Stopped], *, everybody: bool) -> Answers:
@@ -310,7 +310,7 @@ class DebugPrompt:
 
 
 def _command(word: str, rest: str, text: str) -> m.Command:
-    """A line as a command: what moves and what shows a value by its own, all else in pdb's language."""
+    """The command of a line: steps and values have their own commands, all other lines are pdb's."""
     if ";;" not in text:
         motion = _MOTIONS.get(word)
         if motion == "until" and rest.isdecimal():
@@ -333,7 +333,7 @@ def _moves_text(
 ) -> str:
     """A line for each new location, for ranks whose endpoint has ended, and for ranks that still run.
 
-    `now` is all that is stopped; `end_reason(session)` says why a session cannot stop any more, "" if it may.
+    `now` are all stopped ranks; `end_reason(session)` is the reason why a session cannot stop again, "" if it can.
     """
     by_session = {record.session: record for record in now}
     stopped = [by_session[record.session] for record in before if record.session in by_session]

@@ -1,4 +1,4 @@
-"""Terminals on which people see what is stopped and type commands."""
+"""Terminals that show stopped ranks and read typed commands."""
 
 import sys
 from collections.abc import Callable
@@ -10,7 +10,7 @@ class NoPrompt(Exception):
 
 
 class NothingToAsk(BaseException):
-    """A question is of no use any more: nothing is stopped."""
+    """A question has become useless: no rank is stopped any more."""
 
 
 class Terminal(Protocol):
@@ -28,13 +28,13 @@ class Terminal(Protocol):
         """Shows text."""
 
     def table(self, text: str, *, again: bool) -> bool:
-        """Shows what is stopped; `again` in place of what was shown last, if it can: whether it was shown."""
+        """Shows the stopped ranks, with `again` in place of the last table if possible; returns whether it has."""
 
     def beside(self) -> None:
-        """Called once what is stopped was shown as text and questions follow: other views of it can be shown now."""
+        """Shows other views of the stopped ranks; called after the table, before the first question."""
 
     def question_withdrawn(self) -> None:
-        """A question was of no use any more: nothing is stopped."""
+        """Called when a question has become useless, since no rank is stopped any more."""
 
     def ask(self, prompt: str, useless: Callable[[], bool] = ...) -> str:
         """A typed line. Raises NoPrompt, EOFError, KeyboardInterrupt; NothingToAsk if it can detect that the question
@@ -61,7 +61,7 @@ class ScriptTerminal:
         sys.stdout.flush()
 
     def table(self, text: str, *, again: bool) -> bool:
-        """Shows what is stopped, once: what is on the screen stays as it is."""
+        """Shows the stopped ranks once: text on the screen is not replaced."""
         if not again:
             self.write(f"{text}\n")
         return not again

@@ -21,7 +21,7 @@ from monarch_nb.settings import settings
 GATHER_S = 0.05  # ranks that stop within this time of each other are shown together
 IN_CELLS = "Debug them in the next cell: %%mdb NAME, or monarch.debug; then .get() again"
 IN_SCRIPTS = "Look at them with monarch.debug (table, eval), continue them with debug.resume(); then .get() again"
-PROMPTS = 32  # that are stored, with their focus, for calls that are waited for again
+PROMPTS = 32  # that are stored, with their focus, for further waits for their calls
 
 
 class WaitPrompt(waiting.WaitObserver):
@@ -49,12 +49,12 @@ class WaitPrompt(waiting.WaitObserver):
         self._name = name
         self._how = how
         self._asking = threading.Lock()
-        self._shown: set[tuple[str, int]] = set()  # stops that were shown: session and number
-        self._ignored: set[tuple[str, int]] = set()  # stops that this wait leaves alone
+        self._shown: set[tuple[str, int]] = set()  # stops that were shown, by session and number
+        self._ignored: set[tuple[str, int]] = set()  # stops that this wait ignores
         self._prompts: dict[str, DebugPrompt] = {}
 
     def install(self) -> None:
-        """Joins waits, which then show what is stopped."""
+        """Joins waits, which then show stopped ranks."""
         self.controller.mark_attended()
         waiting.join(self)
         waiting.enter_awaits(self)
@@ -71,12 +71,12 @@ class WaitPrompt(waiting.WaitObserver):
             self.check(future)
 
     def begin(self, future: Future[object], timeout: float | None) -> None:
-        """Forgets what earlier waits left stopped."""
+        """Clears the stops that earlier waits have ignored."""
         if not asking.waiting and self._may_ask():
             self._ignored.clear()
 
     def begin_await(self, future: Future[object], signal: "asyncio.Future[None]") -> Callable[[], None] | None:
-        """Looks at the stops each tick, on the loop."""
+        """Checks the stops at each tick, on the loop."""
         if not self._may_ask():
             return None
         loop = asyncio.get_running_loop()

@@ -8,11 +8,11 @@ from monarch_nb.debug.records import Frame, Stopped
 from monarch_nb.shape import places, spans
 
 FileName = Callable[[str], str]
-THREADS = 3  # so many of a group are named
+THREADS = 3  # names of threads that are listed for a group
 
 
 def short(file: str) -> str:
-    """A file as people call it."""
+    """Display name of a file."""
     return os.path.basename(file) or file
 
 
@@ -34,7 +34,7 @@ class StackGroup:
 
     @property
     def thread(self) -> str:
-        """The names of threads that are not those of the actors, "" where there are none."""
+        """The names of threads other than those of the actors, "" if there are none."""
         names = sorted({record.thread for record in self.records if record.thread})
         more = f" and {len(names) - THREADS} more" if len(names) > THREADS else ""
         return f"{', '.join(names[:THREADS])}{more}"
@@ -85,7 +85,7 @@ def place(frame: Frame, name: FileName = short) -> str:
 
 @dataclass
 class StackNode:
-    """A frame of the tree, and the ranks in it."""
+    """A frame of the tree, and the owners of the stacks with it."""
 
     frame: Frame
     owners: list[str] = field(default_factory=list)
@@ -98,7 +98,7 @@ class StackNode:
 
 
 def tree(stacks: Iterable[tuple[str, Sequence[Frame]]]) -> list[StackNode]:
-    """The tree of some stacks (outermost first), each with the name of who it is of."""
+    """The tree of some stacks (outermost first), each of which has an owner."""
     root: dict[tuple[str, int, str], StackNode] = {}
     for owner, stack in stacks:
         level = root
@@ -116,7 +116,7 @@ def _sorted(level: dict[tuple[str, int, str], StackNode]) -> list[StackNode]:
 def tree_text(
     nodes: Sequence[StackNode], label: Callable[[Sequence[str]], str], name: FileName = short, indent: str = ""
 ) -> list[str]:
-    """A tree as lines: how many, in which function, where; who, as `label` writes it, where it branches or ends."""
+    """A tree as lines: count, function and location, and the owners, by `label`, at branches and ends."""
     lines = []
     for node in nodes:
         below = node.children

@@ -14,7 +14,7 @@ from monarch_nb.debug.render.groups import named, ranks_of
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 _BARS = "▁▂▃▄▅▆▇█"
 NAN_SIGN = "×"
-UNUSUAL = 8  # usual distances from the median
+UNUSUAL = 8  # times the usual distance from the median
 Pair = tuple[Stopped, CommandAnswer]
 
 
@@ -38,7 +38,7 @@ class MergedAnswer:
 
 
 def folded(pairs: Sequence[Pair]) -> list[tuple[MergedAnswer, CommandAnswer]]:
-    """Equal answers once, each with one of them; those that differ in nothing but addresses in memory are equal."""
+    """Equal answers once, with an example of each; answers that differ only in memory addresses are equal."""
     by_text: dict[str, list[tuple[str, Pair]]] = {}
     for record, answer in pairs:
         text = answer_text(answer)

@@ -35,7 +35,7 @@ def picture_of(
     name: FileName = short,
     index: Callable[[Stopped], int] = lambda record: record.rank,
 ) -> Picture:
-    """The document of all that is stopped: `groups`, `tree`, `missing`. `index` gives a rank's index in its mesh."""
+    """The document of all stopped ranks: `groups`, `tree`, `missing`. `index` gives a rank's index in its mesh."""
     by_id = {record.session: record for record in records}
     nodes = tree((record.session, record.stack) for record in records)
     return {
@@ -117,8 +117,8 @@ def values_by_rank(expression: str, pairs: Sequence[Pair]) -> Picture:
 
 
 def variables_by_rank(pairs: Sequence[Pair]) -> list[Picture]:
-    """The local variables of ranks, each with its values by rank: numbers and tensors first, objects that only say what
-    they are last; of each kind, those that differ first.
+    """The local variables of ranks, each with its values by rank: numbers and tensors first, objects without
+    a text of their own last; of each kind, different values first.
     """
     by_name: dict[str, list[Pair]] = {}
     for record, answer in pairs:
@@ -135,7 +135,7 @@ def variables_by_rank(pairs: Sequence[Pair]) -> list[Picture]:
 
 
 def _kind(pairs: Sequence[Pair]) -> int:
-    """0 for numbers and tensors, 1 for what has a text of its own, 2 for objects that only say what they are."""
+    """0 for numbers and tensors, 1 for values with a text of their own, 2 for other objects."""
     values = [answer.value for _, answer in pairs if answer.value is not None]
     if any(value.number is not None or value.tensor is not None for value in values):
         return 0

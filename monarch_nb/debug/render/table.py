@@ -9,12 +9,12 @@ from monarch_nb.wire import counted
 
 
 class Missing:
-    """Ranks of a mesh that are not stopped, and what they do instead."""
+    """Ranks of a mesh that are not stopped, and their activity."""
 
     def __init__(self, name: str, extent: Extent, activities: Mapping[tuple[int, ...], str]) -> None:
         self.name = name
         self.extent = extent
-        self.activities = dict(activities)  # point -> what it does
+        self.activities = dict(activities)  # by point
 
     def by_activity(self) -> dict[str, list[tuple[int, ...]]]:
         """Ranks by their activity."""

@@ -1,4 +1,4 @@
-"""The breakpoints of one thread: where they are, what must hold, how often they were passed. Pure."""
+"""The breakpoints of one thread: locations, conditions and hit counts. Pure."""
 
 import re
 import string
@@ -36,12 +36,12 @@ class SessionBreakpoint:
     hit_condition: str = ""  # how often it must have been passed: "3", ">= 3", "% 10"
     log: str = ""  # printed instead of stopping; {expressions} are filled in
     temporary: bool = False
-    set_by: str = ""  # who may clear it, and all others of the same name, at once
+    set_by: str = ""  # clearing this name removes all breakpoints with it
     enabled: bool = True
-    ignore: int = 0  # so many more passes do not stop
+    ignore: int = 0  # further passes that do not stop
     hits: int = 0
     passes: int = 0  # hits at which the condition held
-    _began: tuple[int, int] | None = None  # of a function: where it begins, and its first line that was run
+    _began: tuple[int, int] | None = None  # of a function: its first line, and its first executed line
 
     def is_at(self, location: SourceLocation) -> bool:
         """True if it is at this line."""
@@ -62,7 +62,7 @@ class SessionBreakpoint:
 
 
 class BreakpointOptions(TypedDict, total=False):
-    """The fields of a SessionBreakpoint that are not where it is."""
+    """The fields of a SessionBreakpoint without its location."""
 
     function: str
     condition: str
@@ -113,7 +113,7 @@ class BreakpointTable:
         return by_file
 
     def add(self, file: str, line: int, number: int = 0, **options: Unpack[BreakpointOptions]) -> SessionBreakpoint:
-        """A new one, of this number where that is free. Raises ValueError for a hit condition that is none."""
+        """Adds a breakpoint, with this number if it is free. Raises ValueError for an invalid hit condition."""
         passed_often_enough(options.get("hit_condition", ""), 0)
         if number <= 0 or number in self._by_number:
             number = self._last + 1
@@ -171,7 +171,7 @@ def _holds(breakpoint: SessionBreakpoint, evaluate: Evaluate) -> tuple[bool, str
         try:
             if not evaluate(breakpoint.condition):
                 return False, ""
-        except (Exception, SystemExit) as error:  # whoever wrote it wants to know, whatever else there is to hold
+        except (Exception, SystemExit) as error:  # its author needs the error, whatever the other conditions are
             return True, f"its condition `{breakpoint.condition}` raised {error_line(error)}"
     breakpoint.passes += 1
     if not passed_often_enough(breakpoint.hit_condition, breakpoint.passes):

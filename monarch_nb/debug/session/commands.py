@@ -1,4 +1,4 @@
-"""The commands that a thread carries out while it stands: each with its answer."""
+"""The commands that a stopped thread carries out, each with its answer."""
 
 import itertools
 import linecache
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 Handler = Callable[[Any], m.CommandAnswer]
 LONGEST = 4 << 20  # characters of a file that are sent: proxies of notebooks cut longer messages
-PAGE = 200  # variables that are listed where no number is given
+PAGE = 200  # variables that are listed by default
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range)
 _ITEMS = (list, tuple, set, frozenset, deque)
-_LARGEST = 1 << 128  # of a number that is a key; Python itself writes none of more than 4,300 digits
+_LARGEST = 1 << 128  # of an integer key; Python refuses to write more than 4,300 digits
 _OF_TENSORS = ("shape", "dtype", "device", "requires_grad", "grad")
 Child = tuple[str, Any, str]  # name, value, and an expression for it in the frame, "" if there is none
 
@@ -68,13 +68,13 @@ class Variables:
         return number
 
     def locals(self, frame: int, names: Sequence[str] = ()) -> tuple[Variable, ...]:
-        """The local variables of a frame, or those of these names."""
+        """The local variables of a frame, or those with these names."""
         items = tuple(self._frames.locals(frame).items())
         chosen = ((name, value) for name, value in items if (name in names if names else not name.startswith("__")))
         return self._variables(((name, value, name) for name, value in chosen), frame)
 
     def _variables(self, children: Iterable[Child], frame: int) -> tuple[Variable, ...]:
-        """Variables for sending. When time is up in the middle, the rest are described by their types."""
+        """Variables for sending. After a timeout the remaining ones are described by their types."""
         variables: list[Variable] = []
         timed_out = False
         for name, value, expression in children:
@@ -272,14 +272,14 @@ class Commands:
             raise CommandError("the rank is not stopped any more")
         return standing
 
-    # -- going on -----------------------------------------------------------------------------------------------------
+    # -- resuming ----------------------------------------------------------------------------------------------------
 
     def _go(self, command: m.Go) -> m.CommandAnswer:
         self.go(command)
         return m.CommandAnswer(session=command.session, resumed=True)
 
     def go(self, command: m.Go) -> None:
-        """The thread is to go on."""
+        """Resumes the thread after this command."""
         line = self.frames.entries[self.standing.selected][1]
         if command.motion == "until" and command.line is not None and command.line <= line:
             raise CommandError('"until" line number is smaller than current line number')
@@ -289,7 +289,7 @@ class Commands:
         return m.CommandAnswer(session=command.session, resumed=self.jump(command.line))
 
     def jump(self, line: int) -> bool:
-        """Another line is to be run next: whether the thread has to go on for that, to the next line."""
+        """Runs another line next; returns whether the thread has to resume for that, up to the next line."""
         self.resume = self.machine.jump(line)
         if self.resume is not None:
             return True
@@ -304,11 +304,11 @@ class Commands:
         return m.CommandAnswer(session=command.session, resumed=True)
 
     def quit(self) -> None:
-        """The endpoint is to end."""
+        """Ends the endpoint after this command."""
         self.machine.released()
         self.quits = True
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- inspecting ---------------------------------------------------------------------------------------------------
 
     def _select(self, command: m.Select) -> m.CommandAnswer:
         if command.by:

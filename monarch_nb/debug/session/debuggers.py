@@ -34,8 +34,8 @@ _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$")  # file names of cells: the ke
 
 
 class BreakpointSets:
-    """Breakpoints by the address of the controller that set them. Actors that none concerns are not slowed down. Actors
-    of the library run functions of users, too: cells on the processes, and what is run on parts of tensors.
+    """Breakpoints by the address of the controller that set them. Actors without any are not slowed down. Actors
+    of the library run functions of users, too: cells on processes, and functions on parts of tensors.
     """
 
     def __init__(self, runtime: Runtime, debugger_of: Callable[[ActorCell], ThreadDebugger]) -> None:
@@ -65,7 +65,7 @@ class BreakpointSets:
             return sum(cell in self._armed for cell in cells)
 
     def drop(self, keep: str = "") -> None:
-        """Removes the breakpoints of all controllers except `keep`: nobody there could resume what they stop."""
+        """Removes the breakpoints of all controllers except `keep`: these could not resume the ranks that they stop."""
         for src, breaks in tuple(self._sets.items()):
             if src != keep and _has_any(breaks):
                 self.take(src, BreakSet(version=breaks.version + 1))
@@ -118,7 +118,7 @@ def _has_any(breaks: BreakSet) -> bool:
 
 
 def _actor_record(cell: ActorCell) -> Stopped:
-    """An actor in the form that rank selections are matched against."""
+    """An actor as a record that rank selections can be matched with."""
     point = cell.instance.rank
     return Stopped(
         session="",
@@ -153,7 +153,7 @@ class Debuggers:
         self._numbers = itertools.count(1)
         self._by_thread: dict[int, ThreadDebugger] = {}
         self._by_session: dict[str, ThreadDebugger] = {}
-        self._warned: set[str] = set()  # the library's threads that a breakpoint was skipped on
+        self._warned: set[str] = set()  # the library's threads on which a breakpoint was skipped
         self.sets = BreakpointSets(runtime, lambda cell: self._of(cell.executor.thread, cell))
         runtime.part(MeshEvents).listeners.append(self._on_mesh_event)
 

@@ -1,4 +1,4 @@
-"""The frames of a thread that stands, and what can be asked of them: expressions, statements, variables."""
+"""The frames of a stopped thread, with their expressions, statements and variables."""
 
 import contextlib
 import ctypes
@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from monarch_nb.debug.session import stack as stacks
 
-FILE = "<mdb>"  # what code that was typed is said to come from
+FILE = "<mdb>"  # file name of typed code
 
 
 class _Split:
@@ -48,12 +48,12 @@ def _redirected(target: TextIO) -> Iterator[None]:
             for name, stream in split:
                 if getattr(sys, name) is stream:
                     setattr(sys, name, stream._original)
-                else:  # another thread has put its own over it: it lets through what is not its own
+                else:  # wrapped by that of another thread, which passes our output on
                     stream._thread = 0
 
 
 class Frames:
-    """Outermost first. What is evaluated prints into `out`."""
+    """Frames, outermost first. Evaluated code prints into `out`."""
 
     def __init__(self, entries: Sequence[stacks.Entry], out: TextIO) -> None:
         self.entries = list(entries)
@@ -68,7 +68,7 @@ class Frames:
         return self.entries[index][0]
 
     def locals(self, index: int) -> Any:
-        """Its local variables, as a mapping; one for as long as the thread stands, for changes are made in it."""
+        """Its local variables, as one mapping during a stop, since changes are made in it."""
         if index not in self._locals:
             self._locals[index] = self.frame(index).f_locals
         return self._locals[index]
@@ -84,7 +84,7 @@ class Frames:
             return eval(code, dict(self.names(index)))
 
     def execute(self, source: str, index: int) -> None:
-        """Runs statements; what they assign is assigned in the frame. Raises what they raise."""
+        """Runs statements, whose assignments go to the frame. Raises what they raise."""
         code = compile(source if source.endswith("\n") else f"{source}\n", FILE, "exec")
         try:
             with _redirected(self._out):
@@ -98,7 +98,7 @@ class Frames:
         _write_back(self.frame(index))
 
     def move(self, index: int, line: int) -> None:
-        """The frame runs another line next. Raises ValueError where that cannot be."""
+        """Makes the frame run another line next. Raises ValueError if it cannot."""
         frame = self.frame(index)
         frame.f_lineno = line  # type: ignore[misc]
         self.entries[index] = frame, line
@@ -114,6 +114,6 @@ def is_expression(text: str) -> bool:
 
 
 def _write_back(frame: types.FrameType) -> None:
-    """Assignments to locals take effect; newer Pythons need no help."""
+    """Makes assignments to locals take effect, which Python 3.13 does itself."""
     if sys.version_info < (3, 13):
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

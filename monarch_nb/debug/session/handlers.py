@@ -113,7 +113,7 @@ class DebugHandlers:
         settings.configure({"debug_freeze_on_error": message.on})
         return m.CommandOutcome("frozen at errors" if message.on else "not frozen at errors")
 
-    # -- failures that are kept, and where everything is ---------------------------------------------------------------
+    # -- stored failures, and stacks -----------------------------------------------------------------------------------
 
     def _autopsy(self, message: m.Autopsy, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
         failures = self._runtime.failures
@@ -175,7 +175,7 @@ def _scopes(obj: Any, first: str) -> list[Any]:
 
 
 def _imported(names: list[str], spec: str) -> object:
-    """The object with a full name, its module imported; None if there is no such module."""
+    """The object with a full name, whose module is imported; None if there is no such module."""
     for length in range(len(names) - 1, 0, -1):
         name = ".".join(names[:length])
         try:
@@ -204,7 +204,7 @@ def _lookup(scope: object, names: list[str]) -> object:
 
 
 def _file_of(name: str, obj: object) -> str:
-    """The file that people mean by a short name: one that code of this process came from. Raises LookupError."""
+    """The file of code in this process that a short name stands for. Raises LookupError."""
     if os.path.isabs(name) or name.startswith("<"):
         return name
     files = {getattr(module, "__file__", None) or "" for module in tuple(sys.modules.values())}
@@ -223,7 +223,7 @@ def _file_of(name: str, obj: object) -> str:
 
 
 def _threads(cells: Iterable[ActorCell]) -> tuple[ThreadRecord, ...]:
-    """The threads of this process, but for the engine's; `cells` are its actors."""
+    """The threads of this process except the engine's; `cells` are its actors."""
     frames = sys._current_frames()
     by_thread = {cell.executor.thread.ident: cell for cell in cells}
     records = []
@@ -252,7 +252,7 @@ def _threads(cells: Iterable[ActorCell]) -> tuple[ThreadRecord, ...]:
 
 
 def _without_wait(stack: list[stacks.Entry]) -> list[stacks.Entry]:
-    """Drops the library's frames at the inner end: the internals of `.get()` are of no interest."""
+    """The stack without the library's innermost frames, such as the internals of `.get()`."""
     end = len(stack)
     while end and stacks.is_engine(stack[end - 1][0]):
         end -= 1

@@ -1,6 +1,6 @@
 """State machine of one thread's debugger: running, stopped or stepping, and the effect of each command.
 
-Pure: it sees numbers, names and lines, never frames. Events of `bdb` come in; what `bdb` is to do comes out.
+Pure: it handles numbers, names and lines, never frames. Inputs are events of `bdb`, outputs are its next steps.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ _NOTES = {"call": "--Call--", "return": "--Return--"}
 
 @dataclass(frozen=True, slots=True)
 class RunningThread:
-    """Only breakpoints stop it, and what the code itself asks for."""
+    """Only breakpoints, and the code itself, stop the thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Stepping:
 class Paused:
     """The thread is stopped at a line, or frames of a failure are open; commands are carried out."""
 
-    number: int  # how often it has stopped
+    number: int  # number of its stops so far
     event: Event
     reason: str
     note: str
-    depth: int  # how many frames there are
+    depth: int  # number of frames
     selected: int  # the selected frame, 0 is the outermost
-    breakpoint: int = 0  # the one that has stopped it
+    breakpoint: int = 0  # number of the breakpoint that has stopped it
 
     @property
     def traced(self) -> bool:
@@ -54,11 +54,11 @@ class Resume:
 
 
 class CommandError(Exception):
-    """A command cannot be carried out as things are; the text says why."""
+    """A command cannot be carried out in this state; the text has the reason."""
 
 
 class DebugMachine:
-    """The state of one thread. Its methods are events, and commands; those that cannot be raise CommandError."""
+    """The state of one thread. Its methods are events and commands; impossible commands raise CommandError."""
 
     def __init__(self) -> None:
         self.state: State = RunningThread()
@@ -66,10 +66,10 @@ class DebugMachine:
         self.raised = False  # exceptions stop it where they are raised
         self.pausing = False  # the next line that is traced stops it
         self._number = 0
-        self._reason = ""  # of the stop that is coming
+        self._reason = ""  # of the next stop
         self._note = ""
         self._hit: SessionBreakpoint | None = None
-        self._forgotten = False  # what could have stopped it before was taken away
+        self._forgotten = False  # the earlier causes of a stop were removed
         self._jump: int | None = None
 
     # -- events of bdb ------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class DebugMachine:
         return isinstance(self.state, RunningThread) and not (self.breakpoints or self.raised or self.pausing)
 
     def at(self, location: SourceLocation, evaluate: Evaluate) -> Hit:
-        """A line is about to be run: whether a breakpoint stops there."""
+        """A line is about to be run: returns whether a breakpoint stops there."""
         if self.standing is not None:
             return Hit()
         hit = self.breakpoints.hit(location, evaluate)
@@ -99,8 +99,8 @@ class DebugMachine:
         return hit
 
     def stops(self, event: Event, depth: int, selected: int, *, reason: str = "", note: str = "") -> Paused | None:
-        """The thread has come to where it stops, with `depth` frames, and looks at one of them; None where it stands
-        already, and something was evaluated there, and where what stops it was taken away meanwhile.
+        """The thread stops with `depth` frames, one of them selected. Returns None if it is stopped already, and runs an
+        evaluated expression, or if the cause of the stop was removed in the meantime.
         """
         if self.standing is not None:
             return None
@@ -126,23 +126,23 @@ class DebugMachine:
         return event == "exception" and self.raised
 
     def forget(self) -> None:
-        """A step that is under way ends nowhere, nor does a breakpoint stop that was hit and has gone since."""
+        """Cancels a running step, and the stop of a breakpoint that was hit and then removed."""
         self._forgotten = True
         self.pausing = False
         if isinstance(self.state, Stepping):
             self.state = RunningThread()
 
     def line_to_run(self) -> int | None:
-        """The line that was chosen to be run next, once: to be set at the next line that is traced."""
+        """Returns once the line that was chosen to run next; it is set at the next traced line."""
         line, self._jump = self._jump, None
         return line
 
     def cannot_jump(self, reason: str) -> None:
-        """The line could not be set: the stop that follows says so."""
+        """The line could not be set: the next stop reports it."""
         self._note = f"jump failed: {reason}"
 
     def outermost_returns(self) -> bool:
-        """The thread leaves the user's code: whether a step was under way, which ends nowhere."""
+        """The thread leaves the user's code: returns whether it was in a step, which is cancelled."""
         stepping = self.stepping
         if self.standing is None:
             self.state = RunningThread()
@@ -166,7 +166,7 @@ class DebugMachine:
         return self.state
 
     def move(self, by: int) -> Paused:
-        """Selects a frame further in or out, as far as there are any."""
+        """Selects a frame further in or out, at most the last one."""
         standing = self._standing()
         frame = min(max(0, standing.selected + by), standing.depth - 1)
         if frame == standing.selected:
@@ -181,8 +181,8 @@ class DebugMachine:
         return Resume(motion, start, line)
 
     def jump(self, line: int) -> Resume | None:
-        """Chooses the line that is run next, in the innermost frame: None where that can be done at once; else the
-        thread goes on to its next line, and stands there.
+        """Chooses the line that is run next, in the innermost frame. Returns None if that is possible at once;
+        otherwise the thread runs to its next line and stops there.
         """
         standing = self._standing()
         if standing.selected + 1 != standing.depth:
@@ -195,6 +195,6 @@ class DebugMachine:
         return self.go("in")
 
     def released(self) -> None:
-        """The thread goes on whatever was asked: it is being ended, or nobody is there any more."""
+        """Resumes the thread regardless of commands: it is being ended, or has no controller any more."""
         if self.standing is not None:
             self.state = RunningThread()

@@ -1,4 +1,4 @@
-"""Names in the namespace of the cells that a rank runs: completed, described and listed without running its code.
+"""Names in the namespace of a rank's cells: completed, described and listed without running its code.
 
 A rank that is busy, or stopped, answers as well: this runs on the thread that reads messages. Attributes are read as
 they are stored; properties, and `__getattr__`, are code of the program.
@@ -22,12 +22,12 @@ T = TypeVar("T")
 MOST = 400  # names of an answer
 _TEXT = 20_000  # characters of a docstring, or of source
 _SHOWN = 80  # characters of a value
-_ITEMS = 20  # of a container that is written out
-_BITS = 10_000  # of a number
+_ITEMS = 20  # of a container that is shown completely
+_BITS = 10_000  # of an integer that is shown
 _GIVEN = frozenset({"mesh", "point", "rank"})  # names in every cell
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
-_TYPES = ("types", "typing", "collections.abc")  # what annotations are made of
+_TYPES = ("types", "typing", "collections.abc")  # of types in annotations
 _SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)  # attributes that C keeps
 
 
@@ -64,7 +64,7 @@ def _namespace_of(cell: ActorCell) -> Mapping[str, object]:
 
 
 def completions(namespace: Mapping[str, object], text: str) -> list[str]:
-    """Returns what `text`, such as `model.la`, can become. Names that begin with `_` only where that was typed."""
+    """Returns completions of `text`, such as `model.la`; names that begin with `_` only if that was typed."""
     before, dot, stem = text.rpartition(".")
     if dot:
         try:
@@ -80,7 +80,7 @@ def completions(namespace: Mapping[str, object], text: str) -> list[str]:
 
 
 def description(namespace: Mapping[str, object], name: str, *, source: bool = False) -> str:
-    """Returns what is known of a name: signature, type, value, docstring or source; "" for one that is not there."""
+    """Returns a text about a name: signature, type, value, docstring or source; "" for an unknown one."""
     try:
         value = _value_at(namespace, name.split("."))
     except LookupError:
@@ -114,7 +114,7 @@ def variables(namespace: Mapping[str, object]) -> list[m.NamespaceVariable]:
 
 
 def _value_at(namespace: Mapping[str, object], path: Sequence[str]) -> object:
-    """Raises LookupError."""
+    """The value of a path of names. Raises LookupError."""
     first, *rest = path
     value = namespace[first] if first in namespace else vars(builtins)[first]
     for name in rest:
@@ -187,7 +187,7 @@ def _signature(name: str, value: object) -> str:
 
 
 def _safe(value: object, nothing: object) -> object:
-    """A default or an annotation whose text is no code of the program; for others, that it is left out."""
+    """A default or an annotation, or an ellipsis for it if its text would run code of the program."""
     is_safe = value is nothing or type(value) in _PLAIN or _is(value, type) or type(value).__module__ in _TYPES
     return value if is_safe else _ELIDED
 
@@ -201,7 +201,7 @@ _ELIDED = _Elided()
 
 
 def _shown(value: object) -> str:
-    """A value, where that runs no code of the program."""
+    """The text of a value, or of its size, where that runs no code of the program."""
     kind = type(value)
     if kind in (str, bytes) and isinstance(value, str | bytes) and not _is_brief(value):
         return f"{_cut(repr(value[: 2 * _SHOWN]))} ({len(value)} {'characters' if kind is str else 'bytes'})"
@@ -228,7 +228,7 @@ def _is_brief(value: object) -> bool:
 
 
 def _slot(value: object, name: str) -> object:
-    """What a tensor or an array keeps of itself; None for others."""
+    """An attribute of a tensor or an array that C stores; None for other values."""
     try:
         attribute = inspect.getattr_static(value, name)
         return attribute.__get__(value) if _is(attribute, _SLOTS) else None

@@ -1,6 +1,6 @@
 """pdb's language on the debugger of a thread: reads its lines with pdb's own code, and prints as pdb does.
 
-What moves the thread, sets breakpoints or evaluates goes to the debugger's own commands; pdb is left with the words.
+Steps, breakpoints and evaluation use the debugger's own commands; pdb only parses lines and formats output.
 """
 
 import bdb
@@ -23,7 +23,7 @@ _ELSEWHERE = "is done at the controller's prompt, not on the rank"
 
 
 class PdbText(pdb.Pdb):
-    """Aliases last as long as the debugger does; all else is of the stop that a line is for."""
+    """Aliases last as long as the debugger; all other state belongs to the current stop."""
 
     tb_lineno: dict[types.FrameType, int]  # pdb's own
 
@@ -31,7 +31,7 @@ class PdbText(pdb.Pdb):
         super().__init__("tab", io.StringIO(), out, None, True, False)
         self.prompt = ""
         self._commands: Commands
-        self._number = 0  # of the stop that it was at last
+        self._number = 0  # of the last stop that was used
         self._value: Value | None = None
         self._errors: list[object] = []
 
@@ -39,7 +39,7 @@ class PdbText(pdb.Pdb):
         """Breakpoints are the debugger's."""
 
     def run_line(self, commands: Commands, text: str) -> tuple[Value | None, list[object]]:
-        """Carries a line out, or a statement of several: the value that it had, and what went wrong."""
+        """Carries out a line, or a statement of several lines; returns its value, and the errors."""
         self._commands = commands
         self._sync()
         self._value, self._errors = None, []
@@ -68,7 +68,7 @@ class PdbText(pdb.Pdb):
         self._take_locals(frames.locals(standing.selected))
 
     def _take_locals(self, names: dict[str, Any]) -> None:
-        if sys.version_info < (3, 14):  # there it looks into the frame itself, which shows and takes what is written
+        if sys.version_info < (3, 14):  # newer versions read and write the frame itself
             self.curframe_locals = names
 
     def _read_lines_of(self, tb: types.TracebackType | None) -> None:
@@ -156,7 +156,7 @@ class PdbText(pdb.Pdb):
     def set_break(
         self, filename: str, lineno: int, temporary: bool = False, cond: str | None = None, funcname: str | None = None
     ) -> str | None:
-        """Sets one: what is wrong with it, if anything is."""
+        """Sets one; returns the error, if there is any."""
         try:
             self._commands.debugger.add_breakpoint(
                 filename, lineno, temporary=bool(temporary), condition=cond or "", function=funcname or ""
@@ -236,7 +236,7 @@ class PdbText(pdb.Pdb):
     do_cl = do_clear
     do_cond = pdb.Pdb.do_condition
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- inspecting ---------------------------------------------------------------------------------------------------
 
     def default(self, line: str) -> None:
         """A statement or an expression in the selected frame."""
@@ -283,7 +283,7 @@ class PdbText(pdb.Pdb):
         """Records the error of a command; pdb passes exceptions, too."""
         self._errors.append(msg)
 
-    # -- what is not there --------------------------------------------------------------------------------------------
+    # -- unsupported commands -----------------------------------------------------------------------------------------
 
     def do_interact(self, arg: str) -> None:
         """interact
@@ -309,7 +309,7 @@ class PdbText(pdb.Pdb):
 
 
 class _PdbBreakpoint(bdb.Breakpoint):
-    """A breakpoint as pdb writes it, and changes it."""
+    """A breakpoint in the form that pdb shows and changes."""
 
     def __init__(self, breakpoint: SessionBreakpoint) -> None:
         self.breakpoint = breakpoint

@@ -1,4 +1,4 @@
-"""Stacks as their users know them: without the engine's frames, with the lines of source."""
+"""Stacks for users: without the engine's frames, with the lines of source."""
 
 import linecache
 import os
@@ -128,7 +128,7 @@ def has_changed(code: types.CodeType) -> bool:
     """True if the file of a code object has changed: its displayed lines may be wrong."""
     try:
         modified = os.stat(code.co_filename).st_mtime
-    except OSError:  # a cell, whose source came along
+    except OSError:  # a cell, whose source was sent with it
         return False
     key = (code.co_filename, modified, code)
     changed = _checked.get(key)

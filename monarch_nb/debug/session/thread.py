@@ -1,4 +1,4 @@
-"""The debugger of one thread: stops it, carries out commands there, and lets it go on."""
+"""The debugger of one thread: stops it, carries out commands there, and resumes it."""
 
 import io
 import linecache
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-TICK_S = 0.25  # between looks whether anybody still wants this thread to stand still
+TICK_S = 0.25  # between checks whether the thread still has to stay stopped
 MOST = 60_000  # characters of one answer
-NOTE = 2_000  # of what is said of a stop, such as the text of an exception
+NOTE = 2_000  # characters of the reason and the note of a stop
 NOT_STOPPED = "the rank is not stopped any more"
 
 Send = Callable[[m.CommandAnswer], None]
 
 
 class ThreadDebugger:
-    """Stops its thread, and carries out commands there until one of them lets it go on."""
+    """Stops its thread, and carries out commands there until one of them resumes it."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class ThreadDebugger:
         armed: Callable[[], None] = lambda: None,
     ) -> None:
         self.record = record
-        self.holder = ""  # the controller that gives it commands
+        self.holder = ""  # the controller that sends it commands
         self.thread = thread
         self.machine = DebugMachine()
         self._process = process
         self._ends = ends
-        self._armed = armed  # called when what can stop it changes
+        self._armed = armed  # called when its breakpoints change
         self._tracer = Tracer(self.machine, self._stand, self._on_return)
         self._out = io.StringIO()
         self._posted: queue.SimpleQueue[tuple[m.Command, Send]] = queue.SimpleQueue()
@@ -73,7 +73,7 @@ class ThreadDebugger:
     # -- stopping -----------------------------------------------------------------------------------------------------
 
     def stop(self, frame: types.FrameType, reason: str) -> None:
-        """Stops the calling thread at `frame`, now; returns when it may go on. Raises QuitDebugger."""
+        """Stops the calling thread at `frame`, now; returns when it is resumed. Raises QuitDebugger."""
         if self.stopped:  # inside of what a command evaluates
             return
         self._tracer.pause()
@@ -82,7 +82,7 @@ class ThreadDebugger:
         self._tracer.resume_tracing()
 
     def autopsy(self, tb: types.TracebackType, reason: str) -> None:
-        """Opens the frames of an exception; returns when they are to be closed."""
+        """Opens the frames of an exception; returns when they are closed."""
         linecache.checkcache()
         self._stand("failure", None, tb, reason=reason)
 
@@ -93,8 +93,8 @@ class ThreadDebugger:
     def add_breakpoint(
         self, file: str, line: int, number: int = 0, **options: Unpack[BreakpointOptions]
     ) -> SessionBreakpoint:
-        """Sets a breakpoint, of this number where that is free. Raises ValueError where there is no such line, and for
-        a hit condition that is none.
+        """Sets a breakpoint, with this number if it is free. Raises ValueError for a line that does not exist, and for
+        an invalid hit condition.
         """
         file = self._tracer.canonic(file)
         if not linecache.getline(file, line):
@@ -111,7 +111,7 @@ class ThreadDebugger:
         return len(removed)
 
     def set_breakpoints(self, set_by: str, lines: Sequence[m.BreakLine]) -> None:
-        """The breakpoints that somebody has from now on; those that stay keep their counts."""
+        """Replaces the breakpoints of `set_by`; unchanged ones keep their counts."""
         keys = {
             (self._tracer.canonic(item.file), item.line, item.condition, item.hit_condition, item.log) for item in lines
         }
@@ -124,7 +124,7 @@ class ThreadDebugger:
         self._armed()
 
     def pause(self) -> bool:
-        """Stops it at the next line that is traced; False where none is."""
+        """Stops it at the next traced line; False if no line is traced."""
         if self.machine.quiet or self.stopped:
             return False
         self.machine.pausing = True
@@ -140,7 +140,7 @@ class ThreadDebugger:
                 self._posted.put((m.Go(session=self.record.session, force=True), lambda answer: None))
 
     def pdb_text(self) -> "PdbText":
-        """pdb's language on this thread; its aliases are kept from stop to stop."""
+        """pdb's language on this thread; its aliases last over several stops."""
         if self._pdb is None:
             from monarch_nb.debug.session.pdb_text import PdbText  # pdb takes long to import
 
@@ -152,7 +152,7 @@ class ThreadDebugger:
         self.machine.raised = on
         self._armed()
 
-    # -- standing -----------------------------------------------------------------------------------------------------
+    # -- stopped ------------------------------------------------------------------------------------------------------
 
     def _on_return(self) -> None:
         if self.machine.outermost_returns():
@@ -270,7 +270,7 @@ class ThreadDebugger:
         return QuitDebugger(f"quit in the debugger, where it was stopped at {location} in {frame.function}")
 
     def _guarded(self, commands: Commands, command: m.Command) -> m.CommandAnswer:
-        """Carries a command out; one that does not end is broken off after a while."""
+        """Carries out a command, for a limited time."""
         limit = command.limit or settings.debug_command_timeout
         done = threading.Event()
         thread = threading.get_ident()
@@ -333,5 +333,5 @@ class ThreadDebugger:
 
 
 def _cut(text: str) -> str:
-    """A text that is never gigantic: proxies of notebooks cut long messages."""
+    """A text of limited length: proxies of notebooks cut long messages."""
     return text if len(text) <= MOST else f"{text[:MOST]}\n… {len(text) - MOST} more characters are not shown\n"

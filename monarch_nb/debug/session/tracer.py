@@ -46,10 +46,10 @@ class Tracer(bdb.Bdb):
     def _load_breaks(self) -> None:
         """Breakpoints are the machine's, and not those of other debuggers in the process."""
 
-    # -- what is to be done -------------------------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Suspends tracing on this thread, which is about to stop outside of it."""
+        """Suspends tracing on this thread, which is about to stop outside of tracing."""
         sys.settrace(None)
 
     def bottom(self, frame: types.FrameType) -> None:
@@ -72,7 +72,7 @@ class Tracer(bdb.Bdb):
             sys.settrace(None)
             return
         stepping = resume.motion != "continue" or self._machine.raised
-        for frame in frames:  # also those that were not traced so far: a step may return to them
+        for frame in frames:  # also frames that were not traced so far: a step may return to them
             file = self.canonic(frame.f_code.co_filename)
             frame.f_trace = self.trace_dispatch if stepping or self._machine.breakpoints.has_file(file) else None
 
@@ -109,19 +109,19 @@ class Tracer(bdb.Bdb):
 
     def start(self, caller: types.FrameType) -> None:
         """Traces what `caller`, a frame of the engine, calls from now on."""
-        sys.settrace(None)  # another endpoint of the same loop may be traced: what follows is not to be
-        if self._awaited < 2 or not self._machine.stepping:  # the step of another one goes on
+        sys.settrace(None)  # another endpoint of this loop may be traced: this method must not be
+        if self._awaited < 2 or not self._machine.stepping:  # the step of another endpoint continues
             self.reset()
-            self.botframe = caller  # what it calls may stop, it itself does not
+            self.botframe = caller  # its callees may stop, but not this frame itself
             self._set_stopinfo(caller, None, -1)
-        calm()  # what others have thrown, or a thread that ended with it, would keep it from entering the method
+        calm()  # an exception thrown into any thread would keep it from entering the method
         sys.settrace(self.trace_dispatch)
 
     def set_continue(self) -> None:
         """Stops at breakpoints only."""
         self._set_stopinfo(self.botframe, None, -1)
 
-    # -- what bdb asks ------------------------------------------------------------------------------------------------
+    # -- questions of bdb ---------------------------------------------------------------------------------------------
 
     def stop_here(self, frame: types.FrameType) -> bool:
         """True if a step ends in a frame; steps do not enter the event loop while an endpoint waits."""
@@ -151,7 +151,7 @@ class Tracer(bdb.Bdb):
     # -- events of bdb ------------------------------------------------------------------------------------------------
 
     def trace_dispatch(self, frame: types.FrameType, event: str, arg: Any) -> Any:
-        """As bdb's; when the outermost frame of the user's code returns, there is nothing to step in any more."""
+        """As bdb's; ends a step when the outermost frame of the user's code returns."""
         result = super().trace_dispatch(frame, event, arg)
         if event == "return" and frame is self.botframe and _is_over(frame):
             self.set_continue()
@@ -196,9 +196,9 @@ class Tracer(bdb.Bdb):
         """As bdb's; and where exceptions stop at their raise, in the innermost frame of the user's that they pass."""
         kind, error, tb = arg
         if tb is None and kind is StopIteration and self.stopframe not in (None, frame):
-            if _is_over(self.stopframe):  # a step out of a coroutine ends in what awaits it
+            if _is_over(self.stopframe):  # a step out of a coroutine ends in its caller
                 self._arrived("return", frame, None, "")
-            return self.trace_dispatch  # else what is awaited has ended, which is nothing that is raised
+            return self.trace_dispatch  # else an awaitable has ended, and no exception is raised
         if self._machine.raised and not self.stop_here(frame) and _raised_here(error, tb):
             self.user_exception(frame, arg)
             return self.trace_dispatch

@@ -1,4 +1,4 @@
-"""Values as they can be shown elsewhere: short texts; tensors and arrays by what they are like."""
+"""Values as they are sent: short texts, and summaries of tensors and arrays."""
 
 import math
 import reprlib
@@ -10,14 +10,14 @@ from monarch_nb.debug.records import Tensor, Value
 from monarch_nb.wire import ThreadCutOff, full_name, number_of, repr_of, text_of, type_name
 
 LONGEST = 2000  # characters of one value
-INSIDE = 10  # texts that a container holds are cut so many times sooner
-MOST = 1 << 20  # elements of a tensor that are inspected, where it is one variable of many
+INSIDE = 10  # texts in containers are cut at this fraction of the length
+MOST = 1 << 20  # elements of a tensor that are inspected in lists of variables
 _FEW = 12  # elements of a tensor that are shown themselves
-_PATIENCE_S = 1.0  # for the work of a device, after which its tensors are shown without numbers
+_PATIENCE_S = 1.0  # for the work of a device; then its tensors are shown without numbers
 
 
 class _Repr(reprlib.Repr):
-    """Containers are cut before they are written out, so that gigantic ones cost nothing."""
+    """Containers are cut before they are formatted, so that huge ones cost nothing."""
 
     def __init__(self, much: bool) -> None:
         super().__init__()
@@ -54,19 +54,19 @@ _short, _long = _Repr(much=False), _Repr(much=True)
 
 
 def shorten(value: object, *, much: bool = False) -> str:
-    """A value as text that is never gigantic. Raises nothing of the value's own."""
+    """A value as text of limited length. Raises no errors of the value's own code."""
     kind = _long if much else _short
     try:
         text = text_of(kind.repr(value))
     except ThreadCutOff:
         raise
-    except BaseException:  # a container that does not let itself be looked into
+    except BaseException:  # a container that cannot be iterated over
         text = repr_of(value)
     return text if len(text) <= 2 * kind.maxother else f"{text[: kind.maxother]}… ({len(text)} characters)"
 
 
 def value_of(value: Any, *, much: bool = False) -> Value:
-    """A value as it can be sent. May take as long as the value's own `repr` does."""
+    """A value as it is sent. May take as long as the value's own `repr`."""
     name = type_name(value)
     tensor = tensor_of(value, most=None if much else MOST)
     number: float | None = None
@@ -92,7 +92,7 @@ def tensor_of(value: Any, most: int | None = MOST) -> Tensor | None:
         return None
     try:
         return _torch(value, most) if module == "torch" else _numpy(value, most)
-    except Exception:  # a kind without numbers in it, or a device that has failed
+    except Exception:  # a dtype without numbers, or a failed device
         try:
             return Tensor(tuple(int(n) for n in value.shape), str(value.dtype).removeprefix("torch."))
         except Exception:
@@ -100,7 +100,7 @@ def tensor_of(value: Any, most: int | None = MOST) -> Tensor | None:
 
 
 def _some_of(array: Any, most: int | None) -> tuple[Any, int]:
-    """A view of at most so many elements, evenly spread, and of how many each one is."""
+    """A view of at most so many evenly spread elements, and the step between them."""
     step = 1
     while most is not None and math.prod(array.shape) > most:
         longest = max(range(len(array.shape)), key=lambda dim: array.shape[dim])
@@ -110,17 +110,17 @@ def _some_of(array: Any, most: int | None) -> tuple[Any, int]:
 
 
 class _Devices:
-    """Whether a device has done what the calling thread has asked of it.
+    """Whether a device has done the work of the calling thread.
 
-    To read a tensor waits for all work before it. If that includes a collective which another rank has not joined,
-    perhaps since it is stopped in the debugger too, it would wait for ever.
+    Reading a tensor waits for all earlier work. If that includes a collective that another rank has not joined, perhaps
+    since it is stopped in the debugger too, the wait would not end.
     """
 
     def __init__(self) -> None:
         self._busy_at = -math.inf
 
     def settled(self, device: Any) -> bool:
-        """Waits a second at most, and not at all where a wait has just been in vain. Raises what the device reports."""
+        """Waits a second at most, and not at all after a recent timeout. Raises errors of the device."""
         cuda: Any = sys.modules["torch.cuda"]
         done = cuda.Event()
         done.record(cuda.current_stream(device))
