@@ -23,7 +23,7 @@ from .jupyter import transformed
 from .session import Session
 
 
-class _Origin(Struct, frozen=True):
+class _ActorOrigin(Struct, frozen=True):
     """The arguments of a %%actor line, and the uid of its mesh."""
 
     uid: str
@@ -36,7 +36,7 @@ class Actors:
     def __init__(self, shell: InteractiveShell, session: Session) -> None:
         self._shell = shell
         self._session = session
-        self._origins: dict[str, _Origin] = {}
+        self._origins: dict[str, _ActorOrigin] = {}
 
     def define(self, spec: ActorArguments, source: str, filename: str, say: Callable[[str], None]) -> ActorMesh[Any]:
         """Runs the cell, then spawns its class or gives it to the actors of that name; binds the variable.
@@ -162,7 +162,7 @@ class Actors:
             mesh: ActorMesh[Any] = spawn_actors(procs, spec.name, cls, tuple(args), kwargs)
         except (TypeError, ValueError) as error:
             raise UsageError(f"%%actor: {error}") from None
-        self._origins[spec.name] = _Origin(state_of(mesh).uid, spec.constructor)
+        self._origins[spec.name] = _ActorOrigin(state_of(mesh).uid, spec.constructor)
         self._shell.user_ns[spec.name] = mesh
         return mesh
 

@@ -20,7 +20,7 @@ from monarch_nb.wire import json_decoder
 from .arguments.words import is_name
 from .front import Front
 from .namespace import Mesh
-from .session import Origin, Session, SessionMagics
+from .session import MeshOrigin, Session, SessionMagics
 
 LEASE = "1h"
 
@@ -40,7 +40,7 @@ class Notes(msgspec.Struct, frozen=True):
 
     variables: dict[str, str] = {}  # uids, by the variables that hold them
     parts: dict[str, MeshSlice] = {}  # by the variables that hold them
-    made: dict[str, Origin] = {}  # what %mesh lines asked for, by name
+    made: dict[str, MeshOrigin] = {}  # what %mesh lines asked for, by name
 
 
 class Notebook:

@@ -166,10 +166,8 @@ class MonarchMagics(SessionMagics):
             raise UsageError("%heal: which mesh? Write %heal NAME, or %heal NAME gpus=3 --kill")
         selection = read_place("%heal", line, ("--kill", "--replace"))
         mesh = self._session.find(selection.name)
-        notice = self._session.heal(
-            selection.name, selection.of(mesh), **{option.strip("-"): True for option in selection.options}
-        )
-        self._say(notice)
+        flags = {option.strip("-"): True for option in selection.options}
+        self._say(self._session.heal(selection.name, selection.of(mesh), **flags))
         return mesh
 
     @line_magic

@@ -40,7 +40,7 @@ class SessionMagics(Magics):
         self._session = session
 
 
-class Origin(Struct, frozen=True):
+class MeshOrigin(Struct, frozen=True):
     """The arguments of a %mesh line, and the uid of its mesh."""
 
     uid: str
@@ -54,15 +54,15 @@ class Session(Namespace):
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self._origins: dict[str, Origin] = {}
+        self._origins: dict[str, MeshOrigin] = {}
         self._hosts: dict[int, HostMesh] = {}
         self._jobs: Jobs | None = None  # from the first cell that needs one
 
-    def origins(self) -> dict[str, Origin]:
+    def origins(self) -> dict[str, MeshOrigin]:
         """Arguments of %mesh lines, by name."""
         return dict(self._origins)
 
-    def remember(self, origins: Mapping[str, Origin]) -> None:
+    def remember(self, origins: Mapping[str, MeshOrigin]) -> None:
         """Records the origins of attached meshes, so that their %mesh lines find them again."""
         self._origins.update(origins)
 
@@ -106,7 +106,7 @@ class Session(Namespace):
             raise UsageError(f"%mesh: how large? For four processes write %mesh {name} gpus=4")
         hosts = self._hosts_for(name, dims, job, arguments or {})
         mesh = self._spawn(hosts, name, dict(dims), setup, setup_filename)
-        self._origins[name] = Origin(state_of(mesh).uid, shape, setup, job_text)
+        self._origins[name] = MeshOrigin(state_of(mesh).uid, shape, setup, job_text)
         self._shell.user_ns[name] = mesh
         return mesh, notice
 
@@ -266,7 +266,7 @@ def _folder(module: ModuleType) -> str:
     return str(path.parents[depth])
 
 
-def _difference(origin: Origin, dims: tuple[tuple[str, int], ...], setup: str, job: str) -> str:
+def _difference(origin: MeshOrigin, dims: tuple[tuple[str, int], ...], setup: str, job: str) -> str:
     if (origin.dims, origin.job) != (dims, job):
         before, now = (" ".join(f"{label}={size}" for label, size in sizes) for sizes in (origin.dims, dims))
         return f"it was {before}{origin.job}, now {now}{job}"

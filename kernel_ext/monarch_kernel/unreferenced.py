@@ -78,10 +78,8 @@ class UnreferencedMeshes:
             roots = [state for state in self._session.meshes().values() if isinstance(state, ProcState)]
             unheld = [state for state in roots if not self._is_held(state)]
             now = time.time()
-            before, self._since = (
-                self._since,
-                {mesh_state.uid: self._since.get(mesh_state.uid, now) for mesh_state in unheld},
-            )
+            before = self._since
+            self._since = {state.uid: before.get(state.uid, now) for state in unheld}
             for uid in before.keys() ^ self._since.keys():
                 since = self._since.get(uid)
                 store_of(self._runtime).put(e.MeshUnheld(uid, None if since is None else round(since, 3)))

@@ -96,12 +96,8 @@ def mesh_facts(mesh: Any) -> tuple[str, ...]:
     if stream.lost is not None:
         return "for tensors", _first_line(stream.lost)
     live = stream.table.live()
-    contents = (
-        f"{counted(len(live), 'tensor')}, {size_text(sum(tensor.nbytes for tensor in live))}"
-        if live
-        else "no tensors yet"
-    )
-    return f"for tensors on {mesh.device}", contents
+    size = size_text(sum(tensor.nbytes for tensor in live))
+    return f"for tensors on {mesh.device}", f"{counted(len(live), 'tensor')}, {size}" if live else "no tensors yet"
 
 
 def _pretty_mesh(mesh: Any, printer: Any, cycle: bool) -> None:

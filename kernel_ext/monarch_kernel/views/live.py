@@ -42,9 +42,7 @@ class LiveView:
     style: Callable[[], str] = str
     title: str = ""  # of its section in the panel, which has sections of its own for the views that come with it
     feed: Callable[[Watch], Callable[[], None]] | None = None  # begins to publish to a front end; its result ends that
-    shows: Mapping[type | str, Callable[[Any], Shown]] = field(
-        default_factory=dict
-    )  # by the type of what a cell displays, or its name
+    shows: Mapping[type | str, Callable[[Any], Shown]] = field(default_factory=dict)  # by type, or its name
     magic: Callable[[Session, str], object] | None = None  # gives what `%name LINE` displays; its docstring is the help
 
 

@@ -50,9 +50,8 @@ def grouped(records: Iterable[Stopped]) -> list[StackGroup]:
     by_place: dict[object, list[Stopped]] = {}
     for record in sorted(records, key=lambda record: (record.rank, record.session)):
         frame = record.frame
-        by_place.setdefault((record.mesh, record.post_mortem, frame.file, frame.line, frame.function), []).append(
-            record
-        )
+        key = (record.mesh, record.post_mortem, frame.file, frame.line, frame.function)
+        by_place.setdefault(key, []).append(record)
     groups = [StackGroup(tuple(members)) for members in by_place.values()]
     return sorted(groups, key=lambda group: (group.first.name, group.first.mesh, -group.ranks, group.first.rank))
 

@@ -99,7 +99,7 @@ class DebugMachine:
         return hit
 
     def stops(self, event: Event, depth: int, selected: int, *, reason: str = "", note: str = "") -> Paused | None:
-        """The thread stops with `depth` frames, one of them selected. Returns None if it is stopped already, and runs an
+        """The thread stops with `depth` frames, one selected. Returns None if it is stopped already, and runs an
         evaluated expression, or if the cause of the stop was removed in the meantime.
         """
         if self.standing is not None:

@@ -156,7 +156,6 @@ def _still_there(code: types.CodeType) -> bool:
 
 def _parts(code: types.CodeType) -> tuple[object, ...]:
     plain = [const for const in code.co_consts if not isinstance(const, types.CodeType)]
-    texts = [
-        sorted(map(repr, const)) if isinstance(const, frozenset) else repr(const) for const in plain
-    ]  # 1 is not True
+    # As texts, since 1 equals True.
+    texts = [sorted(map(repr, const)) if isinstance(const, frozenset) else repr(const) for const in plain]
     return code.co_code, code.co_names, code.co_varnames, texts

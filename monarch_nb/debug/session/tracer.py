@@ -170,9 +170,8 @@ class Tracer(bdb.Bdb):
         line = self._machine.line_to_run()
         if line is not None:
             try:
-                with (
-                    warnings.catch_warnings()
-                ):  # Python warns which variables are None then, and a filter may turn that into an error
+                # Python warns which variables are None then, and a filter may turn that into an error.
+                with warnings.catch_warnings():
                     warnings.simplefilter("ignore", RuntimeWarning)
                     frame.f_lineno = line  # type: ignore[misc]  # it can be set here, and only here
             except ValueError as error:
