@@ -21,6 +21,11 @@ HOUSE_WORDS = re.compile(
     r"(?<![a-z])(un)?(tell|tells|telling|told|hear|hears|hearing|heard|heed|heeds|story|stories)(?![a-z])",
     re.IGNORECASE,
 )
+# Pronouns, adverbs and participles, which say nothing about the thing that they name.
+VAGUE = re.compile(
+    "asked|at|behind|born|came|each|found|given|gone|held|here|kept|known|later|made|near|one|others?|places?|said|seen|"
+    "taken|there|told|wanted|what|where|which|who|whole|why"
+)
 SHORT_MODULE = 40  # lines
 _BODIES = (ast.stmt, ast.excepthandler, ast.match_case)  # what statements stand in
 
@@ -75,6 +80,25 @@ def any_per_thousand_lines() -> float:
 
 def house_words() -> int:
     return sum(len(HOUSE_WORDS.findall(source.text)) for source in sources(*SOURCES))
+
+
+def vague_names() -> int:
+    """Variables, parameters, functions and attributes, each where it is bound."""
+    nodes = (node for source in sources(*SOURCES) for node in ast.walk(source.tree))
+    return sum(VAGUE.fullmatch(_bound_name(node).strip("_")) is not None for node in nodes)
+
+
+def _bound_name(node: ast.AST) -> str:
+    match node:
+        case (
+            ast.Name(id=name, ctx=ast.Store())
+            | ast.Attribute(attr=name, ctx=ast.Store())
+            | ast.arg(arg=name)
+            | ast.FunctionDef(name=name)
+            | ast.AsyncFunctionDef(name=name)
+        ):
+            return name
+    return ""
 
 
 def suppressions() -> int:
@@ -162,6 +186,7 @@ FIGURES = (
     Figure("lines of monarch_nb and kernel_ext", lambda: lines(*SOURCES), 122_300, 74_000),
     Figure("`Any` per thousand lines, the word", any_per_thousand_lines, 9.0, 9),
     Figure("tell, hear, heed, story and their kin", house_words, 17, 60),
+    Figure("names that are pronouns, adverbs or participles", vague_names, 302, 300),
     Figure("type-ignores and noqa", suppressions, 56, 75),
     Figure("imports in functions", imports_in_functions, 73, 75),
     Figure("modules under 40 lines, `__init__` aside", short_modules, 18, 30),
