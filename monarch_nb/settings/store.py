@@ -51,8 +51,7 @@ class Settings(Effective):
     def _merged(self) -> dict[str, Value]:
         with self._lock:
             if self._set is None:
-                if self._env is None:
-                    self._env = self._read_environment()
+                self._env = self._read_environment() if self._env is None else self._env
                 self._set = {**self._env, **self._sent, **self._runtime}
             return self._set
 
