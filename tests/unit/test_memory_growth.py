@@ -23,11 +23,11 @@ def use(megabytes: int, free: int = 16_000, tensors: tuple[TensorsAlike, ...] = 
 
 
 def growth(*lines: Growth, resident: tuple[int, ...] = (100, 100, 100, 100, 100)) -> MemoryGrowth:
-    return MemoryGrowth(20.0, Growth("", "resident", "cpu", 1, tuple(MB * each for each in resident)), lines, ())
+    return MemoryGrowth(20.0, Growth("", "resident", "cpu", 1, tuple(MB * size for size in resident)), lines, ())
 
 
 def line(*megabytes: float, count: int = 40, source: str = LINE) -> Growth:
-    return Growth(source, "float32 [64, 1024]", "cpu", count, tuple(int(MB * each) for each in megabytes))
+    return Growth(source, "float32 [64, 1024]", "cpu", count, tuple(int(MB * size) for size in megabytes))
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_memory_that_grows_throughout_is_told_from_a_single_step(sizes: tuple[in
 
 
 def test_the_line_that_allocates_what_stays_is_named() -> None:
-    found = {
+    growths = {
         0: growth(line(0, 20, 20, 20, 20)),
         1: growth(line(0, 5, 10, 15, 20), line(0, 1, 2, 3, 4, source="/home/other.py:1")),
         2: growth(line(0, 5, 10, 15, 21)),
     }
-    (finding,) = judge_growth("trainers", found, names)
+    (finding,) = judge_growth("trainers", growths, names)
     assert (finding.kind, finding.ranks, finding.source, finding.sure) == ("memory", (1, 2), LINE, True)
     assert finding.text == (
         "ranks [1, 2] grow by 21.0 MB and less in 20 s at train.py:41: what is allocated there stays, such as 40 "
@@ -63,15 +63,15 @@ def test_the_line_that_allocates_what_stays_is_named() -> None:
 def test_few_allocations_and_unexplained_memory_are_suspicions() -> None:
     few = judge_growth("trainers", {0: growth(line(0, 5, 10, 15, 20, count=4))}, names)
     hidden = judge_growth("trainers", {0: growth(resident=(100, 120, 140, 160, 180))}, names)
-    assert [(each.sure, each.source) for each in (*few, *hidden)] == [(False, LINE), (False, "")]
+    assert [(finding.sure, finding.source) for finding in (*few, *hidden)] == [(False, LINE), (False, "")]
     assert "neither objects of Python nor tensors" in hidden[0].text
     assert judge_growth("trainers", {0: growth(line(0, 0.1, 0.2, 0.3, 0.4))}, names) == ()
 
 
 def test_a_rank_that_uses_much_more_is_suspected_with_its_tensors() -> None:
     big = TensorsAlike("float32 [4096, 4096]", "cpu", 12, 800 * MB)
-    found = {0: use(1900, tensors=(big,)), 1: use(1000), 2: use(1010)}
-    (finding,) = judge_memory("trainers", found, dict.fromkeys(found, "a"), names)
+    uses = {0: use(1900, tensors=(big,)), 1: use(1000), 2: use(1010)}
+    (finding,) = judge_memory("trainers", uses, dict.fromkeys(uses, "a"), names)
     assert (finding.ranks, finding.sure) == ((0,), False)
     assert finding.text == (
         "ranks [0] uses 1.86 GB, the others 0.98 GB; 12 tensors float32 [4096, 4096] take 800 MB, elsewhere 0 B"
@@ -80,8 +80,8 @@ def test_a_rank_that_uses_much_more_is_suspected_with_its_tensors() -> None:
 
 
 def test_a_host_with_next_to_no_memory_left_is_named() -> None:
-    found = {0: use(1000), 1: use(1000), 2: use(1000, free=900)}
-    (finding,) = judge_memory("trainers", found, {0: "a", 1: "a", 2: "b"}, names)
+    uses = {0: use(1000), 1: use(1000), 2: use(1000, free=900)}
+    (finding,) = judge_memory("trainers", uses, {0: "a", 1: "a", 2: "b"}, names)
     assert (finding.ranks, finding.sure) == ((2,), True)
     assert finding.text == "ranks [2] uses 0.98 GB; host b has 900 MB of 31.2 GB left"
 
@@ -90,8 +90,8 @@ def test_a_full_gpu_is_named_with_who_has_it() -> None:
     def on_gpu(own: int, used: int) -> ProcessMemory:
         return msgspec.structs.replace(use(100), gpu=GpuMemory(0.5, own * MB, used * MB, 80_000 * MB))
 
-    found = {0: on_gpu(20_000, 79_000), 1: on_gpu(30_000, 79_000), 2: on_gpu(20_000, 40_000)}
-    (finding,) = judge_memory("trainers", found, {0: "a", 1: "a", 2: "b"}, names)
+    uses = {0: on_gpu(20_000, 79_000), 1: on_gpu(30_000, 79_000), 2: on_gpu(20_000, 40_000)}
+    (finding,) = judge_memory("trainers", uses, {0: "a", 1: "a", 2: "b"}, names)
     assert (finding.ranks, finding.sure) == ((0, 1), True)
     assert finding.text == (
         "ranks [0, 1]: their GPU on host a has 0.98 GB of 78.1 GB left; 48.8 GB are in use by them, 28.3 GB by other "

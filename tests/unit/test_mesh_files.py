@@ -1,4 +1,4 @@
-"""Files of meshes whose holders or agents were killed: put right by whoever looks at them next."""
+"""Files of meshes whose holders or agents were killed: the next reader corrects them."""
 
 import os
 import platform
@@ -27,7 +27,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def other() -> "Iterator[subprocess.Popen[bytes]]":
+def sleeper() -> "Iterator[subprocess.Popen[bytes]]":
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     yield process
     process.kill()
@@ -39,46 +39,46 @@ def holder(pid: int, **more: Any) -> MeshHolder:
                   **{"system": own_system(), "started": start_of(pid), **more})  # fmt: skip
 
 
-def write(endpoint: str = "tcp://node7:1", **said: Any) -> Path:
+def write(endpoint: str = "tcp://node7:1", **fields: Any) -> Path:
     mesh = MeshFile(uid="p1", name="fleet", secret="s", ways=(HostRoute("node7.1", endpoint),), version="1", python="3",
-                    machine=platform.node(), ranks=2, shape="hosts=2", **said)  # fmt: skip
+                    machine=platform.node(), ranks=2, shape="hosts=2", **fields)  # fmt: skip
     path = mesh_files.path_of("p1", "fleet")
     mesh_files.write(path, mesh)
     return path
 
 
-def test_a_mesh_is_held_until_its_holder_is_killed_then_left(other: Any) -> None:
-    write(holder=holder(other.pid), keep=3600.0)
+def test_a_mesh_is_held_until_its_holder_is_killed_then_left(sleeper: Any) -> None:
+    write(holder=holder(sleeper.pid), keep=3600.0)
     assert "held by the notebook a.ipynb" in listing(detached_meshes())
-    other.kill()  # which nobody has waited for
-    while not has_ended(holder(other.pid)):
+    sleeper.kill()  # not waited for
+    while not has_ended(holder(sleeper.pid)):
         time.sleep(0.01)
     [mesh] = detached_meshes()
     assert (mesh.holder, mesh.former, mesh.secret) == (None, "k/c", "s")
     assert "held by" not in listing([mesh])
-    assert f"the notebook a.ipynb (process {other.pid}) has ended; " in listing([mesh])
-    other.wait()
-    assert has_ended(holder(other.pid))
+    assert f"the notebook a.ipynb (process {sleeper.pid}) has ended; " in listing([mesh])
+    sleeper.wait()
+    assert has_ended(holder(sleeper.pid))
 
 
-def test_nobody_out_of_sight_is_reported_as_ended(other: Any) -> None:
-    here = holder(os.getpid())
-    assert not has_ended(here)
-    assert has_ended(msgspec.structs.replace(here, started=here.started - 1)), "a later process has its id"
-    other.kill()
-    other.wait()
-    assert not has_ended(holder(other.pid, system="another machine"))
-    assert not has_ended(holder(other.pid, system=""))
+def test_nobody_out_of_sight_is_reported_as_ended(sleeper: Any) -> None:
+    own_holder = holder(os.getpid())
+    assert not has_ended(own_holder)
+    assert has_ended(msgspec.structs.replace(own_holder, started=own_holder.started - 1)), "a later process has its id"
+    sleeper.kill()
+    sleeper.wait()
+    assert not has_ended(holder(sleeper.pid, system="another machine"))
+    assert not has_ended(holder(sleeper.pid, system=""))
 
 
-def test_a_mesh_that_ends_with_its_holder_is_not_listed_afterwards(other: Any) -> None:
-    path = write(holder=holder(other.pid))
-    other.kill()
-    other.wait()
+def test_a_mesh_that_ends_with_its_holder_is_not_listed_afterwards(sleeper: Any) -> None:
+    path = write(holder=holder(sleeper.pid))
+    sleeper.kill()
+    sleeper.wait()
     assert detached_meshes() == []
-    told = mesh_files.read(path)
-    assert told is not None
-    assert (told.secret, told.ways) == ("", ())
+    record = mesh_files.read(path)
+    assert record is not None
+    assert (record.secret, record.ways) == ("", ())
     with pytest.raises(AttachError, match=r"fleet is gone: it has ended with its program: .* has ended; spawn it anew"):
         attach_mesh("fleet")
     assert not path.exists(), "who asked was told"
@@ -86,9 +86,9 @@ def test_a_mesh_that_ends_with_its_holder_is_not_listed_afterwards(other: Any) -
 
 @pytest.mark.parametrize("jump", [-1e6, 1e6])
 def test_a_clock_that_is_set_ends_no_lease_and_no_holder(
-    other: Any, monkeypatch: pytest.MonkeyPatch, jump: float
+    sleeper: Any, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
-    path = write(holder=holder(other.pid), keep=3600.0)
+    path = write(holder=holder(sleeper.pid), keep=3600.0)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump)
     [mesh] = detached_meshes()

@@ -75,11 +75,11 @@ def test_other_names_are_plain_errors() -> None:
     ],
 )
 def test_private_paths_lead_to_the_public_names(module: str, names: str) -> None:
-    found: dict[str, object] = {}
+    namespace: dict[str, object] = {}
     for name in names.split():
-        exec(f"from {module} import {name}", found)
+        exec(f"from {module} import {name}", namespace)
         homes = [importlib.import_module(home) for home in compat.ALIASES[module]]
-        assert any(vars(home).get(name) is found[name] for home in homes)
+        assert any(vars(home).get(name) is namespace[name] for home in homes)
     assert importlib.util.find_spec(module) is not None
 
 
@@ -94,9 +94,9 @@ def test_a_private_path_is_a_module_like_others() -> None:
 
 
 def test_a_star_import_from_a_private_path_brings_the_public_names() -> None:
-    found: dict[str, object] = {}
-    exec("from monarch._src.actor.actor_mesh import *", found)
-    assert {"Actor", "ActorMesh", "Port", "context", "endpoint"} <= set(found)
+    namespace: dict[str, object] = {}
+    exec("from monarch._src.actor.actor_mesh import *", namespace)
+    assert {"Actor", "ActorMesh", "Port", "context", "endpoint"} <= set(namespace)
     assert {"ProcMesh", "get_active_proc_meshes"} <= set(dir(importlib.import_module("monarch.proc_mesh")))
 
 
@@ -112,11 +112,11 @@ def test_every_submodule_of_an_alias_can_be_imported_from_it() -> None:
         from monarch_nb.compat import ALIASES
         for name in ALIASES:
             parent, _, leaf = name.rpartition('.')
-            for loaded in [each for each in sys.modules if each in ALIASES]:
+            for loaded in [key for key in sys.modules if key in ALIASES]:
                 del sys.modules[loaded]
-            found = {}
-            exec(f'from {parent} import {leaf}', found)
-            assert found[leaf] is importlib.import_module(name), name
+            namespace = {}
+            exec(f'from {parent} import {leaf}', namespace)
+            assert namespace[leaf] is importlib.import_module(name), name
             assert hasattr(importlib.import_module(parent), leaf), name
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=50)
@@ -132,10 +132,10 @@ def test_missing_names_can_be_tested_for(name: str) -> None:
 
 @pytest.mark.parametrize("module", ["monarch._src.actor.actor_mesh", "monarch._src.actor", "monarch.tools.config"])
 def test_a_name_that_an_alias_lacks_can_be_asked_for(module: str) -> None:
-    found = importlib.import_module(module)
-    assert not hasattr(found, "nonsense")
+    alias = importlib.import_module(module)
+    assert not hasattr(alias, "nonsense")
     with pytest.raises(AttributeError, match=r"nonsense .*no counterpart here"):
-        found.nonsense  # noqa: B018
+        alias.nonsense  # noqa: B018
 
 
 def test_the_library_says_so_too_when_imported_by_its_own_name() -> None:
@@ -203,9 +203,9 @@ def test_a_transport_that_was_read_back_can_be_compared() -> None:
     from monarch._rust_bindings.monarch_hyperactor.channel import BindSpec, ChannelTransport
     from monarch.config import configured
 
-    for given in (ChannelTransport.TcpWithLocalhost, "tcp", "tcp://127.0.0.1:8080"):
-        with configured(default_transport=given) as inside:
-            assert inside["default_transport"] == BindSpec(given)
+    for transport in (ChannelTransport.TcpWithLocalhost, "tcp", "tcp://127.0.0.1:8080"):
+        with configured(default_transport=transport) as inside:
+            assert inside["default_transport"] == BindSpec(transport)
 
 
 def test_code_for_synchronous_callers_runs_within_a_loop() -> None:
@@ -254,7 +254,7 @@ def test_a_part_that_is_not_there_yet_says_so(module: str) -> None:
             importlib.import_module(name)
 
 
-def _there(module: str) -> bool:
+def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module.replace("monarch", "monarch_nb", 1)) is not None
     except ModuleNotFoundError:
@@ -262,7 +262,7 @@ def _there(module: str) -> bool:
 
 
 def test_the_table_of_what_is_not_there_names_nothing_that_is() -> None:
-    assert [name for name in compat.MODULES if _there(name)] == []
+    assert [name for name in compat.MODULES if _exists(name)] == []
     assert set(compat.NAMES) & set(monarch.__all__) == set()
     assert set(compat.ALIASES) & set(compat.MODULES) == set()
 

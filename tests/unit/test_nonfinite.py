@@ -1,4 +1,4 @@
-"""Which NaN was the first, from what each rank has seen."""
+"""Which NaN was the first, from what each rank recorded."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,9 +31,9 @@ def test_ranks_that_got_a_nan_from_another_are_not_named() -> None:
 
 
 def test_ranks_with_the_same_nan_are_one_finding() -> None:
-    later = replace(LOG, operation="aten.sqrt.default", at=11.0)
-    found = judge_values("workers", RANKS, {0: (later, None), 1: (LOG, None), 2: (LOG, None)}.items())
-    assert [finding.ranks for finding in found] == [(1, 2), (0,)]
+    sqrt = replace(LOG, operation="aten.sqrt.default", at=11.0)
+    findings = judge_values("workers", RANKS, {0: (sqrt, None), 1: (LOG, None), 2: (LOG, None)}.items())
+    assert [finding.ranks for finding in findings] == [(1, 2), (0,)]
 
 
 def test_a_nan_of_data_says_so() -> None:
@@ -56,7 +56,7 @@ def test_infinities_alone_are_a_suspicion() -> None:
     assert "gave 8 infinite numbers" in finding.text
 
 
-class Seen(WatchMode):
+class Recorder(WatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[str] = []
@@ -71,8 +71,8 @@ def test_functions_are_compiled_as_usual_while_operations_are_watched() -> None:
     within = torch.compile(lambda x: torch.cos(x) * 3, backend="aot_eager", fullgraph=True)
     x = torch.zeros(4)
     before(x)
-    with Seen() as seen:
+    with Recorder() as recorder:
         assert before(x).tolist() == [0.0] * 4
         assert within(x).tolist() == [3.0] * 4
         x.exp()
-    assert "aten.exp.default" in seen.operations
+    assert "aten.exp.default" in recorder.operations

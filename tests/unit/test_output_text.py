@@ -14,17 +14,17 @@ from monarch_nb.shape.places import places, places_of, spans
 class Log:
     """What arrives of one process, and the lines that come out of it."""
 
-    def __init__(self, kept: int = 1000) -> None:
-        self.log = ProcessLog("h/p1.0.0", kept, lambda _: "claimed")
+    def __init__(self, limit: int = 1000) -> None:
+        self.log = ProcessLog("h/p1.0.0", limit, lambda _: "claimed")
 
-    def written(self, data: bytes, *, at: int | None = None, stream: int = 1, call: str = "c:1") -> list[Written]:
-        offset = self.log.received if at is None else at
+    def written(self, data: bytes, *, offset: int | None = None, stream: int = 1, call: str = "c:1") -> list[Written]:
+        offset = self.log.received if offset is None else offset
         block = LogBlock(stream, 0, 1.0, call, data)
         return self.log.feed(LogChunk("h/p1.0.0", offset, offset, (block,)), 0.0)
 
-    def feed(self, data: bytes, *, at: int | None = None, stream: int = 1, call: str = "c:1") -> list[str]:
-        found = self.written(data, at=at, stream=stream, call=call)
-        return [line for block in found for line in block.lines]
+    def feed(self, data: bytes, *, offset: int | None = None, stream: int = 1, call: str = "c:1") -> list[str]:
+        blocks = self.written(data, offset=offset, stream=stream, call=call)
+        return [line for block in blocks for line in block.lines]
 
     @property
     def open(self) -> str:
@@ -35,22 +35,22 @@ def test_lines_are_whole_however_the_bytes_come() -> None:
     text = "eins\nzwei äöü\r\ndrei\n".encode()
     for size in range(1, len(text) + 1):
         log = Log()
-        lines = [line for at in range(0, len(text), size) for line in log.feed(text[at : at + size])]
+        lines = [line for start in range(0, len(text), size) for line in log.feed(text[start : start + size])]
         assert lines == ["eins", "zwei äöü", "drei"]
         assert log.log.received == len(text)
 
 
 def test_bytes_that_come_twice_are_taken_once() -> None:
     log = Log()
-    assert log.feed(b"one\ntw", at=0) == ["one"]
-    assert log.feed(b"one\ntwo\n", at=0) == ["two"]
-    assert log.feed(b"e\n", at=2) == []
-    assert "".join(one.text for one in log.log.written()) == "one\ntwo\n"
+    assert log.feed(b"one\ntw", offset=0) == ["one"]
+    assert log.feed(b"one\ntwo\n", offset=0) == ["two"]
+    assert log.feed(b"e\n", offset=2) == []
+    assert "".join(block.text for block in log.log.written()) == "one\ntwo\n"
 
 
 def test_following_may_begin_in_the_middle() -> None:
     log = Log()
-    assert log.feed(b"later\n", at=1000) == ["later"]
+    assert log.feed(b"later\n", offset=1000) == ["later"]
     assert log.log.received == 1006
 
 
@@ -86,8 +86,8 @@ def test_lines_of_streams_and_calls_do_not_run_into_each_other() -> None:
     log = Log()
     for stream, call, text in ((1, "a", b"one "), (2, "a", b"two "), (1, "b", b"three ")):
         assert log.feed(text, stream=stream, call=call) == []
-    found = [log.written(b"end\n", stream=stream, call=call) for stream, call in ((1, "a"), (2, "a"), (1, "b"))]
-    assert [(one.stream, one.call, one.text) for (one,) in found] == [
+    blocks = [log.written(b"end\n", stream=stream, call=call) for stream, call in ((1, "a"), (2, "a"), (1, "b"))]
+    assert [(block.stream, block.call, block.text) for (block,) in blocks] == [
         ("stdout", "a", "one end\n"),
         ("stderr", "a", "two end\n"),
         ("stdout", "b", "three end\n"),
@@ -96,13 +96,13 @@ def test_lines_of_streams_and_calls_do_not_run_into_each_other() -> None:
 
 def test_unattributed_output_is_claimed_or_continues_its_stream() -> None:
     log = Log()
-    assert [one.call for one in log.written(b"from C\n", call="?")] == ["claimed"]
+    assert [block.call for block in log.written(b"from C\n", call="?")] == ["claimed"]
     assert log.feed(b"begun ", call="a") == []
-    assert [(one.call, one.text) for one in log.written(b"ended\n", call="")] == [("a", "begun ended\n")]
+    assert [(block.call, block.text) for block in log.written(b"ended\n", call="")] == [("a", "begun ended\n")]
 
 
 def test_only_the_last_lines_are_kept() -> None:
-    log = Log(kept=100)
+    log = Log(limit=100)
     for number in range(1000):
         log.feed(b"line %d\n" % number)
     assert len(log.log.written()) == 100
@@ -127,7 +127,7 @@ def test_bars_below_a_bar_leave_no_trail() -> None:
     text = "".join(f"\repoch {epoch}{steps}{cleared}" for epoch in range(3)) + "\repoch 3\ndone\n\nafter\n"
     for size in (1, 2, 7, len(text)):
         log = Log()
-        lines = [line for at in range(0, len(text), size) for line in log.feed(text[at : at + size].encode())]
+        lines = [line for start in range(0, len(text), size) for line in log.feed(text[start : start + size].encode())]
         assert lines == ["epoch 3", "done", "", "after"]
         assert not log.log.open_lines(0.0)
 
@@ -166,8 +166,8 @@ def test_rows_drawn_while_the_cursor_is_hidden_leave_no_trail(size: int) -> None
     text = f"before\n\x1b[?25l{drawn[0]}{up}{drawn[1]}{up}hello\n{drawn[1]}{up}{drawn[2]}\n\x1b[?25hafter\n"
     buffer = LineBuffer()
     data = text.encode()
-    whole = "".join(buffer.feed(data[at : at + size], 0, 0.0, 0.0) for at in range(0, len(data), size))
-    assert whole == "before\nhello\n\x1b[35mepoch 2\x1b[0m\nloss 7\nafter\n"
+    output = "".join(buffer.feed(data[start : start + size], 0, 0.0, 0.0) for start in range(0, len(data), size))
+    assert output == "before\nhello\n\x1b[35mepoch 2\x1b[0m\nloss 7\nafter\n"
     assert buffer.over
     buffer.feed(f"\x1b[?25l{drawn[0]}{up}{drawn[1]}".encode(), 0, 0.0, 0.0)
     assert (buffer.shown, buffer.overwrites) == ("\x1b[35mepoch 1\x1b[0m\nloss 8", True)

@@ -31,13 +31,13 @@ class OthersAgent:
         threading.Timer(0.1, self._answer, (answer, (address, dict(hosts.endpoints)))).start()
         return answer
 
-    def _answer(self, answer: Future[Done], sent: object) -> None:
-        self.sent.append(sent)
+    def _answer(self, answer: Future[Done], message: object) -> None:
+        self.sent.append(message)
         resolve_future(answer, Done())
 
 
 @pytest.fixture
-def other(monkeypatch: pytest.MonkeyPatch) -> OthersAgent:
+def others_agent(monkeypatch: pytest.MonkeyPatch) -> OthersAgent:
     agent = OthersAgent()
     monkeypatch.setattr(routes, "request", agent.request)
     started = SimpleNamespace(host="h1", incarnation=1, run_folder=Path("/run/h1"), pid=1, address="h1/agent")
@@ -46,12 +46,12 @@ def other(monkeypatch: pytest.MonkeyPatch) -> OthersAgent:
     return agent
 
 
-def test_a_new_agent_starts_after_other_hosts_know_of_it(other: OthersAgent) -> None:
+def test_a_new_agent_starts_after_other_hosts_know_of_it(others_agent: OthersAgent) -> None:
     parts: dict[type, Any] = {MeshRegistry: SimpleNamespace(agent_environment={})}
     node = SimpleNamespace(learn=lambda *_, **__: None)
     runtime: Any = SimpleNamespace(host="h1", address="h1/c0.0.0", local_hosts=set(), closed=False, node=node)
     runtime.part = parts.__getitem__
     parts[HostRoutes] = HostRoutes(runtime, lambda _: "")
-    parts[HostRoutes].attached["h2"] = other  # type: ignore[assignment]
+    parts[HostRoutes].attached["h2"] = others_agent  # type: ignore[assignment]
     LocalAgents(runtime, None).ensure()
-    assert {address for address, _ in other.sent} == {"h1/agent", "h2/agent"}
+    assert {address for address, _ in others_agent.sent} == {"h1/agent", "h2/agent"}

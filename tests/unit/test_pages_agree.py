@@ -28,7 +28,7 @@ EXTENDED = ("history",)  # IPython's own, which do more where their line is the 
 def every(pattern: str) -> Iterator[tuple[str, str]]:
     """What a pattern finds on the pages, each with its page."""
     for page, text in PAGES.items():
-        yield from ((found, page) for found in re.findall(pattern, text))
+        yield from ((match, page) for match in re.findall(pattern, text))
 
 
 def measured(page: str) -> dict[str, str]:
@@ -47,16 +47,16 @@ def test_figures_and_date_of_the_readme_are_those_of_performance_md() -> None:
 
 def magics() -> dict[str, str]:
     """All magics that the extension adds, each with its help."""
-    found = {view.name: view.magic.__doc__ or "" for view in VIEWS if view.magic is not None}
+    help_texts = {view.name: view.magic.__doc__ or "" for view in VIEWS if view.magic is not None}
     for path in (ROOT / "kernel_ext" / "monarch_kernel").rglob("*.py"):
         for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
             for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
                 match mark:
                     case ast.Name(id=kind) if kind in MAGICS:
-                        found[node.name] = ast.get_docstring(node) or ""
+                        help_texts[node.name] = ast.get_docstring(node) or ""
                     case ast.Call(func=ast.Name(id=kind), args=[ast.Constant(value=str(name))]) if kind in MAGICS:
-                        found[name] = ast.get_docstring(node) or ""
-    return found | dict.fromkeys(EXTENDED, "")
+                        help_texts[name] = ast.get_docstring(node) or ""
+    return help_texts | dict.fromkeys(EXTENDED, "")
 
 
 @pytest.mark.sources
@@ -73,8 +73,8 @@ def test_the_table_of_magics_has_all_magics_and_known_options() -> None:
 
 @pytest.mark.sources
 def test_magics_that_pages_name_are_there() -> None:
-    known = {*magics(), "load_ext", "pip", "debug", "tb", "px", "autopx", "name"}  # those of others, and any
-    assert {(name, page) for name, page in every(r"`%%?([a-z_]+)\b[^`]*`") if name not in known} == set()
+    names = {*magics(), "load_ext", "pip", "debug", "tb", "px", "autopx", "name"}  # those of others, and any
+    assert {(name, page) for name, page in every(r"`%%?([a-z_]+)\b[^`]*`") if name not in names} == set()
 
 
 def test_targets_of_make_and_extras_that_pages_name_are_there() -> None:
@@ -82,7 +82,7 @@ def test_targets_of_make_and_extras_that_pages_name_are_there() -> None:
     assert {(name, page) for name, page in every(r"(?:`|^)make ([a-z-]+)") if name not in targets} == set()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     named = {(extra, page) for group, page in every(r"monarch-nb\[([a-z,]+)\]") for extra in group.split(",")}
-    assert {each for each in named if each[0] not in extras} == set()
+    assert {pair for pair in named if pair[0] not in extras} == set()
 
 
 def test_every_extra_has_a_row_in_the_readme() -> None:
@@ -93,11 +93,11 @@ def test_every_extra_has_a_row_in_the_readme() -> None:
 @pytest.mark.sources
 def test_variables_that_pages_set_are_read_somewhere() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    given = {(name, page) for words, page in every(r"make [a-z-]+((?: [A-Z]+=)+)") for name in words.split()}
-    assert {each for each in given if f"$({each[0].rstrip('=')})" not in re.sub(r"\$\(\w+ ", "$(", makefile)} == set()
-    known = {f"MONARCH_NB_{name.upper()}" for name in KEYS}
+    names = {(name, page) for words, page in every(r"make [a-z-]+((?: [A-Z]+=)+)") for name in words.split()}
+    assert {pair for pair in names if f"$({pair[0].rstrip('=')})" not in re.sub(r"\$\(\w+ ", "$(", makefile)} == set()
+    settings = {f"MONARCH_NB_{name.upper()}" for name in KEYS}
     sources = [*(ROOT / "monarch_nb").rglob("*.py"), *(ROOT / "kernel_ext" / "monarch_kernel").rglob("*.py")]
-    read = known.union(*(re.findall(r"MONARCH_NB_[A-Z_]+", path.read_text(encoding="utf-8")) for path in sources))
+    read = settings.union(*(re.findall(r"MONARCH_NB_[A-Z_]+", path.read_text(encoding="utf-8")) for path in sources))
     assert {(name, page) for name, page in every(r"`(MONARCH_NB_[A-Z_]+[A-Z])") if name not in read} == set()
 
 
@@ -145,17 +145,17 @@ def test_defaults_that_stand_beside_settings_are_those_that_count() -> None:
                 continue
             default = KEYS[name].default
             value = int(number.replace(",", ""))
-            wanted = parse_duration(f"{value}{unit}") if unit in ("s", "m", "h") else value * sizes.get(unit, 1)
-            assert default == wanted, f"{page}: `{name}` ({number} {unit}) is {default}"
+            figure = parse_duration(f"{value}{unit}") if unit in ("s", "m", "h") else value * sizes.get(unit, 1)
+            assert default == figure, f"{page}: `{name}` ({number} {unit}) is {default}"
             checked += 1
     assert checked >= 4
 
 
 def test_the_jobs_guide_names_the_hosts_that_idle_an_hour() -> None:
-    told = re.sub(r"\s+", " ", PAGES["docs/guides/jobs.md"])
-    sentence = re.search(r"after a minute, or on (.{,60}), where one may have waited", told)
-    said = {word.lower() for word in re.split(r", | and ", sentence[1])} if sentence else set()
-    assert said == {kind for kind in kinds() if adapter_of(kind).keep_s == 3600}
+    text = re.sub(r"\s+", " ", PAGES["docs/guides/jobs.md"])
+    sentence = re.search(r"after a minute, or on (.{,60}), where one may have waited", text)
+    names = {word.lower() for word in re.split(r", | and ", sentence[1])} if sentence else set()
+    assert names == {kind for kind in kinds() if adapter_of(kind).keep_s == 3600}
 
 
 GUIDES = [path for path in sorted((ROOT / "docs" / "guides").glob("*.md")) if path.stem != "jobs"]
@@ -165,7 +165,7 @@ GUIDES = [path for path in sorted((ROOT / "docs" / "guides").glob("*.md")) if pa
 def test_each_guide_has_all_sections_and_says_what_was_tried_when(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert [each for each in ("Install", "First mesh", "Debugging", "Logs") if each not in headings] == []
-    assert any(each.startswith("Through ") for each in headings)
+    assert [heading for heading in ("Install", "First mesh", "Debugging", "Logs") if heading not in headings] == []
+    assert any(heading.startswith("Through ") for heading in headings)
     assert re.search(r"^\*\*Tried, \w+ \d{4}:\*\* .*?\*\*Not tried:\*\* ", text, re.MULTILINE | re.DOTALL)
     assert "## " not in text.partition("**Not tried:**")[0], "it stands at the top"

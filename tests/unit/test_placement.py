@@ -18,17 +18,17 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], list[pt.Placement]]
 
 
 def placed(shape: tuple[int, ...], *kinds: object, sizes: tuple[int, ...] = (4, 2)) -> Placement:
-    labels = tuple(f"d{at}" for at in range(len(sizes))) if len(sizes) != 2 else MESH
+    labels = tuple(f"d{dim}" for dim in range(len(sizes))) if len(sizes) != 2 else MESH
     return place(shape, "float32", 4, labels, sizes, kinds)
 
 
 def held_by_torch(shape: tuple[int, ...], sizes: tuple[int, ...], kinds: list[pt.Placement], rank: int) -> set[int]:
     """The values, by their number in the tensor, that DTensor's own splitting gives a rank."""
     local = torch.arange(math.prod(shape)).reshape(shape)
-    for kind, size, at in zip(kinds, sizes, torch.unravel_index(torch.tensor(rank), sizes), strict=True):
+    for kind, size, index in zip(kinds, sizes, torch.unravel_index(torch.tensor(rank), sizes), strict=True):
         if hasattr(kind, "dim"):
             pieces, _ = kind._split_tensor(local, size, with_padding=False, contiguous=False)
-            local = pieces[int(at)]
+            local = pieces[int(index)]
     return set(local.flatten().tolist())
 
 
@@ -38,7 +38,7 @@ def held(placement: Placement, rank: int) -> set[int]:
     block = placement.blocks[placement.block_of[rank]]
     values = torch.arange(math.prod(placement.shape)).reshape(placement.shape)
     for dim, spans in enumerate(block.spans):
-        values = values.index_select(dim, torch.tensor([at for start, stop in spans for at in range(start, stop)]))
+        values = values.index_select(dim, torch.tensor([i for start, stop in spans for i in range(start, stop)]))
     assert tuple(values.shape) == block.shape
     return set(values.flatten().tolist())
 
@@ -47,10 +47,10 @@ def held(placement: Placement, rank: int) -> set[int]:
 def layouts(draw: st.DrawFn) -> Layout:
     shape = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))
     sizes = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
-    one = st.one_of(
+    kind = st.one_of(
         st.builds(pt.Shard, st.integers(0, len(shape) - 1)), st.just(pt.Replicate()), st.just(pt.Partial("sum"))
     )
-    return shape, sizes, [draw(one) for _ in sizes]
+    return shape, sizes, [draw(kind) for _ in sizes]
 
 
 @settings(max_examples=80, deadline=None)
@@ -85,13 +85,13 @@ def test_the_picture_has_every_block_once_at_its_place(layout: Layout) -> None:
     shape, sizes, kinds = layout
     placement = placed(shape, *kinds, sizes=sizes)
     grid = grid_of(placement)
-    places = [
+    cells = [
         grid.at(slab, row, column)
         for slab in range(len(grid.slabs))
         for row in range(len(grid.rows))
         for column in range(len(grid.columns))
     ]
-    assert sorted(block for blocks in places for block in blocks) == list(range(len(placement.blocks)))
+    assert sorted(block for blocks in cells for block in blocks) == list(range(len(placement.blocks)))
 
 
 def test_ranks_with_equal_data_lie_along_replicated_and_partial_dimensions() -> None:
@@ -161,7 +161,7 @@ def test_text_shows_shards_and_the_role_of_each_mesh_dimension() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "kinds", "sizes", "told"),
+    ("shape", "kinds", "sizes", "text"),
     [
         ((5,), [Shard(0)], (4,), "5 → 2 + 2 + 1 + 0"),
         ((2, 3), [Shard(0), Shard(1)], (2, 2), "3 → 2 + 1"),
@@ -171,9 +171,9 @@ def test_text_shows_shards_and_the_role_of_each_mesh_dimension() -> None:
     ],
 )
 def test_pieces_are_told_by_their_sizes(
-    shape: tuple[int, ...], kinds: list[object], sizes: tuple[int, ...], told: str
+    shape: tuple[int, ...], kinds: list[object], sizes: tuple[int, ...], text: str
 ) -> None:
-    assert told in text_of(placed(shape, *kinds, sizes=sizes))
+    assert text in text_of(placed(shape, *kinds, sizes=sizes))
 
 
 def test_text_of_a_thousand_ranks_stays_short() -> None:

@@ -30,20 +30,20 @@ PLACED = {
 placements = pytest.mark.parametrize("placement", PLACED.values(), ids=PLACED)
 
 
-def overlap(one: Piece, other: Piece) -> bool:
-    across = one.x + one.w > other.x and other.x + other.w > one.x
-    return across and one.y + one.h > other.y and other.y + other.h > one.y
+def overlap(first: Piece, second: Piece) -> bool:
+    across = first.x + first.w > second.x and second.x + second.w > first.x
+    return across and first.y + first.h > second.y and second.y + second.h > first.y
 
 
 @placements
 def test_every_block_and_every_rank_is_drawn_once_within_the_picture(placement: Placement) -> None:
     tensor, mesh = tensor_drawing(placement), mesh_drawing(placement)
     drawn = [block for piece in tensor.pieces for block in piece.blocks]
-    assert sorted(drawn) == [at for at, block in enumerate(placement.blocks) if 0 not in placement.shape]
+    assert sorted(drawn) == [index for index, block in enumerate(placement.blocks) if 0 not in placement.shape]
     assert [rank for piece in mesh.pieces for rank in piece.ranks] == list(range(len(placement.block_of)))
     for drawing in (tensor, mesh):
-        for one, other in itertools.combinations(drawing.pieces, 2):
-            assert not overlap(one, other)
+        for first, second in itertools.combinations(drawing.pieces, 2):
+            assert not overlap(first, second)
         for piece in drawing.pieces:
             assert min(piece.x, piece.y) >= 0
             assert piece.x + piece.w <= drawing.width
@@ -75,7 +75,7 @@ def test_a_thousand_ranks_are_all_drawn_in_few_pieces() -> None:
 
 def test_colours_can_be_told_apart_and_text_on_them_read() -> None:
     for size in (2, 4, 7, 8, 64):
-        fills = [colour([(at, size)]) for at in range(size)]
+        fills = [colour([(index, size)]) for index in range(size)]
         assert len(set(fills)) == size
     palest = colour([(0, 4), (3, 4)])
     assert ink(palest) != WHITE
@@ -93,28 +93,28 @@ def test_html_links_each_block_with_its_ranks_without_a_script(placement: Placem
     html = placement_html(placement, "t")
     assert "<script" not in html
     assert "http" not in html.replace("http://www.w3.org/2000/svg", "")
-    for at in range(len(placement.blocks)):
-        assert f".mnb-p:has(.b{at}:hover) .b{at}{{" in html
-        drawn = len(re.findall(rf'class="p x [^"]*\bb{at}\b', html))
-        assert drawn >= len(placement.blocks[at].ranks) + (0 not in placement.shape)
+    for block in range(len(placement.blocks)):
+        assert f".mnb-p:has(.b{block}:hover) .b{block}{{" in html
+        drawn = len(re.findall(rf'class="p x [^"]*\bb{block}\b', html))
+        assert drawn >= len(placement.blocks[block].ranks) + (0 not in placement.shape)
 
 
-class Left(HTMLParser):
+class SanitizedPage(HTMLParser):
     """What JupyterLab leaves where it does not trust a notebook: no style sheets, and of SVG the texts."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.open: list[bool] = []  # whether what is inside of each open element is hidden, or taken away
+        self.open: list[bool] = []  # whether the content of each open element is hidden or removed
         self.images: list[str] = []
         self.texts: list[str] = []
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
+        attributes = dict(attrs)
         if tag == "img":
-            self.images.append(str(told["src"]))
+            self.images.append(str(attributes["src"]))
         else:
-            self.open.append(tag == "style" or told.get("hidden") == "hidden")
+            self.open.append(tag == "style" or attributes.get("hidden") == "hidden")
 
     def handle_endtag(self, tag: str) -> None:
         self.open.pop()
@@ -126,13 +126,13 @@ class Left(HTMLParser):
 
 @placements
 def test_without_style_sheets_and_svg_images_show_the_drawing_alone(placement: Placement) -> None:
-    left = Left(placement_html(placement, "t"))
-    tensor, mesh = (base64.b64decode(image.partition(";base64,")[2]).decode() for image in left.images)
+    page = SanitizedPage(placement_html(placement, "t"))
+    tensor, mesh = (base64.b64decode(image.partition(";base64,")[2]).decode() for image in page.images)
     assert tensor.count("<rect") == len(tensor_drawing(placement, "t").pieces)
     assert mesh.count("<rect") == len(mesh_drawing(placement).pieces)
     assert "<title" not in tensor + mesh
-    assert not [text for text in left.texts if text.startswith(("point at", "rank "))]
-    kinds = [text for text in left.texts if text.startswith(("Shard", "Replicate", "Partial"))]
+    assert not [text for text in page.texts if text.startswith(("point at", "rank "))]
+    kinds = [text for text in page.texts if text.startswith(("Shard", "Replicate", "Partial"))]
     assert len(kinds) == len(placement.labels)
 
 
@@ -147,7 +147,7 @@ def test_html_says_what_the_picture_shows_and_escapes_names() -> None:
 
 @placements
 def test_the_json_for_live_views_is_plain_and_bounded(placement: Placement) -> None:
-    told = msgspec.json.decode(msgspec.json.encode(document(placement, "t")))
-    assert [rank for piece in told["mesh"]["pieces"] for rank in piece["ranks"]] == list(range(len(placement.block_of)))
-    assert told["blocks"] == [placement.describe(at, "t") for at in range(len(placement.blocks))]
-    assert len(told["rows"]) == len(placement.labels)
+    doc = msgspec.json.decode(msgspec.json.encode(document(placement, "t")))
+    assert [rank for piece in doc["mesh"]["pieces"] for rank in piece["ranks"]] == list(range(len(placement.block_of)))
+    assert doc["blocks"] == [placement.describe(block, "t") for block in range(len(placement.blocks))]
+    assert len(doc["rows"]) == len(placement.labels)

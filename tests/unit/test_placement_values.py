@@ -1,4 +1,4 @@
-"""A look at values: the first elements of a tensor, put together of what ranks have of them."""
+"""Values on display: the first elements of a tensor, assembled from the parts of its ranks."""
 
 import itertools
 import math
@@ -17,36 +17,36 @@ IDENTITY = {"sum": 0, "product": 1, "max": -1, "min": 10**6}
 def answers(placement: Placement) -> list[Values | str]:
     """What ranks would answer, of a tensor whose elements are 0, 1, 2, …; of several parts the first has all."""
     shape = placement.shape
-    found: list[Values | str] = []
+    replies: list[Values | str] = []
     for rank, block in enumerate(placement.block_of):
         spans = placement.blocks[block].spans if block >= 0 else tuple(() for _ in shape)
-        along = [[at for span in held for at in range(*span)] for held in spans]
+        along = [[index for span in dim_spans for index in range(*span)] for dim_spans in spans]
         if block < 0:
             along = [[] for _ in shape]
         parts = [
-            (at, kind.op)
-            for at, kind in zip(placement.point(rank), placement.kinds, strict=True)
+            (index, kind.op)
+            for index, kind in zip(placement.point(rank), placement.kinds, strict=True)
             if isinstance(kind, Partial)
         ]
-        fill = next((IDENTITY[op] for at, op in parts if at), None)
-        firsts = [each[: EDGE if dim >= len(shape) - 2 else 1] for dim, each in enumerate(along)]
+        fill = next((IDENTITY[op] for index, op in parts if index), None)
+        firsts = [indices[: EDGE if dim >= len(shape) - 2 else 1] for dim, indices in enumerate(along)]
         corner = [
-            sum(at * math.prod(shape[dim + 1 :]) for dim, at in enumerate(element)) if fill is None else fill
+            sum(index * math.prod(shape[dim + 1 :]) for dim, index in enumerate(element)) if fill is None else fill
             for element in itertools.product(*firsts)
         ]
         sizes = tuple(map(len, firsts))
-        found.append(Values("there", "", False, sizes, tuple(corner), math.prod(map(len, along))))
-    return found
+        replies.append(Values("there", "", False, sizes, tuple(corner), math.prod(map(len, along))))
+    return replies
 
 
 def expected(shape: tuple[int, ...]) -> list[list[str]]:
     shown = [min(size, EDGE if dim >= len(shape) - 2 else 1) for dim, size in enumerate(shape)]
-    each = [
-        str(sum(at * math.prod(shape[dim + 1 :]) for dim, at in enumerate(element)))
+    values = [
+        str(sum(index * math.prod(shape[dim + 1 :]) for dim, index in enumerate(element)))
         for element in itertools.product(*map(range, shown))
     ]
     across = max(shown[-1], 1) if shown else 1
-    return [each[at : at + across] for at in range(0, len(each), across)]
+    return [values[index : index + across] for index in range(0, len(values), across)]
 
 
 @given(st.data())
@@ -56,34 +56,34 @@ def test_the_first_elements_are_right_for_every_placement(data: st.DataObject) -
     op = data.draw(st.sampled_from(sorted(IDENTITY)))
     kinds: list[Any] = [Replicate(), Partial(op), *(Shard(dim) for dim in range(len(shape)))]
     placements = [data.draw(st.sampled_from(kinds)) for _ in sizes]
-    placement = place(shape, "int64", 8, tuple(f"d{at}" for at in range(len(sizes))), sizes, placements)
-    found = values_document(placement, answers(placement))
-    assert found["corner"] == expected(shape)
-    assert (found["index"] == "") == all(
+    placement = place(shape, "int64", 8, tuple(f"d{number}" for number in range(len(sizes))), sizes, placements)
+    document = values_document(placement, answers(placement))
+    assert document["corner"] == expected(shape)
+    assert (document["index"] == "") == all(
         size <= (EDGE if dim >= len(shape) - 2 else 1) for dim, size in enumerate(shape)
     )
 
 
 def test_an_element_no_rank_reports_is_left_open_with_the_reason() -> None:
     placement = place((4,), "float32", 4, ("data", "copy"), (2, 2), [Shard(0), Replicate()])
-    there = Values("there", "", False, (2,), (1.0, math.nan), 2, 1.0, 1.0, 1.0, 1, 0)
+    values = Values("there", "", False, (2,), (1.0, math.nan), 2, 1.0, 1.0, 1.0, 1, 0)
     ended = "its process has ended"
-    found = values_document(placement, [ended, there, ended, Values("lost", "ValueError: no")])
-    assert found["corner"] == [["1", "nan", "·", "·"]]  # a copy of what the first rank had is there
-    assert found["rows"] == [["1", "2", "1", "1", "1", "1", "0"]]
-    assert found["notes"] == [
+    document = values_document(placement, [ended, values, ended, Values("lost", "ValueError: no")])
+    assert document["corner"] == [["1", "nan", "·", "·"]]  # the copy of the first rank is used
+    assert document["rows"] == [["1", "2", "1", "1", "1", "1", "0"]]
+    assert document["notes"] == [
         "ranks 0,2: its process has ended",
         "rank 3: the operation that makes it has failed: ValueError: no",
     ]
-    found = values_document(placement, [there, Values("coming"), there])
-    assert found["notes"] == [
+    document = values_document(placement, [values, Values("coming"), values])
+    assert document["notes"] == [
         "rank 1: it has not come to the operation that makes it",
         "the first 3 of 4 ranks were asked",
     ]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "corner", "told"),
+    ("dtype", "corner", "text"),
     [
         ("complex64", (1.0, -2.0), "1-2j"),
         ("bool", (1,), "True"),
@@ -91,6 +91,6 @@ def test_an_element_no_rank_reports_is_left_open_with_the_reason() -> None:
         ("int8", (-7,), "-7"),
     ],
 )
-def test_numbers_are_told_as_people_read_them(dtype: str, corner: tuple[float, ...], told: str) -> None:
+def test_numbers_are_told_as_people_read_them(dtype: str, corner: tuple[float, ...], text: str) -> None:
     placement = place((), dtype, 1, ("data",), (1,), [Replicate()])
-    assert values_document(placement, [Values("there", corner=corner)])["corner"] == [[told]]
+    assert values_document(placement, [Values("there", corner=corner)])["corner"] == [[text]]

@@ -1,4 +1,4 @@
-"""What tests are given for themselves: two suites at a time have other ports and addresses."""
+"""What tests are given for themselves: two suites at a time have other_suite ports and addresses."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from scripts.kernels import ROOT
 from tests import ports
 
 pytestmark = pytest.mark.timeout(60)
-OTHER = """
+OTHER_SUITE = """
 import sys
 from tests.ports import free_ports, own_address
 print(*[own_address() for _ in range(254)], *free_ports(500), flush=True)
@@ -17,23 +17,23 @@ sys.stdin.read()
 """
 
 
-def other() -> "subprocess.Popen[str]":
+def other_suite() -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", OTHER_SUITE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
 
 
 def test_simultaneous_suites_get_different_ports_and_later_ones_reuse_them() -> None:
     mine = {ports.own_address(), *map(str, ports.free_ports(2))}
-    with other() as first, other() as second:
+    with other_suite() as first, other_suite() as second:
         assert first.stdout is not None
         assert second.stdout is not None
-        given = [set(each.stdout.readline().split()) for each in (first, second) if each.stdout is not None]
-        assert all(len(each) > 254 for each in given)
-        assert not given[0] & given[1]
-        assert not mine & (given[0] | given[1])
+        shares = [set(suite.stdout.readline().split()) for suite in (first, second) if suite.stdout is not None]
+        assert all(len(share) > 254 for share in shares)
+        assert not shares[0] & shares[1]
+        assert not mine & (shares[0] | shares[1])
         first.kill()  # it cannot say that it is done
         first.wait()
-        with other() as third:
+        with other_suite() as third:
             assert third.stdout is not None
-            assert set(third.stdout.readline().split()) & given[0]
+            assert set(third.stdout.readline().split()) & shares[0]

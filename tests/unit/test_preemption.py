@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(10)
 
 
 class Host:
-    """The agent around it: who uses it, what they were told, and whether it has ended."""
+    """The agent around it: its users, the notices that they received, and whether it has ended."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -58,8 +58,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host()
 
 
-def line(**said: Any) -> bytes:
-    return msgspec.json.encode(PreemptionNotice(by="Slurm", **said)) + b"\n"
+def line(**fields: Any) -> bytes:
+    return msgspec.json.encode(PreemptionNotice(by="Slurm", **fields)) + b"\n"
 
 
 def test_all_who_use_a_host_are_told_and_it_goes_on(host: Host) -> None:
@@ -149,10 +149,10 @@ def test_garbage_on_the_pipe_is_no_notice(host: Host) -> None:
     assert host.ended == []
 
 
-@pytest.mark.parametrize(("said", "seconds"), [("30", 30), ("1.5", 1.5), ("", None), ("soon", None), ("-3", None),
+@pytest.mark.parametrize(("text", "seconds"), [("30", 30), ("1.5", 1.5), ("", None), ("soon", None), ("-3", None),
                                                ("inf", None), ("nan", None)])  # fmt: skip
-def test_an_agents_environment_may_set_how_long_its_engine_waits(said: str, seconds: float | None) -> None:
-    assert grace({preemption.GRACE: said} if said else {}) == seconds
+def test_an_agents_environment_may_set_how_long_its_engine_waits(text: str, seconds: float | None) -> None:
+    assert grace({preemption.GRACE: text} if text else {}) == seconds
 
 
 NOW = datetime.fromisoformat("2024-05-06T10:00:00").timestamp()

@@ -84,14 +84,14 @@ def test_noise_of_few_samples_makes_no_groups(samples: int) -> None:
 def test_differences_are_named_at_the_innermost_user_call_largest_first() -> None:
     ranks = {number: rank(SLOW if number == 2 else FAST) for number in range(3)}
     first, second = differences(ranks, grouped(ranks))
-    found = {(each.names, each.line): tuple(round(share, 2) for share in each.shares) for each in (first, second)}
-    assert found == {("Trainer.step → load", 41): (0.2, 0.78), ("Trainer.step → learn → all_reduce", 52): (0.6, 0.02)}
+    table = {(diff.names, diff.line): tuple(round(share, 2) for share in diff.shares) for diff in (first, second)}
+    assert table == {("Trainer.step → load", 41): (0.2, 0.78), ("Trainer.step → learn → all_reduce", 52): (0.6, 0.02)}
 
 
 def test_ranks_that_do_nothing_differ_from_those_that_work() -> None:
     ranks = {0: rank(FAST), 1: rank({})}
     assert grouped(ranks) == [(0,), (1,)]
-    assert "waits for messages" in [each.names for each in differences(ranks, grouped(ranks))]
+    assert "waits for messages" in [diff.names for diff in differences(ranks, grouped(ranks))]
 
 
 def test_a_recursive_function_is_one_box_with_its_depth() -> None:
@@ -105,10 +105,10 @@ def test_a_recursive_function_is_one_box_with_its_depth() -> None:
 
 
 def test_mutually_recursive_functions_are_folded_and_others_are_not() -> None:
-    a, b, c = (function(name, 10 * at) for at, name in enumerate("abc", 1))
+    a, b, c = (function(name, 10 * number) for number, name in enumerate("abc", 1))
 
     def names(*stack: StackFrame) -> list[tuple[str, int]]:
-        return [(place.function, times) for place, times in recursion_folded(stack)]
+        return [(frame.function, times) for frame, times in recursion_folded(stack)]
 
     assert names(a, b, c, b, c, b, c, a) == [("a", 1), ("b", 3), ("c", 3), ("a", 1)]
     assert names(a, b, a) == [("a", 1), ("b", 1), ("a", 1)]
@@ -140,35 +140,35 @@ def test_of_a_library_the_function_that_the_user_called_is_kept() -> None:
     assert users_part((REDUCE, WAIT)) == (REDUCE, WAIT)
 
 
-def samples(places: Sequence[StackFrame], first: int, *weights: Weight) -> Samples:
-    return Samples(1, 0, tuple(places), first, weights, 1.0, 0.01)
+def samples(frames: Sequence[StackFrame], first: int, *weights: Weight) -> Samples:
+    return Samples(1, 0, tuple(frames), first, weights, 1.0, 0.01)
 
 
 def test_messages_that_overtake_each_other_lose_nothing() -> None:
     early = samples([STEP, LOAD], 0, Weight((0, 1), 1.0, 0.5, 100))
     late = samples([LEARN], 2, Weight((0, 2), 1.0, 0.25, 100))
     for order in ((early, late), (late, early)):
-        seen = ProfileSamples()
+        totals = ProfileSamples()
         for message in order:
-            seen.add(message)
-        (found,) = seen.ranks().values()
-        assert found.stacks == {(STEP, LOAD): [1.0, 0.5, 100], (STEP, LEARN): [1.0, 0.25, 100]}
-        assert (found.seconds, found.samples) == (2.0, 200)
+            totals.add(message)
+        (profile,) = totals.ranks().values()
+        assert profile.stacks == {(STEP, LOAD): [1.0, 0.5, 100], (STEP, LEARN): [1.0, 0.25, 100]}
+        assert (profile.seconds, profile.samples) == (2.0, 200)
 
 
 def test_the_text_begins_with_differences_and_warns_of_few_samples(tmp_path: Path) -> None:
-    seen = ProfileSamples()
-    profile = Profile("trainers", Extent(["gpus"], [3]).region, 100.0, seen)
+    totals = ProfileSamples()
+    profile = Profile("trainers", Extent(["gpus"], [3]).region, 100.0, totals)
     for number in range(3):
         shares = SLOW if number == 2 else FAST
-        seen.add(
+        totals.add(
             Samples(
                 1,
                 number,
                 (STEP, LOAD, LEARN, REDUCE, WAIT),
                 0,
                 tuple(
-                    Weight(tuple((STEP, LOAD, LEARN, REDUCE, WAIT).index(each) for each in stack), 0.1 * share, 0.0, 6)
+                    Weight(tuple((STEP, LOAD, LEARN, REDUCE, WAIT).index(item) for item in stack), 0.1 * share, 0.0, 6)
                     for stack, share in shares.items()
                 ),
                 0.1,
@@ -186,7 +186,7 @@ def test_the_text_begins_with_differences_and_warns_of_few_samples(tmp_path: Pat
     )
     assert "78% gpus=2   20% gpus=0-1" in text
     document = json.loads(profile.save(tmp_path / "p.json").read_text())
-    assert [each["name"] for each in document["profiles"]] == [f"trainers gpus={number}" for number in range(3)]
+    assert [entry["name"] for entry in document["profiles"]] == [f"trainers gpus={number}" for number in range(3)]
     assert "trainers gpus=2;Trainer.step;load 78" in profile.save(tmp_path / "p.txt").read_text().splitlines()
     with pytest.raises(ValueError, match=r"p\.png: profiles are written as"):
         profile.save(tmp_path / "p.png")
@@ -196,7 +196,7 @@ def test_speedscope_gets_each_frame_once_and_weights_in_seconds() -> None:
     document = speedscope("trainers", {0: "a", 1: "b"}, {0: rank(FAST), 1: rank(SLOW)})
     names = [frame["name"] for frame in document["shared"]["frames"]]
     assert sorted(names) == ["Trainer.step", "all_reduce", "learn", "load", "wait", "waits for messages"]
-    assert [round(each["endValue"], 6) for each in document["profiles"]] == [10.0, 10.0]
+    assert [round(profile["endValue"], 6) for profile in document["profiles"]] == [10.0, 10.0]
     assert folded({0: "a"}, {0: rank({(function("a;b"),): 1.0})}).splitlines() == [
         "a;a,b 10000",
         "a;waits for messages 0",
@@ -234,16 +234,16 @@ def test_all_the_time_that_was_watched_is_somewhere() -> None:
     sampler.start()
     time.sleep(0.3)
     rest = sampler.stop()
-    seen = ProfileSamples()
+    totals = ProfileSamples()
     for message in (*looks.sent, rest):
         assert (message.number, message.rank) == (7, 3)
-        seen.add(message)
-    found = seen.ranks()[3]
-    ((stack, weight),) = found.stacks.items()
-    assert [each.function for each in stack] == ["f1", "f2"]
-    assert weight[0] == pytest.approx(found.seconds)
-    assert 0.1 < found.seconds < 5
-    assert found.cost < found.seconds
+        totals.add(message)
+    profile = totals.ranks()[3]
+    ((stack, weight),) = profile.stacks.items()
+    assert [frame.function for frame in stack] == ["f1", "f2"]
+    assert weight[0] == pytest.approx(profile.seconds)
+    assert 0.1 < profile.seconds < 5
+    assert profile.cost < profile.seconds
     assert sampler.stop().weights == ()
 
 
@@ -270,7 +270,7 @@ def test_a_sampler_that_nobody_listens_to_ends() -> None:
 
 def test_numbers_of_stacks_are_bounded_and_omissions_counted() -> None:
     looks = Looks()
-    looks.stacks = [((1, at),) for at in range(3 * MOST_STACKS // 2)]
+    looks.stacks = [((1, number),) for number in range(3 * MOST_STACKS // 2)]
     sampler = looks.sampler()
     sampler._note(0.1)
     assert sampler.stop().dropped == MOST_STACKS // 2
@@ -299,15 +299,15 @@ def test_frames_are_named_by_function_and_line_and_threads_by_name() -> None:
     begun.wait(20)
     cell: Any = Idle(lambda: over.wait(20))
     try:
-        found = {name: [*map(stacks.frame, stack)] for name, _, stack in stacks.samples([cell], threads=True)}
+        frames = {name: [*map(stacks.frame, stack)] for name, _, stack in stacks.samples([cell], threads=True)}
     finally:
         over.set()
-    assert found["idle"] == []
-    first, *below = found["loader"]
+    assert frames["idle"] == []
+    first, *below = frames["loader"]
     assert first.function.endswith("napping")
     assert (first.file, first.line) == (__file__, napping.__code__.co_firstlineno + 2)
     assert (first.users, below[0].users) == (True, False)
-    assert "MainThread" in found
+    assert "MainThread" in frames
 
 
 # -- PyTorch's traces --------------------------------------------------------------------------------------------------
@@ -338,6 +338,6 @@ def test_traces_of_ranks_are_aligned_at_one_zero_of_time() -> None:
 def test_a_fast_clock_is_corrected_and_arrows_stay_in_their_rank() -> None:
     flow = {"ph": "s", "id": 4, "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 1.0}
     merged = merged_trace([RankTrace(0, "a", trace(flow)), RankTrace(1, "b", trace(flow), ahead=2.0)])["traceEvents"]
-    here, there = (event for event in merged if event["name"] == "fwdbwd")
-    assert (here["id"], there["id"]) == ("0.4", "1.4")
-    assert here["ts"] - there["ts"] == pytest.approx(2e6)
+    first, second = (event for event in merged if event["name"] == "fwdbwd")
+    assert (first["id"], second["id"]) == ("0.4", "1.4")
+    assert first["ts"] - second["ts"] == pytest.approx(2e6)
