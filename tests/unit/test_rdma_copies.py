@@ -45,24 +45,24 @@ def test_nobody_waits_for_ever_however_fetchers_die() -> None:
     chance = random.Random(3)
     for _ in range(300):
         copies = Copies[int]()
-        told: set[int] = set()
+        receivers: set[int] = set()
         fetching: list[int] = []
-        asked = list(range(chance.randrange(1, 8)))
-        for asker in asked:
-            found = copies.ask(HERE, asker, missing=False)
-            if found is True:
+        askers = list(range(chance.randrange(1, 8)))
+        for asker in askers:
+            answer = copies.ask(HERE, asker, missing=False)
+            if answer is True:
                 fetching.append(asker)
-            elif found is not None:
-                told.add(asker)
+            elif answer is not None:
+                receivers.add(asker)
             if fetching and chance.random() < 0.3:
                 if chance.random() < 0.5:
                     fetching.pop()  # it dies
                 else:
-                    one = fetching.pop()
-                    told |= {one, *copies.held(HERE, Location("p", one, 1))}
+                    fetcher = fetching.pop()
+                    receivers |= {fetcher, *copies.held(HERE, Location("p", fetcher, 1))}
         for asker in copies.waiting():  # each asks again after a while
             if copies.ask(HERE, asker, missing=True) is True:
-                told |= {asker, *copies.held(HERE, Location("p", asker, 1))}
+                receivers |= {asker, *copies.held(HERE, Location("p", asker, 1))}
         assert copies.waiting() == []
 
 

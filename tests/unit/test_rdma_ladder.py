@@ -39,15 +39,15 @@ class Courier:
 
 @pytest.fixture
 def couriers() -> Iterator[list[Courier]]:
-    made: list[Courier] = []
+    instances: list[Courier] = []
 
     def make(end: RdmaService) -> Courier:
-        made.append(Courier(end))
-        return made[-1]
+        instances.append(Courier(end))
+        return instances[-1]
 
     shutdown()  # a process keeps the movers that it began with
     register("courier", make, before="local")
-    yield made
+    yield instances
     del MOVERS["courier"]
     shutdown()
 

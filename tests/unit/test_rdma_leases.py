@@ -46,16 +46,16 @@ def device() -> Device:
 
 @pytest.fixture
 def regions() -> Iterator[Regions]:
-    made = Regions()
-    yield made
-    made.guard.close()
+    result = Regions()
+    yield result
+    result.guard.close()
 
 
 @pytest.fixture
 def leases(regions: Regions, device: Device) -> Iterator[MemoryLeases]:
-    made = MemoryLeases(regions, device)
-    yield made
-    made.close()
+    result = MemoryLeases(regions, device)
+    yield result
+    result.close()
 
 
 def asking(*regions: OfferedRegion, write: bool = False) -> LeaseRequest:
@@ -108,15 +108,15 @@ def test_read_only_buffers_are_leased_for_reading(regions: Regions, leases: Memo
 def test_a_lease_that_nobody_renews_ends(regions: Regions, device: Device) -> None:
     leases = MemoryLeases(regions, device, seconds=0.2)
     region = regions.offer(memory_of(bytearray(100)), "owner")
-    kept, left = leases.lease(asking(region)), leases.lease(asking(region))
-    del left  # whoever had it is gone
+    renewed, lapsed = leases.lease(asking(region)), leases.lease(asking(region))
+    del lapsed  # its holder has ended
     regions.withdraw(region.number)
     for _ in range(30):
-        assert leases.renew(RenewMemoryLease(kept.lease)).how == "done"
+        assert leases.renew(RenewMemoryLease(renewed.lease)).how == "done"
         assert region.memory is not None
         time.sleep(0.01)
     until(lambda: region.memory is None)
-    assert leases.renew(RenewMemoryLease(kept.lease)).how == "dropped"
+    assert leases.renew(RenewMemoryLease(renewed.lease)).how == "dropped"
     leases.close()
 
 
@@ -127,9 +127,9 @@ def test_nothing_is_driven_while_nobody_holds_a_lease(regions: Regions, leases: 
     leases.release(ReleaseMemoryLease(lease.lease))
     [driver] = [thread for thread in threading.enumerate() if thread.name == "monarch-rdma-leases"]
     until(lambda: not leases._leases and not leases._returned)
-    seen = device.driven
+    count = device.driven
     time.sleep(0.1)
-    assert device.driven <= seen + 1
+    assert device.driven <= count + 1
     leases.close()
     assert not driver.is_alive()
     assert leases.lease(asking(region)).how == "lost"

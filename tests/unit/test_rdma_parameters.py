@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def left():
+def cleanup():
     yield
     shutdown()
 
@@ -24,8 +24,8 @@ def box(chance: random.Random, shape: tuple[int, ...]) -> Box:
     return Box(starts, tuple(chance.randrange(1, size - start + 1) for size, start in zip(shape, starts, strict=True)))
 
 
-def part(whole: np.ndarray, of: Box) -> np.ndarray:
-    return whole[tuple(slice(start, start + size) for start, size in zip(of.start, of.shape, strict=True))].ravel()
+def part(array: np.ndarray, of: Box) -> np.ndarray:
+    return array[tuple(slice(start, start + size) for start, size in zip(of.start, of.shape, strict=True))].ravel()
 
 
 def test_stretches_of_two_shards_are_what_numpy_finds_in_both() -> None:
@@ -34,15 +34,15 @@ def test_stretches_of_two_shards_are_what_numpy_finds_in_both() -> None:
         shape = tuple(chance.randrange(1, 6) for _ in range(chance.randrange(1, 5)))
 
         source, target = box(chance, shape), box(chance, shape)
-        whole = np.arange(np.prod(shape)).reshape(shape)
-        there, here = part(whole, source), np.full(target.count, -1)
+        array = np.arange(np.prod(shape)).reshape(shape)
+        values, copy = part(array, source), np.full(target.count, -1)
         stretches = list(common(source, target))
         for stretch in stretches:
-            here[stretch.target : stretch.target + stretch.count] = there[
+            copy[stretch.target : stretch.target + stretch.count] = values[
                 stretch.source : stretch.source + stretch.count
             ]
-        both = set(there) & set(part(whole, target))
-        assert [value for value in here if value >= 0] == [value for value in part(whole, target) if value in both]
+        both = set(values) & set(part(array, target))
+        assert [value for value in copy if value >= 0] == [value for value in part(array, target) if value in both]
         if source == target:
             assert len(stretches) == 1, "what lies side by side is one stretch"
 
@@ -80,8 +80,8 @@ def test_a_pull_waits_for_the_version_it_asks_for() -> None:
 def test_shards_of_two_learners_become_other_shards() -> None:
     import torch
 
-    whole = torch.arange(48, dtype=torch.float64).reshape(6, 8)
-    rows = [Shard(whole[3 * rank : 3 * rank + 3].clone(), start=(3 * rank, 0), of=(6, 8)) for rank in range(2)]
+    weights = torch.arange(48, dtype=torch.float64).reshape(6, 8)
+    rows = [Shard(weights[3 * rank : 3 * rank + 3].clone(), start=(3 * rank, 0), of=(6, 8)) for rank in range(2)]
     stores = [ParameterStore({"w": shard, "b": torch.tensor(5.0)}) for shard in rows]
     for store in stores:
         store.publish()
@@ -89,11 +89,11 @@ def test_shards_of_two_learners_become_other_shards() -> None:
     columns = torch.zeros(6, 3, dtype=torch.float64)
     bias = torch.tensor(0.0)
     source.pull({"w": Shard(columns, start=(0, 2), of=(6, 8)), "b": bias}).get(20)
-    assert torch.equal(columns, whole[:, 2:5])
+    assert torch.equal(columns, weights[:, 2:5])
     assert bias == 5.0
-    one = torch.zeros(6, 8, dtype=torch.float64)
+    target = torch.zeros(6, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match="have 24 of the 48 elements of w"):
-        stores[0].source.pull({"w": one})
+        stores[0].source.pull({"w": target})
 
 
 def test_versions_of_several_stores_are_the_same() -> None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def shapes() -> list[Any]:
-    import torch  # here, for it takes as long as all other imports of all tests
+    import torch  # here: it takes as long as all other imports of all tests
 
     return [
         bytearray(b"0123456789abcdef"),
@@ -34,14 +34,14 @@ def shapes() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("place", range(9))
-def test_memory_of_anything_contiguous_is_its_own_bytes(place: int) -> None:
-    data = shapes()[place]
+@pytest.mark.parametrize("index", range(9))
+def test_memory_of_anything_contiguous_is_its_own_bytes(index: int) -> None:
+    data = shapes()[index]
     memory = memory_of(data)
     assert memory.size == 16
     assert not memory.readonly
-    whole = memory.view()
-    whole[:] = bytes(range(1, 17))
+    view = memory.view()
+    view[:] = bytes(range(1, 17))
     assert bytes(memory_of(data).part(3, 4).view()) == bytes(range(4, 8))
 
 
@@ -82,14 +82,14 @@ def test_empty_memory_has_no_bytes() -> None:
 def test_ranges_contain_the_same_addresses_as_a_set() -> None:
     chance = random.Random(4)
     for _ in range(200):
-        ranges, taken = Ranges(), set[int]()
+        ranges, members = Ranges(), set[int]()
         for _ in range(30):
             start, size = chance.randrange(200), chance.randrange(1, 12)
             memory = Memory(start, size, None)
             addresses = set(range(start, start + size))
-            assert ranges.hits(memory) == bool(addresses & taken), (start, size, taken)
+            assert ranges.hits(memory) == bool(addresses & members), (start, size, members)
             ranges.add(memory)
-            taken |= addresses
+            members |= addresses
 
 
 def test_an_offer_ends_and_its_mark_is_no_others_secret() -> None:
@@ -130,12 +130,12 @@ def test_a_drop_waits_for_the_transfer_that_uses_the_memory() -> None:
 
 def test_memory_under_an_external_write_is_kept_until_it_ends() -> None:
     regions = Regions()
-    region, other = (regions.offer(memory_of(bytearray(8)), "a") for _ in range(2))
+    region, second = (regions.offer(memory_of(bytearray(8)), "a") for _ in range(2))
     with writing(os.getpid(), regions.guard.descriptor, [region.number]) as stays:
         assert stays
         assert regions.withdraw(region.number)
-        assert regions.withdraw(other.number)
-        assert (region.memory is None, other.memory is None) == (False, True)
+        assert regions.withdraw(second.number)
+        assert (region.memory is None, second.memory is None) == (False, True)
         with pytest.raises(LookupError, match="it was dropped"):
             regions.use(region.number, region.secret)
     regions.offer(memory_of(bytearray(8)), "a")
@@ -149,8 +149,8 @@ def test_read_only_memory_cannot_be_written_with_bits_of_its_secret() -> None:
     regions = Regions()
     region = regions.offer(memory_of(bytearray(8)), "a", readonly=True)
     assert for_reading_only(region.secret)
-    first, *others = region.secret
-    for secret in (region.secret, bytes((first ^ 1, *others))):
+    first, *rest = region.secret
+    for secret in (region.secret, bytes((first ^ 1, *rest))):
         with pytest.raises(PermissionError):
             regions.use(region.number, secret, write=True)
     assert not for_reading_only(regions.offer(memory_of(bytearray(8)), "a").secret)

@@ -35,14 +35,14 @@ class Relay:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                near, _ = self._listening.accept()
-                far = socket.create_connection(("127.0.0.1", self._port))
-                self._ends += near, far
+                client, _ = self._listening.accept()
+                server = socket.create_connection(("127.0.0.1", self._port))
+                self._ends += client, server
                 if self._reads:
-                    far.sendall(near.recv(8, socket.MSG_WAITALL))
-                    near, far = server_stream(near), client_stream(far)
-                    self._ends += near, far
-                for pair in ((near, far), (far, near)):
+                    server.sendall(client.recv(8, socket.MSG_WAITALL))
+                    client, server = server_stream(client), client_stream(server)
+                    self._ends += client, server
+                for pair in ((client, server), (server, client)):
                     threading.Thread(target=self._pass, args=pair, daemon=True).start()
 
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
@@ -83,7 +83,7 @@ class Ends:
         self.streams.read([Move(handle, 0, memory_of(target))], Limit(seconds, "reading", handle))
         return target
 
-    def kept(self) -> int:
+    def idle_count(self) -> int:
         return sum(map(len, self.streams._idle.values()))
 
 
@@ -103,14 +103,14 @@ def test_bytes_go_both_ways_on_streams_that_are_kept(ends: Ends) -> None:
         assert ends.read(handle) == data
     ends.streams.write([Move(handle, 2, memory_of(b"xy"))], Limit(20, "writing", handle))
     assert data == b"01xy456789"
-    assert ends.kept() == 1
+    assert ends.idle_count() == 1
 
 
 def test_a_large_move_is_divided_among_streams(ends: Ends) -> None:
     data = bytearray(range(256)) * (80 << 10)
     handle = ends.offer(data)
     assert ends.read(handle) == data
-    assert ends.kept() == 3
+    assert ends.idle_count() == 3
 
 
 def test_a_dropped_buffer_leaves_the_stream_as_good_as_it_was(ends: Ends) -> None:
@@ -120,17 +120,17 @@ def test_a_dropped_buffer_leaves_the_stream_as_good_as_it_was(ends: Ends) -> Non
     with pytest.raises(BufferDroppedError, match="was dropped"):
         ends.read(handle)
     assert ends.read(ends.offer(bytearray(b"abc"))) == b"abc"
-    assert ends.kept() == 1
+    assert ends.idle_count() == 1
 
 
 def test_streams_of_processes_that_ended_are_closed_when_another_is_opened(ends: Ends) -> None:
     for number in range(4):
         ends.read(ends.offer(bytearray(1 << 10), f"h/p{number}.0.0"))
-    assert ends.kept() == 4
+    assert ends.idle_count() == 4
     for number in range(3):
         ends.listeners[f"h/p{number}.0.0"].close()
     ends.read(ends.offer(bytearray(10), "h/p9.0.0"))
-    assert ends.kept() == 2
+    assert ends.idle_count() == 2
 
 
 def test_an_owner_that_is_gone_is_said_to_be_gone(ends: Ends) -> None:

@@ -25,10 +25,10 @@ def test_reports_that_come_again_or_late_count_once() -> None:
     chance = random.Random(1)
     for _ in range(50):
         traffic, sizes = Traffic(), {"cross-memory": 0, "streams": 0}
-        for at in range(20):
+        for step in range(20):
             mover = chance.choice(sorted(sizes))
             sizes[mover] += chance.randrange(100)
-            report = TrafficReport("a", [Flow("b", "a", mover, sizes[mover], at, at / 10)], NOTHING, float(at))
+            report = TrafficReport("a", [Flow("b", "a", mover, sizes[mover], step, step / 10)], NOTHING, float(step))
             for _ in range(chance.randrange(1, 3)):
                 traffic.add(report)
         assert {flow.mover: flow.size for flow in traffic.flows.values()}.items() <= sizes.items()

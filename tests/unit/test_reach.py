@@ -77,12 +77,12 @@ class Module(NamedTuple):
 
 @functools.cache
 def modules() -> list[Module]:
-    found = []
+    result = []
     for top in ("monarch_nb", "kernel_ext"):
         for path in sorted((ROOT / top).rglob("*.py")):
             tree = parsed(path.read_text(), str(path))
-            found.append(Module(path, frozenset(filter(is_private, defined(tree))), tuple(reached(tree))))
-    return found
+            result.append(Module(path, frozenset(filter(is_private, defined(tree))), tuple(reached(tree))))
+    return result
 
 
 def own_names() -> dict[str, set[str]]:
@@ -98,15 +98,15 @@ def test_no_package_reaches_past_an_underscore_of_another() -> None:
     names = own_names()
     faults, used = [], set()
     for path, _, reaches in modules():
-        here = package(path)
+        user = package(path)
         for line, name in reaches:
-            there = sorted(other for other, known in names.items() if name in known and other != here)
-            if name in names[here] or not there:
+            owners = sorted(owner for owner, private in names.items() if name in private and owner != user)
+            if name in names[user] or not owners:
                 continue
-            if (here, name) in REASONS:
-                used.add((here, name))
+            if (user, name) in REASONS:
+                used.add((user, name))
             else:
-                faults.append(f"{path.relative_to(ROOT)}:{line} takes {name} of {' or '.join(there)}")
+                faults.append(f"{path.relative_to(ROOT)}:{line} takes {name} of {' or '.join(owners)}")
     assert not faults, "\n".join(faults)
     assert REASONS.keys() - used == set(), "nobody reaches for these any more: take them out of the table"
 

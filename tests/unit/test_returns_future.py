@@ -24,20 +24,20 @@ async def double(value: int) -> int:
 
 
 @returns_future
-async def forever(seen: list[str]) -> None:
-    seen.append("begun")
+async def forever(events: list[str]) -> None:
+    events.append("begun")
     try:
         await asyncio.Event().wait()
     finally:
-        seen.append("ended")
+        events.append("ended")
 
 
 def test_get_runs_the_body_on_the_calling_thread() -> None:
     @returns_future
-    async def where() -> int:
+    async def thread_id() -> int:
         return threading.get_ident()
 
-    assert where().get() == threading.get_ident()
+    assert thread_id().get() == threading.get_ident()
 
 
 def test_the_threads_loop_is_used_again() -> None:
@@ -106,11 +106,11 @@ def test_an_error_is_told_to_everybody_who_looks() -> None:
 
 
 def test_a_time_out_cancels_the_body_and_stays_its_outcome() -> None:
-    seen: list[str] = []
-    future = forever(seen)
+    events: list[str] = []
+    future = forever(events)
     with pytest.raises(TimeoutError, match=r"0\.05 s"):
         future.get(0.05)
-    assert seen == ["begun", "ended"]
+    assert events == ["begun", "ended"]
     with pytest.raises(TimeoutError):
         future.get()
 
@@ -160,12 +160,12 @@ def test_await_inside_a_body_works() -> None:
 
 def test_get_for_a_body_on_this_threads_loop_is_refused() -> None:
     async def main() -> None:
-        seen: list[str] = []
-        future = forever(seen)
+        events: list[str] = []
+        future = forever(events)
         waiting = asyncio.ensure_future(future)
         await asyncio.sleep(0)  # the first observer starts
         await asyncio.sleep(0)  # and its body
-        assert seen
+        assert events
         with pytest.raises(WouldBlockRuntime, match="event loop"):
             future.get()
         waiting.cancel()
@@ -176,10 +176,10 @@ def test_get_for_a_body_on_this_threads_loop_is_refused() -> None:
 def test_get_under_a_running_loop_runs_the_body_aside() -> None:
     async def main() -> None:
         assert double(4).get() == 8
-        seen: list[str] = []
+        events: list[str] = []
         with pytest.raises(TimeoutError):
-            forever(seen).get(0.1)
-        assert seen[-1:] != ["begun"]
+            forever(events).get(0.1)
+        assert events[-1:] != ["begun"]
 
     asyncio.run(main())
 
@@ -216,15 +216,15 @@ def test_two_threads_share_one_body() -> None:
         return threading.get_ident()
 
     future = body()
-    found: list[int] = []
-    owner = threading.Thread(target=lambda: found.append(future.get()))
+    results: list[int] = []
+    owner = threading.Thread(target=lambda: results.append(future.get()))
     owner.start()
     assert begun.wait(10)
     with pytest.raises(TimeoutError):
         future.get(0.01)  # not the owner: the body goes on
     go.set()
     owner.join(10)
-    assert found == [owner.ident] == [future.get()]
+    assert results == [owner.ident] == [future.get()]
 
 
 def test_the_body_sees_the_callers_context_and_leaks_nothing_back() -> None:
@@ -242,29 +242,29 @@ def test_the_body_sees_the_callers_context_and_leaks_nothing_back() -> None:
 
 
 def test_tasks_that_the_body_leaves_behind_are_ended() -> None:
-    seen: list[str] = []
+    events: list[str] = []
 
-    async def left() -> None:
+    async def leftover() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            seen.append("ended")
+            events.append("ended")
 
     @returns_future
     async def body() -> None:
-        seen.append(repr(bool(asyncio.ensure_future(left()))))
+        events.append(repr(bool(asyncio.ensure_future(leftover()))))
         await asyncio.sleep(0)
 
     body().get()
-    assert seen == ["True", "ended"]
+    assert events == ["True", "ended"]
 
 
 @contextlib.contextmanager
-def interrupted(seen: list[str]) -> Iterator[None]:
+def interrupted(events: list[str]) -> Iterator[None]:
     """Ctrl-C comes once something was seen, and ends what is run here."""
 
     def strike() -> None:
-        while not seen:
+        while not events:
             time.sleep(0.01)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -277,11 +277,11 @@ def interrupted(seen: list[str]) -> Iterator[None]:
 
 @pytest.mark.parametrize("under_a_loop", [False, True])
 def test_an_interrupt_cancels_the_body_and_is_raised(under_a_loop: bool) -> None:
-    seen: list[str] = []
+    events: list[str] = []
 
     def wait() -> None:
-        with interrupted(seen):
-            forever(seen).get(20)
+        with interrupted(events):
+            forever(events).get(20)
 
     async def main() -> None:
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a notebook cell
@@ -298,18 +298,18 @@ def test_an_interrupt_cancels_the_body_and_is_raised(under_a_loop: bool) -> None
 
 
 def test_an_interrupt_is_raised_at_once_and_ends_a_blocking_body() -> None:
-    seen: list[str] = []
+    events: list[str] = []
 
     @returns_future
     async def blocking() -> None:
-        seen.append("begun")
+        events.append("begun")
         time.sleep(20)  # noqa: ASYNC251 - what is tested
-        seen.append("not reached")
+        events.append("not reached")
 
     future = blocking()
-    with interrupted(seen):
+    with interrupted(events):
         future.get(25)
-    assert seen == ["begun"]
+    assert events == ["begun"]
     for _ in range(2):
         with pytest.raises(asyncio.CancelledError):
             future.get(1)
@@ -317,21 +317,21 @@ def test_an_interrupt_is_raised_at_once_and_ends_a_blocking_body() -> None:
 
 
 def test_an_interrupted_body_may_clean_up_and_get_then_says_cancelled() -> None:
-    seen: list[str] = []
+    events: list[str] = []
 
     @returns_future
     async def tidy() -> int:
-        seen.append("begun")
+        events.append("begun")
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0.01)
-            seen.append("tidied up")
+            events.append("tidied up")
         return 0
 
     future = tidy()
-    with interrupted(seen):
+    with interrupted(events):
         future.get()
-    assert seen == ["begun", "tidied up"]
+    assert events == ["begun", "tidied up"]
     with pytest.raises(asyncio.CancelledError):
         future.get(1)

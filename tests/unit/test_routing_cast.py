@@ -15,8 +15,8 @@ def layout(hosts, per_host):
     return Layout("p", tuple(f"h{number}" for number in range(hosts)), per_host)
 
 
-def at(place):
-    return range(place, place + 1)
+def single(index):
+    return range(index, index + 1)
 
 
 def walk(branches, depth=1):
@@ -41,7 +41,7 @@ def test_every_rank_is_reached_once_with_its_number_and_place():
         Run(11, 13, seq=4, index=11),
     ]
     deliveries, _ = walk(plan_cast(layout(6, 4), runs, fanout=2))
-    assert [delivery.rank for delivery in sorted(deliveries, key=lambda each: each.rank)] == list(range(24))
+    assert [delivery.rank for delivery in sorted(deliveries, key=lambda entry: entry.rank)] == list(range(24))
     healed = next(delivery for delivery in deliveries if delivery.rank == 10)
     assert (healed.address, healed.incarnation, healed.seq, healed.index) == ("h2/p.10.2", 3, 0, 10)
 
@@ -80,33 +80,33 @@ def test_no_ranks_no_branches():
 @pytest.mark.parametrize("seed", range(tries(100)))
 def test_any_runs_are_covered_exactly(seed):
     dice = random.Random(seed)
-    where = layout(dice.randint(1, 30), dice.randint(1, 9))
-    ranks = list(range(where.size))
-    runs, place = [], 0
+    mesh = layout(dice.randint(1, 30), dice.randint(1, 9))
+    ranks = list(range(mesh.size))
+    runs, index = [], 0
     while ranks and len(runs) < 6:
-        stride = dice.choice([1, 1, 2, where.per_host, 13])
+        stride = dice.choice([1, 1, 2, mesh.per_host, 13])
         start = dice.choice(ranks)
-        count = dice.randint(1, (where.size - 1 - start) // stride + 1)
+        count = dice.randint(1, (mesh.size - 1 - start) // stride + 1)
         covered = range(start, start + count * stride, stride)
         if set(covered) <= set(ranks):
-            runs.append(Run(start, count, stride, seq=dice.randrange(9), index=place, index_stride=2))
-            place += 2 * count
+            runs.append(Run(start, count, stride, seq=dice.randrange(9), index=index, index_stride=2))
+            index += 2 * count
             ranks = [rank for rank in ranks if rank not in covered]
         elif dice.random() < 0.2:
             break
-    deliveries, _ = walk(plan_cast(where, runs, fanout=dice.randint(1, 5)))
+    deliveries, _ = walk(plan_cast(mesh, runs, fanout=dice.randint(1, 5)))
     expected = [
         (run.rank + number * run.stride, run.seq, run.index + 2 * number) for run in runs for number in range(run.count)
     ]
-    assert sorted((each.rank, each.seq, each.index) for each in deliveries) == sorted(expected)
-    assert sorted(each.index for each in deliveries) == sorted(indices(runs))
+    assert sorted((delivery.rank, delivery.seq, delivery.index) for delivery in deliveries) == sorted(expected)
+    assert sorted(delivery.index for delivery in deliveries) == sorted(indices(runs))
 
 
 def test_replies_go_on_together_when_all_are_here():
     fold = Fold(3)
     assert fold.reply(0, "a", 0.0) is None
     assert fold.reply(2, "c", 0.01) is None
-    assert fold.reply(1, "b", 0.02) == Batch([(at(0), "a"), (at(2), "c"), (at(1), "b")], [], True)
+    assert fold.reply(1, "b", 0.02) == Batch([(single(0), "a"), (single(2), "c"), (single(1), "b")], [], True)
     assert fold.tick(10.0) is None
 
 
@@ -116,9 +116,9 @@ def test_a_slow_rank_does_not_hold_back_the_others():
     fold.reply(1, "b", 1.02)
     assert fold.deadline == 1.05
     assert fold.tick(1.04) is None
-    assert fold.tick(1.05) == Batch([(at(0), "a"), (at(1), "b")], [], False)
+    assert fold.tick(1.05) == Batch([(single(0), "a"), (single(1), "b")], [], False)
     assert fold.deadline is None
-    assert fold.reply(2, "c", 99.0) == Batch([(at(2), "c")], [], True)
+    assert fold.reply(2, "c", 99.0) == Batch([(single(2), "c")], [], True)
 
 
 def test_lost_ranks_complete_a_cast_with_their_reason():
@@ -126,14 +126,14 @@ def test_lost_ranks_complete_a_cast_with_their_reason():
     fold.reply(1, "b", 0.0)
     fold.lost([0, 1], "killed", 0.0)
     batch = fold.lost(range(2, 4), "host down", 0.0)
-    assert batch == Batch([(at(1), "b")], [LostIndices([0], "killed"), LostIndices([2, 3], "host down")], True)
+    assert batch == Batch([(single(1), "b")], [LostIndices([0], "killed"), LostIndices([2, 3], "host down")], True)
 
 
 def test_late_and_double_replies_reach_nobody():
     fold = Fold(2)
     fold.lost([0], "killed", 0.0)
     assert fold.reply(0, "late", 0.0) is None
-    assert fold.reply(1, "b", 0.0) == Batch([(at(1), "b")], [LostIndices([0], "killed")], True)
+    assert fold.reply(1, "b", 0.0) == Batch([(single(1), "b")], [LostIndices([0], "killed")], True)
     assert fold.reply(1, "again", 0.0) is None
     assert fold.missing == 0
 
@@ -141,37 +141,37 @@ def test_late_and_double_replies_reach_nobody():
 @pytest.mark.parametrize("seed", range(tries(60)))
 def test_folding_along_a_tree_answers_for_every_place_once(seed):
     dice = random.Random(seed)
-    where = layout(dice.randint(1, 20), dice.randint(1, 4))
+    mesh = layout(dice.randint(1, 20), dice.randint(1, 4))
     answers, losses, now = {}, {}, 0.0
 
     def gather(plan):
         """The batches an agent sends upwards, with a branch or a rank lost here and there."""
         nonlocal now
         mine, children = expand(plan, plan.head)
-        fold, sent = Fold(size_of(plan.runs)), []
-        steps = [("rank", each) for each in mine] + [("branch", each) for each in children]
+        fold, result = Fold(size_of(plan.runs)), []
+        steps = [("rank", target) for target in mine] + [("branch", target) for target in children]
         dice.shuffle(steps)
-        for sort, each in steps:
+        for sort, target in steps:
             now += dice.random() * 0.1
             if dice.random() < 0.1:
-                batches = [fold.lost([each.index] if sort == "rank" else indices(each.plan.runs), "gone", now)]
+                batches = [fold.lost([target.index] if sort == "rank" else indices(target.plan.runs), "gone", now)]
             elif sort == "rank":
-                batches = [fold.reply(each.index, f"r{each.index}", now) for _ in range(dice.randint(1, 2))]
+                batches = [fold.reply(target.index, f"r{target.index}", now) for _ in range(dice.randint(1, 2))]
             else:
-                batches = [fold.folded(below, now) for below in gather(each.plan)]
-            sent += [batch for batch in (*batches, fold.tick(now)) if batch is not None]
-        assert [batch.complete for batch in sent] == [False] * (len(sent) - 1) + [True]
-        return sent
+                batches = [fold.folded(below, now) for below in gather(target.plan)]
+            result += [batch for batch in (*batches, fold.tick(now)) if batch is not None]
+        assert [batch.complete for batch in result] == [False] * (len(result) - 1) + [True]
+        return result
 
-    for _, plan in plan_cast(where, [Run(0, where.size)], fanout=2):
+    for _, plan in plan_cast(mesh, [Run(0, mesh.size)], fanout=2):
         for batch in gather(plan):
-            for places, item in batch.replies:
-                for index in places:
+            for span, item in batch.replies:
+                for index in span:
                     assert index not in answers
                     answers[index] = item
             for lost in batch.lost:
                 for index in lost.indices:
                     assert index not in losses
                     losses[index] = lost.reason
-    assert sorted([*answers, *losses]) == list(range(where.size))
+    assert sorted([*answers, *losses]) == list(range(mesh.size))
     assert all(item == f"r{index}" for index, item in answers.items())

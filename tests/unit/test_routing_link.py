@@ -212,12 +212,12 @@ def test_questions_do_not_pile_up_at_a_silent_peer():
     pair = Pair()
     pair.pump()
     pair.send(pair.a, "x")
-    asked = []
+    times = []
     for tick in range(6000):
         for action in pair.a.tick(tick * 0.02):
-            asked.append(tick * 0.02)
+            times.append(tick * 0.02)
             assert isinstance(action, Transmit)
-    assert 10 <= len(asked) <= 16
+    assert 10 <= len(times) <= 16
     assert pair.a.unacked == 1
 
 
@@ -306,10 +306,10 @@ def test_a_former_life_of_the_peer_is_not_heard():
     pair = Pair()
     pair.pump()
     late = pair.b.send("late", 10)
-    other = Link(21)
+    successor = Link(21)
     pair.a.disconnected(0.0)
     hello = pair.a.connected(0.0)[0].prefix
-    for action in other.received(hello, None, 0, 0.0):
+    for action in successor.received(hello, None, 0, 0.0):
         pair.a.received(action.prefix, None, 0, 0.0)
     assert pair.a.peer_incarnation == 21
     assert pair.a.received(late, "late", 10, 0.0) == -1

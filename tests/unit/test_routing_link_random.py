@@ -39,81 +39,81 @@ class TwoLinks(RuleBasedStateMachine):
         self.incarnations += 1
         return Link(self.incarnations, dials=dials, config=CONFIG)
 
-    def do(self, who, actions):
-        peer = "b" if who == "a" else "a"
+    def do(self, end, actions):
+        peer = "b" if end == "a" else "a"
         for action in actions:
             if isinstance(action, Transmit):
                 if self.connected:
                     self.flying[peer].append((action.prefix, action.item))
             elif isinstance(action, Deliver):
-                self.deliver(who, action.item, action.charge)
+                self.deliver(end, action.item, action.charge)
             elif isinstance(action, Failed):
-                self.failed[who] += action.items
+                self.failed[end] += action.items
 
-    def deliver(self, who, item, charge):
-        link = self.links[who]
-        self.got[who].append((link.incarnation, item))
+    def deliver(self, end, item, charge):
+        link = self.links[end]
+        self.got[end].append((link.incarnation, item))
         prefix = link.consumed(charge, link.peer_incarnation)
         if prefix:
-            self.do(who, [Transmit(prefix, None)])
+            self.do(end, [Transmit(prefix, None)])
 
-    def arrive(self, who, prefix, item):
-        outcome = self.links[who].received(prefix, item, 2000, self.now)
+    def arrive(self, end, prefix, item):
+        outcome = self.links[end].received(prefix, item, 2000, self.now)
         if isinstance(outcome, list):
-            self.do(who, outcome)
+            self.do(end, outcome)
         elif outcome >= 0:
-            self.deliver(who, item, outcome)
+            self.deliver(end, item, outcome)
 
-    @rule(who=st.sampled_from("ab"), count=st.integers(1, 5))
-    def send(self, who, count):
-        link = self.links[who]
+    @rule(end=st.sampled_from("ab"), count=st.integers(1, 5))
+    def send(self, end, count):
+        link = self.links[end]
         for _ in range(count):
-            if (who == "b" and not link.peer_incarnation) or link.blocked(2000):
+            if (end == "b" and not link.peer_incarnation) or link.blocked(2000):
                 return
             item = (link.incarnation, self.items)
             self.items += 1
-            self.sent[who].append(item)
+            self.sent[end].append(item)
             prefix = link.send(item, 2000)
             if prefix:
-                self.do(who, [Transmit(prefix, item)])
+                self.do(end, [Transmit(prefix, item)])
 
-    @rule(who=st.sampled_from("ab"), count=st.integers(1, 20))
-    def arrive_in_order(self, who, count):
-        for _ in range(min(count, len(self.flying[who]))):
-            self.arrive(who, *self.flying[who].pop(0))
+    @rule(end=st.sampled_from("ab"), count=st.integers(1, 20))
+    def arrive_in_order(self, end, count):
+        for _ in range(min(count, len(self.flying[end]))):
+            self.arrive(end, *self.flying[end].pop(0))
 
-    @rule(who=st.sampled_from("ab"), pick=st.integers(0, 1 << 20))
-    def arrive_out_of_order(self, who, pick):
-        if self.flying[who]:
-            self.arrive(who, *self.flying[who].pop(pick % len(self.flying[who])))
+    @rule(end=st.sampled_from("ab"), pick=st.integers(0, 1 << 20))
+    def arrive_out_of_order(self, end, pick):
+        if self.flying[end]:
+            self.arrive(end, *self.flying[end].pop(pick % len(self.flying[end])))
 
-    @rule(who=st.sampled_from("ab"), pick=st.integers(0, 1 << 20))
-    def arrive_and_stay(self, who, pick):
-        if self.flying[who]:
-            frame = self.flying[who][pick % len(self.flying[who])]
+    @rule(end=st.sampled_from("ab"), pick=st.integers(0, 1 << 20))
+    def arrive_and_stay(self, end, pick):
+        if self.flying[end]:
+            frame = self.flying[end][pick % len(self.flying[end])]
             self.copies.append(frame)
-            self.arrive(who, *frame)
+            self.arrive(end, *frame)
 
-    @rule(who=st.sampled_from("ab"), pick=st.integers(0, 1 << 20))
-    def lose(self, who, pick):
-        if self.flying[who]:
-            self.flying[who].pop(pick % len(self.flying[who]))
+    @rule(end=st.sampled_from("ab"), pick=st.integers(0, 1 << 20))
+    def lose(self, end, pick):
+        if self.flying[end]:
+            self.flying[end].pop(pick % len(self.flying[end]))
 
     @rule(seconds=st.sampled_from([0.02, 0.5, 3.0]))
     def wait(self, seconds):
         self.now += seconds
-        for who, link in self.links.items():
+        for end, link in self.links.items():
             if not link.idle:
-                self.do(who, link.tick(self.now))
+                self.do(end, link.tick(self.now))
 
     @precondition(lambda self: self.connected)
     @rule(keep=st.booleans())
     def disconnect(self, keep):
         self.connected = False
-        for who, link in self.links.items():
-            self.do(who, link.disconnected(self.now))
-            late = [frame for frame in self.flying[who] if not any(frame is copy for copy in self.copies)]
-            self.flying[who][:] = late if keep else []  # what had not arrived may still come out of a buffer
+        for end, link in self.links.items():
+            self.do(end, link.disconnected(self.now))
+            late = [frame for frame in self.flying[end] if not any(frame is copy for copy in self.copies)]
+            self.flying[end][:] = late if keep else []  # what had not arrived may still come out of a buffer
 
     @precondition(lambda self: not self.connected)
     @rule()
@@ -121,31 +121,31 @@ class TwoLinks(RuleBasedStateMachine):
         self.connected = True
         self.do("a", self.links["a"].connected(self.now))
 
-    @rule(who=st.sampled_from("ab"))
-    def bury(self, who):
-        """It is told that the other is gone, whether that is so or not."""
+    @rule(end=st.sampled_from("ab"))
+    def bury(self, end):
+        """It is told that its peer has ended, whether that is so or not."""
         if self.connected:
             self.disconnect(False)
-        self.do(who, self.links[who].bury("it is lost", self.now))
+        self.do(end, self.links[end].bury("it is lost", self.now))
 
     @precondition(lambda self: self.restarts < 4)
-    @rule(who=st.sampled_from("ab"))
-    def restart(self, who):
+    @rule(end=st.sampled_from("ab"))
+    def restart(self, end):
         self.restarts += 1
         was = self.connected
         if was:
             self.disconnect(True)
-        self.links[who] = self.link(who == "a")
-        if was or who == "a":
+        self.links[end] = self.link(end == "a")
+        if was or end == "a":
             self.connect()
 
     @invariant()
     def at_most_once_in_order(self):
-        for who, peer in (("a", "b"), ("b", "a")):
-            for incarnation in {incarnation for incarnation, _ in self.got[who]}:
-                numbers = [item for at, item in self.got[who] if at == incarnation]
+        for end, peer in (("a", "b"), ("b", "a")):
+            for incarnation in {incarnation for incarnation, _ in self.got[end]}:
+                numbers = [item for life, item in self.got[end] if life == incarnation]
                 assert numbers == sorted(set(numbers))
-            everything = [item for _, item in self.got[who]]
+            everything = [item for _, item in self.got[end]]
             assert len(everything) == len(set(everything)), "delivered to two lives"
             assert set(everything) <= set(self.sent[peer])
 
@@ -159,12 +159,12 @@ class TwoLinks(RuleBasedStateMachine):
             if all(link.idle for link in self.links.values()) and not any(self.flying.values()):
                 break
         self.at_most_once_in_order()
-        for who, peer in (("a", "b"), ("b", "a")):
-            link = self.links[who]
+        for end, peer in (("a", "b"), ("b", "a")):
+            link = self.links[end]
             assert link.unacked == 0, "it never came to rest"
-            known = {item for _, item in self.got[peer]} | set(self.failed[who])
-            mine = [item for item in self.sent[who] if item[0] == link.incarnation]  # a dead sender names nothing
-            assert set(mine) <= known, "lost without a name"
+            outcomes = {item for _, item in self.got[peer]} | set(self.failed[end])
+            mine = [item for item in self.sent[end] if item[0] == link.incarnation]  # a dead sender names nothing
+            assert set(mine) <= outcomes, "lost without a name"
             assert not link.blocked(2000)
 
 
@@ -206,10 +206,10 @@ class Traffic:
     def check(self):
         everything = [item for items in self.got.values() for item in items]
         assert len(everything) == len(set(everything))
-        known = set(everything) | self.failed
+        outcomes = set(everything) | self.failed
         for item in self.sent:
             if self.incarnations[item[0]] == item[1]:
-                assert item in known, "lost without a name"
+                assert item in outcomes, "lost without a name"
 
 
 @pytest.mark.parametrize("seed", range(tries(40)))
@@ -252,9 +252,9 @@ def test_cuts_and_restarts_lose_nothing_without_a_name(seed):
 def test_without_restarts_reconnecting_loses_nothing_at_all(seed):
     traffic = Traffic(seed, NetworkFaults())
     for name in traffic.names:  # everybody has heard of everybody
-        for other in traffic.names:
-            if other != name:
-                traffic.nodes[name].send(other, (name, 1, other, 0, -1), 1)
+        for peer in traffic.names:
+            if peer != name:
+                traffic.nodes[name].send(peer, (name, 1, peer, 0, -1), 1)
     network = traffic.network
     network.clock.advance(1.0)
     for _ in range(300):

@@ -16,14 +16,14 @@ def spread(runs):
     """Every receiver by itself: (rank, proc incarnation, incarnation, number, place)."""
     return sorted(
         (
-            run.rank + place * run.stride,
+            run.rank + offset * run.stride,
             run.proc_incarnation,
             run.incarnation,
             run.seq,
-            run.index + place * run.index_stride,
+            run.index + offset * run.index_stride,
         )
         for run in runs
-        for place in range(run.count)
+        for offset in range(run.count)
     )
 
 
@@ -34,15 +34,15 @@ class PlainOutbox:
     def number(self, runs):
         numbered = []
         for run in runs:
-            for place in range(run.count):
-                rank, incarnation = run.rank + place * run.stride, (run.proc_incarnation, run.incarnation)
-                known, following = self.incarnations.get(rank, ((0, 0), 0))
-                if incarnation > known:
-                    known, following = incarnation, 0
-                seq = -1 if incarnation < known else following
+            for offset in range(run.count):
+                rank, incarnation = run.rank + offset * run.stride, (run.proc_incarnation, run.incarnation)
+                latest, following = self.incarnations.get(rank, ((0, 0), 0))
+                if incarnation > latest:
+                    latest, following = incarnation, 0
+                seq = -1 if incarnation < latest else following
                 if seq >= 0:
-                    self.incarnations[rank] = (known, following + 1)
-                numbered.append((rank, *incarnation, seq, run.index + place * run.index_stride))
+                    self.incarnations[rank] = (latest, following + 1)
+                numbered.append((rank, *incarnation, seq, run.index + offset * run.index_stride))
         return sorted(numbered)
 
 
@@ -213,7 +213,7 @@ def test_direct_sends_and_tree_casts_arrive_in_the_order_sent(seed):
         for ready in inboxes.setdefault(key, Inbox()).arrive("me", seq, item, clock.now):
             handled.setdefault(key, []).append(ready)
 
-    def later(slowness, *message):
+    def schedule(slowness, *message):
         for _ in range(1 + (dice.random() < 0.1)):
             clock.later(dice.random() * slowness, lambda: arrive(*message))
 
@@ -221,7 +221,7 @@ def test_direct_sends_and_tree_casts_arrive_in_the_order_sent(seed):
         for _, plan in branches:
             deliveries, children = expand(plan, plan.head)
             for to in deliveries:
-                later(0.5, to.rank, to.incarnation, to.seq, item)
+                schedule(0.5, to.rank, to.incarnation, to.seq, item)
             clock.later(dice.random(), lambda children=children: travel(children, item))
 
     for item in range(60):
@@ -234,7 +234,7 @@ def test_direct_sends_and_tree_casts_arrive_in_the_order_sent(seed):
         else:
             rank = dice.randrange(layout.size)
             (run,) = outbox.number("m", [Run(rank, 1, incarnation=incarnations[rank])])
-            later(0.1, rank, incarnations[rank], run.seq, item)
+            schedule(0.1, rank, incarnations[rank], run.seq, item)
             sent_to = [rank]
         for rank in sent_to:
             expected.setdefault((rank, incarnations[rank]), []).append(item)

@@ -32,14 +32,14 @@ def costs() -> Iterator[dict[str, tuple[Cost, Cost]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joining, "_BEAT_S", 1e6)
         few, many = measure(10), measure(40)
-    yield {one.what: (one, other) for one, other in zip(few.costs, many.costs, strict=True)}
+    yield {small.what: (small, large) for small, large in zip(few.costs, many.costs, strict=True)}
     shutdown()
 
 
-@pytest.mark.parametrize("what", ["spawn actors", "call, same answers", "call, other answers", "broadcast"])
-def test_casts_to_forty_hosts_cost_as_many_messages_as_to_ten(costs: dict[str, tuple[Cost, Cost]], what: str) -> None:
-    assert [cost.sent for cost in costs[what]] == [FANOUT, FANOUT]
-    assert max(cost.received for cost in costs[what]) <= 2 * FANOUT
+@pytest.mark.parametrize("kind", ["spawn actors", "call, same answers", "call, other answers", "broadcast"])
+def test_casts_to_forty_hosts_cost_as_many_messages_as_to_ten(costs: dict[str, tuple[Cost, Cost]], kind: str) -> None:
+    assert [cost.sent for cost in costs[kind]] == [FANOUT, FANOUT]
+    assert max(cost.received for cost in costs[kind]) <= 2 * FANOUT
 
 
 def test_one_death_among_many_is_one_message_and_heals_cheaply(costs: dict[str, tuple[Cost, Cost]]) -> None:
@@ -52,9 +52,9 @@ def test_one_death_among_many_is_one_message_and_heals_cheaply(costs: dict[str, 
 
 
 def test_early_messages_to_a_host_wait_for_its_processes() -> None:
-    with VirtualCluster(4, NetworkFaults(lag={Lane.URGENT: 0.1})) as of:  # on it hosts are asked for processes
+    with VirtualCluster(4, NetworkFaults(lag={Lane.URGENT: 0.1})) as cluster:  # on it hosts are asked for processes
         joined = beside(lambda: accept_hosts(3, at="tcp://10.0.0.1:22222", timeout=SOON))
-        of.join_all()
+        cluster.join_all()
         procs = joined().spawn_procs(per_host={"gpus": PER_HOST})
         members: Any = procs.spawn("members", Member)
         assert members.rank.call().get(SOON).get(3 * PER_HOST - 1) == 3 * PER_HOST - 1
@@ -63,17 +63,17 @@ def test_early_messages_to_a_host_wait_for_its_processes() -> None:
 def test_ranks_that_wait_for_one_that_raised_are_freed_by_casts(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, patience in ((service, "_ANSWER_S"), (service, "_ENDS_S"), (interrupts, "SILENT_AFTER")):
         monkeypatch.setattr(module, patience, SOON)  # who is late is asked again, alone
-    with configured(call_error_window="300ms"), VirtualCluster(HOSTS + 1, NetworkFaults()) as of:
+    with configured(call_error_window="300ms"), VirtualCluster(HOSTS + 1, NetworkFaults()) as cluster:
         joined = beside(lambda: accept_hosts(HOSTS, at="tcp://10.0.0.1:22222", timeout=SOON))
-        of.join_all()
+        cluster.join_all()
         members: Any = joined().spawn_procs(per_host={"gpus": PER_HOST}).spawn("members", Member)
         members.initialized.get(SOON)
         with pytest.raises(ActorError, match="nan") as caught:
             members.train.call().get(SOON)
         assert len(caught.value.failures) == HOSTS * PER_HOST
-        asked = [of.messages[verb.name] for verb in (WAITS, END_WAITS, BROKEN, RENEW)]
-        # Who has raised is asked alone which groups it is a member of.
-        assert asked == [FANOUT + 1, FANOUT, FANOUT, FANOUT]
+        counts = [cluster.messages[verb.name] for verb in (WAITS, END_WAITS, BROKEN, RENEW)]
+        # Who has raised is asked alone which groups it is a member cluster.
+        assert counts == [FANOUT + 1, FANOUT, FANOUT, FANOUT]
 
         # So are interrupts, and the question what ranks do.
         ranks = range(HOSTS * PER_HOST)
@@ -82,4 +82,4 @@ def test_ranks_that_wait_for_one_that_raised_are_freed_by_casts(monkeypatch: pyt
         assert {rank: did.seconds for rank, did in doing(members._state, ranks).get(SOON).items()} == {
             rank: float(rank) for rank in ranks
         }
-        assert [of.messages[verb.name] for verb in (INTERRUPT, DOING)] == [FANOUT, FANOUT]
+        assert [cluster.messages[verb.name] for verb in (INTERRUPT, DOING)] == [FANOUT, FANOUT]

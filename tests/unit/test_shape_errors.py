@@ -78,12 +78,12 @@ def test_a_missing_dimension_is_not_quoted_like_a_key() -> None:
 
 @given(st.lists(st.integers(0, 40), max_size=25))
 def test_a_list_of_ranks_becomes_few_slices(ranks: list[int]) -> None:
-    found = NDSlice.from_list(ranks)
-    assert [rank for part in found for rank in part] == sorted(ranks)
-    for part, after in itertools.pairwise(found):
-        held, following = list(part), list(after)
-        step = held[1] - held[0] if len(held) > 1 else following[0] - held[-1]
-        assert not step or following[0] - held[-1] != step, "the first could be longer"
+    slices = NDSlice.from_list(ranks)
+    assert [rank for part in slices for rank in part] == sorted(ranks)
+    for part, after in itertools.pairwise(slices):
+        current, following = list(part), list(after)
+        step = current[1] - current[0] if len(current) > 1 else following[0] - current[-1]
+        assert not step or following[0] - current[-1] != step, "the first could be longer"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_list_of_ranks_becomes_few_slices(ranks: list[int]) -> None:
     ],
 )
 def test_slices_of_a_list_are_as_programs_expect(ranks: list[int], slices: list[Any]) -> None:
-    assert [(one.offset, one.sizes, one.strides) for one in NDSlice.from_list(ranks)] == slices
+    assert [(part.offset, part.sizes, part.strides) for part in NDSlice.from_list(ranks)] == slices
 
 
 @given(st.integers(0, 9), st.integers(0, 5), st.integers(1, 4), st.data())

@@ -45,9 +45,9 @@ def test_contains_exactly_the_ranks_it_iterates_over(ranks: NDSlice) -> None:
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=3), st.integers(0, 4))
 def test_finds_ranks_even_when_strides_interleave_or_stand_still(dims: list[tuple[int, int]], offset: int) -> None:
     ranks = NDSlice(offset, [size for size, _ in dims], [stride for _, stride in dims])
-    held = set(ranks)
-    assert {rank for rank in range(90) if rank in ranks} == held
-    for rank in held:
+    members = set(ranks)
+    assert {rank for rank in range(90) if rank in ranks} == members
+    for rank in members:
         assert ranks.nditem(ranks.coordinates(rank)) == rank
 
 

@@ -66,36 +66,36 @@ def test_slicing_picks_what_slicing_nested_lists_would(data: st.DataObject) -> N
         for name, size in region.sizes.items():
             chosen = dims.get(name, slice(None))
             indices.append(list(range(size)[chosen]) if isinstance(chosen, slice) else [chosen])
-        expected = [region.ndslice.nditem(place) for place in itertools.product(*indices)]
-        kept = [name for name in region.labels if isinstance(dims.get(name, slice(None)), slice)]
+        expected = [region.ndslice.nditem(point) for point in itertools.product(*indices)]
+        labels = [name for name in region.labels if isinstance(dims.get(name, slice(None)), slice)]
         sliced = region.sliced(**dims)
         assert sliced.ranks() == expected
-        assert sliced.labels == kept
+        assert sliced.labels == labels
         assert len(sliced) == len(expected)
         region = sliced
 
 
 @given(st.data())
 def test_points_of_base_ranks_count_in_the_slice(data: st.DataObject) -> None:
-    whole = data.draw(whole_regions())
-    region = whole.sliced(**data.draw(selectors(whole)))
-    held = region.ranks()
-    for index, rank in enumerate(held):
+    base = data.draw(whole_regions())
+    region = base.sliced(**data.draw(selectors(base)))
+    ranks = region.ranks()
+    for index, rank in enumerate(ranks):
         assert region.point_of_base_rank(rank) == region.extent.point(index)
-    for rank in range(len(whole) + 1):
-        assert region.contains(rank) == (rank in region) == (rank in held) == region.overlaps_ranks({rank, 10**9})
+    for rank in range(len(base) + 1):
+        assert region.contains(rank) == (rank in region) == (rank in ranks) == region.overlaps_ranks({rank, 10**9})
     assert not region.overlaps_ranks(set())
 
 
 @given(st.data(), st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_splitting_keeps_the_ranks_and_their_order(data: st.DataObject, factors: list[int]) -> None:
     outer = data.draw(st.integers(1, 3))
-    whole = Extent(["x", "y"], [outer, math.prod(factors)]).region
-    region = whole.slice(x=slice(0, outer, data.draw(st.integers(1, 2))))
-    names = [f"p{at}" for at in range(len(factors))]
+    base = Extent(["x", "y"], [outer, math.prod(factors)]).region
+    region = base.slice(x=slice(0, outer, data.draw(st.integers(1, 2))))
+    names = [f"p{number}" for number in range(len(factors))]
     left_out = data.draw(st.sampled_from([None, *names]))
-    known = {name: size for name, size in zip(names, factors, strict=True) if name != left_out}
-    split = region.split(y=names, **known)
+    sizes = {name: size for name, size in zip(names, factors, strict=True) if name != left_out}
+    split = region.split(y=names, **sizes)
     assert split.labels == ["x", *names]
     assert list(split.sizes.values())[1:] == factors
     assert split.ranks() == region.ranks()
@@ -103,8 +103,8 @@ def test_splitting_keeps_the_ranks_and_their_order(data: st.DataObject, factors:
 
 @given(st.data())
 def test_flattening_works_exactly_on_contiguous_ranks(data: st.DataObject) -> None:
-    whole = data.draw(whole_regions())
-    region = whole.sliced(**data.draw(selectors(whole)))
+    base = data.draw(whole_regions())
+    region = base.sliced(**data.draw(selectors(base)))
     ranks = region.ranks()
     if ranks == list(range(ranks[0], ranks[0] + len(ranks))):
         flat = region.flatten("all")
@@ -116,8 +116,8 @@ def test_flattening_works_exactly_on_contiguous_ranks(data: st.DataObject) -> No
 
 @given(st.data())
 def test_regions_survive_pickling(data: st.DataObject) -> None:
-    whole = data.draw(whole_regions())
-    region = whole.sliced(**data.draw(selectors(whole)))
+    base = data.draw(whole_regions())
+    region = base.sliced(**data.draw(selectors(base)))
     assume(region.labels)
     same = pickle.loads(pickle.dumps(region))
     assert same == region
@@ -247,48 +247,48 @@ def test_a_shape_offers_the_same_with_other_verbs() -> None:
 
 @given(st.data())
 def test_picked_indices_give_the_ranks_at_those_indices(data: st.DataObject) -> None:
-    whole = data.draw(whole_regions().filter(lambda region: region.labels))
+    base = data.draw(whole_regions().filter(lambda region: region.labels))
     dims: dict[str, Any] = {
         name: data.draw(st.integers(0, size - 1) | st.lists(st.integers(0, size - 1), min_size=1))
-        for name, size in whole.sizes.items()
+        for name, size in base.sizes.items()
         if data.draw(st.booleans())
     }
-    part = whole.pick(**dims)
-    wanted = [dims.get(name, range(size)) for name, size in whole.sizes.items()]
-    indices = [[each] if isinstance(each, int) else sorted(set(each)) for each in wanted]
-    assert part.ranks() == [whole.ndslice.nditem(place) for place in itertools.product(*indices)]
-    kept = [name for name, each in zip(whole.labels, wanted, strict=True) if not isinstance(each, int)]
-    assert part.labels == kept
+    part = base.pick(**dims)
+    picks = [dims.get(name, range(size)) for name, size in base.sizes.items()]
+    indices = [[pick] if isinstance(pick, int) else sorted(set(pick)) for pick in picks]
+    assert part.ranks() == [base.ndslice.nditem(point) for point in itertools.product(*indices)]
+    labels = [name for name, pick in zip(base.labels, picks, strict=True) if not isinstance(pick, int)]
+    assert part.labels == labels
     assert [part.point_of_base_rank(rank).rank for rank in part.ranks()] == list(range(len(part)))
     assert pickle.loads(pickle.dumps(part)) == part
-    assert all((rank in part) == (rank in part.ranks()) for rank in whole.ranks())
+    assert all((rank in part) == (rank in part.ranks()) for rank in base.ranks())
 
 
 def test_a_picked_region_can_be_sliced_like_any_other() -> None:
-    whole = Extent(["hosts", "gpus"], [2, 6]).region
-    part = whole.pick(gpus=[0, 2, 3])
+    base = Extent(["hosts", "gpus"], [2, 6]).region
+    part = base.pick(gpus=[0, 2, 3])
     assert part.slice(hosts=1).ranks() == [6, 8, 9]
     assert part.slice(gpus=slice(1, 3)).ranks() == [2, 3, 8, 9]
     assert part.slice(hosts=1, gpus=2).ranks() == [9]
     assert repr(part) == "Region({hosts: 2, gpus: 3}, ranks=[0, 2, 3, 6, 8, 9])"
     with pytest.raises(ValueError, match="picked one by one"):
         part.flatten("rank")
-    assert whole.slice(hosts=0).union(whole.slice(gpus=5)).ranks() == [0, 1, 2, 3, 4, 5, 11]
+    assert base.slice(hosts=0).union(base.slice(gpus=5)).ranks() == [0, 1, 2, 3, 4, 5, 11]
 
 
 def test_evenly_spaced_picks_are_an_ordinary_slice() -> None:
-    whole = Extent(["gpus"], [8]).region
-    assert whole.pick(gpus=[6, 2, 4]) == whole.slice(gpus=slice(2, 7, 2))
-    assert whole.pick(gpus=[3]) == whole.slice(gpus=slice(3, 4))
+    base = Extent(["gpus"], [8]).region
+    assert base.pick(gpus=[6, 2, 4]) == base.slice(gpus=slice(2, 7, 2))
+    assert base.pick(gpus=[3]) == base.slice(gpus=slice(3, 4))
 
 
 def test_picks_outside_of_the_extent_or_in_unknown_dimensions_are_refused() -> None:
-    whole = Extent(["gpus"], [4]).region
+    base = Extent(["gpus"], [4]).region
     with pytest.raises(IndexError, match="gpus=4"):
-        whole.pick(gpus=[0, 4])
+        base.pick(gpus=[0, 4])
     with pytest.raises(ValueError, match="at least one"):
-        whole.pick(gpus=[])
+        base.pick(gpus=[])
     with pytest.raises(TypeError, match="did you mean 'gpus'"):
-        whole.pick(gpu=[0])
+        base.pick(gpu=[0])
     with pytest.raises(TypeError, match="did you mean 'gpus'"):
-        whole.slice(gpu=0)
+        base.slice(gpu=0)

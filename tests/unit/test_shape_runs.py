@@ -15,20 +15,20 @@ pytestmark = pytest.mark.timeout(30)
 def expanded(some: Iterable[Run]) -> list[tuple[int, int]]:
     """(index, rank) pairs by index."""
     return sorted(
-        (run.index + at * run.index_stride, run.rank + at * run.stride) for run in some for at in range(run.count)
+        (run.index + i * run.index_stride, run.rank + i * run.stride) for run in some for i in range(run.count)
     )
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=4), st.integers(0, 9))
 def test_expanding_runs_gives_back_every_index_and_rank_once(dims: list[tuple[int, int]], offset: int) -> None:
     ranks = NDSlice(offset, [size for size, _ in dims], [stride for _, stride in dims])
-    region = Region([f"d{at}" for at in range(len(dims))], ranks)
+    region = Region([f"d{dim}" for dim in range(len(dims))], ranks)
     assert expanded(runs(region)) == list(enumerate(region.ranks()))
 
 
 @given(st.lists(st.integers(1, 6), max_size=4), st.randoms(use_true_random=False))
 def test_slices_of_whole_meshes_need_one_run_per_outer_index(sizes: list[int], rng: random.Random) -> None:
-    region = Extent([f"d{at}" for at in range(len(sizes))], sizes).region
+    region = Extent([f"d{dim}" for dim in range(len(sizes))], sizes).region
     dims: dict[str, Any] = {name: slice(rng.randrange(size), None) for name, size in region.sizes.items()}
     sliced = region.sliced(**dims)
     some = runs(sliced)
