@@ -30,9 +30,9 @@ REFERENCE = reference.pages()
 
 def test_every_page_of_docs_is_in_the_order() -> None:
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    made = {"index.md", "changelog.md", *reference.pages(), *(stories.page_of(story) for story in stories.stories())}
+    extra = {"index.md", "changelog.md", *reference.pages(), *(stories.page_of(story) for story in stories.stories())}
     listed = order.pages(order.nav())
-    assert sorted(listed) == sorted(written | made)
+    assert sorted(listed) == sorted(written | extra)
     assert len(set(listed)) == len(listed)
 
 
@@ -47,17 +47,17 @@ def markdown(page: str) -> str:
 
 def dead(page: str, texts: dict[str, str]) -> Iterator[str]:
     for target, anchor in links(texts[page]):
-        there = Path("/", page).parent.joinpath(target).resolve().relative_to("/").as_posix() if target else page
-        if there in texts:
-            if anchor and anchor not in anchors(texts[there]):
+        path = Path("/", page).parent.joinpath(target).resolve().relative_to("/").as_posix() if target else page
+        if path in texts:
+            if anchor and anchor not in anchors(texts[path]):
                 yield f"{page}: {target}#{anchor}"
-        elif not (ROOT / "docs" / there).exists():
+        elif not (ROOT / "docs" / path).exists():
             yield f"{page}: {target}"
 
 
 def test_links_between_pages_and_their_anchors_lead_somewhere() -> None:
     texts = {page: markdown(page) for page in order.pages(order.nav())}
-    assert [found for page in texts for found in dead(page, texts)] == []
+    assert [link for page in texts for link in dead(page, texts)] == []
 
 
 def test_a_dead_link_is_found() -> None:
@@ -88,8 +88,8 @@ def test_links_of_files_are_links_of_pages_on_the_site() -> None:
 
 def test_every_public_name_has_a_heading_on_its_modules_page() -> None:
     for module in modules():
-        found = anchors(reference.text(module))
-        assert [name.full for name in names(module) if name.anchor not in found] == []
+        headings = anchors(reference.text(module))
+        assert [name.full for name in names(module) if name.anchor not in headings] == []
 
 
 def test_every_public_name_is_documented_where_the_site_looks() -> None:
@@ -165,13 +165,13 @@ def addresses() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_pages_and_anchors_that_messages_lead_to_are_there() -> None:
-    found = list(addresses())
-    for file, address in found:
+    references = list(addresses())
+    for file, address in references:
         page, _, anchor = address.partition("#")
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         assert not anchor or anchor in anchors(text), f"{file} leads to {address}"
         assert page_at(f"docs/{page}") in order.pages(order.nav())
-    assert len([address for _, address in found if "#" in address]) >= 15, "texts of errors lead to headings"
+    assert len([address for _, address in references if "#" in address]) >= 15, "texts of errors lead to headings"
 
 
 def test_an_error_that_a_page_explains_says_where() -> None:

@@ -35,7 +35,7 @@ def raw(base: str, kind: str, data: bytes) -> None:
         file.write(data)
 
 
-def taken(spool: Spool, **options: object) -> list[tuple[int, str, bytes]]:
+def take(spool: Spool, **options: object) -> list[tuple[int, str, bytes]]:
     return [(block.stream, block.call, block.data) for block in spool.take(1 << 20, 0.0, **options)]  # type: ignore[arg-type]
 
 
@@ -62,7 +62,7 @@ def test_text_and_raw_output_keep_their_order_and_calls(base: str) -> None:
     err.write("three\n")
     raw(base, OUT, b"more from C\n")
     position = writer.position()
-    assert taken(spool) == [
+    assert take(spool) == [
         (1, "h/c:1", b"one\nfrom C\n"),
         (2, "h/c:1", b"C's stderr\n"),
         (1, "h/c:1", "two \u241e\n".encode()),
@@ -84,7 +84,7 @@ def test_raw_output_that_nobody_claims_is_taken_after_a_moment(base: str) -> Non
 
 def test_a_mark_cut_by_a_full_disk_loses_no_text(base: str) -> None:
     raw(base, TEXT, b"before\n" + Mark(1.0, 1, 0, "c", 0, 0, "").encode()[:9] + b"after\n\x1e\x1e\xff\n")
-    text = b"".join(data for _, _, data in taken(Spool(base), all_of_it=True))
+    text = b"".join(data for _, _, data in take(Spool(base), all_of_it=True))
     assert text.startswith(b"before\n")
     assert b"after\n" in text
     assert text.endswith(b"\xff\n")
@@ -93,16 +93,16 @@ def test_a_mark_cut_by_a_full_disk_loses_no_text(base: str) -> None:
 def test_a_mark_that_is_being_written_is_waited_for(base: str) -> None:
     spool, mark = Spool(base), Mark(1.0, 2, 0, "c", 0, 0, "").encode()
     raw(base, TEXT, mark[:5])
-    assert taken(spool) == []
+    assert take(spool) == []
     raw(base, TEXT, mark[5:] + b"text\n")
-    assert taken(spool) == [(2, "c", b"text\n")]
+    assert take(spool) == [(2, "c", b"text\n")]
 
 
 def test_taken_output_frees_its_disk_space(base: str) -> None:
     spool = Spool(base)
     for _ in range(8):
         raw(base, TEXT, b"x" * (1 << 20))
-        assert len(b"".join(data for _, _, data in taken(spool))) == 1 << 20
+        assert len(b"".join(data for _, _, data in take(spool))) == 1 << 20
     facts = os.stat(base + TEXT)
     assert facts.st_size == 8 << 20
     if spool._text.punched < 1 << 62:  # where the file system can
@@ -114,7 +114,7 @@ def test_reading_the_last_lines_takes_nothing_away(base: str) -> None:
     raw(base, TEXT, text)
     assert last_lines(base, 2, 16 * 1024) == ("line 299998", "line 299999")
     spool = Spool(base)
-    assert b"".join(data for _ in range(100) for _, _, data in taken(spool)) == text
+    assert b"".join(data for _ in range(100) for _, _, data in take(spool)) == text
 
 
 def test_the_middle_of_a_figure_is_no_last_line(base: str) -> None:
@@ -136,10 +136,10 @@ def test_a_large_log_file_is_rotated_and_the_oldest_removed(tmp_path: Path) -> N
         assert file.write(line)
     file.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["w.log", "w.log.1", "w.log.2"]
-    kept = b"".join((tmp_path / name).read_bytes() for name in ("w.log.2", "w.log.1", "w.log"))
+    content = b"".join((tmp_path / name).read_bytes() for name in ("w.log.2", "w.log.1", "w.log"))
     assert all((tmp_path / name).stat().st_size <= 4096 for name in ("w.log.2", "w.log.1", "w.log"))
-    assert kept == b"".join(lines[-len(kept) // 100 :])
-    assert len(kept) > 2 * 4000
+    assert content == b"".join(lines[-len(content) // 100 :])
+    assert len(content) > 2 * 4000
 
 
 def test_a_full_disk_is_noted_in_the_file_later(tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ def test_journals_on_a_full_disk_neither_raise_nor_lose_later_text(base: str, tm
     writer.texts[0].write("lost\n")
     writer.texts[1].write("lost too\n")
     assert writer.position() == 0
-    with open(tmp_path / "later", "wb", buffering=0) as later:
-        os.dup2(later.fileno(), writer.texts[0].buffer.fileno())
+    with open(tmp_path / "later", "wb", buffering=0) as file:
+        os.dup2(file.fileno(), writer.texts[0].buffer.fileno())
         writer.texts[0].write("kept\n")
         writer.texts[0].flush()
     assert b"No space left" in (tmp_path / "later").read_bytes()
@@ -182,9 +182,9 @@ def test_lost_output_is_said_when_there_is_room_again(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         print("more", file=text)
         text.detach().detach()  # type: ignore[attr-defined]
-    said = (tmp_path / "log").read_text()
-    assert said.startswith("some outpu")
-    assert said.endswith("[output was lost here: File too large]\nmore\n")
+    log = (tmp_path / "log").read_text()
+    assert log.startswith("some outpu")
+    assert log.endswith("[output was lost here: File too large]\nmore\n")
 
 
 def test_a_constantly_writing_thread_keeps_no_other_from_writing(base: str) -> None:
@@ -205,20 +205,20 @@ def test_a_constantly_writing_thread_keeps_no_other_from_writing(base: str) -> N
         flooding.join()
     spool, text = Spool(base), b""
     while spool.backlog:
-        text += b"".join(data for _, _, data in taken(spool))
+        text += b"".join(data for _, _, data in take(spool))
     lines = text.splitlines()
     assert [line for line in lines if line.startswith(b"turn")] == [b"turn %d" % number for number in range(200)]
     assert set(lines) == {b"over and over", *(b"turn %d" % number for number in range(200))}
 
 
-class Kept:
-    """A journal that notes what is asked of it."""
+class RecordingJournal:
+    """A journal that records its calls."""
 
     texts = (sys.stdout, sys.stderr)
 
     def __init__(self) -> None:
         self.marks = 0
-        self.at = 0
+        self.offset = 0
 
     def tag_by(self, tag: Callable[[], tuple[str, int]], sole: Callable[[], str]) -> None:
         self.tag, self.sole = tag, sole
@@ -230,13 +230,13 @@ class Kept:
         self.marks += 1
 
     def position(self) -> int:
-        return self.at
+        return self.offset
 
 
 def test_output_belongs_to_the_running_call_or_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(displays, "write_to", lambda journal: None)  # this process keeps printing
     running = ""
-    log, journal = OwnLog(lambda: running), Kept()
+    log, journal = OwnLog(lambda: running), RecordingJournal()
     log.begin("c:0")
     assert (log.tag(), log.position()) == (("", 0), 0), "nobody keeps it"
     log.keep(journal)
@@ -251,7 +251,7 @@ def test_output_belongs_to_the_running_call_or_the_only_one(monkeypatch: pytest.
     assert journal.sole() == "c:2"
     log.end("c:2")
     assert journal.sole() == ""
-    journal.at = 7
+    journal.offset = 7
     assert log.position() == 7
 
 

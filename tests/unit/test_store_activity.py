@@ -24,55 +24,55 @@ class Cell:
 
 
 def test_an_actor_is_reported_at_each_begin_and_end_only() -> None:
-    cell, told = Cell(), ActorSample(0, now=10.0)
-    first = told.take(cell, 10.1)
+    cell, sample = Cell(), ActorSample(0, now=10.0)
+    first = sample.take(cell, 10.1)
     assert first is not None
     assert (first.uid, first.rank, first.doing, first.endpoint) == ("a1", 2, "idle", "")
-    assert told.take(cell, 10.2) is None
+    assert sample.take(cell, 10.2) is None
     cell.run("step", 10.25)
-    busy = told.take(cell, 10.3)
+    busy = sample.take(cell, 10.3)
     assert busy is not None
     assert (busy.doing, busy.endpoint, busy.calls) == ("busy", "step", 1)
-    assert told.take(cell, 10.4) is None
+    assert sample.take(cell, 10.4) is None
     cell.running = None
-    idle = told.take(cell, 10.5)
+    idle = sample.take(cell, 10.5)
     assert idle is not None
     assert (idle.doing, idle.endpoint) == ("idle", "")
 
 
 def test_a_constantly_answering_actor_is_busy_between_calls() -> None:
-    cell, told = Cell(), ActorSample(0, now=10.0)
+    cell, sample = Cell(), ActorSample(0, now=10.0)
     cell.run("step", 10.05)
-    busy = told.take(cell, 10.1)
+    busy = sample.take(cell, 10.1)
     assert busy is not None
     assert busy.doing == "busy"
     for tenth in range(2, 9):  # at each look none runs, and one has run since the last
         cell.running = None
         cell.calls += 1
-        assert told.take(cell, 10 + tenth / 10) is None
-    idle = told.take(cell, 10.95)
+        assert sample.take(cell, 10 + tenth / 10) is None
+    idle = sample.take(cell, 10.95)
     assert idle is not None
     assert idle.doing == "idle"
 
 
 def test_counts_alone_are_worth_a_report_once_a_second() -> None:
-    cell, told = Cell(), ActorSample(0, now=10.0)
-    assert told.take(cell, 10.1) is not None
+    cell, sample = Cell(), ActorSample(0, now=10.0)
+    assert sample.take(cell, 10.1) is not None
     cell.calls = 50  # all between two looks
-    assert told.take(cell, 10.5) is None
-    report = told.take(cell, 11.0)
+    assert sample.take(cell, 10.5) is None
+    report = sample.take(cell, 11.0)
     assert report is not None
     assert (report.doing, report.calls, report.rate) == ("idle", 50, 50.0)
 
 
 def test_a_cell_and_a_reload_go_under_names_that_people_know() -> None:
-    cell, told = Cell(), ActorSample(0, now=10.0)
+    cell, sample = Cell(), ActorSample(0, now=10.0)
     cell.state = "starting"
-    report = told.take(cell, 10.1)
+    report = sample.take(cell, 10.1)
     assert report is not None
     assert report.doing == "starting"
     cell.state = "idle"
     cell.run(EXEC, 10.2)
-    running = told.take(cell, 10.3)
+    running = sample.take(cell, 10.3)
     assert running is not None
     assert running.endpoint == "cell"

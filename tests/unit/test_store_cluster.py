@@ -42,156 +42,156 @@ ACTORS = e.MeshDescription(
 
 
 def cluster(*events: e.Event) -> ClusterState:
-    made = ClusterState()
+    store = ClusterState()
     for event in (PROCS, ACTORS, e.MeshReady("p1", 3.0), e.MeshReady("a1", 4.0), *events):
-        made.fold(event)
-    return made
+        store.fold(event)
+    return store
 
 
-def state(of: ClusterState, uid: str, index: int) -> str:
-    document = of.document
+def state(store: ClusterState, uid: str, index: int) -> str:
+    document = store.document
     default = document["meshes"][uid]["state"]
     return str(document["ranks"][uid].get(str(index), {}).get("state", default))
 
 
 def test_ranks_start_and_are_idle_once_their_mesh_is_ready() -> None:
-    made = ClusterState()
-    made.fold(PROCS)
-    made.fold(e.ProcessStarted("p1", 2, 77, 1.5))
-    assert made.document["meshes"]["p1"]["counts"] == {"starting": 4}
-    made.fold(e.MeshReady("p1", 2.0))
-    assert made.document["meshes"]["p1"]["counts"] == {"idle": 4}
-    assert made.document["ranks"]["p1"] == {"2": {"pid": 77}}
+    store = ClusterState()
+    store.fold(PROCS)
+    store.fold(e.ProcessStarted("p1", 2, 77, 1.5))
+    assert store.document["meshes"]["p1"]["counts"] == {"starting": 4}
+    store.fold(e.MeshReady("p1", 2.0))
+    assert store.document["meshes"]["p1"]["counts"] == {"idle": 4}
+    assert store.document["ranks"]["p1"] == {"2": {"pid": 77}}
 
 
 def test_a_proc_is_busy_with_what_an_actor_on_it_does() -> None:
-    made = cluster(e.ActivityChanged("a1", 3, 0, "busy", 5.0, "step", queue=2, calls=7))
-    assert made.document["ranks"]["a1"]["1"] == {
+    store = cluster(e.ActivityChanged("a1", 3, 0, "busy", 5.0, "step", queue=2, calls=7))
+    assert store.document["ranks"]["a1"]["1"] == {
         "state": "busy",
         "since": 5.0,
         "endpoint": "step",
         "queue": 2,
         "calls": 7,
     }
-    assert made.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "trainers.step"}
-    made.fold(e.ActivityChanged("a1", 3, 0, "idle", 6.0, calls=8))
-    assert (state(made, "a1", 1), state(made, "p1", 3)) == ("idle", "idle")
-    assert made.document["meshes"]["a1"]["counts"] == {"idle": 2}
+    assert store.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "trainers.step"}
+    store.fold(e.ActivityChanged("a1", 3, 0, "idle", 6.0, calls=8))
+    assert (state(store, "a1", 1), state(store, "p1", 3)) == ("idle", "idle")
+    assert store.document["meshes"]["a1"]["counts"] == {"idle": 2}
 
 
 def test_a_proc_of_tensors_shows_its_work_without_library_names() -> None:
     workers = msgspec.structs.replace(ACTORS, uid="w1", name="trainers_workers", ready=True, inner=True)
-    made = cluster(workers, e.ActivityChanged("w1", 3, 0, "busy", 5.0, "batch"))
-    assert made.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "operations on tensors"}
+    store = cluster(workers, e.ActivityChanged("w1", 3, 0, "busy", 5.0, "batch"))
+    assert store.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "operations on tensors"}
 
 
 def test_called_ranks_are_busy_until_their_answer_despite_process_reports() -> None:
-    made = cluster(e.CallPending("a1", 3, 0, 5.0, "step"))
-    assert made.document["ranks"]["a1"]["1"] == {"state": "busy", "since": 5.0, "endpoint": "step"}
-    assert made.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "trainers.step"}
-    made.fold(e.ActivityChanged("a1", 3, 0, "idle", 5.1, calls=7))  # after the call before
-    assert (state(made, "a1", 1), state(made, "p1", 3)) == ("busy", "busy")
-    made.fold(e.ActivityChanged("a1", 3, 0, "busy", 5.2, "step", calls=8))
-    made.fold(e.CallPending("a1", 3, 0, 6.0))
-    assert (state(made, "a1", 1), state(made, "p1", 3)) == ("idle", "idle"), "the report of the end is not there yet"
-    made.fold(e.ActivityChanged("a1", 3, 0, "busy", 6.1, "save", calls=9))
-    made.fold(e.CallPending("a1", 3, 0, 6.2, "step"))
-    made.fold(e.CallPending("a1", 3, 0, 6.3))
-    assert (state(made, "a1", 1), state(made, "p1", 3)) == ("busy", "busy"), "with the call of somebody else"
-    made.fold(e.CallPending("p1", 1, 0, 7.0, "cell"))
-    assert state(made, "p1", 1) == "busy", "cells run in the process itself"
+    store = cluster(e.CallPending("a1", 3, 0, 5.0, "step"))
+    assert store.document["ranks"]["a1"]["1"] == {"state": "busy", "since": 5.0, "endpoint": "step"}
+    assert store.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "trainers.step"}
+    store.fold(e.ActivityChanged("a1", 3, 0, "idle", 5.1, calls=7))  # after the call before
+    assert (state(store, "a1", 1), state(store, "p1", 3)) == ("busy", "busy")
+    store.fold(e.ActivityChanged("a1", 3, 0, "busy", 5.2, "step", calls=8))
+    store.fold(e.CallPending("a1", 3, 0, 6.0))
+    assert (state(store, "a1", 1), state(store, "p1", 3)) == ("idle", "idle"), "the report of the end is not there yet"
+    store.fold(e.ActivityChanged("a1", 3, 0, "busy", 6.1, "save", calls=9))
+    store.fold(e.CallPending("a1", 3, 0, 6.2, "step"))
+    store.fold(e.CallPending("a1", 3, 0, 6.3))
+    assert (state(store, "a1", 1), state(store, "p1", 3)) == ("busy", "busy"), "with the call of somebody else"
+    store.fold(e.CallPending("p1", 1, 0, 7.0, "cell"))
+    assert state(store, "p1", 1) == "busy", "cells run in the process itself"
 
 
 def test_an_unresponsive_proc_and_its_actors_stay_so_until_it_answers() -> None:
-    made = cluster(e.ActivityChanged("a1", 1, 0, "busy", 5.0, "step"), e.ResponsivenessChanged("p1", 1, 6.0, 6.5))
-    assert (state(made, "p1", 1), state(made, "a1", 0)) == ("unresponsive", "unresponsive")
-    assert made.document["ranks"]["a1"]["0"]["since"] == 6.0
-    made.fold(e.ResponsivenessChanged("p1", 1, None, 9.0))
-    assert (state(made, "p1", 1), state(made, "a1", 0)) == ("busy", "busy")
+    store = cluster(e.ActivityChanged("a1", 1, 0, "busy", 5.0, "step"), e.ResponsivenessChanged("p1", 1, 6.0, 6.5))
+    assert (state(store, "p1", 1), state(store, "a1", 0)) == ("unresponsive", "unresponsive")
+    assert store.document["ranks"]["a1"]["0"]["since"] == 6.0
+    store.fold(e.ResponsivenessChanged("p1", 1, None, 9.0))
+    assert (state(store, "p1", 1), state(store, "a1", 0)) == ("busy", "busy")
 
 
 def test_a_preemption_notice_lasts_until_the_host_is_lost_or_stays() -> None:
-    made = cluster(e.HostSeen("h1", notice="Slurm job 7 has reached its time limit", until=130.0))
+    store = cluster(e.HostSeen("h1", notice="Slurm job 7 has reached its time limit", until=130.0))
     region = Region(("gpus",), NDSlice(0, (4,), (1,)))
 
-    def told(now: float) -> tuple[str, ...]:
-        view = made.mesh_view("p1", region, now)
+    def notices(now: float) -> tuple[str, ...]:
+        view = store.mesh_view("p1", region, now)
         assert view is not None
         return view.notices
 
-    assert told(100.0) == ("Host h1 is about to be taken away (Slurm job 7 has reached its time limit), in 30 s",)
-    assert made.document["hosts"]["h1"]["until"] == 130.0
-    made.fold(e.HostSeen("h1", why="it cannot be reached"))
-    assert (told(100.0), "notice" in made.document["hosts"]["h1"]) == ((), False)
+    assert notices(100.0) == ("Host h1 is about to be taken away (Slurm job 7 has reached its time limit), in 30 s",)
+    assert store.document["hosts"]["h1"]["until"] == 130.0
+    store.fold(e.HostSeen("h1", why="it cannot be reached"))
+    assert (notices(100.0), "notice" in store.document["hosts"]["h1"]) == ((), False)
 
 
 def test_new_incarnations_are_responsive_though_the_old_end_went_unseen() -> None:
-    made = cluster(e.ResponsivenessChanged("p1", 1, 6.0, 6.5), e.RankStateChanged("p1", 1, "alive", 1, 8.0))
-    assert (state(made, "p1", 1), state(made, "a1", 0)) == ("idle", "idle")
+    store = cluster(e.ResponsivenessChanged("p1", 1, 6.0, 6.5), e.RankStateChanged("p1", 1, "alive", 1, 8.0))
+    assert (state(store, "p1", 1), state(store, "a1", 0)) == ("idle", "idle")
 
 
 def test_a_failed_rank_is_healing_then_idle_in_its_next_incarnation() -> None:
-    made = cluster(
+    store = cluster(
         e.ActivityChanged("a1", 1, 0, "busy", 5.0, "step"),
         e.RankStateChanged("p1", 1, "failed", 0, 6.0, "it ended by signal 9 (SIGKILL)", "7"),
         e.RankStateChanged("a1", 1, "failed", 0, 6.0, "it ended by signal 9 (SIGKILL)", "7"),
     )
-    assert made.document["ranks"]["p1"]["1"]["detail"] == "it ended by signal 9 (SIGKILL)"
-    assert made.document["meshes"]["p1"]["counts"] == {"idle": 3, "failed": 1}
-    made.fold(e.RankStateChanged("p1", 1, "healing", 1, 7.0))
-    made.fold(e.RankStateChanged("p1", 1, "alive", 1, 8.0))
-    assert made.document["meshes"]["p1"]["counts"] == {"idle": 4}
-    assert made.document["ranks"]["p1"]["1"] == {"incarnation": 1}
-    made.fold(e.ActivityChanged("p1", 1, 0, "busy", 9.0, "cell"))  # of the old incarnation: too late
-    assert state(made, "p1", 1) == "idle"
+    assert store.document["ranks"]["p1"]["1"]["detail"] == "it ended by signal 9 (SIGKILL)"
+    assert store.document["meshes"]["p1"]["counts"] == {"idle": 3, "failed": 1}
+    store.fold(e.RankStateChanged("p1", 1, "healing", 1, 7.0))
+    store.fold(e.RankStateChanged("p1", 1, "alive", 1, 8.0))
+    assert store.document["meshes"]["p1"]["counts"] == {"idle": 4}
+    assert store.document["ranks"]["p1"]["1"] == {"incarnation": 1}
+    store.fold(e.ActivityChanged("p1", 1, 0, "busy", 9.0, "cell"))  # of the old incarnation: too late
+    assert state(store, "p1", 1) == "idle"
 
 
 def test_an_actor_in_the_debugger_is_paused_with_its_proc() -> None:
-    made = cluster(e.SessionOpened("s1", "a1", 3, 5.0, {"file": "train.py", "line": 42}))
-    assert (state(made, "a1", 1), state(made, "p1", 3)) == ("paused", "paused")
-    assert made.document["sessions"]["s1"] == {"mesh": "a1", "rank": 1, "since": 5.0, "file": "train.py", "line": 42}
-    made.fold(e.SessionClosed("s1", 6.0))
-    assert (state(made, "a1", 1), state(made, "p1", 3)) == ("idle", "idle")
-    assert made.document["sessions"] == {}
+    store = cluster(e.SessionOpened("s1", "a1", 3, 5.0, {"file": "train.py", "line": 42}))
+    assert (state(store, "a1", 1), state(store, "p1", 3)) == ("paused", "paused")
+    assert store.document["sessions"]["s1"] == {"mesh": "a1", "rank": 1, "since": 5.0, "file": "train.py", "line": 42}
+    store.fold(e.SessionClosed("s1", 6.0))
+    assert (state(store, "a1", 1), state(store, "p1", 3)) == ("idle", "idle")
+    assert store.document["sessions"] == {}
 
 
 def test_a_stopped_mesh_is_stopped_whole_and_forgotten_later() -> None:
-    made = cluster(e.ActivityChanged("a1", 3, 0, "busy", 5.0, "step"), e.MeshEnded("a1", "stopped by %stop", 6.0))
-    assert made.document["meshes"]["a1"]["counts"] == {"stopped": 2}
-    assert made.document["meshes"]["a1"]["stopped"] == "stopped by %stop"
-    assert state(made, "p1", 3) == "idle"
-    made.fold(e.MeshForgotten("a1"))
-    assert list(made.document["meshes"]) == list(made.document["ranks"]) == ["p1"]
+    store = cluster(e.ActivityChanged("a1", 3, 0, "busy", 5.0, "step"), e.MeshEnded("a1", "stopped by %stop", 6.0))
+    assert store.document["meshes"]["a1"]["counts"] == {"stopped": 2}
+    assert store.document["meshes"]["a1"]["stopped"] == "stopped by %stop"
+    assert state(store, "p1", 3) == "idle"
+    store.fold(e.MeshForgotten("a1"))
+    assert list(store.document["meshes"]) == list(store.document["ranks"]) == ["p1"]
 
 
 def test_a_detached_mesh_lives_again_when_this_process_returns() -> None:
-    made = cluster(
+    store = cluster(
         e.MeshEnded("a1", "detached for 1h", 6.0, failed=True), e.MeshEnded("p1", "detached for 1h", 6.0, failed=True)
     )
-    made.take()
+    store.take()
     for spawned in (PROCS, ACTORS):
-        made.fold(msgspec.structs.replace(spawned, ready=True, at=7.0))
-    assert made.document["meshes"]["a1"]["counts"] == {"idle": 2}
-    patch = made.take()["meshes"]["a1"]
+        store.fold(msgspec.structs.replace(spawned, ready=True, at=7.0))
+    assert store.document["meshes"]["a1"]["counts"] == {"idle": 2}
+    patch = store.take()["meshes"]["a1"]
     assert (patch["ended"], patch["stopped"]) == (None, None)  # for views, which have them still
-    made.fold(e.SessionOpened("s1", "a1", 3, 8.0, {"file": "train.py", "line": 42}))
-    assert (state(made, "p1", 3), state(made, "a1", 1)) == ("paused", "paused")
+    store.fold(e.SessionOpened("s1", "a1", 3, 8.0, {"file": "train.py", "line": 42}))
+    assert (state(store, "p1", 3), state(store, "a1", 1)) == ("paused", "paused")
 
 
 def test_when_nobody_watches_any_more_what_workers_told_is_dropped() -> None:
-    made = cluster(
+    store = cluster(
         e.ActivityChanged("a1", 3, 0, "busy", 5.0, "step", queue=3, calls=9, rate=2.0),
         e.Usage("p1", 3, 0.5, 10_000_000),
     )
-    made.fold(e.WatchersLeft(8.0))
-    assert made.document["ranks"] == {"p1": {"3": {}}, "a1": {"1": {"calls": 9}}}
+    store.fold(e.WatchersLeft(8.0))
+    assert store.document["ranks"] == {"p1": {"3": {}}, "a1": {"1": {"calls": 9}}}
 
 
 def test_a_failure_names_its_ranks_and_who_was_told() -> None:
-    made = cluster(e.MeshFailed("7", "a1", (3,), {"title": "trainers at gpus=1 died", "cause": "signal"}))
-    made.fold(e.OwnerNotified("7", "<root>", "shown"))
-    made.fold(e.FailureStateChanged("7", "healed", 9.0))
-    assert made.document["failures"]["7"] == {
+    store = cluster(e.MeshFailed("7", "a1", (3,), {"title": "trainers at gpus=1 died", "cause": "signal"}))
+    store.fold(e.OwnerNotified("7", "<root>", "shown"))
+    store.fold(e.FailureStateChanged("7", "healed", 9.0))
+    assert store.document["failures"]["7"] == {
         "mesh": "a1",
         "ranks": [1],
         "told": [["<root>", "shown"]],
@@ -212,10 +212,10 @@ lives = st.integers(0, 2)
 names = st.sampled_from(["1", "2", "3"])
 
 
-def failed(number: str, uid: str, rank: int, at: float, status: int) -> e.MeshFailed:
-    cause = Cause(kind="exit", exitcode=status, pid=rank, at=at)
+def failed(number: str, uid: str, rank: int, time: float, status: int) -> e.MeshFailed:
+    cause = Cause(kind="exit", exitcode=status, pid=rank, at=time)
     failure = MeshFailure(mesh_name=uid, mesh_uid=uid, cause=cause, extent=(("gpus",), (4,)), places=(0,))
-    return e.MeshFailed(number, uid, (rank,), record(failure, at), failure)
+    return e.MeshFailed(number, uid, (rank,), record(failure, time), failure)
 
 
 EVENTS = st.one_of(
@@ -268,63 +268,63 @@ EVENTS = st.one_of(
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 3)), max_size=40))
 def test_any_snapshot_with_the_deltas_after_it_gives_the_state(steps: list[tuple[e.Event, int]]) -> None:
-    made = ClusterState()
-    seen: list[dict[str, object]] = []  # views that came at different times, delta by delta
-    for event, what in steps:
-        made.fold(event)
-        if not what:
+    store = ClusterState()
+    views: list[dict[str, object]] = []  # views that came at different times, delta by delta
+    for event, action in steps:
+        store.fold(event)
+        if not action:
             continue
-        patch = json.loads(json.dumps(made.take()))
-        for known in seen:
-            apply(known, copy.deepcopy(patch))
-        if what == 2:
-            seen.append(copy.deepcopy(made.document))
-    last = made.take()
-    for known in seen:
-        assert apply(known, copy.deepcopy(last)) == made.document
+        patch = json.loads(json.dumps(store.take()))
+        for view in views:
+            apply(view, copy.deepcopy(patch))
+        if action == 2:
+            views.append(copy.deepcopy(store.document))
+    last = store.take()
+    for view in views:
+        assert apply(view, copy.deepcopy(last)) == store.document
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(EVENTS, max_size=40))
 def test_counts_of_a_mesh_are_those_of_its_ranks(events: list[e.Event]) -> None:
-    made = ClusterState()
+    store = ClusterState()
     for event in events:
-        made.fold(event)
-    for uid, mesh in made.document["meshes"].items():
+        store.fold(event)
+    for uid, mesh in store.document["meshes"].items():
         size = {"p1": 4, "a1": 2, "a2": 2}[uid]
-        shown = Counter(state(made, uid, index) for index in range(size))
+        shown = Counter(state(store, uid, index) for index in range(size))
         assert mesh["counts"] == shown
         bases = {"p1": range(4), "a1": (1, 3), "a2": range(1, 3)}[uid]
-        view = made.mesh_view(uid, Region(["gpus"], NDSlice(bases[0], [size], [bases[1] - bases[0]])), 99.0)
+        view = store.mesh_view(uid, Region(["gpus"], NDSlice(bases[0], [size], [bases[1] - bases[0]])), 99.0)
         assert view is not None
         assert view.counts == shown  # text and static HTML say what live views say
-        assert [rank.state for rank in view.ranks] == [state(made, uid, index) for index in range(size)]
+        assert [rank.state for rank in view.ranks] == [state(store, uid, index) for index in range(size)]
 
 
 # -- one mesh, as text and static HTML have it -------------------------------------------------------------------------
 
 
-def view_of(of: ClusterState, uid: str, region: Region) -> MeshView:
-    found = of.mesh_view(uid, region, now=10.0)
-    assert found is not None
-    return found
+def view_of(store: ClusterState, uid: str, region: Region) -> MeshView:
+    view = store.mesh_view(uid, region, now=10.0)
+    assert view is not None
+    return view
 
 
 def test_a_slice_view_has_slice_positions_and_states_of_the_whole() -> None:
-    made = cluster(
+    store = cluster(
         e.ProcessStarted("p1", 3, 77, 1.0),
         e.RankStateChanged("a1", 3, "failed", 0, 6.0, "ValueError: no"),
         e.ResponsivenessChanged("p1", 1, 7.0, 7.0),
         e.ActivityChanged("p1", 2, 0, "busy", 8.0, "cell"),
     )
-    procs = view_of(made, "p1", Region(["gpus"], NDSlice(1, [3], [1])))
+    procs = view_of(store, "p1", Region(["gpus"], NDSlice(1, [3], [1])))
     assert [(rank.rank, rank.point, rank.state, rank.detail) for rank in procs.ranks] == [
         (1, (0,), "unresponsive", "for 3 s"),
         (2, (1,), "busy", "cell"),
         (3, (2,), "idle", ""),
     ]
     assert (procs.hosts, procs.actors, procs.ranks[2].pid) == (("h1", "h2"), ("trainers",), 77)
-    actor = view_of(made, "a1", Region([], NDSlice(3, [], [])))
+    actor = view_of(store, "a1", Region([], NDSlice(3, [], [])))
     assert [(rank.point, rank.state, rank.detail, rank.host, rank.pid) for rank in actor.ranks] == [
         ((), "failed", "ValueError: no", "h2", 77)
     ]
@@ -332,29 +332,29 @@ def test_a_slice_view_has_slice_positions_and_states_of_the_whole() -> None:
 
 
 def test_a_paused_rank_shows_where_and_a_stopped_one_why() -> None:
-    made = cluster(e.SessionOpened("s1", "a1", 3, 5.0, {"function": "step", "line": 42}))
-    whole = Region(["gpus"], NDSlice(1, [2], [2]))
-    assert [(rank.state, rank.detail) for rank in view_of(made, "a1", whole).ranks] == [
+    store = cluster(e.SessionOpened("s1", "a1", 3, 5.0, {"function": "step", "line": 42}))
+    region = Region(["gpus"], NDSlice(1, [2], [2]))
+    assert [(rank.state, rank.detail) for rank in view_of(store, "a1", region).ranks] == [
         ("idle", ""),
         ("paused", "step, line 42"),
     ]
-    made.fold(e.MeshEnded("a1", "stopped by %stop", 6.0))
-    stopped = view_of(made, "a1", whole)
+    store.fold(e.MeshEnded("a1", "stopped by %stop", 6.0))
+    stopped = view_of(store, "a1", region)
     assert (stopped.stopped, stopped.counts) == ("stopped by %stop", {"stopped": 2})
-    made.fold(e.MeshForgotten("a1"))
-    assert made.mesh_view("a1", whole, now=10.0) is None
+    store.fold(e.MeshForgotten("a1"))
+    assert store.mesh_view("a1", region, now=10.0) is None
 
 
 def test_ranks_of_a_shrunken_mesh_keep_their_facts_at_new_positions() -> None:
-    made = cluster(e.ProcessStarted("p1", 2, 77, 5.0), e.RankStateChanged("p1", 3, "failed", 0, 6.0, "it ended"))
-    before = copy.deepcopy(made.document)
-    made.take()
+    store = cluster(e.ProcessStarted("p1", 2, 77, 5.0), e.RankStateChanged("p1", 3, "failed", 0, 6.0, "it ended"))
+    before = copy.deepcopy(store.document)
+    store.take()
     smaller = msgspec.structs.replace(
         PROCS, ranks=[0, 2, 3], sizes=(3,), strides=(), picked=(0, 2, 3), hosts=("h1", "h2"), ready=True
     )
-    made.fold(e.MeshRedescribed(smaller))
-    assert [state(made, "p1", index) for index in range(3)] == ["idle", "idle", "failed"]
-    assert made.document["meshes"]["p1"]["counts"] == {"idle": 2, "failed": 1}
-    assert made.document["ranks"]["p1"]["1"]["pid"] == 77
-    assert (made.document["meshes"]["p1"]["sizes"], made.document["meshes"]["p1"]["picked"]) == ([3], [0, 2, 3])
-    assert apply(before, made.take()) == made.document
+    store.fold(e.MeshRedescribed(smaller))
+    assert [state(store, "p1", index) for index in range(3)] == ["idle", "idle", "failed"]
+    assert store.document["meshes"]["p1"]["counts"] == {"idle": 2, "failed": 1}
+    assert store.document["ranks"]["p1"]["1"]["pid"] == 77
+    assert (store.document["meshes"]["p1"]["sizes"], store.document["meshes"]["p1"]["picked"]) == ([3], [0, 2, 3])
+    assert apply(before, store.take()) == store.document

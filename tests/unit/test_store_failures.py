@@ -18,177 +18,177 @@ SIZE = 8
 
 
 def cluster(size: int = SIZE) -> ClusterState:
-    made = ClusterState()
+    store = ClusterState()
     shape: dict[str, Any] = {"ranks": range(size), "labels": ("gpus",), "sizes": (size,), "strides": (1,), "at": 1.0}
-    made.fold(e.MeshDescription(uid="P", name="w", kind="procs", hosts=("h1",), per_host=size, ready=True, **shape))
-    made.fold(e.MeshDescription(uid="A", name="a", kind="actors", on="P", ready=True, **shape))
+    store.fold(e.MeshDescription(uid="P", name="w", kind="procs", hosts=("h1",), per_host=size, ready=True, **shape))
+    store.fold(e.MeshDescription(uid="A", name="a", kind="actors", on="P", ready=True, **shape))
     half = {**shape, "ranks": range(size // 2), "sizes": (size // 2,)}
-    made.fold(e.MeshDescription(uid="B", name="b", kind="actors", on="P", ready=True, **half))
-    return made
+    store.fold(e.MeshDescription(uid="B", name="b", kind="actors", on="P", ready=True, **half))
+    return store
 
 
 def failed(
-    number: int, rank: int, cause: Cause, at: float = 10.0, uid: str = "A", also: tuple[str, ...] = ("w",)
+    number: int, rank: int, cause: Cause, time: float = 10.0, uid: str = "A", also: tuple[str, ...] = ("w",)
 ) -> e.MeshFailed:
     name = {"A": "a", "B": "b", "P": "w"}[uid]
     size = SIZE // 2 if uid == "B" else SIZE
-    cause = msgspec.structs.replace(cause, host="h1", at=at, actor=f"<root>.<Worker {name}{{'gpus': {rank}/{size}}}>")
+    cause = msgspec.structs.replace(cause, host="h1", at=time, actor=f"<root>.<Worker {name}{{'gpus': {rank}/{size}}}>")
     failure = MeshFailure(
         mesh_name=name, mesh_uid=uid, cause=cause, failure_id=number, extent=(("gpus",), (size,)), places=(rank,),
         also=also,
     )  # fmt: skip
-    return e.MeshFailed(str(number), uid, (rank,), record(failure, at), failure)
+    return e.MeshFailed(str(number), uid, (rank,), record(failure, time), failure)
 
 
-def left(rank: int, **more: Any) -> Cause:
+def exits(rank: int, **more: Any) -> Cause:
     return Cause(kind="exit", exitcode=7, pid=100 + rank, text=f"process {100 + rank} ended", **more)
 
 
-def turned(rank: int, number: int, uid: str = "A") -> e.RankStateChanged:
+def rank_failed(rank: int, number: int, uid: str = "A") -> e.RankStateChanged:
     return e.RankStateChanged(uid, rank, "failed", 0, 10.0, "", str(number))
 
 
 ORDER = (3, 0, 7, 1, 2, 6, 5, 4)
 
 
-def all_left(**more: Any) -> ClusterState:
-    made = cluster()
+def all_exited(**more: Any) -> ClusterState:
+    store = cluster()
     for number, rank in enumerate(ORDER, 1):
-        made.fold(failed(number, rank, left(rank, **more), 10.0 + number / 10))
-        made.fold(turned(rank, number))
-    return made
+        store.fold(failed(number, rank, exits(rank, **more), 10.0 + number / 10))
+        store.fold(rank_failed(rank, number))
+    return store
 
 
-def only(made: ClusterState) -> dict[str, Any]:
-    [found] = made.document["failures"].values()
-    return dict(found)
+def failure_of(store: ClusterState) -> dict[str, Any]:
+    [failure] = store.document["failures"].values()
+    return dict(failure)
 
 
 def test_ranks_that_end_alike_together_are_one_failure() -> None:
-    one = only(all_left())
-    assert one["title"] == "a: 8 of 8 ranks ended with exit status 7"
-    assert one["ranks"] == list(range(8))
-    assert one["where"] == "all 8 ranks"
-    assert one["processes"] == [["h1", [100, 101, 102, 103, 104, 105, 106, 107]]]
-    assert dict(rows(one))["host"] == "h1, pids 100, 101, 102, 103, 104, 105, 106, 107"
-    assert one["next"] == "heal_mesh(a) brings them back"
-    assert one["report"].endswith("heal_mesh(a) brings them back")
+    failure = failure_of(all_exited())
+    assert failure["title"] == "a: 8 of 8 ranks ended with exit status 7"
+    assert failure["ranks"] == list(range(8))
+    assert failure["where"] == "all 8 ranks"
+    assert failure["processes"] == [["h1", [100, 101, 102, 103, 104, 105, 106, 107]]]
+    assert dict(rows(failure))["host"] == "h1, pids 100, 101, 102, 103, 104, 105, 106, 107"
+    assert failure["next"] == "heal_mesh(a) brings them back"
+    assert failure["report"].endswith("heal_mesh(a) brings them back")
 
 
 def test_some_ranks_are_named_as_they_can_be_typed() -> None:
-    made = cluster()
+    store = cluster()
     for number, rank in enumerate((5, 1, 2), 1):
-        made.fold(failed(number, rank, Cause(kind="signal", signal=9, pid=rank)))
-    one = only(made)
-    assert one["title"] == "a, gpus=1-2,5: 3 of 8 ranks died, killed by signal 9 (SIGKILL)"
-    assert one["next"] == "heal_mesh(a) brings them back; a.slice(...) without gpus=1-2,5 still works"
+        store.fold(failed(number, rank, Cause(kind="signal", signal=9, pid=rank)))
+    failure = failure_of(store)
+    assert failure["title"] == "a, gpus=1-2,5: 3 of 8 ranks died, killed by signal 9 (SIGKILL)"
+    assert failure["next"] == "heal_mesh(a) brings them back; a.slice(...) without gpus=1-2,5 still works"
 
 
 def test_advice_is_current_for_ranks_that_failed_earlier_too() -> None:
-    made = cluster()
-    made.fold(failed(1, 5, Cause(kind="signal", signal=9)))
-    made.fold(turned(5, 1))
-    assert "without gpus=5 still works" in only(made)["next"]
+    store = cluster()
+    store.fold(failed(1, 5, Cause(kind="signal", signal=9)))
+    store.fold(rank_failed(5, 1))
+    assert "without gpus=5 still works" in failure_of(store)["next"]
     for number, rank in enumerate(set(range(8)) - {5}, 2):
-        made.fold(failed(number, rank, left(rank), 20.0))
-        made.fold(turned(rank, number))
-    both = made.document["failures"]
+        store.fold(failed(number, rank, exits(rank), 20.0))
+        store.fold(rank_failed(rank, number))
+    both = store.document["failures"]
     assert list(both) == ["1", "2"]
-    for one in both.values():
-        assert "slice" not in one["next"]
-        assert "slice" not in one["report"]
+    for failure in both.values():
+        assert "slice" not in failure["next"]
+        assert "slice" not in failure["report"]
 
 
 def test_equal_last_lines_are_told_once_and_others_by_rank() -> None:
-    one = only(all_left(last_lines=("step 11", "going down")))
-    assert tails(one) == [("", ["step 11", "going down"])]
-    assert text(one).count("going down") == 1
-    made = cluster()
+    failure = failure_of(all_exited(last_lines=("step 11", "going down")))
+    assert tails(failure) == [("", ["step 11", "going down"])]
+    assert text(failure).count("going down") == 1
+    store = cluster()
     for rank in range(3):
-        made.fold(failed(rank + 1, rank, left(rank, last_lines=("even" if rank % 2 == 0 else "odd",))))
-    assert tails(only(made)) == [("gpus=0,2", ["even"]), ("gpus=1", ["odd"])]
+        store.fold(failed(rank + 1, rank, exits(rank, last_lines=("even" if rank % 2 == 0 else "odd",))))
+    assert tails(failure_of(store)) == [("gpus=0,2", ["even"]), ("gpus=1", ["odd"])]
 
 
 def test_other_causes_later_times_and_repeats_are_separate_failures() -> None:
-    made = cluster()
-    for number, (rank, cause, at) in enumerate(
-        [(0, left(0), 10.0), (1, Cause(kind="exit", exitcode=8), 10.0), (2, left(2), 13.0), (2, left(2), 13.1)], 1
+    store = cluster()
+    for number, (rank, cause, time) in enumerate(
+        [(0, exits(0), 10.0), (1, Cause(kind="exit", exitcode=8), 10.0), (2, exits(2), 13.0), (2, exits(2), 13.1)], 1
     ):
-        made.fold(failed(number, rank, cause, at))
-    assert [one["ranks"] for one in made.document["failures"].values()] == [[0], [1], [2], [2]]
+        store.fold(failed(number, rank, cause, time))
+    assert [failure["ranks"] for failure in store.document["failures"].values()] == [[0], [1], [2], [2]]
 
 
 def test_a_healed_failure_is_over() -> None:
-    made = cluster()
-    made.fold(failed(1, 0, left(0)))
-    made.fold(e.FailureStateChanged("1", "healed", 10.2))
-    made.fold(failed(2, 1, left(1), 10.4))
-    assert [one["state"] for one in made.document["failures"].values()] == ["healed", "open"]
+    store = cluster()
+    store.fold(failed(1, 0, exits(0)))
+    store.fold(e.FailureStateChanged("1", "healed", 10.2))
+    store.fold(failed(2, 1, exits(1), 10.4))
+    assert [failure["state"] for failure in store.document["failures"].values()] == ["healed", "open"]
 
 
 def test_a_failure_is_healed_when_all_its_ranks_are() -> None:
-    made = all_left()
+    store = all_exited()
     for number in range(1, 9):
-        assert only(made)["state"] == "open"
-        made.fold(e.FailureStateChanged(str(number), "healing", 12.0))
-    assert only(made)["state"] == "healing"
+        assert failure_of(store)["state"] == "open"
+        store.fold(e.FailureStateChanged(str(number), "healing", 12.0))
+    assert failure_of(store)["state"] == "healing"
     for number in range(1, 9):
-        assert "ended" not in only(made)
-        made.fold(e.FailureStateChanged(str(number), "healed", 13.0))
-    assert (only(made)["state"], only(made)["ended"]) == ("healed", 13.0)
+        assert "ended" not in failure_of(store)
+        store.fold(e.FailureStateChanged(str(number), "healed", 13.0))
+    assert (failure_of(store)["state"], failure_of(store)["ended"]) == ("healed", 13.0)
 
 
 def test_the_recipient_of_a_failure_is_named_once() -> None:
-    made = all_left()
-    made.fold(e.OwnerNotified("1", "a call", "asked"))
+    store = all_exited()
+    store.fold(e.OwnerNotified("1", "a call", "asked"))
     for number in range(2, 9):
-        made.fold(e.OwnerNotified(str(number), "<root>", "shown"))
-    assert only(made)["told"] == [["a call", "asked"], ["<root>", "shown"]]
+        store.fold(e.OwnerNotified(str(number), "<root>", "shown"))
+    assert failure_of(store)["told"] == [["a call", "asked"], ["<root>", "shown"]]
 
 
 def test_ranks_point_at_the_failure_reported_for_them_in_any_order() -> None:
-    made = cluster()
-    made.fold(turned(0, 1))
-    made.fold(turned(1, 2))
-    made.fold(turned(1, 2, "P"))
-    made.fold(failed(1, 0, left(0)))
-    made.fold(failed(2, 1, left(1)))
-    made.fold(turned(1, 2))
-    ranks = made.document["ranks"]
+    store = cluster()
+    store.fold(rank_failed(0, 1))
+    store.fold(rank_failed(1, 2))
+    store.fold(rank_failed(1, 2, "P"))
+    store.fold(failed(1, 0, exits(0)))
+    store.fold(failed(2, 1, exits(1)))
+    store.fold(rank_failed(1, 2))
+    ranks = store.document["ranks"]
     assert [ranks["A"]["0"]["failure"], ranks["A"]["1"]["failure"], ranks["P"]["1"]["failure"]] == ["1"] * 3
-    assert made.failure_key("2") == "1"
+    assert store.failure_key("2") == "1"
 
 
 def test_ended_processes_are_one_event_whatever_actors_reported_them() -> None:
-    made = cluster()
-    made.fold(failed(1, 0, left(0), uid="B", also=("w", "a")))  # somebody waited for b
-    made.fold(failed(2, 1, left(1), also=("w", "b")))
-    assert (only(made)["name"], only(made)["ranks"]) == ("b", [0, 1])
-    made.fold(failed(3, 6, left(6)))  # there is no b
-    one = only(made)
-    assert (one["mesh"], one["kind"], one["ranks"]) == ("P", "procs", [0, 1, 6])
-    assert one["title"] == "w, gpus=0-1,6: 3 of 8 ranks ended with exit status 7"
-    assert one["also"] == ["a", "b"]
+    store = cluster()
+    store.fold(failed(1, 0, exits(0), uid="B", also=("w", "a")))  # somebody waited for b
+    store.fold(failed(2, 1, exits(1), also=("w", "b")))
+    assert (failure_of(store)["name"], failure_of(store)["ranks"]) == ("b", [0, 1])
+    store.fold(failed(3, 6, exits(6)))  # there is no b
+    failure = failure_of(store)
+    assert (failure["mesh"], failure["kind"], failure["ranks"]) == ("P", "procs", [0, 1, 6])
+    assert failure["title"] == "w, gpus=0-1,6: 3 of 8 ranks ended with exit status 7"
+    assert failure["also"] == ["a", "b"]
 
 
 def test_texts_that_differ_in_numbers_are_one_event_with_each_text() -> None:
-    made = cluster()
+    store = cluster()
     for number, rank in enumerate((2, 0), 1):
-        told = f"a.step: ValueError: rank {rank} is out"
-        made.fold(failed(number, rank, Cause(kind="exception", text=told, traceback=f"Traceback\n{told}")))
-    one = only(made)
-    assert one["title"] == "a, gpus=0,2: 2 of 8 ranks failed: a.step: ValueError: rank 0 is out (the texts differ)"
-    assert one["texts"] == [
+        message = f"a.step: ValueError: rank {rank} is out"
+        store.fold(failed(number, rank, Cause(kind="exception", text=message, traceback=f"Traceback\n{message}")))
+    failure = failure_of(store)
+    assert failure["title"] == "a, gpus=0,2: 2 of 8 ranks failed: a.step: ValueError: rank 0 is out (the texts differ)"
+    assert failure["texts"] == [
         ["gpus=0", "a.step: ValueError: rank 0 is out"],
         ["gpus=2", "a.step: ValueError: rank 2 is out"],
     ]
-    assert "re-creates them with their original arguments" in one["next"]
-    assert one["traceback"].endswith("rank 0 is out")
+    assert "re-creates them with their original arguments" in failure["next"]
+    assert failure["traceback"].endswith("rank 0 is out")
 
 
 def test_a_thousand_ranks_are_told_in_bounded_room() -> None:
-    made = ClusterState()
-    made.fold(
+    store = ClusterState()
+    store.fold(
         e.MeshDescription(uid="A", name="a", kind="actors", ranks=range(1000), labels=("gpus",), sizes=(1000,), at=1.0)
     )
     for rank in range(0, 1000, 2):
@@ -196,13 +196,13 @@ def test_a_thousand_ranks_are_told_in_bounded_room() -> None:
         failure = MeshFailure(
             mesh_name="a", mesh_uid="A", cause=cause, failure_id=1, extent=(("gpus",), (1000,)), places=(rank,)
         )
-        made.fold(e.MeshFailed(str(rank + 1), "A", (rank,), record(failure, 5.0), failure))
-        made.fold(turned(rank, rank + 1))
-    one = only(made)
-    assert len(one["title"]) < 250
-    assert "500 of 1000 ranks ended" in one["title"]
-    assert len(one["report"]) < 5000
-    assert len(one["lines"]) <= 8
+        store.fold(e.MeshFailed(str(rank + 1), "A", (rank,), record(failure, 5.0), failure))
+        store.fold(rank_failed(rank, rank + 1))
+    entry = failure_of(store)
+    assert len(entry["title"]) < 250
+    assert "500 of 1000 ranks ended" in entry["title"]
+    assert len(entry["report"]) < 5000
+    assert len(entry["lines"]) <= 8
 
 
 @pytest.mark.parametrize("kind", ["left", "taken", "shrunk", "stopped"])

@@ -45,8 +45,8 @@ def busy(rank: int, endpoint: str = "step") -> e.ActivityChanged:
     return e.ActivityChanged("p", rank, 0, "busy", 2.0, endpoint)
 
 
-def failed(rank: int, why: str = "it ended by signal 9 (SIGKILL)") -> e.RankStateChanged:
-    return e.RankStateChanged("p", rank, "failed", 0, 3.0, why)
+def failed(rank: int, reason: str = "it ended by signal 9 (SIGKILL)") -> e.RankStateChanged:
+    return e.RankStateChanged("p", rank, "failed", 0, 3.0, reason)
 
 
 def test_equal_ranks_are_one_row_worst_first_with_their_positions() -> None:
@@ -96,10 +96,10 @@ def test_untouched_ranks_share_a_record_and_are_counted_right() -> None:
 
 @pytest.mark.slow
 def test_a_storm_of_events_becomes_few_bounded_messages_each_second() -> None:
-    store, told, over = Store(), [], threading.Event()
+    store, messages, over = Store(), [], threading.Event()
 
     def listener(message: dict[str, Any]) -> None:
-        told.append((time.monotonic(), sum(map(len, message.get("patch", {}).get("ranks", {}).values()))))
+        messages.append((time.monotonic(), sum(map(len, message.get("patch", {}).get("ranks", {}).values()))))
 
     store.put(spawned())
     leave = store.watch(listener)
@@ -112,8 +112,8 @@ def test_a_storm_of_events_becomes_few_bounded_messages_each_second() -> None:
     leave()
     store.close()
     over.set()
-    took = max(1.0, told[-1][0] - began)
-    deltas = told[1:]
+    took = max(1.0, messages[-1][0] - began)
+    deltas = messages[1:]
     assert deltas, "nothing was told"
     assert len(deltas) <= took / SEND_S + 1
     assert sum(records for _, records in deltas[:-1]) <= RECORDS_PER_S * took + COUNT
@@ -127,9 +127,9 @@ def test_counts_of_many_are_told_less_often() -> None:
     assert sample.take(cell, 0.1, 10.0) is not None
     cell.calls = 5
     assert sample.take(cell, 5.0, 10.0) is None
-    told = sample.take(cell, 10.0, 10.0)
-    assert told is not None
-    assert told.calls == 5
+    report = sample.take(cell, 10.0, 10.0)
+    assert report is not None
+    assert report.calls == 5
 
 
 def test_a_notebooks_file_gets_of_many_ranks_their_states_only() -> None:

@@ -64,14 +64,14 @@ def test_a_stored_answer_stays_with_its_rank_until_it_is_released() -> None:
     answers = StoredAnswers()
     answers.store(request(), Status.VALUE, [b"head", bytearray(b"body")])
     answers.store(request(mesh="m2"), Status.VALUE, [b"other"])
-    [one] = answers.of({"m1"})
-    assert (one.endpoint, one.rank, one.index, one.extent, one.size) == ("step", 3, 1, (("gpus",), (2,)), 8)
-    assert answers.body(one.number) == [b"head", b"body"]
-    assert [one.mesh for one in answers.take_new({"m1", "m2"})] == ["m1", "m2"]
+    [reply] = answers.of({"m1"})
+    assert (reply.endpoint, reply.rank, reply.index, reply.extent, reply.size) == ("step", 3, 1, (("gpus",), (2,)), 8)
+    assert answers.body(reply.number) == [b"head", b"body"]
+    assert [reply.mesh for reply in answers.take_new({"m1", "m2"})] == ["m1", "m2"]
     assert answers.take_new({"m1", "m2"}) == []
-    answers.forget([one.number])
-    assert answers.body(one.number) is None
-    assert [one.mesh for one in answers.of({"m1", "m2"})] == ["m2"]
+    answers.forget([reply.number])
+    assert answers.body(reply.number) is None
+    assert [reply.mesh for reply in answers.of({"m1", "m2"})] == ["m2"]
 
 
 @pytest.mark.usefixtures("small")
@@ -79,7 +79,7 @@ def test_older_answers_make_room_and_oversized_ones_are_only_noted() -> None:
     answers = StoredAnswers()
     for size in (600, 1001, 300, 200):
         answers.store(request(), Status.VALUE, [bytes(size)])
-    assert [(one.size, one.frames is not None) for one in answers.of({"m1"})] == [
+    assert [(answer.size, answer.frames is not None) for answer in answers.of({"m1"})] == [
         (600, False), (1001, False), (300, True), (200, True),
     ]  # fmt: skip
 
@@ -88,7 +88,7 @@ def test_of_very_many_only_the_newest_are_known() -> None:
     answers = StoredAnswers()
     for number in range(MOST + 5):
         answers.store(request(f"c:{number}"), Status.VALUE, [b"x"])
-    assert [one.call for one in answers.of({"m1"})] == [f"c:{number}" for number in range(5, MOST + 5)]
+    assert [answer.call for answer in answers.of({"m1"})] == [f"c:{number}" for number in range(5, MOST + 5)]
 
 
 def test_errors_are_stored_as_a_line_and_dead_actors_keep_nothing() -> None:

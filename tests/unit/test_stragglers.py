@@ -120,14 +120,14 @@ def test_a_rank_slow_for_less_than_a_second_is_a_suspicion() -> None:
 
 def test_ranks_that_a_slow_one_delays_elsewhere_are_innocent() -> None:
     """Rank 0 is slow; rank 1 waits for it in their group, and is late for rank 3."""
-    tensor, other = GroupKey.of("1", (0, 1), ""), GroupKey.of("2", (2, 3), "")
-    data, behind = GroupKey.of("3", (0, 2), ""), GroupKey.of("4", (1, 3), "")
+    tensor, second_tensor = GroupKey.of("1", (0, 1), ""), GroupKey.of("2", (2, 3), "")
+    data, second_data = GroupKey.of("3", (0, 2), ""), GroupKey.of("4", (1, 3), "")
     (finding,) = judge_times(
         procs(
             rank(SLOW, groups=[(tensor, [6.0]), (data, [6.0])]),
-            rank(groups=[(tensor, [0.0]), (behind, [6.0])]),
-            rank(groups=[(other, [0.0]), (data, [0.0])]),
-            rank(groups=[(other, [0.1]), (behind, [0.0])]),
+            rank(groups=[(tensor, [0.0]), (second_data, [6.0])]),
+            rank(groups=[(second_tensor, [0.0]), (data, [0.0])]),
+            rank(groups=[(second_tensor, [0.1]), (second_data, [0.0])]),
         )
     )
     assert (finding.ranks, finding.sure) == ((0,), True)
@@ -169,12 +169,12 @@ def test_a_reason_outside_of_the_program_is_named(rank_times: RankTimes, cause: 
 
 
 def test_the_function_that_an_instruction_calls_is_named() -> None:
-    seen = []
+    names = []
 
     class Work:
         def wait(self) -> "Work":
             frame = sys._getframe(1)
-            seen.append(callee_of(frame.f_code, frame.f_lasti))
+            names.append(callee_of(frame.f_code, frame.f_lasti))
             return self
 
     def make(work: Work) -> Work:
@@ -187,7 +187,7 @@ def test_the_function_that_an_instruction_calls_is_named() -> None:
     wait = work.wait
     wait()
     [work.wait() for _ in range(2)]
-    assert seen == ["wait"] * 6
+    assert names == ["wait"] * 6
     assert callee_of(Work.wait.__code__, 0) == ""
 
 
@@ -200,6 +200,6 @@ def test_a_gpu_that_is_slowed_down_is_named() -> None:
     (finding,) = judge_times(procs(rank(), slow, rank()))
     assert "; its GPU runs slower than it could: it is too hot (91 °C)" in finding.text
     assert "its GPU is busy" not in finding.text, "that of the others is not known"
-    others = msgspec.structs.replace(rank(), gpu_share=0.62)
-    (finding,) = judge_times(procs(others, slow, others))
+    healthy = msgspec.structs.replace(rank(), gpu_share=0.62)
+    (finding,) = judge_times(procs(healthy, slow, healthy))
     assert "; its GPU is busy for 100 % of the time, those of the others for 62 %" in finding.text

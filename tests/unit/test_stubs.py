@@ -62,11 +62,11 @@ def test_a_stub_re_exports_its_module(name: str) -> None:
 def test_the_names_that_type_checkers_see_are_there_at_run_time(name: str) -> None:
     path = source_of(name)
     assert path is not None
-    seen = static_all(path)
+    names = static_all(path)
     module = importlib.import_module(f"monarch_nb.{name}")
-    assert list(module.__all__) == seen
-    assert len(set(seen)) == len(seen)
-    assert [each for each in seen if not hasattr(module, each)] == []
+    assert list(module.__all__) == names
+    assert len(set(names)) == len(names)
+    assert [item for item in names if not hasattr(module, item)] == []
 
 
 def test_lazy_names_of_the_package_are_those_that_type_checkers_see() -> None:
@@ -74,9 +74,9 @@ def test_lazy_names_of_the_package_are_those_that_type_checkers_see() -> None:
     for node in parsed((LIBRARY / "__init__.py").read_text()).body:
         match node:
             case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=body):
-                for each in body:
-                    if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("monarch_nb."):
-                        declared.update({alias.name: each.module for alias in each.names})
+                for statement in body:
+                    if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("monarch_nb."):
+                        declared.update({alias.name: statement.module for alias in statement.names})
     assert declared == monarch_nb._HOMES
     assert sorted(monarch_nb.__all__) == sorted({*declared, "__version__"})
     for name in declared:

@@ -1,4 +1,4 @@
-"""What fails with what, who is told, and what calls are answered with."""
+"""Failures: their spread, who is notified, and how calls are answered."""
 
 from typing import Any
 
@@ -39,17 +39,17 @@ def spec(uid: str, on: str | None = None, ranks: Any = range(4), layout: Layout 
 
 def machine(owner: str = "owner", **options: Any) -> SupervisionMachine:
     """Procs P with actors A, then B, all of one owner."""
-    made = SupervisionMachine(root="root", **options)
-    made.own(owner, spec("P", layout=LAYOUT))
-    made.own(owner, spec("A", "P", layout=LAYOUT))
-    made.own(owner, spec("B", "P", layout=LAYOUT))
-    return made
+    supervised = SupervisionMachine(root="root", **options)
+    supervised.own(owner, spec("P", layout=LAYOUT))
+    supervised.own(owner, spec("A", "P", layout=LAYOUT))
+    supervised.own(owner, spec("B", "P", layout=LAYOUT))
+    return supervised
 
 
-def only(actions: list[Any], kind: type) -> Any:
-    found = [action for action in actions if isinstance(action, kind)]
-    assert len(found) == 1, actions
-    return found[0]
+def pick(actions: list[Any], kind: type) -> Any:
+    matches = [action for action in actions if isinstance(action, kind)]
+    assert len(matches) == 1, actions
+    return matches[0]
 
 
 def test_a_failed_actor_is_reported_to_owner_and_waiters() -> None:
@@ -67,7 +67,7 @@ def test_a_dead_process_fails_every_mesh_on_it_once() -> None:
     supervised = machine()
     actions = supervised.proc_exited("P", 1, 0, KILLED)
     assert [action.mesh_uid for action in actions if isinstance(action, FailCalls)] == ["P", "A", "B"]
-    failure = only(actions, Supervise).failure
+    failure = pick(actions, Supervise).failure
     assert failure.mesh_name == "a", "the first actor mesh names it"
     assert set(failure.also) == {"p", "b"}
     assert {uid: supervised.status(uid)[1].state for uid in "PAB"} == dict.fromkeys("PAB", "failed")
@@ -75,33 +75,33 @@ def test_a_dead_process_fails_every_mesh_on_it_once() -> None:
 
 
 def test_a_dead_process_is_reported_for_the_mesh_somebody_waits_for() -> None:
-    assert only(machine().proc_exited("P", 1, 0, KILLED, {"B"}), Supervise).failure.mesh_name == "b"
+    assert pick(machine().proc_exited("P", 1, 0, KILLED, {"B"}), Supervise).failure.mesh_name == "b"
 
 
 def test_a_dead_process_is_reported_for_the_called_mesh_without_waiters() -> None:
-    told = only(machine().proc_exited("P", 1, 0, KILLED, (), {"B"}), Supervise).failure
-    assert told.mesh_name == "b"
-    assert only(machine().proc_exited("P", 1, 0, KILLED, (), {"P"}), Supervise).failure.procs
+    failure = pick(machine().proc_exited("P", 1, 0, KILLED, (), {"B"}), Supervise).failure
+    assert failure.mesh_name == "b"
+    assert pick(machine().proc_exited("P", 1, 0, KILLED, (), {"P"}), Supervise).failure.procs
 
 
 def test_a_dead_process_without_actors_is_told_as_itself() -> None:
     supervised = SupervisionMachine()
     supervised.own("owner", spec("P"))
-    failure = only(supervised.proc_exited("P", 3, 0, KILLED), Supervise).failure
+    failure = pick(supervised.proc_exited("P", 3, 0, KILLED), Supervise).failure
     assert (failure.mesh_name, failure.crashed_ranks, failure.procs) == ("p", [3], True)
 
 
 def test_each_owner_of_something_on_a_dead_process_is_told() -> None:
     supervised = machine()
     supervised.own("other", spec("C", "P"))
-    told = [action for action in supervised.proc_exited("P", 0, 0, KILLED) if isinstance(action, Supervise)]
-    assert {(action.owner, action.failure.mesh_name) for action in told} == {("owner", "a"), ("other", "c")}
+    reports = [action for action in supervised.proc_exited("P", 0, 0, KILLED) if isinstance(action, Supervise)]
+    assert {(action.owner, action.failure.mesh_name) for action in reports} == {("owner", "a"), ("other", "c")}
 
 
 def test_actors_on_procs_of_another_process_fail_with_them() -> None:
     supervised = SupervisionMachine()
     supervised.own("owner", spec("A", "elsewhere", layout=LAYOUT))
-    assert only(supervised.proc_exited("elsewhere", 0, 0, KILLED), Supervise).failure.mesh_name == "a"
+    assert pick(supervised.proc_exited("elsewhere", 0, 0, KILLED), Supervise).failure.mesh_name == "a"
     supervised.disown("A")
     with pytest.raises(KeyError):
         supervised.status("elsewhere")
@@ -118,11 +118,11 @@ def test_news_that_came_twice_or_of_an_old_life_change_nothing() -> None:
 
 def test_a_lost_host_is_told_once_with_all_its_ranks() -> None:
     supervised = machine()
-    failure = only(supervised.host_lost({"h1"}, Cause(kind="host")), Supervise).failure
+    failure = pick(supervised.host_lost({"h1"}, Cause(kind="host")), Supervise).failure
     assert (failure.mesh_name, failure.crashed_ranks, failure.host) == ("a", [2, 3], "h1")
     assert supervised.check("A", range(2)) is None
     assert supervised.host_lost({"h1"}, Cause(kind="host")) == []
-    both = only(machine().host_lost(("h1", "h0"), Cause(kind="host", text="the job ended")), Supervise).failure
+    both = pick(machine().host_lost(("h1", "h0"), Cause(kind="host", text="the job ended")), Supervise).failure
     assert (both.crashed_ranks, both.host) == ([0, 1, 2, 3], "h0, h1")
     assert "2 hosts (h0, h1) were lost: the job ended" in both.report()
     assert "once these hosts are back, heal_mesh(a) brings them back" in both.report()
@@ -149,8 +149,8 @@ def test_a_returning_controller_learns_the_ends_of_ranks_healed_before() -> None
     back.own("root", spec("P", layout=LAYOUT), {3: 2})
     back.own("root", spec("A", "P"), {3: 2})
     assert back.proc_exited("P", 3, 1, KILLED) == []
-    assert only(back.proc_exited("P", 3, 2, KILLED), RootFault).failure.crashed_ranks == [3]
-    assert only(back.heal_requested("A", 0.0, 1), Respawn).incarnations == ((3, 3),)
+    assert pick(back.proc_exited("P", 3, 2, KILLED), RootFault).failure.crashed_ranks == [3]
+    assert pick(back.heal_requested("A", 0.0, 1), Respawn).incarnations == ((3, 3),)
 
 
 def test_an_early_holder_believes_the_owner_that_a_rank_started() -> None:
@@ -195,7 +195,7 @@ def test_ranks_of_a_slice_count_from_its_own_start() -> None:
     supervised = SupervisionMachine()
     supervised.own("owner", spec("P"))
     supervised.own("owner", spec("A", "P", ranks=(1, 3)))
-    assert only(supervised.proc_exited("P", 3, 0, KILLED), Supervise).failure.crashed_ranks == [1]
+    assert pick(supervised.proc_exited("P", 3, 0, KILLED), Supervise).failure.crashed_ranks == [1]
     assert [a.mesh_uid for a in supervised.proc_exited("P", 0, 0, KILLED) if isinstance(a, FailCalls)] == ["P"]
     assert supervised.check("A", {1}) is None
 
@@ -233,7 +233,7 @@ def test_a_single_rank_can_stop() -> None:
     assert supervised.actor_failed("A", 1, 0, RAISED) == []
     assert supervised.check("A", {0}) is None
     assert supervised.check("A", {1}) is not None
-    assert only(supervised.stopped("A", {1}), FailCalls).incarnations == ((1, 0),)
+    assert pick(supervised.stopped("A", {1}), FailCalls).incarnations == ((1, 0),)
 
 
 def test_a_reference_learns_of_failures_and_heals_but_nobody_is_told() -> None:
@@ -251,7 +251,7 @@ def test_a_reference_learns_of_failures_and_heals_but_nobody_is_told() -> None:
 def test_a_mesh_whose_owner_is_gone_answers_no_calls() -> None:
     supervised = SupervisionMachine()
     supervised.know("h9/c", spec("A", "P"))
-    calls = only(supervised.owner_gone("h9/c", "killed"), FailCalls)
+    calls = pick(supervised.owner_gone("h9/c", "killed"), FailCalls)
     assert calls.incarnations is None
     assert "timed out reaching controller" in calls.failure.report()
     assert supervised.check("A", {0}) is not None
@@ -263,32 +263,32 @@ def test_a_mesh_whose_owner_is_gone_answers_no_calls() -> None:
 
 def test_an_owner_handles_one_failure_at_a_time() -> None:
     supervised = machine()
-    first = only(supervised.actor_failed("A", 0, 0, RAISED), Supervise)
+    first = pick(supervised.actor_failed("A", 0, 0, RAISED), Supervise)
     for rank in (1, 2):
         assert not any(isinstance(a, Supervise) for a in supervised.actor_failed("A", rank, 0, RAISED))
-    second = only(supervised.owner_result(first.failure.failure_id, True), Supervise)
+    second = pick(supervised.owner_result(first.failure.failure_id, True), Supervise)
     assert second.failure.crashed_ranks == [1]
     assert supervised.owner_result(first.failure.failure_id, True) == [], "an answer counts once"
-    third = only(supervised.owner_result(second.failure.failure_id, True), Supervise)
+    third = pick(supervised.owner_result(second.failure.failure_id, True), Supervise)
     assert supervised.owner_result(third.failure.failure_id, True) == []
 
 
 def test_an_owner_that_ignores_a_failure_fails_after_its_children_stopped() -> None:
     supervised = machine()
-    failure = only(supervised.actor_failed("A", 0, 0, RAISED), Supervise).failure
+    failure = pick(supervised.actor_failed("A", 0, 0, RAISED), Supervise).failure
     supervised.actor_failed("A", 1, 0, RAISED)
     actions = supervised.owner_result(failure.failure_id, False)
     assert actions[:3] == [StopOwnedMesh("B"), StopOwnedMesh("A"), StopOwnedMesh("P")]
-    fail = only(actions, FailActor)
+    fail = pick(actions, FailActor)
     assert (fail.actor, fail.cause.kind, fail.cause.chain) == ("owner", "unhandled", failure.cause)
     assert len(actions) == 4, "what it was still to be told is dropped"
 
 
 def test_a_handler_that_raises_fails_its_owner_with_both_stories() -> None:
     supervised = machine()
-    failure = only(supervised.actor_failed("A", 0, 0, RAISED), Supervise).failure
+    failure = pick(supervised.actor_failed("A", 0, 0, RAISED), Supervise).failure
     raised = Cause(kind="exception", text="KeyError: 'x'")
-    fail = only(supervised.owner_result(failure.failure_id, False, raised), FailActor)
+    fail = pick(supervised.owner_result(failure.failure_id, False, raised), FailActor)
     assert (fail.cause.kind, fail.cause.text, fail.cause.chain) == ("raised", raised.text, failure.cause)
 
 
@@ -297,7 +297,7 @@ def test_stopped_owners_get_no_failures_and_stop_their_children_first() -> None:
     supervised.join("child", "child", "A", (0, 0))
     supervised.own("child", spec("Q"))
     supervised.own("child", spec("C", "Q"))
-    failure = only(supervised.actor_failed("B", 0, 0, RAISED), Supervise).failure
+    failure = pick(supervised.actor_failed("B", 0, 0, RAISED), Supervise).failure
     stops = supervised.owner_stopped("owner")
     assert stops == [StopOwnedMesh("B"), StopOwnedMesh("C"), StopOwnedMesh("Q"), StopOwnedMesh("A"), StopOwnedMesh("P")]
     assert supervised.owner_result(failure.failure_id, False) == []
@@ -323,21 +323,21 @@ def test_meshes_spawned_by_an_ended_owner_are_stopped() -> None:
 
 
 def test_a_root_failure_in_a_script_is_fatal_at_once() -> None:
-    fault = only(machine("root").proc_exited("P", 0, 0, KILLED, {"A"}), RootFault)
+    fault = pick(machine("root").proc_exited("P", 0, 0, KILLED, {"A"}), RootFault)
     assert (fault.route, fault.failure.mesh_name) == ("fatal", "a")
 
 
 def test_a_script_survives_failures_that_were_raised_at_their_use() -> None:
     supervised = machine("root")
     supervised.raised_in_use.add("P")
-    assert only(supervised.proc_exited("P", 0, 0, KILLED, {"A"}), RootFault).route == "call"
-    assert only(supervised.proc_exited("P", 1, 0, KILLED), RootFault).route == "show"
+    assert pick(supervised.proc_exited("P", 0, 0, KILLED, {"A"}), RootFault).route == "call"
+    assert pick(supervised.proc_exited("P", 1, 0, KILLED), RootFault).route == "show"
     assert supervised.check("A") is not None
 
 
 def test_in_a_notebook_a_failure_nobody_waits_for_is_shown() -> None:
     supervised = machine("root", root_policy="notebook")
-    fault = only(supervised.actor_failed("A", 0, 0, RAISED), RootFault)
+    fault = pick(supervised.actor_failed("A", 0, 0, RAISED), RootFault)
     assert fault.route == "show"
     assert supervised.report_unclaimed(fault.failure.failure_id) == []
     assert supervised.check("A") is not None, "and raised where the mesh is used"
@@ -347,7 +347,7 @@ def test_in_a_notebook_a_failure_nobody_waits_for_is_shown() -> None:
 def test_a_failure_in_a_notebook_is_reported_by_the_waiting_call(raised: bool) -> None:
     supervised = machine("root", root_policy="notebook")
     actions = supervised.actor_failed("A", 0, 0, RAISED, {"A"})
-    fault, calls = only(actions, RootFault), only(actions, FailCalls)
+    fault, calls = pick(actions, RootFault), pick(actions, FailCalls)
     assert fault.route == "call"
     assert calls.failure.failure_id == fault.failure.failure_id
     if raised:
@@ -360,11 +360,11 @@ def test_a_failure_in_a_notebook_is_reported_by_the_waiting_call(raised: bool) -
 
 def test_a_root_handler_is_asked_first_and_the_root_never_fails() -> None:
     supervised = machine("root", root_policy="notebook", root_supervises=True)
-    first = only(supervised.actor_failed("A", 0, 0, RAISED), Supervise).failure
+    first = pick(supervised.actor_failed("A", 0, 0, RAISED), Supervise).failure
     supervised.actor_failed("A", 1, 0, RAISED)
     actions = supervised.owner_result(first.failure_id, False)
-    assert only(actions, RootFault).failure == first
-    second = only(actions, Supervise).failure
-    fault = only(supervised.owner_result(second.failure_id, False, Cause(kind="exception", text="bad")), RootFault)
+    assert pick(actions, RootFault).failure == first
+    second = pick(actions, Supervise).failure
+    fault = pick(supervised.owner_result(second.failure_id, False, Cause(kind="exception", text="bad")), RootFault)
     assert (fault.failure.cause.kind, fault.failure.crashed_ranks) == ("raised", [1])
     assert not any(isinstance(action, FailActor | StopOwnedMesh) for action in actions)

@@ -37,10 +37,10 @@ def spec(uid: str, on: str | None = None) -> MeshSpec:
 
 def machine(**options: Any) -> SupervisionMachine:
     """Procs P with actors A, then B, all the root's."""
-    made = SupervisionMachine(root="root", **options)
+    supervised = SupervisionMachine(root="root", **options)
     for uid, on in (("P", None), ("A", "P"), ("B", "P")):
-        made.own("root", spec(uid, on))
-    return made
+        supervised.own("root", spec(uid, on))
+    return supervised
 
 
 def heals(actions: list[Action]) -> list[Action]:

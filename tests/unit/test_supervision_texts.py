@@ -66,8 +66,8 @@ def test_a_chain_tells_each_owner_down_to_what_happened_first() -> None:
         "h1f2e3d",
         "| step 12",
     )
-    places = [report.index(part) for part in parts]
-    assert places == sorted(places)
+    positions = [report.index(part) for part in parts]
+    assert positions == sorted(positions)
     assert [cause.kind for cause in top.chain] == ["unhandled", "raised", "signal"]
     assert (top.host, top.at, top.last_lines) == ("h1f2e3d", OOM.at, OOM.last_lines)
 
@@ -83,10 +83,10 @@ def test_a_propagated_failure_names_its_actor_and_then_the_owners() -> None:
         "  actor <root> failed because it did not handle a supervision event from its child.",
     ]
     event = str(top).partition("event=")[2].splitlines()
-    told = "failed because it did not handle a supervision event from its child. The child's event was:"
+    reason = "failed because it did not handle a supervision event from its child. The child's event was:"
     assert event == [
-        f"Supervision event: actor <root> {told}",
-        f"  Supervision event: actor <root>.<Nest nest> {told}",
+        f"Supervision event: actor <root> {reason}",
+        f"  Supervision event: actor <root>.<Nest nest> {reason}",
         f"    Supervision event: actor {child.actor} failed:",
         "      ValueError: no)",
     ]
@@ -144,12 +144,12 @@ def test_causes_that_differ_in_numbers_only_are_alike() -> None:
 
 
 def test_failures_of_one_cause_are_gathered_in_rank_order() -> None:
-    exits = [Cause(kind="exit", exitcode=7, actor=f"a{place}", pid=place) for place in range(4)]
-    each = [failure(exits[place], places=(place,), left=3 - at) for at, place in enumerate((3, 0, 2))]
-    [one] = gathered(each)
-    assert (one.crashed_ranks, one.left, one.where) == ([0, 2, 3], 1, "gpus=0,2-3")
-    assert len(gathered([*each, failure(OOM, places=(1,))])) == 2
-    assert gathered(each[:1]) == each[:1]
+    exits = [Cause(kind="exit", exitcode=7, actor=f"a{rank}", pid=rank) for rank in range(4)]
+    failures = [failure(exits[rank], places=(rank,), left=3 - number) for number, rank in enumerate((3, 0, 2))]
+    [merged] = gathered(failures)
+    assert (merged.crashed_ranks, merged.left, merged.where) == ([0, 2, 3], 1, "gpus=0,2-3")
+    assert len(gathered([*failures, failure(OOM, places=(1,))])) == 2
+    assert gathered(failures[:1]) == failures[:1]
 
 
 def test_a_failure_cannot_be_pickled_but_travels_encoded() -> None:
