@@ -16,14 +16,14 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Recorded:
-    """What a tracer provider of the program has seen."""
+    """Spans that the program's tracer provider received."""
 
     def __init__(self, exporter: Any) -> None:
         self._exporter = exporter
 
     @property
     def names(self) -> list[str]:
-        return [each.name for each in self._exporter.get_finished_spans()]
+        return [item.name for item in self._exporter.get_finished_spans()]
 
     @property
     def spans(self) -> list[Any]:
@@ -50,10 +50,10 @@ def test_a_span_is_recorded_with_its_attributes(recorded: Recorded) -> None:
     with span("work", {"size": 3}) as work:
         work.set_attribute("more", True)
         work.add_event("halfway")
-    (found,) = recorded.spans
-    assert found.name == "work"
-    assert dict(found.attributes) == {"size": 3, "more": True}
-    assert [event.name for event in found.events] == ["halfway"]
+    (record,) = recorded.spans
+    assert record.name == "work"
+    assert dict(record.attributes) == {"size": 3, "more": True}
+    assert [event.name for event in record.events] == ["halfway"]
 
 
 def test_spans_nest(recorded: Recorded) -> None:
@@ -66,9 +66,9 @@ def test_spans_nest(recorded: Recorded) -> None:
 def test_an_error_is_recorded_and_goes_on(recorded: Recorded) -> None:
     with pytest.raises(LookupError), span("work"):
         raise LookupError("gone")
-    (found,) = recorded.spans
-    assert not found.status.is_ok
-    assert [event.name for event in found.events] == ["exception"]
+    (record,) = recorded.spans
+    assert not record.status.is_ok
+    assert [event.name for event in record.events] == ["exception"]
 
 
 def test_traced_functions_run_in_spans_of_their_name_or_another(recorded: Recorded) -> None:

@@ -42,9 +42,9 @@ class Asker(Actor):
 
 @pytest.fixture(autouse=True)
 def faults(monkeypatch):
-    found = []
-    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", found.append)
-    yield found
+    failures = []
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", failures.append)
+    yield failures
     shutdown_context()
 
 

@@ -28,8 +28,8 @@ def call(name: str, began: float, ended: float, failed: bool = False, id: str = 
 
 def rows_of(*spans: list[RecordedSpan]) -> TimelineRows:
     rows = TimelineRows(range(len(spans)))
-    for rank, each in enumerate(spans):
-        rows.add(Recorded(1, rank, tuple(each)))
+    for rank, rank_spans in enumerate(spans):
+        rows.add(Recorded(1, rank, tuple(rank_spans)))
     return rows
 
 
@@ -60,10 +60,10 @@ def test_a_thousand_ranks_fold_into_few_rows_quickly() -> None:
         )
     )
     began = time.process_time()
-    found = rows.folded(0.0, 60.0)
+    groups = rows.folded(0.0, 60.0)
     assert time.process_time() - began < 5.0
-    assert [len(row.ranks) for row in found] == [999, 1]
-    assert found[1].ranks == (slow,)
+    assert [len(row.ranks) for row in groups] == [999, 1]
+    assert groups[1].ranks == (slow,)
 
 
 def test_memory_is_bounded_and_the_oldest_are_left_out() -> None:
@@ -113,9 +113,9 @@ def test_both_ends_of_a_call_are_found_by_its_id() -> None:
     rows = rows_of([call("step", 1.0, 2.0, id="c")], [call("step", 1.2, 4.0, id="c")], [call("other", 0, 1, id="d")])
     ends = rows.ends(["c", "nosuch"], 9.0)
     assert list(ends) == ["c"]
-    found = ends["c"]
-    assert (found.first, found.last, found.slowest, found.ranks) == (1.0, 1.2, 1, 2)
-    assert (found.least, found.most) == (pytest.approx(1.0), pytest.approx(2.8))
+    end = ends["c"]
+    assert (end.first, end.last, end.slowest, end.ranks) == (1.0, 1.2, 1, 2)
+    assert (end.least, end.most) == (pytest.approx(1.0), pytest.approx(2.8))
 
 
 def test_the_file_for_perfetto_has_ranks_calls_and_arrows_between_them() -> None:
@@ -126,8 +126,8 @@ def test_the_file_for_perfetto_has_ranks_calls_and_arrows_between_them() -> None
     assert isinstance(events, list)
     named = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert named == ["controller", "trainers gpus=0"]
-    sent = next(event for event in events if event["ph"] == "X" and event["pid"] == 0)
-    assert (sent["ts"], sent["dur"], sent["args"]["source"]) == (0.0, 2e6, "train.py:7")
+    caller_event = next(event for event in events if event["ph"] == "X" and event["pid"] == 0)
+    assert (caller_event["ts"], caller_event["dur"], caller_event["args"]["source"]) == (0.0, 2e6, "train.py:7")
     ran = next(event for event in events if event["ph"] == "X" and event["name"] == "step")
     assert (ran["ts"], ran["dur"], ran["cat"]) == (5e5, 1e6, "call")
     begin, end = (next(event for event in events if event["ph"] == phase) for phase in "sf")
@@ -138,10 +138,10 @@ def test_the_file_for_perfetto_has_ranks_calls_and_arrows_between_them() -> None
 
 @pytest.mark.parametrize("length", [3e-5, 0.02, 0.7, 9.0, 70.0, 3600.0])
 def test_an_axis_has_a_few_round_times(length: float) -> None:
-    found = list(ticks(1.0, 1.0 + length))
-    assert 4 <= len(found) <= 9
-    assert len({text for _, text in found}) == len(found)
-    assert all(1.0 - 1e-9 <= at <= 1.0 + length + 1e-9 for at, _ in found)
+    marks = list(ticks(1.0, 1.0 + length))
+    assert 4 <= len(marks) <= 9
+    assert len({text for _, text in marks}) == len(marks)
+    assert all(1.0 - 1e-9 <= tick <= 1.0 + length + 1e-9 for tick, _ in marks)
 
 
 @pytest.mark.parametrize("width", [240, 900])
@@ -153,9 +153,9 @@ def test_the_last_time_on_the_axis_is_not_cut_off(width: int) -> None:
 
 
 def test_a_line_names_ranks_or_means_the_newest() -> None:
-    given = read_timeline("%timeline", "trainers gpus=0-2 --save 'a b.json'")
-    assert given.place is not None
-    assert (given.place.name, given.save, given.stop) == ("trainers", "a b.json", False)
+    request = read_timeline("%timeline", "trainers gpus=0-2 --save 'a b.json'")
+    assert request.place is not None
+    assert (request.place.name, request.save, request.stop) == ("trainers", "a b.json", False)
     newest = read_timeline("%timeline", "--stop --save step.json")
     assert (newest.place, newest.save, newest.stop) == (None, "step.json", True)
     with pytest.raises(UsageError, match="--nosuch"):
@@ -177,29 +177,29 @@ def test_a_look_at_ranks_that_are_all_different_compares_few(monkeypatch: pytest
     rows, compared = random_rows(), 0
     alike = rows_module._alike
 
-    def counted(*given: Any) -> bool:
+    def counted(*args: Any) -> bool:
         nonlocal compared
         compared += 1
-        return alike(*given)
+        return alike(*args)
 
     monkeypatch.setattr(rows_module, "_alike", counted)
-    found = rows.folded(70.0, 100.0, groups=24, most=225)
-    assert len(found) == 24
+    groups = rows.folded(70.0, 100.0, groups=24, most=225)
+    assert len(groups) == 24
     assert compared < 20_000  # of half a million pairs
-    assert sum(len(row.spans) for row in found) <= 2.5 * rows_module.BARS
+    assert sum(len(row.spans) for row in groups) <= 2.5 * rows_module.BARS
 
 
 def test_what_is_followed_is_summed_up_as_it_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, looked = random_rows(seconds=60, ranks=100), set()
     inside = rows._inside
 
-    def noted(rank: int, *given: Any) -> list[RecordedSpan]:
+    def noted(rank: int, *args: Any) -> list[RecordedSpan]:
         looked.add(rank)
-        return inside(rank, *given)
+        return inside(rank, *args)
 
     monkeypatch.setattr(rows, "_inside", noted)
-    found = rows.folded(30.0, 60.0, groups=8)
-    assert len(looked) == len(found) == 8  # the spans of others are not looked at
+    groups = rows.folded(30.0, 60.0, groups=8)
+    assert len(looked) == len(groups) == 8  # the spans of others are not looked at
     rows.folded(10.0, 30.0, groups=8)
     assert len(looked) == 100
 
@@ -211,9 +211,9 @@ def test_sums_divide_ranks_as_their_spans_do() -> None:
             length = 0.9 if rank == 7 else 0.5
             began = second + (0.02 if rank == 9 and second % 2 else 0.0)
             rows.add(Recorded(1, rank, (call("step", began, began + length, failed=(rank, second) == (21, 50)),)))
-    others = tuple(rank for rank in range(40) if rank not in (7, 21))
-    assert [row.ranks for row in rows.folded(30.0, 60.0)] == [others, (7,), (21,)]
-    assert [row.ranks for row in rows.folded(29.0, 59.0)] == [others, (7,), (21,)]
+    rest = tuple(rank for rank in range(40) if rank not in (7, 21))
+    assert [row.ranks for row in rows.folded(30.0, 60.0)] == [rest, (7,), (21,)]
+    assert [row.ranks for row in rows.folded(29.0, 59.0)] == [rest, (7,), (21,)]
     long = TimelineRows([0, 1])
     long.add(Recorded(1, 0, (call("step", 0.0, 59.0),)))
     long.add(Recorded(1, 1, (), running=(call("step", 0.0, 0.0, id="c"),)))

@@ -80,15 +80,15 @@ def watch(server: StoreServer) -> Watching:
 
 
 def test_ranks_are_rows_and_actors_are_seen_on_their_processes() -> None:
-    found = rows(filled(2).document(), ViewChoice())
-    assert len(found) == 16
-    assert [row.place for row in found[:2]] == ["hosts=0 gpus=0", "hosts=0 gpus=1"]
-    told = dict(zip(HEADS, cells(found[7], time.time()), strict=True))
-    assert (told["host"], told["state"], told["what"], told["for"], told["calls/s"]) == (
+    table = rows(filled(2).document(), ViewChoice())
+    assert len(table) == 16
+    assert [row.place for row in table[:2]] == ["hosts=0 gpus=0", "hosts=0 gpus=1"]
+    columns = dict(zip(HEADS, cells(table[7], time.time()), strict=True))
+    assert (columns["host"], columns["state"], columns["what"], columns["for"], columns["calls/s"]) == (
         "node0000", "busy", "trainers.step", "30 s", "12.5",
     )  # fmt: skip
-    told = dict(zip(HEADS, cells(found[9], time.time()), strict=True))
-    assert (told["CPU"], told["memory (Pss)"]) == ("75 %", "3.00 GB")
+    columns = dict(zip(HEADS, cells(table[9], time.time()), strict=True))
+    assert (columns["CPU"], columns["memory (Pss)"]) == ("75 %", "3.00 GB")
 
 
 def test_text_of_a_rank_cannot_command_the_terminal() -> None:
@@ -105,25 +105,25 @@ def test_rows_are_sorted_the_worst_and_the_most_first(sort: str, first: int) -> 
 def test_words_find_ranks_as_in_the_displays() -> None:
     document = filled(4).document()
 
-    def places(query: str) -> list[int]:
+    def matches(query: str) -> list[int]:
         return [row.key[2] for row in rows(document, ViewChoice(query=query))]
 
-    assert places("busy") == [7, 8]
-    assert places("STEP hosts=0") == [7]
-    assert places("node0003 gpus=0:2") == [24, 25]
-    assert places("memory>2GB") == [9]
-    assert places("4-6 gpus=5:") == [5, 6]
-    assert places("nothing") == []
+    assert matches("busy") == [7, 8]
+    assert matches("STEP hosts=0") == [7]
+    assert matches("node0003 gpus=0:2") == [24, 25]
+    assert matches("memory>2GB") == [9]
+    assert matches("4-6 gpus=5:") == [5, 6]
+    assert matches("nothing") == []
 
 
 def test_ten_thousand_ranks_are_rows_by_host_within_bounded_time() -> None:
     document = filled(1250).document()
     began = time.process_time()
-    found = rows(document, ViewChoice(sort="state"))
+    table = rows(document, ViewChoice(sort="state"))
     assert time.process_time() - began < 1.0
-    assert len(found) == 1250
-    assert (found[0].host, found[0].stands_for, found[0].state) == ("node0000", 8, "failed")
-    assert found[0].what.startswith("1 failed, 1 busy, 6 idle: it ended by signal 9")
+    assert len(table) == 1250
+    assert (table[0].host, table[0].stands_for, table[0].state) == ("node0000", 8, "failed")
+    assert table[0].what.startswith("1 failed, 1 busy, 6 idle: it ended by signal 9")
     assert len(rows(document, ViewChoice(host="node0001"))) == 8
     assert summary(document) == "10,000 ranks on 1,250 hosts · 1 failed · 2 busy · 9,997 idle"
 

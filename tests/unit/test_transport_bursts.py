@@ -16,14 +16,14 @@ pytestmark = pytest.mark.timeout(tries(60))
 STEP = APART_S / 20
 
 
-def row(burst: Burst, count: int, *, at: float = 0.0, size: int = 100, pauses: int = 0) -> list[bool]:
-    return [burst.holds(size, at + STEP * number, pauses) for number in range(count)]
+def row(burst: Burst, count: int, *, start: float = 0.0, size: int = 100, pauses: int = 0) -> list[bool]:
+    return [burst.holds(size, start + STEP * number, pauses) for number in range(count)]
 
 
 def test_first_messages_of_a_burst_leave_at_once_later_in_batches() -> None:
     burst = Burst()
     assert row(burst, SINGLE_WRITES) == [False] * SINGLE_WRITES
-    assert row(burst, MOST, at=SINGLE_WRITES * STEP) == [True] * (MOST - 1) + [False]
+    assert row(burst, MOST, start=SINGLE_WRITES * STEP) == [True] * (MOST - 1) + [False]
     assert burst.count == MOST
 
 
@@ -64,11 +64,11 @@ def reader() -> Iterator[Reader]:
 
 @contextlib.contextmanager
 def sender(reader: Reader) -> Iterator[tuple[UnixStream, socket.socket]]:
-    near, far = socket.socketpair()
-    far.settimeout(10)
-    with far:
-        stream = UnixStream(near, reader, lambda messages: None, lambda: None)
-        yield stream, far
+    local, peer = socket.socketpair()
+    peer.settimeout(10)
+    with peer:
+        stream = UnixStream(local, reader, lambda messages: None, lambda: None)
+        yield stream, peer
         stream.close(0)
 
 
@@ -77,51 +77,51 @@ def put(stream: UnixStream, text: bytes) -> None:
         stream.push()
 
 
-def texts(stream: UnixStream, far: socket.socket, count: int) -> list[bytes]:
+def texts(stream: UnixStream, peer: socket.socket, count: int) -> list[bytes]:
     """The next messages on a connection, each of one frame of one byte."""
-    found = b""
-    while len(found) < 13 * count:
-        found += far.recv(13 * count - len(found))
-    return [found[place + 12 : place + 13] for place in range(0, len(found), 13)]
+    data = b""
+    while len(data) < 13 * count:
+        data += peer.recv(13 * count - len(data))
+    return [data[start + 12 : start + 13] for start in range(0, len(data), 13)]
 
 
 def test_held_messages_leave_in_order_when_their_thread_begins_to_wait(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "_clock", lambda: 7.0)
-    with sender(reader) as (stream, far):
+    with sender(reader) as (stream, peer):
         sent = [bytes([number]) for number in range(SINGLE_WRITES + 5)]
         for text in sent:
             put(stream, text)
-        assert texts(stream, far, SINGLE_WRITES) == sent[:SINGLE_WRITES]
-        far.setblocking(False)
+        assert texts(stream, peer, SINGLE_WRITES) == sent[:SINGLE_WRITES]
+        peer.setblocking(False)
         with pytest.raises(BlockingIOError):
-            far.recv(1)
+            peer.recv(1)
         reader.bursts.flush()
-        assert texts(stream, far, 5) == sent[SINGLE_WRITES:]
+        assert texts(stream, peer, 5) == sent[SINGLE_WRITES:]
 
 
 def test_a_message_that_may_not_wait_takes_along_those_before_it(reader: Reader) -> None:
-    with sender(reader) as (stream, far):
+    with sender(reader) as (stream, peer):
         sent = [bytes([number]) for number in range(SINGLE_WRITES + 4)]
         for text in sent[:-1]:
             put(stream, text)
         stream.write(sent[-1], ())
-        assert texts(stream, far, len(sent)) == sent
+        assert texts(stream, peer, len(sent)) == sent
 
 
 def test_the_reading_thread_writes_what_its_sender_leaves_behind(reader: Reader) -> None:
     reader.start()
-    with sender(reader) as (stream, far):
+    with sender(reader) as (stream, peer):
         sent = [bytes([number % 256]) for number in range(1000)]
         for text in sent:
             put(stream, text)
-        assert texts(stream, far, len(sent)) == sent
+        assert texts(stream, peer, len(sent)) == sent
 
 
 def test_a_connection_that_is_closed_writes_what_it_holds_first(reader: Reader) -> None:
-    with sender(reader) as (stream, far):
+    with sender(reader) as (stream, peer):
         for number in range(SINGLE_WRITES + 2):
             put(stream, bytes([number]))
         stream.close(0)
-        assert len(texts(stream, far, SINGLE_WRITES + 2)) == SINGLE_WRITES + 2
+        assert len(texts(stream, peer, SINGLE_WRITES + 2)) == SINGLE_WRITES + 2

@@ -47,24 +47,24 @@ def test_a_connection_found_gone_is_told_before_anything_else_is_read() -> None:
     """A peer that has dialled again says so in its next word: the news of the loss must not come after that."""
     context = sockets.new_context()
     reader = Reader("another thread's", 0.01)
-    told: list[str] = []
+    events: list[str] = []
     try:
         router = sockets.listener(context, "tcp://127.0.0.1:0", None, LIMITS)
         sockets.listen(router, "tcp://127.0.0.1:0", LIMITS)
         nobody = InboundChannel(
-            router, b"never/seen|0|1", reader, lost=lambda: told.append("lost"), reroute=lambda: told.append("gone")
+            router, b"never/seen|0|1", reader, lost=lambda: events.append("lost"), reroute=lambda: events.append("gone")
         )
         nobody.write(b"left for the reading thread", ())
-        assert told == []
+        assert events == []
         reader.run_calls()
-        assert told == ["lost", "gone"]
-        told.clear()
+        assert events == ["lost", "gone"]
+        events.clear()
         reader.ident = threading.get_ident()
         with pytest.raises(zmq.Again):  # under the link's lock: the link is told by this
             nobody.write(b"from the reading thread", ())
-        assert told == []
+        assert events == []
         reader.run_calls()
-        assert told == ["gone"]
+        assert events == ["gone"]
         router.close(0)
     finally:
         context.destroy(0)

@@ -47,18 +47,18 @@ class Target:
 
 @pytest.fixture
 def target() -> Iterator[Target]:
-    made = Target()
-    with ends(made.end, made.friend):
-        yield made
+    result = Target()
+    with ends(result.end, result.friend):
+        yield result
 
 
 @pytest.fixture
 def dealer() -> Iterator["zmq.Socket[bytes]"]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    made = context.socket(zmq.DEALER)
-    made.setsockopt(zmq.LINGER, 0)
-    yield made
-    made.close(0)
+    sock = context.socket(zmq.DEALER)
+    sock.setsockopt(zmq.LINGER, 0)
+    yield sock
+    sock.close(0)
     context.term()
 
 

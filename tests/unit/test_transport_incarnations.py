@@ -13,10 +13,10 @@ SOON = 2.0  # seconds of the world's clock: a question after something was lost 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(request.param)
-    monkeypatch.setattr(peer, "_clock", made.clock)
+    result = World(request.param)
+    monkeypatch.setattr(peer, "_clock", result.clock)
     monkeypatch.setattr(links, "InboundChannel", Back)
-    return made
+    return result
 
 
 def _history(world: World, steps: int) -> None:
@@ -54,26 +54,26 @@ def _history(world: World, steps: int) -> None:
 @pytest.mark.parametrize("world", range(tries(300)), indirect=True)
 def test_once_both_are_told_who_lives_all_that_is_sent_arrives(world: World) -> None:
     _history(world, 150)
-    told = world.dice.sample(("h1", "h2"), 2)
-    for host in told:
+    hosts = world.dice.sample(("h1", "h2"), 2)
+    for host in hosts:
         world.tell_back(host)
     for agent in world.agents.values():  # both have answered
         while agent.words:
             agent.words.popleft()()
     for agent in world.dead:  # as another controller may, later
         world.tell_lost(agent.host, agent.incarnation)
-    wanted: dict[str, list[str]] = {"h1": [], "h2": []}
+    expected: dict[str, list[str]] = {"h1": [], "h2": []}
     for number in range(12):
-        host = world.dice.choice(told)
+        host = world.dice.choice(hosts)
         text = f"late {number}"
         assert world.agents[host].send(world.other(host), text, lane=0)
-        wanted[world.other(host)].append(text)
+        expected[world.other(host)].append(text)
         for _ in range(world.dice.randrange(6)):
             world.step()
     world.pass_time(SOON)
     for host, agent in world.agents.items():
         assert [failure for failure in agent.failed if failure[0].startswith("late")] == []
-        assert [text for text in agent.got if text.startswith("late")] == wanted[host]
+        assert [text for text in agent.got if text.startswith("late")] == expected[host]
         assert len(agent.got) == len(set(agent.got))
 
 

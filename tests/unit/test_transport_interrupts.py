@@ -69,14 +69,14 @@ def test_an_exception_thrown_into_a_thread_waits_for_its_section(section: Callab
     begun, thrown = threading.Event(), threading.Event()
     log: list[str] = []
 
-    def whole() -> None:
+    def body() -> None:
         begun.set()
         assert not thrown.wait(0.1)  # the thrower waits for us
         log.append("whole")
 
     def run() -> None:
         try:
-            section(whole)
+            section(body)
             while True:
                 pass
         except KeyboardInterrupt:
@@ -200,7 +200,7 @@ from monarch_nb.wire.header import Header, Kind
 
 node = Node("h/a", run_folders={"h": Path(sys.argv[1])}, handler=lambda *_: None, on_link_failed=lambda *_: None)
 node.start()
-style, wanted = sys.argv[2], int(sys.argv[3])
+style, count = sys.argv[2], int(sys.argv[3])
 interrupted = 0
 number = 0
 armed = False
@@ -216,7 +216,7 @@ def interrupt(signum, frame):
 
 signal.signal(signal.SIGINT, interrupt)
 print("ready", flush=True)
-while interrupted < wanted:
+while interrupted < count:
     number += 1
     if style == "swapped" and number % 50 == 0:  # what ipykernel and users do between cells
         signal.signal(signal.SIGINT, lambda *a: interrupt(*a))
@@ -236,16 +236,16 @@ print(*sent, flush=True)
 
 
 @pytest.mark.parametrize(
-    ("style", "wanted"), [("default", 200), ("swapped", 200), pytest.param("default", 1000, marks=pytest.mark.slow)]
+    ("style", "count"), [("default", 200), ("swapped", 200), pytest.param("default", 1000, marks=pytest.mark.slow)]
 )
-def test_repeated_ctrl_c_while_sending_cuts_and_loses_no_message(style: str, wanted: int, tmp_path: Path) -> None:
+def test_repeated_ctrl_c_while_sending_cuts_and_loses_no_message(style: str, count: int, tmp_path: Path) -> None:
     script = tmp_path / "sender.py"
     script.write_text(SENDER)
     with run_folder() as folder:
         b = End("h/b", folder)
         with ends(b):
             child = subprocess.Popen(
-                [sys.executable, str(script), str(folder), style, str(wanted)],
+                [sys.executable, str(script), str(folder), style, str(count)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": os.getcwd()},
@@ -274,7 +274,7 @@ def test_repeated_ctrl_c_while_sending_cuts_and_loses_no_message(style: str, wan
             returned = {int(number) for number in output.split()}
             assert arrived == sorted(set(arrived))  # in order, none twice
             assert returned <= set(arrived)  # none that send() accepted is lost
-            assert len(arrived) >= wanted / 10
+            assert len(arrived) >= count / 10
 
 
 LIBRARY = """
@@ -325,20 +325,20 @@ def works(library: types.ModuleType) -> None:
 
 
 def test_thrown_exceptions_never_cut_code_that_leaves_a_mode(library: types.ModuleType) -> None:
-    left = queue.SimpleQueue[int]()
+    modes = queue.SimpleQueue[int]()
 
     def program() -> None:
         for _ in range(THROWN):
             try:
                 works(library)
             except KeyboardInterrupt:
-                left.put(library.on)
+                modes.put(library.on)
 
     thread = threading.Thread(target=program, daemon=True)
     thread.start()
     for _ in range(THROWN):
         throw_when_allowed(thread)
-        assert left.get(timeout=30) == 0
+        assert modes.get(timeout=30) == 0
     thread.join(30)
 
 

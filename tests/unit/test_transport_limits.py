@@ -75,14 +75,14 @@ def test_a_forked_child_cannot_use_inherited_connections_but_its_own() -> None:
         with ends(a, b):
             a.send("h/b", b"before")
             b.get()
-            here, there = context.Pipe()
-            child = context.Process(target=in_child, args=(a, folder, there))
+            receiver, sender = context.Pipe()
+            child = context.Process(target=in_child, args=(a, folder, sender))
             child.start()
-            assert here.poll(30)
-            assert "forked" in here.recv()
+            assert receiver.poll(30)
+            assert "forked" in receiver.recv()
             assert b.get()[1] == [b"from the child's own node"]
-            assert here.poll(30)
-            assert here.recv() == "done"
+            assert receiver.poll(30)
+            assert receiver.recv() == "done"
             child.join()
             assert child.exitcode == 0
             a.send("h/b", b"after")

@@ -43,13 +43,13 @@ def test_many_threads_share_a_link_without_mixing_messages() -> None:
             threads = [threading.Thread(target=run, args=(thread,)) for thread in range(4)]
             for thread in threads:
                 thread.start()
-            seen: dict[int, int] = {}
+            latest: dict[int, int] = {}
             for _ in range(800):
                 _, frames = b.get()
                 sender, number = int(frames[0]), int(bytes(frames[1]))
                 assert bytes(frames[2]) == b"%d:%d" % (sender, number)
-                assert seen.get(sender, -1) == number - 1
-                seen[sender] = number
+                assert latest.get(sender, -1) == number - 1
+                latest[sender] = number
             for thread in threads:
                 thread.join()
 
@@ -217,10 +217,10 @@ def test_messages_sent_before_closing_still_arrive() -> None:
 
 def test_an_error_in_the_handler_does_not_stop_the_reader(caplog: pytest.LogCaptureFixture) -> None:
     with run_folder() as folder:
-        seen: queue.SimpleQueue[int] = queue.SimpleQueue()
+        indices: queue.SimpleQueue[int] = queue.SimpleQueue()
 
         def handle(header: Header, parcel: object) -> None:
-            seen.put(header.index)
+            indices.put(header.index)
             raise ZeroDivisionError
 
         node = Node("h/b", run_folders={"h": folder}, handler=handle, on_link_failed=lambda *_: None)
@@ -229,7 +229,7 @@ def test_an_error_in_the_handler_does_not_stop_the_reader(caplog: pytest.LogCapt
         with ends(a):
             a.send("h/b", index=1)
             a.send("h/b", index=2)
-            assert [seen.get(timeout=20), seen.get(timeout=20)] == [1, 2]
+            assert [indices.get(timeout=20), indices.get(timeout=20)] == [1, 2]
         node.close()
         assert "ZeroDivisionError" in caplog.text
 

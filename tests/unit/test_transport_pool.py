@@ -116,11 +116,11 @@ def test_no_more_than_so_many_bytes_lie_idle() -> None:
         file = MemoryFile.empty(half)
         os.ftruncate(file.fd, half)  # without pages
         files.append(pool._add(file))
-    places = [(file.fd, inode(file)) for file in files]
+    identities = [(file.fd, inode(file)) for file in files]
     del file
     files.clear()
     assert pool.tick(time.monotonic())
-    assert sum(is_open(*place) for place in places) == 1
+    assert sum(is_open(*identity) for identity in identities) == 1
 
 
 def test_loans_return_over_the_network_when_the_receiver_drops_the_value() -> None:
@@ -130,7 +130,7 @@ def test_loans_return_over_the_network_when_the_receiver_drops_the_value() -> No
             pool = a.node._pool
             a.send("h/b", b"p", b"\1" * BIG)
             _, frames = b.get()
-            kept = frames[1]
+            first = frames[1]
             del frames
             a.send("h/b", b"p", b"\2" * BIG)
             gc.collect()
@@ -140,7 +140,7 @@ def test_loans_return_over_the_network_when_the_receiver_drops_the_value() -> No
             for letter in (b"\3", b"\4", b"\5"):
                 a.send("h/b", b"p", letter * BIG)
                 assert bytes(b.get()[1][1]) == letter * BIG
-            assert bytes(kept) == b"\1" * BIG
+            assert bytes(first) == b"\1" * BIG
 
 
 def test_a_buffer_sent_to_oneself_is_not_refilled_in_use() -> None:

@@ -14,11 +14,11 @@ SECONDS = 20
 
 @pytest.fixture
 def reader() -> Iterator[Reader]:
-    made = Reader("a-reader", 0.001)
-    made.start()
-    yield made
-    made.stop()
-    made.close()
+    result = Reader("a-reader", 0.001)
+    result.start()
+    yield result
+    result.stop()
+    result.close()
 
 
 @pytest.fixture
@@ -52,16 +52,16 @@ def test_requests_during_a_repeated_poll_are_not_forgotten(reader: Reader, silen
 
 
 class Pipe:
-    """Something to read; `told` gets its name for each byte."""
+    """Something to read; `log` gets its name for each byte."""
 
-    def __init__(self, name: str, reader: Reader, told: list[str]) -> None:
-        self.name, self.told, self.reader = name, told, reader
+    def __init__(self, name: str, reader: Reader, log: list[str]) -> None:
+        self.name, self.log, self.reader = name, log, reader
         self.end, self.start = os.pipe()
         os.set_blocking(self.end, False)
 
     def read(self) -> bool:
         os.read(self.end, 1)
-        self.told.append(self.name)
+        self.log.append(self.name)
         return False
 
     def close(self) -> None:
@@ -71,29 +71,29 @@ class Pipe:
 
 
 def test_work_for_quiet_times_comes_after_all_pending_reads(reader: Reader) -> None:
-    told: list[str] = []
-    words, news = Pipe("word", reader, told), Pipe("news", reader, told)
+    log: list[str] = []
+    words, news = Pipe("word", reader, log), Pipe("news", reader, log)
     done = threading.Event()
 
     def arrived() -> bool:
         """The news is read first, while words of before lie unread."""
         os.read(news.end, 1)
         os.write(words.start, b"xyz")
-        reader.settled(lambda: (told.append("news"), done.set()))
+        reader.settled(lambda: (log.append("news"), done.set()))
         return False
 
     reader.watch(words.end, words.read)
     reader.watch(news.end, arrived)
     os.write(news.start, b"n")
     assert done.wait(SECONDS)
-    assert told == ["word", "word", "word", "news"]
+    assert log == ["word", "word", "word", "news"]
     words.close()
     news.close()
 
 
 def test_a_wait_for_quiet_is_bounded_where_it_never_comes(reader: Reader) -> None:
-    told: list[str] = []
-    endless = Pipe("word", reader, told)
+    log: list[str] = []
+    endless = Pipe("word", reader, log)
     done = threading.Event()
 
     def read() -> bool:

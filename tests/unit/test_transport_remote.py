@@ -66,11 +66,11 @@ def test_a_lost_agent_that_had_dialled_is_dialled_once_it_listens() -> None:
 
 
 def test_hosts_may_have_keys_of_their_own() -> None:
-    one, other = Keys.create(), Keys.create()
-    a, b, c = agent("h1", one), agent("h2", other), End("h0/c")
+    first, second = Keys.create(), Keys.create()
+    a, b, c = agent("h1", first), agent("h2", second), End("h0/c")
     with ends(a, b, c):
-        c.node.learn("h1", a.node.tcp_endpoint, keys=one)
-        c.node.learn("h2", b.node.tcp_endpoint, keys=other)
+        c.node.learn("h1", a.node.tcp_endpoint, keys=first)
+        c.node.learn("h2", b.node.tcp_endpoint, keys=second)
         for end in (a, b):
             c.send(end.node.address, b"hello")
             assert end.get()[1] == [b"hello"]
@@ -113,10 +113,10 @@ def test_knocking_and_greeting_tell_what_listens() -> None:
         assert greet(str(with_key.node.tcp_endpoint), 5, stay=0.05) == "CURVE"
         assert greet(str(without.node.tcp_endpoint), 5) == "NULL"
         assert knock(str(without.node.tcp_endpoint), 5) is True
-        gone = str(with_key.node.tcp_endpoint)
-    assert knock(gone, 5) is False
-    with pytest.raises(Unready, match=f"nobody listens at {gone}"):
-        greet(gone, 5)
+        endpoint = str(with_key.node.tcp_endpoint)
+    assert knock(endpoint, 5) is False
+    with pytest.raises(Unready, match=f"nobody listens at {endpoint}"):
+        greet(endpoint, 5)
     with pytest.raises(UnreachableError, match="no machine is known as"):
         greet("tcp://no-such-machine.invalid:5", 5)
 

@@ -22,15 +22,15 @@ BIG = 1 << 20
 
 
 def memory_files(pid: int | str = "self") -> list[str]:
-    found = []
+    paths = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
             target = os.readlink(f"/proc/{pid}/fd/{fd}")
         except OSError:
             continue
         if target.startswith("/memfd:monarch-nb"):
-            found.append(target)
-    return found
+            paths.append(target)
+    return paths
 
 
 def soon(condition: Callable[[], bool]) -> bool:

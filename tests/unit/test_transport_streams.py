@@ -33,13 +33,13 @@ class Receiver:
     """The reading end of a pair, with what it has got."""
 
     def __init__(self, reader: Reader) -> None:
-        near, far = socket.socketpair()
-        opened.extend((near, far))
+        local, peer = socket.socketpair()
+        opened.extend((local, peer))
         self.got: list[tuple[bytes, list[bytes]]] = []
         self.lost = threading.Event()
         self.new = threading.Condition()
-        self.far = far
-        self.stream = UnixStream(near, reader, self._received, self.lost.set)
+        self.peer = peer
+        self.stream = UnixStream(local, reader, self._received, self.lost.set)
         self.stream.listen()
 
     def _received(self, messages: Sequence[Message]) -> None:
@@ -76,7 +76,7 @@ def messages(seed: int, count: int) -> list[tuple[bytes, list[bytes]]]:
 
 def test_messages_arrive_whole_and_in_order_through_a_full_pipe(reader: Reader) -> None:
     end = Receiver(reader)
-    sender = UnixStream(end.far, reader, lambda *_: None, lambda: None)
+    sender = UnixStream(end.peer, reader, lambda *_: None, lambda: None)
     sender.listen()
     sent = messages(1, 200)
     for frame0, frames in sent:
@@ -86,24 +86,24 @@ def test_messages_arrive_whole_and_in_order_through_a_full_pipe(reader: Reader) 
 
 def test_messages_that_come_byte_by_byte_are_put_together(reader: Reader) -> None:
     copy = Receiver(reader)
-    whole = bytearray()
+    data = bytearray()
     sent = [(b"head", [b"", b"x" * 300]), (b"h2", []), (b"h3", [b"y"] * 20)]
-    left, right = socket.socketpair()
-    opened.extend((left, right))
-    taken = UnixStream(left, reader, lambda *_: None, lambda: None)
+    local, peer = socket.socketpair()
+    opened.extend((local, peer))
+    sender = UnixStream(local, reader, lambda *_: None, lambda: None)
     for frame0, frames in sent:
-        taken.write(frame0, frames)
-    right.settimeout(5)
-    while len(whole) < 4 + 24 + 304 + 4 + 8 + 2 + 4 + 21 * 8 + 22:
-        whole += right.recv(65536)
-    for place in range(len(whole)):
-        copy.far.send(whole[place : place + 1])
+        sender.write(frame0, frames)
+    peer.settimeout(5)
+    while len(data) < 4 + 24 + 304 + 4 + 8 + 2 + 4 + 21 * 8 + 22:
+        data += peer.recv(65536)
+    for start in range(len(data)):
+        copy.peer.send(data[start : start + 1])
     assert copy.wait(3) == sent
 
 
 def test_more_frames_than_the_kernel_takes_at_a_time(reader: Reader) -> None:
     end = Receiver(reader)
-    sender = UnixStream(end.far, reader, lambda *_: None, lambda: None)
+    sender = UnixStream(end.peer, reader, lambda *_: None, lambda: None)
     sender.listen()
     many = [str(number).encode() for number in range(5000)]
     sender.write(b"head", many)
@@ -115,13 +115,13 @@ def test_more_frames_than_the_kernel_takes_at_a_time(reader: Reader) -> None:
     "garbage", [b"\0" * 64, b"\xff" * 64, b"\2\0\0\0" + b"\xff" * 32], ids=["none", "many", "huge"]
 )
 def test_garbage_ends_the_connection_and_nothing_else(reader: Reader, garbage: bytes) -> None:
-    end, other = Receiver(reader), Receiver(reader)
-    end.far.sendall(garbage)
+    end, healthy = Receiver(reader), Receiver(reader)
+    end.peer.sendall(garbage)
     assert end.lost.wait(10)
     assert end.got == []
-    sender = UnixStream(other.far, reader, lambda *_: None, lambda: None)
+    sender = UnixStream(healthy.peer, reader, lambda *_: None, lambda: None)
     sender.write(b"still", [])
-    assert other.wait(1) == [(b"still", [])]
+    assert healthy.wait(1) == [(b"still", [])]
 
 
 def resident() -> int:
@@ -138,7 +138,7 @@ def test_an_impossible_size_table_ends_the_connection_and_allocates_nothing(
     reader: Reader, claim: int, count: int
 ) -> None:
     end, before = Receiver(reader), resident()
-    end.far.sendall(struct.pack(f"<I{count}Q", count, *[40] * (count - 1), claim) + b"x" * 100)
+    end.peer.sendall(struct.pack(f"<I{count}Q", count, *[40] * (count - 1), claim) + b"x" * 100)
     assert end.lost.wait(10)
     assert end.got == []
     assert resident() - before < 64 << 20
@@ -147,26 +147,26 @@ def test_an_impossible_size_table_ends_the_connection_and_allocates_nothing(
 def test_a_claim_takes_memory_only_as_its_bytes_come(reader: Reader) -> None:
     end, before = Receiver(reader), resident()
     half = memory() // 2
-    end.far.sendall(struct.pack("<I2Q", 2, 4, half) + b"head" + b"x" * 600_000)
-    other = Receiver(reader)
-    other.far.sendall(struct.pack("<IQ", 1, 5) + b"after")
-    assert other.wait(1) == [(b"after", [])]
+    end.peer.sendall(struct.pack("<I2Q", 2, 4, half) + b"head" + b"x" * 600_000)
+    second = Receiver(reader)
+    second.peer.sendall(struct.pack("<IQ", 1, 5) + b"after")
+    assert second.wait(1) == [(b"after", [])]
     assert resident() - before < 64 << 20
     assert not end.lost.is_set()
-    end.far.close()
+    end.peer.close()
     assert end.lost.wait(10)
 
 
 @pytest.mark.fuzz
 @settings(max_examples=tries(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.binary(max_size=400), places=st.lists(st.integers(0, 400), max_size=5))
-def test_any_bytes_are_messages_or_end_the_connection(reader: Reader, data: bytes, places: list[int]) -> None:
+@given(data=st.binary(max_size=400), positions=st.lists(st.integers(0, 400), max_size=5))
+def test_any_bytes_are_messages_or_end_the_connection(reader: Reader, data: bytes, positions: list[int]) -> None:
     end = Receiver(reader)
-    cuts = [0, *sorted(min(place, len(data)) for place in places), len(data)]
+    cuts = [0, *sorted(min(position, len(data)) for position in positions), len(data)]
     with contextlib.suppress(OSError):  # it hangs up on nonsense
         for start, stop in itertools.pairwise(cuts):
-            end.far.sendall(data[start:stop])
-    end.far.close()
+            end.peer.sendall(data[start:stop])
+    end.peer.close()
     assert end.lost.wait(10)
     assert sum(4 + 8 + len(frame0) + sum(8 + len(frame) for frame in frames) for frame0, frames in end.got) <= len(data)
     end.stream.close(0)
@@ -175,9 +175,9 @@ def test_any_bytes_are_messages_or_end_the_connection(reader: Reader, data: byte
 @pytest.mark.fuzz
 @settings(max_examples=tries(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sent=st.lists(st.tuples(st.binary(max_size=60), st.lists(st.binary(max_size=300), max_size=9)), max_size=6),
-       places=st.lists(st.integers(0, 3000), max_size=8))  # fmt: skip
+       positions=st.lists(st.integers(0, 3000), max_size=8))  # fmt: skip
 def test_messages_cut_anywhere_arrive_whole(
-    reader: Reader, sent: list[tuple[bytes, list[bytes]]], places: list[int]
+    reader: Reader, sent: list[tuple[bytes, list[bytes]]], positions: list[int]
 ) -> None:
     end = Receiver(reader)
     data = b"".join(
@@ -186,17 +186,17 @@ def test_messages_cut_anywhere_arrive_whole(
         + b"".join(frames)
         for frame0, frames in sent
     )
-    cuts = [0, *sorted(min(place, len(data)) for place in places), len(data)]
+    cuts = [0, *sorted(min(position, len(data)) for position in positions), len(data)]
     for start, stop in itertools.pairwise(cuts):
-        end.far.sendall(data[start:stop])
+        end.peer.sendall(data[start:stop])
     assert end.wait(len(sent)) == sent
     end.stream.close(0)
-    end.far.close()
+    end.peer.close()
 
 
 def test_a_write_to_who_is_gone_says_so(reader: Reader) -> None:
     end = Receiver(reader)
-    end.far.close()
+    end.peer.close()
     assert end.lost.wait(10)
     with pytest.raises(zmq.Again):
         end.stream.write(b"x", [])
@@ -213,14 +213,14 @@ def test_the_socket_of_a_dead_process_is_taken_over(reader: Reader) -> None:
         dead = socket.socket(socket.AF_UNIX)
         dead.bind(path)
         dead.close()
-        come: list[socket.socket] = []
-        door = UnixListener(path, 8, reader, come.append)
+        accepted: list[socket.socket] = []
+        door = UnixListener(path, 8, reader, accepted.append)
         with pytest.raises(TransportError, match="another process listens there"):
-            UnixListener(path, 8, reader, come.append)
+            UnixListener(path, 8, reader, accepted.append)
         caller = dial(path, b"me")
         assert caller is not None
-        until(lambda: len(come) == 2)  # the second door has knocked, too
-        for connection in (caller, *come):
+        until(lambda: len(accepted) == 2)  # the second door has knocked, too
+        for connection in (caller, *accepted):
             connection.close()
         door.close()
 
@@ -271,11 +271,11 @@ def test_a_peer_refused_for_lack_of_descriptors_learns_so(tmp_path: Path, reader
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(tmp_path / "door"))
         door._turn_away()  # what a knock does where accept() finds no descriptor
-        said = caller.recv(100)
+        notice = caller.recv(100)
         assert caller.recv(100) == b""
     door.close()
     listener = Receiver(reader)
     assert not listener.stream.turned_away
-    listener.far.sendall(said)
+    listener.peer.sendall(notice)
     assert listener.lost.wait(5)
     assert listener.stream.turned_away

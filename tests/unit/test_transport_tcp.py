@@ -110,7 +110,7 @@ def test_large_bodies_arrive_whole_and_writable(
     keys = Keys.create()
     a, b = agent("h1", keys), agent("h2", keys)
     a.node.learn("h2", b.node.tcp_endpoint)
-    frames = [b"pickle"] + [bytes([place + 1]) * size for place, size in enumerate(sizes)]
+    frames = [b"pickle"] + [bytes([number + 1]) * size for number, size in enumerate(sizes)]
     with ends(a, b):
         for index in range(3):
             a.send("h2/agent", *frames, index=index)
@@ -253,8 +253,8 @@ def test_a_listener_keeps_its_key_while_no_descriptor_is_left(caplog: pytest.Log
 
 
 def test_a_port_in_use_is_said() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         node = Node(
             "h/agent", run_folders={}, handler=print, on_link_failed=print, tcp_bind=endpoint, keys=Keys.create()
         )
@@ -264,26 +264,26 @@ def test_a_port_in_use_is_said() -> None:
 
 
 def test_a_key_file_is_private_and_identical_for_racing_creators(tmp_path: Path) -> None:
-    place = tmp_path / "new" / "job.key"
-    found: queue.SimpleQueue[Keys] = queue.SimpleQueue()
-    threads = [threading.Thread(target=lambda: found.put(Keys.load_or_create(place))) for _ in range(8)]
+    path = tmp_path / "new" / "job.key"
+    results: queue.SimpleQueue[Keys] = queue.SimpleQueue()
+    threads = [threading.Thread(target=lambda: results.put(Keys.load_or_create(path))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({found.get() for _ in threads}) == 1
-    assert place.stat().st_mode & 0o777 == 0o600
-    assert os.listdir(place.parent) == ["job.key"]
-    assert "secret" not in repr(Keys.load(place))
-    assert Keys.from_text(Keys.load(place).to_text()) == Keys.load(place)
+    assert len({results.get() for _ in threads}) == 1
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(path.parent) == ["job.key"]
+    assert "secret" not in repr(Keys.load(path))
+    assert Keys.from_text(Keys.load(path).to_text()) == Keys.load(path)
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    place = tmp_path / "job.key"
-    Keys.load_or_create(place)
-    place.chmod(0o644)
+    path = tmp_path / "job.key"
+    Keys.load_or_create(path)
+    path.chmod(0o644)
     with pytest.raises(TrustError, match="chmod 600"):
-        Keys.load_or_create(place)
+        Keys.load_or_create(path)
 
 
 @pytest.mark.timeout(10)
@@ -294,12 +294,12 @@ def test_a_pipe_instead_of_a_key_file_is_refused_at_once(tmp_path: Path) -> None
 
 
 def test_a_damaged_key_file_is_refused(tmp_path: Path) -> None:
-    place = tmp_path / "job.key"
-    place.touch(mode=0o600)
+    path = tmp_path / "job.key"
+    path.touch(mode=0o600)
     for content in (b"", b"hello", b"monarch-nb key 1\nabc\ndef\n"):
-        place.write_bytes(content)
+        path.write_bytes(content)
         with pytest.raises(TrustError, match="not a monarch-nb key file"):
-            Keys.load_or_create(place)
+            Keys.load_or_create(path)
 
 
 def test_heartbeats_notice_a_peer_that_vanished_without_a_word() -> None:

@@ -92,7 +92,7 @@ async def main() -> None:
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """What mypy says of the program, by line."""
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("mypy is not installed")
@@ -103,20 +103,20 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     options = ["--config-file", "pyproject.toml", "--no-pretty", "--no-site-packages", "--cache-dir", "build/mypy"]
     command = [sys.executable, "-m", "mypy", "--strict", *options, str(program)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    found = re.findall(rf"{program.parent.name}/program\.py:(\d+): (?:error|note): (.*)", done.stdout)
-    assert found, done.stdout + done.stderr
-    return {int(line): re.sub(r"\b(?:monarch_nb|typing)(?:\.\w+)*\.(?=\w)", "", text) for line, text in found}
+    lines = re.findall(rf"{program.parent.name}/program\.py:(\d+): (?:error|note): (.*)", done.stdout)
+    assert lines, done.stdout + done.stderr
+    return {int(line): re.sub(r"\b(?:monarch_nb|typing)(?:\.\w+)*\.(?=\w)", "", text) for line, text in lines}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # where nothing has been checked before, the library is first
-def test_calls_and_spawned_meshes_are_typed_for_parameters_and_results(said: dict[int, str]) -> None:
-    wanted = {number: line.partition("#: ")[2] for number, line in enumerate(PROGRAM.splitlines(), 1) if "#: " in line}
-    seen = {
+def test_calls_and_spawned_meshes_are_typed_for_parameters_and_results(messages: dict[int, str]) -> None:
+    hints = {number: line.partition("#: ")[2] for number, line in enumerate(PROGRAM.splitlines(), 1) if "#: " in line}
+    types = {
         number: revealed[1] if (revealed := re.search('Revealed type is "(.*)"', text)) else f"[{text.split('[')[-1]}"
-        for number, text in said.items()
+        for number, text in messages.items()
     }
-    assert seen == wanted
+    assert types == hints
 
 
 def test_at_run_time_the_types_cost_nothing() -> None:

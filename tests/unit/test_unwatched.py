@@ -26,8 +26,8 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-def finding(kind: str = "stuck", rank: int = 1, at: float = 5.0, text: str = "it hangs") -> RunFinding:
-    return RunFinding(kind=kind, ranks=(rank,), text=text, first=at, last=at)
+def finding(kind: str = "stuck", rank: int = 1, time: float = 5.0, text: str = "it hangs") -> RunFinding:
+    return RunFinding(kind=kind, ranks=(rank,), text=text, first=time, last=time)
 
 
 def run(rank: int, call: str, seconds: float, processor: float = 0.0) -> Evidence:
@@ -66,15 +66,15 @@ class Host:
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         self.timers.append((self.now + seconds, call))
 
-    def request(self, dst: str, verb: object, body: Any, then: Callable[[Any], None]) -> None:
+    def request(self, dst: str, verb: object, body: Any, callback: Callable[[Any], None]) -> None:
         if dst == "h2/agent":
             if self.samples is not None:
-                known = {f"h2/p1.{rank}.0": ProcSample(letter, 0.0) for rank, letter in self.samples.items()}
-                then(ProcSamples({address: known[address] for address in body.addresses if address in known}))
+                samples = {f"h2/p1.{rank}.0": ProcSample(letter, 0.0) for rank, letter in self.samples.items()}
+                callback(ProcSamples({address: samples[address] for address in body.addresses if address in samples}))
             return
         rank = int(dst.split(".")[1])
         if rank in self.answers:
-            then(self.answers[rank](self.now))
+            callback(self.answers[rank](self.now))
 
     def advance(self, seconds: float) -> None:
         until = self.now + seconds
@@ -86,9 +86,9 @@ class Host:
         self.now = until
 
     def dies(self, rank: int) -> None:
-        gone = Exited(address=self.children[rank].address, host="h1", reason="it ended by signal 9 (SIGKILL)")
-        self.children[rank].exit = gone
-        self.exited(gone)
+        death = Exited(address=self.children[rank].address, host="h1", reason="it ended by signal 9 (SIGKILL)")
+        self.children[rank].exit = death
+        self.exited(death)
 
 
 def test_rank_that_alone_goes_on_with_a_call_is_a_suspicion() -> None:
@@ -97,13 +97,13 @@ def test_rank_that_alone_goes_on_with_a_call_is_a_suspicion() -> None:
     assert host.end() == ()
     host = Host(3, {0: lambda now: Evidence(), 1: lambda now: Evidence(), 2: lambda now: run(2, "c", now)})
     host.advance(35)
-    (found,) = host.end()
-    assert (found.kind, found.ranks, found.sure) == ("stuck", (2,), False)
-    assert found.text.startswith("gpus=2 alone has not answered trainers.step() for ")
-    assert found.text.endswith("it sits in step at train.py:7")
-    assert found.source == "/home/me/train.py:7"
+    (suspect,) = host.end()
+    assert (suspect.kind, suspect.ranks, suspect.sure) == ("stuck", (2,), False)
+    assert suspect.text.startswith("gpus=2 alone has not answered trainers.step() for ")
+    assert suspect.text.endswith("it sits in step at train.py:7")
+    assert suspect.source == "/home/me/train.py:7"
     host.advance(100)
-    assert host.end() == (found,), "nothing is looked for once a controller is there"
+    assert host.end() == (suspect,), "nothing is looked for once a controller is there"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_silent_ranks_of_other_hosts_are_named_by_their_agents(
 ) -> None:
     host = Host(1, {0: lambda now: run(0, "c", now)}, elsewhere=(1,), samples=samples)
     host.advance(35)
-    assert [(each.kind, each.ranks) for each in host.end()] == [(kind, (1,))]
+    assert [(result.kind, result.ranks) for result in host.end()] == [(kind, (1,))]
     assert host.end()[0].text.startswith(words)
 
 
@@ -128,13 +128,13 @@ def test_ranks_of_other_hosts_are_judged_with_those_of_the_first() -> None:
         2, {0: lambda now: Evidence(), 1: lambda now: Evidence(), 2: lambda now: run(2, "c", now)}, elsewhere=(2,)
     )
     host.advance(35)
-    assert [(each.kind, each.ranks) for each in host.end()] == [("stuck", (2,))]
+    assert [(result.kind, result.ranks) for result in host.end()] == [("stuck", (2,))]
 
 
 def test_what_several_hosts_have_found_is_said_once() -> None:
-    short, long = finding(text="it hangs"), finding(text="it hangs, where others wait", at=4.0)
-    other = finding(rank=2, at=3.0)
-    assert of_all_hosts([short, long, other]) == [other, long]
+    short, long = finding(text="it hangs"), finding(text="it hangs, where others wait", time=4.0)
+    second = finding(rank=2, time=3.0)
+    assert of_all_hosts([short, long, second]) == [second, long]
 
 
 def test_ranks_that_come_further_are_not_judged() -> None:
@@ -147,35 +147,35 @@ def test_rank_that_has_died_is_found_at_once_and_only_once() -> None:
     host = Host(2, {1: lambda now: run(1, "c", now)})
     host.dies(0)
     host.advance(60)
-    first, *others = host.end()
+    first, *rest = host.end()
     assert (first.kind, first.ranks, first.times > 1) == ("dead", (0,), True)
     assert first.text.startswith("gpus=0 is dead: it ended by signal 9 (SIGKILL)")
-    assert [other.kind for other in others if other.ranks == (0,)] == []
+    assert [repeat.kind for repeat in rest if repeat.ranks == (0,)] == []
     assert "gpus=0 is dead" in findings_report("fleet")
 
 
 def test_rank_that_never_answers_is_asked_once_and_named() -> None:
     host = Host(2, {0: lambda now: Evidence()})
     host.advance(60)
-    (found,) = host.end()
-    assert (found.ranks, found.sure) == ((1,), False)
-    assert "gpus=1 does not answer" in found.text
+    (suspect,) = host.end()
+    assert (suspect.ranks, suspect.sure) == ((1,), False)
+    assert "gpus=1 does not answer" in suspect.text
 
 
 def test_alike_findings_are_one_and_the_last_hundred_stay() -> None:
-    once = added((), [finding(at=1.0, text="for 3 s")])
-    (both,) = added(once, [finding(at=9.0, text="for 11 s" + 3000 * "x")])
+    once = added((), [finding(time=1.0, text="for 3 s")])
+    (both,) = added(once, [finding(time=9.0, text="for 11 s" + 3000 * "x")])
     assert (both.first, both.last, both.times, len(both.text)) == (1.0, 9.0, 2, run_findings.LONGEST)
-    many = added(once, (finding(rank=rank, at=float(rank)) for rank in range(200)))
-    assert [found.ranks[0] for found in many] == list(range(100, 200))
+    many = added(once, (finding(rank=rank, time=float(rank)) for rank in range(200)))
+    assert [item.ranks[0] for item in many] == list(range(100, 200))
 
 
 def test_report_has_the_mesh_the_findings_and_hosts_elsewhere() -> None:
-    found = RunFindings(
+    record = RunFindings(
         uid="p1", name="fleet", host="h1", actors=("trainers",), since=1.0, inspected="2 processes of fleet",
         findings=(finding(), finding("dead", 0, 9.0, "gpus=0 is dead")),
     )  # fmt: skip
-    run_findings.write(found)
+    run_findings.write(record)
     mesh = MeshFile(uid="p1", name="fleet", secret="", ways=(HostRoute("h1", ""), HostRoute("h2", "")), version="1",
                     python="3", machine="there", ranks=2, shape="gpus=2", actors=("trainers",), left_at=1.0,
                     why="it was detached", ended="its lease ended", ended_at=time.time())  # fmt: skip
@@ -189,15 +189,15 @@ def test_report_has_the_mesh_the_findings_and_hosts_elsewhere() -> None:
 
 
 def test_torn_file_is_named_and_does_not_hide_others() -> None:
-    found = RunFindings(uid="p1", name="fleet", host="h1", actors=(), since=1.0)
-    run_findings.write(found)
-    torn = run_findings.path_of(msgspec.structs.replace(found, host="h2"))
+    record = RunFindings(uid="p1", name="fleet", host="h1", actors=(), since=1.0)
+    run_findings.write(record)
+    torn = run_findings.path_of(msgspec.structs.replace(record, host="h2"))
     torn.write_bytes(b'{"uid": "p1", ')
     torn.chmod(0o600)
     lines = findings_report("fleet").splitlines()
     assert lines[:2] == ["fleet: its record is gone: it was stopped, or has ended", "  nothing found"]
     assert lines[-1].startswith(f"{torn} cannot be read: ")
-    run_findings.path_of(found).unlink()
+    run_findings.path_of(record).unlink()
     assert "cannot be read" in findings_report("fleet")
 
 
@@ -217,9 +217,9 @@ def test_full_disk_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_old_files_go_and_an_unknown_run_is_an_error() -> None:
-    found = RunFindings(uid="p1", name="fleet", host="h1", actors=(), since=1.0)
-    run_findings.write(found)
-    os.utime(run_findings.path_of(found), (1.0, 1.0))
+    record = RunFindings(uid="p1", name="fleet", host="h1", actors=(), since=1.0)
+    run_findings.write(record)
+    os.utime(run_findings.path_of(record), (1.0, 1.0))
     with pytest.raises(LookupError, match="nothing is known on this machine about a mesh 'fleet'; known are: none"):
         findings_report("fleet")
-    assert not run_findings.path_of(found).exists()
+    assert not run_findings.path_of(record).exists()

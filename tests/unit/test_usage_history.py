@@ -11,19 +11,19 @@ from monarch_nb.telemetry.histories import MEASURES
 pytestmark = pytest.mark.timeout(60)
 
 
-def sample(at: float, cpu: float = 0.0) -> UsageSample:
-    return UsageSample(at, cpu, 0.0, -1.0, 0.0, 0.0, 0.0)
+def sample(time: float, cpu: float = 0.0) -> UsageSample:
+    return UsageSample(time, cpu, 0.0, -1.0, 0.0, 0.0, 0.0)
 
 
 def test_memory_is_constant_and_peaks_are_kept_as_samples_thin() -> None:
     history = UsageHistory()
     for second in range(3600):
         history.add("p", 0, sample(1e9 + second, cpu=7.5 if second == 1234 else 0.5))
-    kept = history.of("p")[0]
-    assert MOST_SAMPLES // 2 <= len(kept) < MOST_SAMPLES
-    assert [each.cpu for each in kept if each.cpu > 1] == [7.5]
-    assert kept[-1].at == 1e9 + 3599
-    gaps = [later.at - earlier.at for earlier, later in pairwise(kept)]
+    samples = history.of("p")[0]
+    assert MOST_SAMPLES // 2 <= len(samples) < MOST_SAMPLES
+    assert [item.cpu for item in samples if item.cpu > 1] == [7.5]
+    assert samples[-1].at == 1e9 + 3599
+    gaps = [later.at - earlier.at for earlier, later in pairwise(samples)]
     assert gaps[-1] == pytest.approx(1.0)
     assert gaps[0] > 8
 
@@ -32,9 +32,9 @@ def test_what_is_older_than_an_hour_goes() -> None:
     history = UsageHistory()
     for minute in range(1000):
         history.add("p", 0, sample(60.0 * minute))
-    kept = history.of("p")[0]
+    samples = history.of("p")[0]
     # Until the next thinning, half of what is kept may come on top.
-    assert kept[0].at >= 60.0 * 999 - LONG_S - 60.0 * MOST_SAMPLES
+    assert samples[0].at >= 60.0 * 999 - LONG_S - 60.0 * MOST_SAMPLES
 
 
 def test_ranks_and_meshes_are_apart_and_the_oldest_meshes_go() -> None:
@@ -55,7 +55,7 @@ def test_many_ranks_are_three_curves_over_common_times() -> None:
             history.add("p", rank, sample(1e9 + second, cpu=float(rank)))
     parts = history.common("p")
     highest, mean, lowest = common_lines(MEASURES[0], parts, now)
-    assert [each["label"] for each in (highest, mean, lowest)] == ["highest", "mean", "lowest"]
+    assert [line["label"] for line in (highest, mean, lowest)] == ["highest", "mean", "lowest"]
     for curve, value in ((highest, 999.0), (mean, 499.5), (lowest, 0.0)):
         points = curve["points"]
         assert isinstance(points, list)

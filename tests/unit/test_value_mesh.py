@@ -25,7 +25,7 @@ def test_a_slice_holds_the_values_of_its_places(rows: int, columns: int, data: s
     row = data.draw(st.integers(0, rows - 1))
     start = data.draw(st.integers(0, columns - 1))
     part = mesh.slice(rows=row, columns=slice(start, None))
-    assert part.values() == [row * columns + at for at in range(start, columns)]
+    assert part.values() == [row * columns + column for column in range(start, columns)]
     for point, value in part.items():
         assert part.item(columns=point["columns"]) == value == mesh.item(rows=row, columns=start + point["columns"])
         assert part.get(point.rank) == value
@@ -36,11 +36,11 @@ def test_a_slice_holds_the_values_of_its_places(rows: int, columns: int, data: s
 @given(st.lists(st.integers() | st.text(max_size=3) | st.none() | st.floats(), max_size=40))
 def test_the_text_is_never_long(values: list[Any]) -> None:
     lines = repr(mesh_of(values, gpus=len(values))).splitlines()
-    told = f"ValueMesh({{gpus: {len(values)}}}):"
+    header = f"ValueMesh({{gpus: {len(values)}}}):"
     if values and all(value is None for value in values):
-        assert lines == [f"{told} None on {'its rank' if len(values) == 1 else f'all {len(values)} ranks'}"]
+        assert lines == [f"{header} None on {'its rank' if len(values) == 1 else f'all {len(values)} ranks'}"]
     else:
-        assert lines[0] == told
+        assert lines[0] == header
         assert 2 <= len(lines) <= 12
 
 
@@ -168,15 +168,15 @@ def test_threads_that_look_at_once_decode_once() -> None:
         return object()
 
     lazy = Lazy(thunk)
-    seen: list[object] = []
-    threads = [threading.Thread(target=lambda: seen.append(lazy.get())) for _ in range(4)]
+    results: list[object] = []
+    threads = [threading.Thread(target=lambda: results.append(lazy.get())) for _ in range(4)]
     for thread in threads:
         thread.start()
     assert entered.wait(10)
     go.set()
     for thread in threads:
         thread.join(10)
-    assert (len(seen), len(set(map(id, seen))), len(calls)) == (4, 1, 1)
+    assert (len(results), len(set(map(id, results))), len(calls)) == (4, 1, 1)
 
 
 def test_few_different_values_are_shown_each_with_its_place() -> None:
@@ -188,9 +188,9 @@ def test_few_different_values_are_shown_each_with_its_place() -> None:
 
 
 def test_values_of_a_slice_are_shown_with_full_mesh_positions() -> None:
-    whole = mesh_of("aabb", gpus=4)
-    assert repr(whole.slice(gpus=slice(2, 4))) == "ValueMesh({gpus: 2}):\n  gpus=2-3: 'b'"
-    assert repr(whole.slice(gpus=2)) == "ValueMesh({}):\n  gpus=2: 'b'"
+    mesh = mesh_of("aabb", gpus=4)
+    assert repr(mesh.slice(gpus=slice(2, 4))) == "ValueMesh({gpus: 2}):\n  gpus=2-3: 'b'"
+    assert repr(mesh.slice(gpus=2)) == "ValueMesh({}):\n  gpus=2: 'b'"
     base = Extent(["hosts", "gpus"], [2, 3]).region
     part: ValueMesh[int] = ValueMesh._of_thunks(base.pick(gpus=[0, 2]), [lambda: 1] * 4, base)
     assert repr(part).splitlines()[1:] == ["  hosts=0-1 gpus=0,2: 1"]

@@ -120,10 +120,10 @@ def test_a_handler_gets_the_request_and_returns_the_reply() -> None:
 def test_requests_are_answered_later_or_never_without_a_port() -> None:
     process, askers = Process(), []
 
-    def later(ask: Ask, asker: Asker[Told]) -> None:
+    def keep_asker(ask: Ask, asker: Asker[Told]) -> None:
         askers.append(asker)
 
-    process.handlers.handle(DOUBLE, later)
+    process.handlers.handle(DOUBLE, keep_asker)
     process.take("test.double", encode_body(Ask(4)))
     process.take("test.double", encode_body(Ask(5)), port=0)
     assert [asker.src for asker in askers] == ["h/c", "h/c"]
@@ -171,14 +171,14 @@ def test_two_verbs_of_one_name_are_a_mistake() -> None:
 
 @pytest.mark.sources
 def test_every_module_of_verbs_is_on_the_list() -> None:
-    here = {path.parent.name for path in (ROOT / "monarch_nb").glob("*/verbs.py")} - {"engine"}
+    packages = {path.parent.name for path in (ROOT / "monarch_nb").glob("*/verbs.py")} - {"engine"}
     listed = {
         alias.name.split(".")[1]
         for node in ast.walk(parsed((ROOT / "monarch_nb/engine/verbs.py").read_text()))
         if isinstance(node, ast.Import)
         for alias in node.names
     }
-    assert here == listed
+    assert packages == listed
 
 
 @pytest.mark.parametrize("verb", ALL.values(), ids=str)
@@ -202,8 +202,8 @@ def test_random_bytes_are_refused_by_name_whatever_the_verb(verb: Verb[Any, Any]
 @settings(max_examples=tries(300))
 def test_damaged_messages_are_refused_by_name(verb: Verb[Any, Any], changes: list[tuple[int, int]], cut: int) -> None:
     data = bytearray(encode_body(message(verb)))
-    for place, value in changes:
-        data[place % len(data)] = value
+    for index, value in changes:
+        data[index % len(data)] = value
     decodes_or_refuses(verb, bytes(data))
     decodes_or_refuses(verb, bytes(data[: cut % (len(data) + 1)]))
 

@@ -48,11 +48,11 @@ def applied(state: Message, messages: list[Message]) -> Message:
 
 @given(before=TREES, patch=TREES, most=st.integers(20, 400))
 def test_a_change_in_pieces_is_the_same_change(before: Message, patch: Message, most: int) -> None:
-    whole: Message = {"type": "delta", "prev": 6, "seq": 7, "patch": patch, "now": 1.5}
-    parts = list(pieces(whole, size, most))
-    assert applied(json.loads(json.dumps(before)), parts) == applied(json.loads(json.dumps(before)), [whole])
+    message: Message = {"type": "delta", "prev": 6, "seq": 7, "patch": patch, "now": 1.5}
+    parts = list(pieces(message, size, most))
+    assert applied(json.loads(json.dumps(before)), parts) == applied(json.loads(json.dumps(before)), [message])
     assert [(part["prev"], part["seq"]) for part in parts] == [(6, 7)] + [(7, 7)] * (len(parts) - 1)
-    assert max(map(size, parts)) <= most + size({**whole, "patch": {}}) + most // 2 + 60
+    assert max(map(size, parts)) <= most + size({**message, "patch": {}}) + most // 2 + 60
 
 
 def test_a_snapshot_of_many_ranks_is_split_under_one_number() -> None:
@@ -88,8 +88,8 @@ class Kernel:
         self.sent: list[Message] = []
 
     def send(self, _socket: object, _kind: str, content: Any, **_: object) -> None:
-        told = json.loads(content) if isinstance(content, bytes) else content
-        self.sent.append(told["data"])
+        message = json.loads(content) if isinstance(content, bytes) else content
+        self.sent.append(message["data"])
 
 
 class Comm:
@@ -104,9 +104,9 @@ def test_a_view_is_told_the_number_of_earlier_messages_and_pieces() -> None:
     state = {"failures": {str(number): {"report": "r" * 100_000} for number in range(3 * LARGEST // 100_000)}}
     way.send({"type": "snapshot", "seq": 1, "state": state, "now": 1.0})
     way.send({"type": "alive"})
-    told = [message["sent"] for message in kernel.sent if message["type"] == "alive"]
-    assert told == [1, len(kernel.sent) - 2]
-    assert told[1] >= 4
+    counts = [message["sent"] for message in kernel.sent if message["type"] == "alive"]
+    assert counts == [1, len(kernel.sent) - 2]
+    assert counts[1] >= 4
     assert max(size(message) for message in kernel.sent) < 1.5 * LARGEST
 
 
@@ -121,13 +121,13 @@ def test_a_long_message_is_encoded_once_for_size_and_sending(custom: bool, monke
 
     monkeypatch.setattr(channel.msgspec, "json", SimpleNamespace(encode=counted))
     ways: list[type] = []
-    told: list[Message] = []
+    contents: list[Message] = []
 
     class Session(Kernel):
         def send(self, _socket: object, _kind: str, content: Any, **_: object) -> None:
             ways.append(type(content))
             content = json.loads(content) if isinstance(content, bytes) else content
-            told.append(content["data"]["content"] if custom else content["data"])
+            contents.append(content["data"]["content"] if custom else content["data"])
 
     way = ViewChannel(Session(), Comm(), custom=custom)
     messages: list[Message] = [
@@ -141,8 +141,8 @@ def test_a_long_message_is_encoded_once_for_size_and_sending(custom: bool, monke
         way.send(message)
     assert encoded == messages
     assert ways == [bytes] * len(messages)
-    assert [message["type"] for message in told] == [message["type"] for message in messages]
-    assert told[3]["points"] == {"loss": [[0, 1, 1.0, None]]}, "no number is none, as JSON has it"
+    assert [message["type"] for message in contents] == [message["type"] for message in messages]
+    assert contents[3]["points"] == {"loss": [[0, 1, 1.0, None]]}, "no number is none, as JSON has it"
     way.send({"type": "reply", "id": "r", "ok": True, "result": {"text": "\ud800"}})
     assert ways[-1] is dict, "half a character is left to Jupyter"
 
@@ -166,13 +166,13 @@ def test_a_repeated_request_runs_once_and_gets_the_same_answer() -> None:
     view = View(lambda message: replies.put(message) if message["type"] == "reply" else None, requests, LiveViews())
     runtime: Any = SimpleNamespace(address="h/c")
     view.attach(runtime)
-    asked: Message = {"type": "request", "id": "r1", "verb": "heal"}
-    view.receive(asked)
+    request: Message = {"type": "request", "id": "r1", "verb": "heal"}
+    view.receive(request)
     first = replies.get(timeout=10)
-    view.receive(asked)
+    view.receive(request)
     assert first == replies.get(timeout=10)
     assert first == {"type": "reply", "id": "r1", "ok": True, "result": {"text": "done 1"}}
-    view.receive({**asked, "id": "r2"})
+    view.receive({**request, "id": "r2"})
     assert replies.get(timeout=10)["result"] == {"text": "done 2"}
 
 

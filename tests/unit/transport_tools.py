@@ -33,17 +33,17 @@ class End:
         self, address: str, folder: Path | dict[str, Path] | None = None, *, consume: bool = True, **options: Any
     ) -> None:
         host = address.split("/")[0]
-        known = folder if isinstance(folder, dict) else {host: folder} if folder else {}
+        folders = folder if isinstance(folder, dict) else {host: folder} if folder else {}
         self.inbox: queue.SimpleQueue[tuple[Header, Parcel]] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[tuple[Header, Parcel, str]] = queue.SimpleQueue()
         self.connections: queue.SimpleQueue[tuple[str, bool, str]] = queue.SimpleQueue()
         self._consume = consume
         self.node = Node(
             address,
-            run_folders=known,
+            run_folders=folders,
             handler=self._take,
             on_link_failed=lambda header, parcel, reason: self.failed.put((header, parcel, reason)),
-            on_connection=lambda address, up, why: self.connections.put((address, up, why)),
+            on_connection=lambda address, up, reason: self.connections.put((address, up, reason)),
             **options,
         )
         self.node.start()
@@ -69,44 +69,44 @@ class End:
 
 
 @contextmanager
-def ends(*made: End) -> Iterator[None]:
+def ends(*nodes: End) -> Iterator[None]:
     """Close all of them at the end."""
     try:
         yield
     finally:
-        for end in made:
+        for end in nodes:
             end.node.close(0.2)
 
 
-def settled(*made: End) -> None:
-    """Wait until all that these have sent was acknowledged: who closes before says that it was lost."""
-    until(lambda: all(end.node._links.settled for end in made))
+def settled(*nodes: End) -> None:
+    """Wait until all their messages are acknowledged: a node that closes earlier reports a loss."""
+    until(lambda: all(end.node._links.settled for end in nodes))
 
 
 def reader_threads() -> list[str]:
-    """Those of the nodes of these tests; a controller of other tests has its own."""
+    """Threads of nodes of these tests; a controller of other tests has its own."""
     names = [thread.name for thread in threading.enumerate() if thread.name.startswith("monarch-nb-")]
     return [name for name in names if "." not in name]
 
 
 @contextmanager
 def starved(leaving: int) -> Iterator[None]:
-    """Only so many descriptors are left to this process."""
+    """This process can open only so many more descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     highest = max(map(int, os.listdir("/dev/fd")))  # there may be many between the two
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, highest + 64), hard))
-    taken = [lowest]
+    descriptors = [lowest]
     try:
         while True:
             try:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
+                descriptors.append(os.open(os.devnull, os.O_RDONLY))
             except OSError:
                 break
         for _ in range(leaving):
-            os.close(taken.pop())
+            os.close(descriptors.pop())
         yield
     finally:
-        for fd in taken:
+        for fd in descriptors:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
