@@ -38,27 +38,27 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
 
 
 def _extra(metadata: Message, name: str) -> dict[str, Requirement]:
-    wanted = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
-    here = [each for each in wanted if each.marker is None or each.marker.evaluate({"extra": name})]
-    return {each.name: each for each in here}
+    entries = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+    active = [entry for entry in entries if entry.marker is None or entry.marker.evaluate({"extra": name})]
+    return {entry.name: entry for entry in active}
 
 
 def test_links_of_the_long_description_work_on_a_package_index(metadata: Message) -> None:
     text = str(metadata.get_payload())
-    places = [*re.findall(r'(?:src|srcset)="([^"]+)"', text), *re.findall(r"\]\(([^)]+)\)", text)]
-    assert len(places) > 10
-    assert [place for place in places if not re.match(r"https://|#", place)] == []
+    links = [*re.findall(r'(?:src|srcset)="([^"]+)"', text), *re.findall(r"\]\(([^)]+)\)", text)]
+    assert len(links) > 10
+    assert [link for link in links if not re.match(r"https://|#", link)] == []
     raw = HOMEPAGE.replace("github.com", "raw.githubusercontent.com") + "/main/"
-    pictures = [place for place in places if place.endswith(".png")]
+    pictures = [link for link in links if link.endswith(".png")]
     assert pictures
-    for place in pictures:
-        assert (ROOT / place.removeprefix(raw)).is_file(), place
+    for link in pictures:
+        assert (ROOT / link.removeprefix(raw)).is_file(), link
 
 
 def test_a_package_index_shows_where_the_project_is_at_home(metadata: Message) -> None:
-    places = dict(entry.split(", ", 1) for entry in metadata.get_all("Project-URL", []))
-    assert {"Homepage", "Documentation", "Issues", "Changelog"} <= places.keys()
-    assert [place for place in places.values() if not place.startswith(HOMEPAGE)] == []
+    urls = dict(entry.split(", ", 1) for entry in metadata.get_all("Project-URL", []))
+    assert {"Homepage", "Documentation", "Issues", "Changelog"} <= urls.keys()
+    assert [url for url in urls.values() if not url.startswith(HOMEPAGE)] == []
     assert metadata["Version"] == __version__
 
 
@@ -74,11 +74,11 @@ def test_the_notebook_extra_takes_the_versions_that_a_hosted_notebook_has(metada
     assert spec.loader is not None
     kernels = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(kernels)
-    there = dict(pin.split("==") for pin in kernels.KERNELS["colab"] if "==" in pin)
-    wanted = _extra(metadata, "notebook")
-    assert {"ipykernel", "ipywidgets", "anywidget"} <= wanted.keys() & there.keys()
-    assert [name for name in wanted.keys() & there.keys() if not wanted[name].specifier.contains(there[name])] == []
-    assert "jupyterlab" not in wanted  # it would take the server that runs there away
+    pins = dict(pin.split("==") for pin in kernels.KERNELS["colab"] if "==" in pin)
+    extra = _extra(metadata, "notebook")
+    assert {"ipykernel", "ipywidgets", "anywidget"} <= extra.keys() & pins.keys()
+    assert [name for name in extra.keys() & pins.keys() if not extra[name].specifier.contains(pins[name])] == []
+    assert "jupyterlab" not in extra  # it would take the server that runs there away
 
 
 def test_the_lab_extra_is_that_of_notebooks_and_jupyterlab(metadata: Message) -> None:

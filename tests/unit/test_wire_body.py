@@ -14,8 +14,8 @@ from monarch_nb.wire import current_codec, decode, encode
 
 def trip(obj, context=None):
     """`obj` as it arrives: frames after the first are copied, as the transport does."""
-    first, *others = encode(obj, context)
-    return decode([bytes(first), *copies(others)], context)
+    first, *rest = encode(obj, context)
+    return decode([bytes(first), *copies(rest)], context)
 
 
 def copies(frames):
@@ -41,14 +41,14 @@ def code_and_large_bytes():
 
 @pytest.mark.fuzz
 @given(values, st.integers(0, 10**6), st.integers(0, 4), st.booleans(), st.booleans())
-def test_a_message_that_lacks_its_end_is_refused(value, cut, kept, prologue, table):
+def test_a_message_that_lacks_its_end_is_refused(value, cut, count, prologue, table):
     arrays = [np.zeros(5000) for _ in range(5 if table else 1)]
-    first, *others = encode((value, arrays, code_and_large_bytes() if prologue else None))
+    first, *rest = encode((value, arrays, code_and_large_bytes() if prologue else None))
     with pytest.raises(Exception):  # noqa: B017 - pickle's errors are of many types
-        decode([bytes(first)[: cut % len(first)], *copies(others)])
-    if kept < len(others):
+        decode([bytes(first)[: cut % len(first)], *copies(rest)])
+    if count < len(rest):
         with pytest.raises(Exception):  # noqa: B017
-            decode([bytes(first), *copies(others[:kept])])
+            decode([bytes(first), *copies(rest[:count])])
 
 
 def test_plain_arguments_are_one_plain_pickle():
@@ -81,18 +81,18 @@ def test_bytes_come_back_as_their_exact_type(kind, size):
 
 def test_large_bytes_are_not_copied_when_encoding():
     data, more = bytes(1_000_000), bytearray(2_000_000)
-    first, *others = encode([data, "x", {"more": more}])
+    first, *rest = encode([data, "x", {"more": more}])
     assert len(first) < 1000
-    assert any(frame is data for frame in others)
-    assert any(frame is more for frame in others)
+    assert any(frame is data for frame in rest)
+    assert any(frame is more for frame in rest)
 
 
 def test_arrays_travel_out_of_band_and_arrive_writable():
     array = np.arange(10_000, dtype=np.float32).reshape(100, 100)
-    first, *others = encode({"a": array})
+    first, *rest = encode({"a": array})
     assert len(first) < 1000
-    assert len(others) == 1
-    assert np.shares_memory(np.frombuffer(others[0], np.uint8), array)
+    assert len(rest) == 1
+    assert np.shares_memory(np.frombuffer(rest[0], np.uint8), array)
     back = trip({"a": array})["a"]
     np.testing.assert_array_equal(back, array)
     back[0, 0] = -1
@@ -151,8 +151,8 @@ def test_bytes_arrays_and_large_lists_mix():
 
 
 class Bound:
-    def __init__(self, where):
-        self.where = where
+    def __init__(self, origin):
+        self.origin = origin
 
     def __reduce__(self):
         return rebind, (current_codec(),)
@@ -183,13 +183,13 @@ def test_context_is_restored_after_a_nested_encode_and_after_errors():
 
 
 def test_two_threads_do_not_see_each_others_context():
-    seen = {}
+    contexts = {}
     started = threading.Barrier(2)
 
     class Waiting:
         def __reduce__(self):
             started.wait(10)
-            seen[threading.current_thread().name] = current_codec()
+            contexts[threading.current_thread().name] = current_codec()
             return int, ()
 
     threads = [threading.Thread(target=encode, args=(Waiting(), name), name=name) for name in ("a", "b")]
@@ -197,7 +197,7 @@ def test_two_threads_do_not_see_each_others_context():
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert seen == {"a": "a", "b": "b"}
+    assert contexts == {"a": "a", "b": "b"}
 
 
 def test_too_deep_recursion_is_a_pickling_error():

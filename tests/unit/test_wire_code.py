@@ -13,7 +13,7 @@ PREAMBLE = """\
 from monarch_nb.wire import decode, decode_exception, encode
 from wire_peer import Peer
 peer = Peer()
-other = Peer()
+second = Peer()
 """
 
 
@@ -60,15 +60,15 @@ def test_a_class_passed_on_by_a_worker_is_identical_everywhere(run):
     run("""
         class Point:
             pass
-        def where(p):
+        def identity(p):
             return id(type(p)), p
         # what the first worker answers is the very message for the second
-        ok, *frames = peer.exchange(encode((lambda f, p: (f, (p,)), (where, Point()))))
+        ok, *frames = peer.exchange(encode((lambda f, p: (f, (p,)), (identity, Point()))))
         assert ok == b"1"
-        ok, *frames = other.exchange(frames)
+        ok, *frames = second.exchange(frames)
         handed, back = decode(frames)
         assert type(back) is Point
-        direct, _ = other.call(where, Point())
+        direct, _ = second.call(identity, Point())
         assert direct == handed
     """)
 
@@ -406,7 +406,7 @@ def test_tracebacks_elsewhere_show_the_lines_of_a_cell(run):
         # a worker that only hands the class on hands its lines on too
         run_it = lambda c: c.go()
         ok, *frames = peer.exchange(encode((lambda f, c: (f, (c,)), (run_it, Cell()))))
-        ok, *frames = other.exchange(frames)
+        ok, *frames = second.exchange(frames)
         assert ok == b"0"
         print("".join(decode_exception(frames).__monarch_traceback__))
         import inspect
@@ -462,8 +462,8 @@ def test_classes_move_both_ways_when_a_worker_defines_one(run):
             return Theirs()
         mine = peer.call(define)
         assert isinstance(mine, Base) and mine.n == 5
-        there = peer.call(lambda o: (id(type(o)), o), mine)
-        assert type(there[1]) is type(mine)
+        reply = peer.call(lambda o: (id(type(o)), o), mine)
+        assert type(reply[1]) is type(mine)
     """)
 
 
@@ -487,8 +487,8 @@ def test_code_and_its_inner_functions_keep_the_file_name(run):
         class Trainer:
             def step(self):
                 return (lambda: None).__code__.co_filename
-        def where():
-            return where.__code__.co_filename, (lambda: None).__code__.co_filename
-        assert peer.call(where) == (__file__, __file__)
+        def files():
+            return files.__code__.co_filename, (lambda: None).__code__.co_filename
+        assert peer.call(files) == (__file__, __file__)
         assert peer.call(lambda t: (t.step.__code__.co_filename, t.step()), Trainer()) == (__file__, __file__)
     """)

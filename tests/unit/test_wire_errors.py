@@ -32,8 +32,8 @@ def trip(exc):
 
 
 class TwoArguments(Exception):
-    def __init__(self, code, place):
-        super().__init__(f"{code} at {place}")
+    def __init__(self, code, location):
+        super().__init__(f"{code} at {location}")
         self.code = code
 
 
@@ -152,11 +152,11 @@ def test_traceback_text_has_the_chain_and_cell_lines_without_engine_frames():
             error.__traceback__ = error.__traceback__.tb_next  # as the runtime, at whose top the engine is
             raise KeyError("second") from error
     except KeyError as error:
-        story = "".join(format_exception(error))
-    assert "# this line" in story
-    assert "direct cause" in story
-    assert story.index("from a cell") < story.index("second")
-    assert "body.py" not in story
+        trace = "".join(format_exception(error))
+    assert "# this line" in trace
+    assert "direct cause" in trace
+    assert trace.index("from a cell") < trace.index("second")
+    assert "body.py" not in trace
 
 
 def test_an_error_of_the_engine_itself_keeps_its_frames():
@@ -174,12 +174,12 @@ def test_the_remote_traceback_stays_over_several_hops():
 
 def test_actor_error_tells_what_failed_where():
     error = ActorError(raised(ValueError("bad value"), KeyError("root")), "Actor call trainer.step failed.")
-    for one in (error, trip(error), decode(encode(error))):
-        assert type(one) is ActorError
-        assert isinstance(one.exception, ValueError)
-        assert one.message == "Actor call trainer.step failed."
-        assert isinstance(one.exception_formatted, list)
-        text = str(one)
+    for variant in (error, trip(error), decode(encode(error))):
+        assert type(variant) is ActorError
+        assert isinstance(variant.exception, ValueError)
+        assert variant.message == "Actor call trainer.step failed."
+        assert isinstance(variant.exception_formatted, list)
+        text = str(variant)
         head = "Actor call trainer.step failed.\n Traceback of where the remote call failed (most recent call last):\n"
         assert text.startswith(head)
         assert "KeyError: 'root'" in text

@@ -53,8 +53,8 @@ def test_random_bytes_raise_nothing_but_decode_errors(data):
 @settings(max_examples=tries(300))
 def test_damaged_headers_raise_nothing_but_decode_errors(changes, cut):
     data = bytearray(encode_header(FULL))
-    for place, value in changes:
-        data[place % len(data)] = value
+    for index, value in changes:
+        data[index % len(data)] = value
     decodes_or_refuses(bytes(data[: cut % (len(data) + 1)]))
     decodes_or_refuses(bytes(data))
 

@@ -44,9 +44,9 @@ def test_errors_of_other_processes_name_hosts_as_the_controller_does() -> None:
     lost = MeshFailure(mesh_name="members", cause=Cause(kind="host", host=SECOND, text=f"{FIRST} says so"))
     broken = SupervisionError(lost.report(), endpoint="members.nap()", failure=lost)
     raised = [broken, HealError(lost.report(), (lost,)), RuntimeError(lost.report()), ActorError(broken, "nested")]
-    sent, data = [encode_exception(error) for error in raised], encode_exception(Lookup(SECOND))
+    encoded, data = [encode_exception(error) for error in raised], encode_exception(Lookup(SECOND))
     become_controller()
-    for frames in sent:
+    for frames in encoded:
         for text in (str(decode_exception(frames)), described(frames).text, "".join(described(frames).formatted)):
             assert "the host node7·2 was lost: node7 says so" in text
             assert SECOND not in text

@@ -1,4 +1,4 @@
-"""Decoders of structs: many threads may get to know a struct at once."""
+"""Decoders of structs: many threads may meet a struct at once."""
 
 import ast
 import subprocess
@@ -21,18 +21,18 @@ sys.setswitchinterval(1e-6)
 for number in range(150):
     inner = msgspec.defstruct(f"Inner{number}", [("a", int), ("b", list[int]), ("c", dict[str, int])])
     outer = msgspec.defstruct(f"Outer{number}", [("one", inner), ("many", list[inner])])
-    given = outer(inner(1, [2], {"x": 3}), [inner(4, [], {})])
-    packed, text, plain = msgspec.msgpack.encode(given), msgspec.json.encode(given), msgspec.to_builtins(given)
+    value = outer(inner(1, [2], {"x": 3}), [inner(4, [], {})])
+    packed, text, plain = msgspec.msgpack.encode(value), msgspec.json.encode(value), msgspec.to_builtins(value)
     ways = [lambda: msgpack_decoder(outer).decode(packed), lambda: json_decoder(outer).decode(text),
             lambda: converted(plain, outer), lambda: msgpack_decoder(outer).decode(packed)]
-    ready, found = threading.Barrier(len(ways)), []
+    ready, results = threading.Barrier(len(ways)), []
     def run(way):
         ready.wait()
-        found.append(way())
+        results.append(way())
     threads = [threading.Thread(target=run, args=(way,)) for way in ways]
-    for each in threads: each.start()
-    for each in threads: each.join()
-    assert found == [given] * len(ways)
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert results == [value] * len(ways)
 """
 
 
@@ -54,7 +54,7 @@ def _typed(call: ast.Call) -> bool:
 @pytest.mark.slow
 def test_structs_are_decoded_by_nothing_else() -> None:
     sources = [path for folder in ("monarch_nb", "kernel_ext") for path in (ROOT / folder).rglob("*.py")]
-    found = [
+    locations = [
         f"{path.relative_to(ROOT)}:{call.lineno}"
         for path in sources
         if path != ROOT / "monarch_nb" / "wire" / "plain.py"
@@ -62,4 +62,4 @@ def test_structs_are_decoded_by_nothing_else() -> None:
         if isinstance(call, ast.Call) and _typed(call)
     ]
     assert len(sources) > 500
-    assert not found
+    assert not locations

@@ -17,17 +17,17 @@ def the_library():
 
 
 def trip(obj):
-    first, *others = encode(obj)
-    return decode([bytes(first), *map(bytearray, others)])
+    first, *rest = encode(obj)
+    return decode([bytes(first), *map(bytearray, rest)])
 
 
-def assert_same(back, sent):
-    assert type(back) is type(sent)
-    assert back.dtype == sent.dtype
-    assert back.shape == sent.shape
-    assert back.requires_grad == sent.requires_grad
+def assert_same(back, original):
+    assert type(back) is type(original)
+    assert back.dtype == original.dtype
+    assert back.shape == original.shape
+    assert back.requires_grad == original.requires_grad
     assert back.device.type == "cpu"
-    assert torch.equal(back.detach(), sent.detach())
+    assert torch.equal(back.detach(), original.detach())
 
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "int64", "int8", "uint8", "bool"]
@@ -100,8 +100,8 @@ def test_received_tensors_are_writable_and_private():
     back = trip([tensor])[0]
     back.zero_()
     assert tensor.sum() == 10_000
-    first, *others = encode([tensor])
-    from_read_only = decode([first, *map(bytes, others)])[0]
+    first, *rest = encode([tensor])
+    from_read_only = decode([first, *map(bytes, rest)])[0]
     from_read_only.zero_()
 
 
@@ -120,8 +120,8 @@ def test_gradients_wanted_and_parameters_stay_so():
     result = trip([leaf * 2])[0]
     assert result.requires_grad
     assert result.is_leaf
-    for wanted in (True, False):
-        parameter = torch.nn.Parameter(torch.randn(50, 50), requires_grad=wanted)
+    for flag in (True, False):
+        parameter = torch.nn.Parameter(torch.randn(50, 50), requires_grad=flag)
         assert_same(trip([parameter])[0], parameter)
     (back,) = trip([leaf])
     (back * 2).sum().backward()
@@ -181,7 +181,7 @@ def test_the_rest_is_left_to_torch():
     assert device == torch.device("cpu")
 
 
-def others(big):
+def special_tensors(big):
     subclass = type("Marked", (torch.Tensor,), {"__module__": __name__})
     globals()["Marked"] = subclass
     noted = big.clone()
@@ -219,21 +219,21 @@ def others(big):
     ),
 )
 def test_storages_that_torch_pickles_itself_are_not_copied(name, big):
-    sent = others(big)[name]
-    first, *rest = encode(sent)
+    original = special_tensors(big)[name]
+    first, *rest = encode(original)
     assert len(first) < 4096
     assert sum(memoryview(frame).nbytes for frame in rest) >= big.nbytes // 4
     back = decode([bytes(first), *map(bytearray, rest)])
-    assert type(back) is type(sent)
+    assert type(back) is type(original)
     assert torch.save(back, io.BytesIO()) is None
     if name == "storage":
-        assert bytes(back) == bytes(sent)
+        assert bytes(back) == bytes(original)
     elif name in ("jagged", "nested"):
-        assert all(torch.equal(a, b) for a, b in zip(back.unbind(), sent.unbind(), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(back.unbind(), original.unbind(), strict=True))
     else:
-        plain = [tensor.dequantize() if tensor.is_quantized else tensor.to_dense() for tensor in (back, sent)]
+        plain = [tensor.dequantize() if tensor.is_quantized else tensor.to_dense() for tensor in (back, original)]
         assert torch.equal(*plain)
-        assert vars(back) == vars(sent)
+        assert vars(back) == vars(original)
 
 
 def test_storages_that_are_shared_stay_shared_however_they_are_taken_apart(big):
@@ -269,6 +269,6 @@ from monarch_nb.wire import decode, encode
 values = [torch.contiguous_format, torch.preserve_format, torch.strided, torch.sparse_coo, torch.per_tensor_affine]
 frames = encode(values)
 assert b"__mp_main__" not in b"".join(map(bytes, frames))
-assert all(value is other for value, other in zip(values, decode(frames), strict=True))
+assert all(value is back for value, back in zip(values, decode(frames), strict=True))
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=50)

@@ -54,9 +54,9 @@ def test_an_exception_whose_own_code_raises_is_told_all_the_same(way, base):
     assert "Hostile: its str raised" in text_of(error)
     assert "Hostile: its repr raised" in repr_of(error)
     assert error_line(error).startswith("Hostile: <")
-    story = "".join(format_exception(error))
-    assert "in caught" in story
-    assert "Hostile" in story
+    text = "".join(format_exception(error))
+    assert "in caught" in text
+    assert "Hostile" in text
     back = decode_exception([bytes(frame) for frame in encode_exception(error)])
     assert "Hostile" in repr_of(back) + text_of(back)
     assert "Hostile" in repr(ActorError(error))
@@ -87,9 +87,9 @@ def test_attributes_and_chains_that_raise_do_not_hide_the_origin():
         def __getattribute__(self, name):
             raise SystemExit(name)
 
-    story = "".join(format_exception(caught(Shut())))
-    assert "in caught" in story
-    assert "Shut" in story
+    text = "".join(format_exception(caught(Shut())))
+    assert "in caught" in text
+    assert "Shut" in text
     cause = caught(hostile(SystemExit(1)))
     outer = caught(RuntimeError("outer"))
     outer.__cause__ = cause
@@ -159,17 +159,17 @@ COMMAND = "\x1b]0;title\x07\x1b[2J\x9b1JQ"
 
 
 def test_records_of_other_processes_hold_no_commands():
-    for made in (
+    for record in (
         Cause(kind="exception", text=COMMAND, traceback=COMMAND, host=COMMAND, actor=COMMAND, last_lines=(COMMAND,)),
         MeshFailure(mesh_name=COMMAND, cause=Cause(kind="exit", last_lines=(COMMAND,)), mesh_uid="m", also=(COMMAND,)),
         records.Frame(COMMAND, 3, COMMAND, COMMAND),
         records.Value(COMMAND, COMMAND),
         messages.CommandOutcome(COMMAND, COMMAND),
     ):
-        assert not {"\x1b", "\x9b", "\x07"} & set(str(made)), made
-        encoded = msgspec.msgpack.encode(made, enc_hook=str)
-        there = msgspec.msgpack.decode(encoded.replace(b"Q", b"\x1b"), type=type(made))
-        assert "\x1b" not in str(there)
+        assert not {"\x1b", "\x9b", "\x07"} & set(str(record)), record
+        encoded = msgspec.msgpack.encode(record, enc_hook=str)
+        decoded = msgspec.msgpack.decode(encoded.replace(b"Q", b"\x1b"), type=type(record))
+        assert "\x1b" not in str(decoded)
 
 
 def test_values_that_resist_inspection_are_shown_anyway():
@@ -186,8 +186,8 @@ def test_values_that_resist_inspection_are_shown_anyway():
         def __repr__(self):
             return COMMAND
 
-    for value, known in ((Shut(), "Shut"), (Number(2), "Number"), ([Shut()], "Shut")):
-        assert known in value_of(value).text
+    for value, name in ((Shut(), "Shut"), (Number(2), "Number"), ([Shut()], "Shut")):
+        assert name in value_of(value).text
         assert "its repr raised SystemExit" in "".join(describe(2, lambda _, value=value: value, str))
     assert "\x1b" not in value_of(Loud()).text + value_of([Loud()]).text + repr_of(Loud())
     assert "\x1b" not in "".join(describe(2, lambda _: Loud(), str))

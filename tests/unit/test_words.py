@@ -28,11 +28,11 @@ def test_articles_go_by_the_first_letter() -> None:
 
 
 def test_no_other_module_makes_articles_and_plurals_by_hand() -> None:
-    found = [
+    matches = [
         f"{path.name}:{number}: {line.strip()}"
         for path in SOURCES
         if path != WORDS
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if BY_HAND.search(line)
     ]
-    assert found == []
+    assert matches == []

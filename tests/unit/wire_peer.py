@@ -1,4 +1,4 @@
-"""Another process that runs what is sent to it; for tests of the wire. `python wire_peer.py` is that process."""
+"""A process that runs the functions sent to it, for tests of the wire. `python wire_peer.py` is that process."""
 
 import os
 import struct
@@ -27,7 +27,7 @@ def read_frames(stream: BinaryIO) -> list[Any]:
 
 
 class Peer:
-    """It begins with the first word to it."""
+    """It starts with the first message to it."""
 
     @cached_property
     def process(self) -> "subprocess.Popen[bytes]":
