@@ -166,7 +166,7 @@ def test_parts_are_replaced_by_name_and_empty_ones_taken_out() -> None:
 
 
 def test_meshes_given_up_with_a_host_are_kept_there_no_more() -> None:
-    holdings = detached_leases()  # as the agent took its owner for dead
+    holdings = detached_leases()  # the agent took its owner for dead
     with pytest.raises(HeldError, match="secret"):
         holdings.drop("p1", "another", FIRST.address)
     holdings.drop("p1", "s", FIRST.address)

@@ -57,7 +57,7 @@ def test_metrics_of_procs_are_those_of_their_actors_by_slice_rank() -> None:
 
 
 class Process:
-    """A process that takes what actors report: the first one, or one that was started by another."""
+    """A process that takes reports of actors: the first one, or one started by another."""
 
     def __init__(self, started_by: str = "") -> None:
         self.sent: list[tuple[str, list[MetricPoint]]] = []

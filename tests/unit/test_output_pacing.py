@@ -1,4 +1,4 @@
-"""How much of what ranks print a front end is given."""
+"""How much of the ranks' output a front end receives."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_a_flooding_rank_shows_nothing_until_it_has_been_quiet(monkeypatch: pyte
     monkeypatch.setattr("monarch_kernel.output.pacing.time.monotonic", lambda: clock[0])
     pacing, backlogs = Pacing(), dict[str, HeldLines]()
     assert shown_of(pacing, {"h/p.0.0": different(0, 5000)}, backlogs) == {"h/p.0.0": BEGINNING}
-    for second in range(5):  # as fast as it may at most
+    for second in range(5):  # as fast as allowed
         clock[0] += 1
         assert shown_of(pacing, {"h/p.0.0": different(0, 50, second * 50)}, backlogs) == {}
     for second in range(10):

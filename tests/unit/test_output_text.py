@@ -12,7 +12,7 @@ from monarch_nb.shape.places import places, places_of, spans
 
 
 class Log:
-    """What arrives of one process, and the lines that come out of it."""
+    """Bytes that arrive from one process, and the lines made of them."""
 
     def __init__(self, limit: int = 1000) -> None:
         self.log = ProcessLog("h/p1.0.0", limit, lambda _: "claimed")

@@ -22,11 +22,11 @@ PAGES = {
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 MAGICS = ("line_magic", "cell_magic", "line_cell_magic")
-EXTENDED = ("history",)  # IPython's own, which do more where their line is the name of a mesh
+EXTENDED = ("history",)  # IPython's own, which do more if their line is the name of a mesh
 
 
 def every(pattern: str) -> Iterator[tuple[str, str]]:
-    """What a pattern finds on the pages, each with its page."""
+    """Matches of a pattern on all pages, each with its page."""
     for page, text in PAGES.items():
         yield from ((match, page) for match in re.findall(pattern, text))
 
@@ -73,7 +73,7 @@ def test_the_table_of_magics_has_all_magics_and_known_options() -> None:
 
 @pytest.mark.sources
 def test_magics_that_pages_name_are_there() -> None:
-    names = {*magics(), "load_ext", "pip", "debug", "tb", "px", "autopx", "name"}  # those of others, and any
+    names = {*magics(), "load_ext", "pip", "debug", "tb", "px", "autopx", "name"}  # of others, and any name
     assert {(name, page) for name, page in every(r"`%%?([a-z_]+)\b[^`]*`") if name not in names} == set()
 
 
@@ -123,7 +123,7 @@ def test_shell_commands_on_pages_exist_with_their_options(capsys: pytest.Capture
 
 
 def test_guides_install_from_git_and_howto_links_every_chapter() -> None:
-    """It is on no package index; whoever comes to a guide first has not installed it yet."""
+    """It is on no package index, and a guide may be the first page that a user reads."""
     for page, text in PAGES.items():
         install = re.search(r"^## Install\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
         if page.startswith("docs/guides/") and install:

@@ -1,4 +1,4 @@
-"""Messages to processes that have not started: which processes are awaited, and which never come."""
+"""Messages to processes that have not started: which are awaited, and which never come."""
 
 from random import Random
 

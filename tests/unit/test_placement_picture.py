@@ -100,7 +100,7 @@ def test_html_links_each_block_with_its_ranks_without_a_script(placement: Placem
 
 
 class SanitizedPage(HTMLParser):
-    """What JupyterLab leaves where it does not trust a notebook: no style sheets, and of SVG the texts."""
+    """HTML as JupyterLab sanitizes it in an untrusted notebook: no style sheets, of SVG the texts."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ IDENTITY = {"sum": 0, "product": 1, "max": -1, "min": 10**6}
 
 
 def answers(placement: Placement) -> list[Values | str]:
-    """What ranks would answer, of a tensor whose elements are 0, 1, 2, …; of several parts the first has all."""
+    """Answers of ranks for a tensor with the elements 0, 1, 2, …; of several parts the first has all."""
     shape = placement.shape
     replies: list[Values | str] = []
     for rank, block in enumerate(placement.block_of):

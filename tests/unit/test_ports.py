@@ -1,4 +1,4 @@
-"""What tests are given for themselves: two suites at a time have other_suite ports and addresses."""
+"""Resources of a test suite: two suites at a time have different ports and addresses."""
 
 import subprocess
 import sys

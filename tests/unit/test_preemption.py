@@ -1,4 +1,4 @@
-"""Notices of preemption: what an agent makes of them, and how many seconds an engine leaves."""
+"""Notices of preemption: how an agent handles them, and how many seconds an engine leaves."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(10)
 
 
 class Host:
-    """The agent around it: its users, the notices that they received, and whether it has ended."""
+    """The agent around it: its users, their notices, and whether it has ended."""
 
     def __init__(self) -> None:
         self.now = 100.0

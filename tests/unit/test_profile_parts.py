@@ -1,4 +1,4 @@
-"""What is made of sampled stacks: merged trees, groups of ranks, what differs, files for other programs. Pure."""
+"""Results of sampled stacks: merged trees, groups of ranks, differences, files for other programs. Pure."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def test_boxes_of_a_flame_graph_are_as_wide_as_their_share() -> None:
     assert "&lt;b&gt; <span" in html
     assert (
         re.sub(r"<(?!/?(ul|li|div|span)\b)", "", html) == html
-    )  # what JupyterLab leaves of notebooks it does not trust
+    )  # the tags that JupyterLab keeps in untrusted notebooks
 
 
 def test_of_a_library_the_function_that_the_user_called_is_kept() -> None:

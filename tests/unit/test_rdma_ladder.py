@@ -34,7 +34,7 @@ class Courier:
         raise AssertionError("nobody writes here")
 
     def close(self) -> None:
-        """There is nothing to give up."""
+        """There is nothing to release."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The mover for RDMA devices, with a device and an owner on paper: connections that are cut, owners that refuse."""
+"""The mover for RDMA devices, with an imitated device and owner: connections that are cut, owners that refuse."""
 
 import ctypes
 import itertools
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(20)
 
 
 class Copy:
-    """Bytes on their way in a device on paper: there at the second look."""
+    """A transfer of the imitated device: over at the second look."""
 
     def __init__(self, device: "Device", copy: Callable[[], None], peer: str) -> None:
         self.device, self.copy, self.peer = device, copy, peer
@@ -45,7 +45,7 @@ class Copy:
 
 
 class Device(Fabric):
-    """Copies within this process, and remembers what it was told."""
+    """Copies within this process, and records its calls."""
 
     def __init__(self) -> None:
         super().__init__("reader")
@@ -88,7 +88,7 @@ class Device(Fabric):
 
 
 class Owners(LeaseClient):
-    """Who grants what they are asked for, unless told otherwise."""
+    """Owners that grant every request, unless `answers` differ."""
 
     def __init__(self) -> None:
         self.given: set[int] = set()

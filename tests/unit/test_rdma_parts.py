@@ -1,4 +1,4 @@
-"""The parts of the data plane that need no other process: memory, ranges of it, what is on offer, limits."""
+"""The parts of the data plane that need no other process: memory, ranges, offers, limits."""
 
 import array
 import mmap

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Relay:
-    """Stands between the two ends and remembers what passes; `reads` has it take part in the encryption, too."""
+    """Stands between the two ends and records the traffic; with `reads` it takes part in the encryption."""
 
     def __init__(self, port: int, *, reads: bool = False) -> None:
         self._port, self._reads = port, reads
@@ -155,7 +155,7 @@ AWAY = ProcessIdentity("another boot", 1, 1, 1)
 
 
 def port_of(listener: BulkListener) -> int:
-    """Where it listens for other machines; this one may have no address but 127.0.0.1."""
+    """The port for other machines; this one may have no address but 127.0.0.1."""
     port: int = listener._sockets["0.0.0.0"].getsockname()[1]
     return port
 

@@ -1,4 +1,4 @@
-"""What has moved between processes, as one table without processes."""
+"""Traffic between processes, as one table without processes."""
 
 import random
 

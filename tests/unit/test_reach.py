@@ -1,4 +1,4 @@
-"""Nobody reaches past an underscore of another package: what others need has a public name."""
+"""No package uses a private name of another: what others need has a public name."""
 
 import ast
 import functools
@@ -13,7 +13,7 @@ from monarch_nb._parsing import parsed
 pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[2]
 
-# What is let through: (package that reaches, name) and why. Entries leave this table; none is added without a reason.
+# Exceptions: (package that reaches, name) and the reason. Entries leave this table; none is added without a reason.
 REASONS: dict[tuple[str, str], str] = {
     ("supervision", "_handle_undeliverable_message"): "a hook of actors, under the name that torchmonarch gave it",
     ("collectives", "_timeout"): "PyTorch's: of the options of a process group's backend",
@@ -68,7 +68,7 @@ def reached(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 class Module(NamedTuple):
-    """What a file has of private names."""
+    """Private names of a file."""
 
     path: Path
     own: frozenset[str]

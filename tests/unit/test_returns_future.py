@@ -261,7 +261,7 @@ def test_tasks_that_the_body_leaves_behind_are_ended() -> None:
 
 @contextlib.contextmanager
 def interrupted(events: list[str]) -> Iterator[None]:
-    """Ctrl-C comes once something was seen, and ends what is run here."""
+    """Ctrl-C comes after the first event, and ends this block."""
 
     def strike() -> None:
         while not events:

@@ -145,7 +145,7 @@ def test_folding_along_a_tree_answers_for_every_place_once(seed):
     answers, losses, now = {}, {}, 0.0
 
     def gather(plan):
-        """The batches an agent sends upwards, with a branch or a rank lost here and there."""
+        """The batches that an agent sends upwards, with some branches and ranks lost."""
         nonlocal now
         mine, children = expand(plan, plan.head)
         fold, result = Fold(size_of(plan.runs)), []

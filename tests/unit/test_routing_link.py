@@ -259,7 +259,7 @@ def test_frames_sent_after_a_known_end_are_for_the_next_incarnation():
     pair.pump()
     assert pair.got_b == ["taken", "next"]
     assert pair.failed() == ["lost"]
-    assert not pair.a.blocked(pair.config.window - 2000)  # only what is kept counts
+    assert not pair.a.blocked(pair.config.window - 2000)  # only kept frames count
 
 
 def test_an_incarnation_given_up_too_early_goes_on_without_repetition():
@@ -351,7 +351,7 @@ def test_an_answer_that_is_read_after_the_break_ends_all_doubt():
         pair.do(pair.b, outcome if isinstance(outcome, list) else [Deliver(item, outcome)])
     pair.a.disconnected(0.0)
     pair.b.disconnected(0.0)
-    pair.pump()  # what it had said before
+    pair.pump()  # its earlier frames
     assert pair.failed() == []
     pair.do(pair.a, pair.a.connected(0.0))
     pair.pump()

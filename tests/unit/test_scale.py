@@ -1,4 +1,4 @@
-"""What a controller pays does not grow with its hosts where it need not."""
+"""A controller's costs do not grow with its hosts where they need not."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ HOSTS = 160
 
 @pytest.fixture(scope="module")
 def costs() -> Iterator[dict[str, tuple[Cost, Cost]]]:
-    """Of everything, with 10 hosts and with 40. Without the beats of a second, which may fall into anything."""
+    """All costs, with 10 hosts and with 40; without beats, which would come at random."""
     shutdown()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joining, "_BEAT_S", 1e6)
@@ -52,7 +52,7 @@ def test_one_death_among_many_is_one_message_and_heals_cheaply(costs: dict[str, 
 
 
 def test_early_messages_to_a_host_wait_for_its_processes() -> None:
-    with VirtualCluster(4, NetworkFaults(lag={Lane.URGENT: 0.1})) as cluster:  # on it hosts are asked for processes
+    with VirtualCluster(4, NetworkFaults(lag={Lane.URGENT: 0.1})) as cluster:  # the lane of requests for processes
         joined = beside(lambda: accept_hosts(3, at="tcp://10.0.0.1:22222", timeout=SOON))
         cluster.join_all()
         procs = joined().spawn_procs(per_host={"gpus": PER_HOST})
@@ -62,7 +62,7 @@ def test_early_messages_to_a_host_wait_for_its_processes() -> None:
 
 def test_ranks_that_wait_for_one_that_raised_are_freed_by_casts(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, patience in ((service, "_ANSWER_S"), (service, "_ENDS_S"), (interrupts, "SILENT_AFTER")):
-        monkeypatch.setattr(module, patience, SOON)  # who is late is asked again, alone
+        monkeypatch.setattr(module, patience, SOON)  # late ranks are asked again, alone
     with configured(call_error_window="300ms"), VirtualCluster(HOSTS + 1, NetworkFaults()) as cluster:
         joined = beside(lambda: accept_hosts(HOSTS, at="tcp://10.0.0.1:22222", timeout=SOON))
         cluster.join_all()
@@ -72,10 +72,10 @@ def test_ranks_that_wait_for_one_that_raised_are_freed_by_casts(monkeypatch: pyt
             members.train.call().get(SOON)
         assert len(caught.value.failures) == HOSTS * PER_HOST
         counts = [cluster.messages[verb.name] for verb in (WAITS, END_WAITS, BROKEN, RENEW)]
-        # Who has raised is asked alone which groups it is a member cluster.
+        # The rank that raised is asked alone for its groups.
         assert counts == [FANOUT + 1, FANOUT, FANOUT, FANOUT]
 
-        # So are interrupts, and the question what ranks do.
+        # Interrupts and DOING are casts, too.
         ranks = range(HOSTS * PER_HOST)
         reactions = interrupted(members._state, ranks)
         assert {rank for rank, reaction in reactions.items() if reaction is not None and reaction.ended} == set(ranks)

@@ -1,6 +1,6 @@
 """The documentation site: all pages are in it, links and anchors lead somewhere, every public name has its place.
 
-`make docs` builds it; what can be known without that is here.
+`make docs` builds it; these tests need no build.
 """
 
 import ast

@@ -105,7 +105,7 @@ def test_taken_output_frees_its_disk_space(base: str) -> None:
         assert len(b"".join(data for _, _, data in take(spool))) == 1 << 20
     facts = os.stat(base + TEXT)
     assert facts.st_size == 8 << 20
-    if spool._text.punched < 1 << 62:  # where the file system can
+    if spool._text.punched < 1 << 62:  # if the file system can
         assert facts.st_blocks * 512 < 4 << 20
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(60)
 
 HOSTS = 1250
 COUNT = 8 * HOSTS
-PAGE = 200_000  # bytes of static HTML that a page is given of a mesh, at most
+PAGE = 200_000  # most bytes of static HTML of a mesh for a page
 TEXT = 4_000
 
 

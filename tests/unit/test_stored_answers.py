@@ -16,7 +16,7 @@ CONTROLLER = "h/c1.0.0"
 
 
 class Call:
-    """What is used of a pending call."""
+    """A pending call, as far as used."""
 
     def __init__(self) -> None:
         self.unread: tuple[int, ...] = ()

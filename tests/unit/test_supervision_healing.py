@@ -1,4 +1,4 @@
-"""Heals: what comes back, in which order, who is answered, and when enough is enough."""
+"""Heals: which ranks come back, in which order, who is answered, and their limit."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Hundreds of orders of failures, stops, heals and owners' answers; what must hold holds in each."""
+"""Random orders of failures, stops, heals and owners' answers; the invariants hold in each."""
 
 from random import Random
 

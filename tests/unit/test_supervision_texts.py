@@ -1,4 +1,4 @@
-"""The words of a failure: what upstream's users match on, and the whole story."""
+"""Texts of a failure: those that upstream's users match, and the full report."""
 
 import pickle
 

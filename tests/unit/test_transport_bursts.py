@@ -1,4 +1,4 @@
-"""Bursts: what is sent back to back leaves together, in order, and nothing waits for company that does not come."""
+"""Bursts: messages sent back to back leave together, in order, and none waits for others that do not come."""
 
 import contextlib
 import socket

@@ -44,7 +44,7 @@ def test_the_first_write_after_a_handshake_is_never_refused() -> None:
 
 
 def test_a_connection_found_gone_is_told_before_anything_else_is_read() -> None:
-    """A peer that has dialled again says so in its next word: the news of the loss must not come after that."""
+    """A peer that has dialled again says so in its next message: the report of the loss comes before."""
     context = sockets.new_context()
     reader = Reader("another thread's", 0.01)
     events: list[str] = []

@@ -179,7 +179,7 @@ def test_routing_ids_that_are_no_addresses_are_dropped(target: Target, dealer: "
     curve(dealer, target.keys, target.keys, name or "x")
     dealer.connect(target.endpoint)
     dealer.send_multipart(message())
-    until(lambda: target.end.node.garbage)  # the handshake may take longer than nothing is waited for
+    until(lambda: target.end.node.garbage)  # the handshake may outlast `nothing_arrived`
     target.nothing_arrived()
     assert target.end.node.garbage == 1
     target.still_serves()

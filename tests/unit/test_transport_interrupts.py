@@ -180,7 +180,7 @@ def test_ctrl_c_ends_the_wait_for_credits_and_sends_nothing() -> None:
             timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
 
             def wait() -> None:
-                timer.start()  # within what is expected to be struck, for that may be before the wait has begun
+                timer.start()  # inside `pytest.raises`: the signal may come before the wait begins
                 a.send("h/b", b"never")
 
             with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Memory files are filled again once all who had them have let go, and never before."""
+"""Memory files are filled again once all holders have let go, and never before."""
 
 import gc
 import os
@@ -29,7 +29,7 @@ def inode(file: MemoryFile) -> int:
 
 
 def is_open(fd: int, number: int) -> bool:
-    """Whether this very file still is: other threads of this process open and close files meanwhile."""
+    """Whether this file is still open: other threads of this process open and close files meanwhile."""
     try:
         return os.fstat(fd).st_ino == number
     except OSError:

@@ -1,4 +1,4 @@
-"""The reading thread: nothing that was asked of it is forgotten, or done too early."""
+"""The reading thread: no request is forgotten, or done too early."""
 
 import os
 import threading
@@ -76,7 +76,7 @@ def test_work_for_quiet_times_comes_after_all_pending_reads(reader: Reader) -> N
     done = threading.Event()
 
     def arrived() -> bool:
-        """The news is read first, while words of before lie unread."""
+        """Reads the news first, while earlier words are unread."""
         os.read(news.end, 1)
         os.write(words.start, b"xyz")
         reader.settled(lambda: (log.append("news"), done.set()))

@@ -1,4 +1,4 @@
-"""What the layers above ask of TCP connections: whether they stand, whose they are, what listens."""
+"""What the layers above ask of TCP connections: their state, their peers, what listens."""
 
 import socket
 
@@ -30,7 +30,7 @@ def test_both_ends_know_whether_a_connection_is_up() -> None:
         assert dialler.node.connected("h1/p.0.0")  # over the same connection
         assert listener.node.connected("h0/c")
         dialler.node.close(0)
-        listener.send("h0/c", lane=1)  # nothing tells that the other end is gone, but writing
+        listener.send("h0/c", lane=1)  # only a write shows that the other end is gone
         until(lambda: not listener.node.connected("h0/c"))
 
 
@@ -48,7 +48,7 @@ def test_both_lanes_are_there_for_a_process_that_nobody_can_dial() -> None:
 def test_a_lost_agent_that_had_dialled_is_dialled_once_it_listens() -> None:
     keys = Keys.create()
     stays = agent("h1", keys)
-    endpoint = f"tcp://127.0.0.1:{free_port()}"  # one that nobody is given while nobody listens there
+    endpoint = f"tcp://127.0.0.1:{free_port()}"  # reserved while nobody listens there
     goes = End("h2/agent", keys=keys, tcp_bind=endpoint)
     goes.node.learn("h1", stays.node.tcp_endpoint)
     with ends(stays):

@@ -30,7 +30,7 @@ opened: list[socket.socket] = []
 
 
 class Receiver:
-    """The reading end of a pair, with what it has got."""
+    """The reading end of a pair, with its messages."""
 
     def __init__(self, reader: Reader) -> None:
         local, peer = socket.socketpair()
@@ -237,19 +237,19 @@ def test_messages_sent_before_anybody_listens_arrive_in_order() -> None:
 
 
 def test_a_cut_inside_a_host_loses_nothing_and_repeats_nothing() -> None:
-    """Nobody cuts a unix socket but a bug or a debugger; links stand it all the same."""
+    """Only a bug or a debugger cuts a unix socket; links survive it."""
     with run_folder() as folder:
         a, b = End("h/a", folder), End("h/b", folder)
         with ends(a, b):
             a.send("h/b", b"first")
             b.get()
-            until(lambda: a.node._links.settled)  # it knows whom it speaks to: nothing is in doubt
+            until(lambda: a.node._links.settled)  # it knows its peer: nothing is in doubt
             for number in range(400):
                 a.send("h/b", str(number).encode() * 50)
                 if number % 50 == 25:
                     for end in (a, b):
                         for stream in list(end.node._links._inside):
-                            with contextlib.suppress(OSError):  # its other end was among those before
+                            with contextlib.suppress(OSError):  # its other end was shut down before
                                 stream._socket.shutdown(socket.SHUT_RDWR)
             assert [b.get()[1] for _ in range(400)] == [[str(number).encode() * 50] for number in range(400)]
             assert b.inbox.empty()

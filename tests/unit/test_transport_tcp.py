@@ -81,7 +81,7 @@ def test_a_restarted_peer_answers_on_the_connection_that_it_has() -> None:
             b.get()
         again = End("h2/agent", keys=keys, tcp_bind=bind)  # knows nobody
         with ends(again):
-            while again.inbox.empty():  # what was for the former one fails
+            while again.inbox.empty():  # messages for the former one fail
                 a.send("h2/agent", b"first")
                 time.sleep(0.05)
 
@@ -94,7 +94,7 @@ def test_a_restarted_peer_answers_on_the_connection_that_it_has() -> None:
 
             answering = threading.Thread(target=answer)
             answering.start()
-            for number in range(COUNT):  # what is written may take the signal that an answer can be read
+            for number in range(COUNT):  # a write may consume the signal that an answer is readable
                 a.send("h2/agent", b"p", index=number)
                 if number:
                     assert a.get()[0].index == number - 1
@@ -319,7 +319,7 @@ def test_heartbeats_notice_a_peer_that_vanished_without_a_word() -> None:
 
 
 def test_a_dead_connection_with_a_full_buffer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A heartbeat of libzmq's leaves after what waits to be written, and is missed only once it has left."""
+    """libzmq sends a heartbeat after all pending data, and misses its answer only once it was sent."""
     connect = sockets.connect
 
     def with_little_room(dealer: sockets.Socket, endpoint: str) -> None:

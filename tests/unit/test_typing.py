@@ -93,12 +93,12 @@ async def main() -> None:
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """What mypy says of the program, by line."""
+    """mypy's messages, by line."""
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("mypy is not installed")
     program = tmp_path_factory.mktemp("typing") / "program.py"
     program.write_text(PROGRAM)
-    # What others installed is left out: torch alone takes as long to check as all else, and none of this is theirs.
+    # Installed packages are left out: torch alone takes as long to check as all else.
     # So its cache is not that of `make check` either.
     options = ["--config-file", "pyproject.toml", "--no-pretty", "--no-site-packages", "--cache-dir", "build/mypy"]
     command = [sys.executable, "-m", "mypy", "--strict", *options, str(program)]
@@ -109,7 +109,7 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # where nothing has been checked before, the library is first
+@pytest.mark.timeout(300)  # without a cache, the library is checked first
 def test_calls_and_spawned_meshes_are_typed_for_parameters_and_results(messages: dict[int, str]) -> None:
     hints = {number: line.partition("#: ")[2] for number, line in enumerate(PROGRAM.splitlines(), 1) if "#: " in line}
     types = {

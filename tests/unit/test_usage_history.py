@@ -1,4 +1,4 @@
-"""What processes have used: samples in constant memory, and how they are shown."""
+"""Usage of processes: samples in constant memory, and how they are shown."""
 
 from itertools import pairwise
 

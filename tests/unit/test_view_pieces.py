@@ -1,4 +1,4 @@
-"""What views are sent is counted, never too large for a proxy, and done once however often it is asked for."""
+"""Messages to views are counted and never too large for a proxy; a repeated request is done once."""
 
 import json
 import queue
@@ -79,7 +79,7 @@ def test_lines_and_points_come_in_pieces_after_a_marked_first() -> None:
 
 
 class Kernel:
-    """What a channel needs of one."""
+    """As much as a channel needs."""
 
     iopub_socket = None
 
@@ -148,7 +148,7 @@ def test_a_long_message_is_encoded_once_for_size_and_sending(custom: bool, monke
 
 
 class Requests:
-    """Counts what it is asked to do."""
+    """Counts its requests."""
 
     name = str
 

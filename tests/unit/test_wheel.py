@@ -1,4 +1,4 @@
-"""What a wheel of this tree holds and says of itself: a stranger has that, and not the repository."""
+"""Contents and metadata of a wheel of this tree, which is all that a stranger has."""
 
 import ast
 import importlib.util
@@ -78,7 +78,7 @@ def test_the_notebook_extra_takes_the_versions_that_a_hosted_notebook_has(metada
     extra = _extra(metadata, "notebook")
     assert {"ipykernel", "ipywidgets", "anywidget"} <= extra.keys() & pins.keys()
     assert [name for name in extra.keys() & pins.keys() if not extra[name].specifier.contains(pins[name])] == []
-    assert "jupyterlab" not in extra  # it would take the server that runs there away
+    assert "jupyterlab" not in extra  # it would replace the server that runs there
 
 
 def test_the_lab_extra_is_that_of_notebooks_and_jupyterlab(metadata: Message) -> None:

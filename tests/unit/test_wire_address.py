@@ -1,4 +1,4 @@
-"""Addresses of processes: what is put together is taken apart again, and no text is too odd to be looked at."""
+"""Addresses of processes: formatting and parsing agree, and any text can be parsed."""
 
 import pytest
 from hypothesis import given

@@ -43,7 +43,7 @@ def test_threads_that_meet_a_struct_at_once_all_decode_it() -> None:
 
 
 def _typed(call: ast.Call) -> bool:
-    """Whether it is a call of msgspec itself that looks at a type."""
+    """Whether it is a call of msgspec itself with a type."""
     name = call.func
     if not isinstance(name, ast.Attribute) or name.attr not in MAKERS or not ast.unparse(name).startswith("msgspec."):
         return False

@@ -7,7 +7,7 @@ import pytest
 
 from monarch_nb.wire import decode, encode
 
-torch = None  # imported by the first of these tests: to collect them must not take seconds
+torch = None  # imported by the first of these tests: collecting them must be quick
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -200,7 +200,7 @@ def special_tensors(big):
     }
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about what is young there
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about its new features
 @pytest.mark.parametrize(
     "name",
     sorted(

@@ -70,7 +70,7 @@ class End:
 
 @contextmanager
 def ends(*nodes: End) -> Iterator[None]:
-    """Close all of them at the end."""
+    """Close the nodes at the end."""
     try:
         yield
     finally:
