@@ -37,17 +37,17 @@ def lease_of(holdings: MeshLeases) -> MeshLease:
 
 def test_a_mesh_to_be_kept_is_left_when_its_owner_ends() -> None:
     holdings = held_leases(keep=True)
-    remaining, over = holdings.owner_gone(FIRST.address, 5.0, 1000.0, "it was killed")
+    remaining, ended = holdings.owner_gone(FIRST.address, 5.0, 1000.0, "it was killed")
     assert [mesh.uid for mesh in remaining] == ["p1"]
-    assert over == []
+    assert ended == []
     assert lease_of(holdings).detached
     assert lease_of(holdings).why == "it was killed"
 
 
 def test_without_that_it_ends_with_its_owner() -> None:
     holdings = held_leases()
-    remaining, over = holdings.owner_gone(FIRST.address, 5.0, 1000.0, "it was killed")
-    assert (remaining, [mesh.uid for mesh in over]) == ([], ["p1"])
+    remaining, ended = holdings.owner_gone(FIRST.address, 5.0, 1000.0, "it was killed")
+    assert (remaining, [mesh.uid for mesh in ended]) == ([], ["p1"])
     assert not holdings
 
 

@@ -89,7 +89,7 @@ def test_while_nobody_owns_the_mesh_values_wait_for_the_next_owner() -> None:
     process.parts.listeners[0](OwnerChanged("h/second"))
     for call in process.later:
         call()
-    assert [(to, [point.value for point in points]) for to, points in process.sent] == [("h/second", [1.0, 2.0])]
+    assert [(dst, [point.value for point in points]) for dst, points in process.sent] == [("h/second", [1.0, 2.0])]
 
 
 def report(*values: float, step: float | None = None) -> list[MetricPoint]:

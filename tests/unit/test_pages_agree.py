@@ -25,7 +25,7 @@ MAGICS = ("line_magic", "cell_magic", "line_cell_magic")
 EXTENDED = ("history",)  # IPython's own, which do more if their line is the name of a mesh
 
 
-def every(pattern: str) -> Iterator[tuple[str, str]]:
+def matches(pattern: str) -> Iterator[tuple[str, str]]:
     """Matches of a pattern on all pages, each with its page."""
     for page, text in PAGES.items():
         yield from ((match, page) for match in re.findall(pattern, text))
@@ -74,14 +74,14 @@ def test_the_table_of_magics_has_all_magics_and_known_options() -> None:
 @pytest.mark.sources
 def test_magics_that_pages_name_are_there() -> None:
     names = {*magics(), "load_ext", "pip", "debug", "tb", "px", "autopx", "name"}  # of others, and any name
-    assert {(name, page) for name, page in every(r"`%%?([a-z_]+)\b[^`]*`") if name not in names} == set()
+    assert {(name, page) for name, page in matches(r"`%%?([a-z_]+)\b[^`]*`") if name not in names} == set()
 
 
 def test_targets_of_make_and_extras_that_pages_name_are_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    assert {(name, page) for name, page in every(r"(?:`|^)make ([a-z-]+)") if name not in targets} == set()
+    assert {(name, page) for name, page in matches(r"(?:`|^)make ([a-z-]+)") if name not in targets} == set()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    named = {(extra, page) for group, page in every(r"monarch-nb\[([a-z,]+)\]") for extra in group.split(",")}
+    named = {(extra, page) for group, page in matches(r"monarch-nb\[([a-z,]+)\]") for extra in group.split(",")}
     assert {pair for pair in named if pair[0] not in extras} == set()
 
 
@@ -93,12 +93,12 @@ def test_every_extra_has_a_row_in_the_readme() -> None:
 @pytest.mark.sources
 def test_variables_that_pages_set_are_read_somewhere() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    names = {(name, page) for words, page in every(r"make [a-z-]+((?: [A-Z]+=)+)") for name in words.split()}
+    names = {(name, page) for words, page in matches(r"make [a-z-]+((?: [A-Z]+=)+)") for name in words.split()}
     assert {pair for pair in names if f"$({pair[0].rstrip('=')})" not in re.sub(r"\$\(\w+ ", "$(", makefile)} == set()
     settings = {f"MONARCH_NB_{name.upper()}" for name in KEYS}
     sources = [*(ROOT / "monarch_nb").rglob("*.py"), *(ROOT / "kernel_ext" / "monarch_kernel").rglob("*.py")]
     read = settings.union(*(re.findall(r"MONARCH_NB_[A-Z_]+", path.read_text(encoding="utf-8")) for path in sources))
-    assert {(name, page) for name, page in every(r"`(MONARCH_NB_[A-Z_]+[A-Z])") if name not in read} == set()
+    assert {(name, page) for name, page in matches(r"`(MONARCH_NB_[A-Z_]+[A-Z])") if name not in read} == set()
 
 
 def test_shell_commands_on_pages_exist_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_shell_commands_on_pages_exist_with_their_options(capsys: pytest.Capture
 
     commands = {name: helped(name) for name in ("agent", "doctor", "job", "mesh", "top", "torchrun", "why")}
     verbs = {name: helped(*name.split()) for name in ("job start", "job logs", "job kill", "mesh ls", "mesh stop")}
-    typed = [(line, page) for line, page in every(r"(?:`|^)monarch-nb ([a-z][^`\n#]*)") if line.strip()]
+    typed = [(line, page) for line, page in matches(r"(?:`|^)monarch-nb ([a-z][^`\n#]*)") if line.strip()]
     assert len(typed) > 20
     for line, page in typed:
         name, *words = line.split()

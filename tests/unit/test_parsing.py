@@ -8,7 +8,7 @@ import pytest
 from monarch_nb._parsing import parsed
 
 
-class Parses:
+class Garbage:
     """Garbage whose collection parses something, as a report with a traceback does."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Parses:
 def test_a_source_is_parsed_while_garbage_parses_another() -> None:
     source = Path(ast.__file__).read_text(encoding="utf-8")
     for _ in range(20):
-        Parses()
+        Garbage()
         assert isinstance(parsed(source).body[0], ast.Expr)
 
 

@@ -22,7 +22,7 @@ def placed(shape: tuple[int, ...], *kinds: object, sizes: tuple[int, ...] = (4, 
     return place(shape, "float32", 4, labels, sizes, kinds)
 
 
-def held_by_torch(shape: tuple[int, ...], sizes: tuple[int, ...], kinds: list[pt.Placement], rank: int) -> set[int]:
+def torch_values(shape: tuple[int, ...], sizes: tuple[int, ...], kinds: list[pt.Placement], rank: int) -> set[int]:
     """The values, by their number in the tensor, that DTensor's own splitting gives a rank."""
     local = torch.arange(math.prod(shape)).reshape(shape)
     for kind, size, index in zip(kinds, sizes, torch.unravel_index(torch.tensor(rank), sizes), strict=True):
@@ -32,7 +32,7 @@ def held_by_torch(shape: tuple[int, ...], sizes: tuple[int, ...], kinds: list[pt
     return set(local.flatten().tolist())
 
 
-def held(placement: Placement, rank: int) -> set[int]:
+def values_on(placement: Placement, rank: int) -> set[int]:
     if placement.block_of[rank] < 0:
         return set()
     block = placement.blocks[placement.block_of[rank]]
@@ -59,7 +59,7 @@ def test_every_rank_holds_what_dtensor_gives_it(layout: Layout) -> None:
     shape, sizes, kinds = layout
     placement = placed(shape, *kinds, sizes=sizes)
     for rank in range(math.prod(sizes)):
-        assert held(placement, rank) == held_by_torch(shape, sizes, kinds, rank)
+        assert values_on(placement, rank) == torch_values(shape, sizes, kinds, rank)
         local, offset = _compute_local_shape_and_global_offset(shape, sizes, placement.point(rank), kinds)
         assert placement.bytes_on(rank) == 4 * math.prod(local)
         if math.prod(local):
@@ -76,7 +76,7 @@ def test_parts_that_are_cut_one_by_one_are_dtensors_strided_shards(
     kinds = [pt._StridedShard(0, split_factor=factor), pt.Shard(0)]
     placement = placed((size,), *kinds, sizes=(first, second))
     for rank in range(first * second):
-        assert held(placement, rank) == held_by_torch((size,), (first, second), kinds, rank)
+        assert values_on(placement, rank) == torch_values((size,), (first, second), kinds, rank)
 
 
 @settings(max_examples=60, deadline=None)

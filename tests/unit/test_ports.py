@@ -24,14 +24,14 @@ def other_suite() -> "subprocess.Popen[str]":
 
 
 def test_simultaneous_suites_get_different_ports_and_later_ones_reuse_them() -> None:
-    mine = {ports.own_address(), *map(str, ports.free_ports(2))}
+    own_ports = {ports.own_address(), *map(str, ports.free_ports(2))}
     with other_suite() as first, other_suite() as second:
         assert first.stdout is not None
         assert second.stdout is not None
         shares = [set(suite.stdout.readline().split()) for suite in (first, second) if suite.stdout is not None]
         assert all(len(share) > 254 for share in shares)
         assert not shares[0] & shares[1]
-        assert not mine & (shares[0] | shares[1])
+        assert not own_ports & (shares[0] | shares[1])
         first.kill()  # it cannot say that it is done
         first.wait()
         with other_suite() as third:

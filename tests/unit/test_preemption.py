@@ -21,7 +21,7 @@ class Host:
     def __init__(self) -> None:
         self.now = 100.0
         self.using = {"c/1", "h1/p"}
-        self.told: list[tuple[str, float | None, bool]] = []
+        self.notices: list[tuple[str, float | None, bool]] = []
         self.ended: list[str] = []
         self.due: list[tuple[float, Callable[[], None]]] = []
         sender: Any = self
@@ -37,12 +37,12 @@ class Host:
         return set(self.using)
 
     def post_all(self, addresses: set[str], verb: Any, notice: PreemptionNotice) -> None:
-        self.told += [(address, notice.seconds, notice.over) for address in sorted(addresses)]
+        self.notices += [(address, notice.seconds, notice.over) for address in sorted(addresses)]
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         self.due.append((self.now + seconds, call))
 
-    def passes(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         end = self.now + seconds
         while due := [entry for entry in self.due if entry[0] <= end]:
             first = min(due, key=lambda entry: entry[0])
@@ -64,36 +64,36 @@ def line(**fields: Any) -> bytes:
 
 def test_all_who_use_a_host_are_told_and_it_goes_on(host: Host) -> None:
     host.preemption.receive(line(seconds=30.0))
-    assert host.told == [("c/1", 30, False), ("h1/p", 30, False)]
-    host.passes(29)
+    assert host.notices == [("c/1", 30, False), ("h1/p", 30, False)]
+    host.advance(29)
     assert host.ended == []
-    assert len(host.told) == 2
+    assert len(host.notices) == 2
 
 
 def test_late_subscribers_learn_the_remaining_time(host: Host) -> None:
     host.preemption.receive(line(seconds=30.0))
-    host.told.clear()
+    host.notices.clear()
     host.using.add("c/2")
-    host.passes(10)
-    assert host.told == [("c/2", 29.5, False)]
+    host.advance(10)
+    assert host.notices == [("c/2", 29.5, False)]
 
 
 def test_a_preempted_host_without_users_ends_at_once(host: Host) -> None:
     host.preemption.receive(line())
     host.using.clear()
-    host.passes(1)
+    host.advance(1)
     assert len(host.ended) == 1
     idle = Host()
     idle.using.clear()
     idle.preemption.terminated()
     assert len(idle.ended) == 1
-    assert host.told[2:] == idle.told == []
+    assert host.notices[2:] == idle.notices == []
 
 
 def test_a_second_sigterm_ends_it_at_once(host: Host) -> None:
     host.preemption.terminated()
     assert host.ended == []
-    host.passes(BURST_S)
+    host.advance(BURST_S)
     host.preemption.terminated()
     assert host.ended == ["the host agent was terminated"]
 
@@ -101,10 +101,10 @@ def test_a_second_sigterm_ends_it_at_once(host: Host) -> None:
 def test_signals_of_one_burst_are_one_notice(host: Host) -> None:
     for _ in range(3):
         host.preemption.terminated()
-    host.passes(1)
+    host.advance(1)
     host.preemption.terminated()
     assert host.ended == []
-    assert host.told == [("c/1", None, False), ("h1/p", None, False)]
+    assert host.notices == [("c/1", None, False), ("h1/p", None, False)]
 
 
 @pytest.mark.parametrize(("seconds", "passed"), [(30.0, 30 + LATE_S), (None, UNKNOWN_S)])
@@ -113,39 +113,39 @@ def test_a_notice_without_consequences_passes_and_the_host_is_normal(
 ) -> None:
     host.preemption.terminated()
     host.preemption.handle(PreemptionNotice(by="spot", seconds=seconds))
-    host.told.clear()
-    host.passes(passed - 1)
-    assert host.told == []
-    host.passes(2)
-    assert host.told == [("c/1", seconds, True), ("h1/p", seconds, True)]
-    host.told.clear()
-    [over] = host.preemption.since(0.0)
-    assert (over.by, over.over) == ("spot", True)
-    assert host.preemption.since(over.at + 1) == ()
+    host.notices.clear()
+    host.advance(passed - 1)
+    assert host.notices == []
+    host.advance(2)
+    assert host.notices == [("c/1", seconds, True), ("h1/p", seconds, True)]
+    host.notices.clear()
+    [final] = host.preemption.since(0.0)
+    assert (final.by, final.over) == ("spot", True)
+    assert host.preemption.since(final.at + 1) == ()
     host.preemption.terminated()  # the first again
-    host.passes(1)
+    host.advance(1)
     assert [notice.over for notice in host.preemption.since(0.0)] == [True, False]
     assert host.ended == []
-    assert host.told == [("c/1", None, False), ("h1/p", None, False)]
+    assert host.notices == [("c/1", None, False), ("h1/p", None, False)]
 
 
 def test_two_notices_at_once_are_one_and_the_better_word_counts(host: Host) -> None:
     host.preemption.terminated()
-    host.passes(0.1)
+    host.advance(0.1)
     host.preemption.receive(line(seconds=20.0))
     host.preemption.receive(line())
-    host.passes(1)
-    assert [seconds for _, seconds, _ in host.told] == [20, 20]
+    host.advance(1)
+    assert [seconds for _, seconds, _ in host.notices] == [20, 20]
     host.preemption.receive(line(seconds=10.0))
-    assert [seconds for _, seconds, _ in host.told[2:]] == [10, 10]
-    host.passes(4)
+    assert [seconds for _, seconds, _ in host.notices[2:]] == [10, 10]
+    host.advance(4)
     assert [notice.seconds for notice in host.preemption.since(0.0)] == [6]
 
 
 def test_garbage_on_the_pipe_is_no_notice(host: Host) -> None:
     host.preemption.receive(b'\xff{}\n[]\n{"by": 3}\n')
-    assert host.told == []
-    host.passes(UNKNOWN_S + 1)
+    assert host.notices == []
+    host.advance(UNKNOWN_S + 1)
     assert host.ended == []
 
 

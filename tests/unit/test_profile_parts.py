@@ -206,7 +206,7 @@ def test_speedscope_gets_each_frame_once_and_weights_in_seconds() -> None:
 # -- the sampler -------------------------------------------------------------------------------------------------------
 
 
-class Looks:
+class StackSource:
     """Stacks for a sampler, and the samples that it sends."""
 
     def __init__(self, *stacks: Stack | Any) -> None:
@@ -229,13 +229,13 @@ def named_by_number(step: Step) -> StackFrame:
 
 
 def test_all_the_time_that_was_watched_is_somewhere() -> None:
-    looks = Looks(((1, 10), (2, 20)))
-    sampler = looks.sampler()
+    source = StackSource(((1, 10), (2, 20)))
+    sampler = source.sampler()
     sampler.start()
     time.sleep(0.3)
     rest = sampler.stop()
     totals = ProfileSamples()
-    for message in (*looks.sent, rest):
+    for message in (*source.sent, rest):
         assert (message.number, message.rank) == (7, 3)
         totals.add(message)
     profile = totals.ranks()[3]
@@ -248,20 +248,20 @@ def test_all_the_time_that_was_watched_is_somewhere() -> None:
 
 
 def test_an_actor_that_comes_later_is_sampled_from_then_on() -> None:
-    looks = Looks()
-    sampler = looks.sampler()
+    source = StackSource()
+    sampler = source.sampler()
     sampler._note(5.0)
-    looks.stacks.append(((1, 10),))
+    source.stacks.append(((1, 10),))
     sampler._note(1.0)
     rest = sampler.stop()
     assert (rest.seconds, [weight.seconds for weight in rest.weights]) == (1.0, [1.0])
 
 
 def test_a_sampler_that_nobody_listens_to_ends() -> None:
-    looks = Looks(())
-    looks.send = lambda samples: False  # type: ignore[method-assign]
+    source = StackSource(())
+    source.send = lambda samples: False  # type: ignore[method-assign]
     before = set(threading.enumerate())
-    sampler = looks.sampler()
+    sampler = source.sampler()
     sampler.start()
     (thread,) = set(threading.enumerate()) - before
     thread.join(10)
@@ -269,9 +269,9 @@ def test_a_sampler_that_nobody_listens_to_ends() -> None:
 
 
 def test_numbers_of_stacks_are_bounded_and_omissions_counted() -> None:
-    looks = Looks()
-    looks.stacks = [((1, number),) for number in range(3 * MOST_STACKS // 2)]
-    sampler = looks.sampler()
+    source = StackSource()
+    source.stacks = [((1, number),) for number in range(3 * MOST_STACKS // 2)]
+    sampler = source.sampler()
     sampler._note(0.1)
     assert sampler.stop().dropped == MOST_STACKS // 2
 
@@ -288,20 +288,20 @@ class Idle:
 
 
 def test_frames_are_named_by_function_and_line_and_threads_by_name() -> None:
-    begun, over = threading.Event(), threading.Event()
+    begun, stop = threading.Event(), threading.Event()
 
     def napping() -> None:
         begun.set()
-        over.wait(20)
+        stop.wait(20)
 
     stacks = Stacks()
     threading.Thread(target=napping, name="loader", daemon=True).start()
     begun.wait(20)
-    cell: Any = Idle(lambda: over.wait(20))
+    cell: Any = Idle(lambda: stop.wait(20))
     try:
         frames = {name: [*map(stacks.frame, stack)] for name, _, stack in stacks.samples([cell], threads=True)}
     finally:
-        over.set()
+        stop.set()
     assert frames["idle"] == []
     first, *below = frames["loader"]
     assert first.function.endswith("napping")

@@ -58,16 +58,16 @@ def leases(regions: Regions, device: Device) -> Iterator[MemoryLeases]:
     result.close()
 
 
-def asking(*regions: OfferedRegion, write: bool = False) -> LeaseRequest:
+def request(*regions: OfferedRegion, write: bool = False) -> LeaseRequest:
     return LeaseRequest(tuple((region.number, region.secret) for region in regions), write)
 
 
 def test_dropped_memory_stays_until_its_last_lease_ends(regions: Regions, leases: MemoryLeases, device: Device) -> None:
     region = regions.offer(memory_of(bytearray(100)), "owner")
-    first, second = leases.lease(asking(region)), leases.lease(asking(region, write=True))
+    first, second = leases.lease(request(region)), leases.lease(request(region, write=True))
     assert (first.how, second.how, first.words, len(device.registered)) == ("done", "done", b"words for 1", 1)
     regions.withdraw(region.number)
-    assert leases.lease(asking(region)).how == "dropped"
+    assert leases.lease(request(region)).how == "dropped"
     leases.release(ReleaseMemoryLease(first.lease))
     leases.release(ReleaseMemoryLease(first.lease))
     assert region.memory is not None
@@ -82,7 +82,7 @@ def test_a_region_is_registered_once_and_forgotten_when_it_is_dropped(
 ) -> None:
     region = regions.offer(memory_of(bytearray(100)), "owner")
     for _ in range(3):
-        leases.release(ReleaseMemoryLease(leases.lease(asking(region)).lease))
+        leases.release(ReleaseMemoryLease(leases.lease(request(region)).lease))
     assert list(device.registered) == [region.number]
     regions.withdraw(region.number)
     assert not device.registered
@@ -99,8 +99,8 @@ def test_one_refused_buffer_is_named_and_none_is_leased(regions: Regions, leases
 
 def test_read_only_buffers_are_leased_for_reading(regions: Regions, leases: MemoryLeases) -> None:
     region = regions.offer(memory_of(b"for reading"), "owner")
-    assert leases.lease(asking(region)).how == "done"
-    answer = leases.lease(asking(region, write=True))
+    assert leases.lease(request(region)).how == "done"
+    answer = leases.lease(request(region, write=True))
     assert answer.how == "dropped"
     assert "read-only" in answer.text
 
@@ -108,7 +108,7 @@ def test_read_only_buffers_are_leased_for_reading(regions: Regions, leases: Memo
 def test_a_lease_that_nobody_renews_ends(regions: Regions, device: Device) -> None:
     leases = MemoryLeases(regions, device, seconds=0.2)
     region = regions.offer(memory_of(bytearray(100)), "owner")
-    renewed, lapsed = leases.lease(asking(region)), leases.lease(asking(region))
+    renewed, lapsed = leases.lease(request(region)), leases.lease(request(region))
     del lapsed  # its holder has ended
     regions.withdraw(region.number)
     for _ in range(30):
@@ -122,7 +122,7 @@ def test_a_lease_that_nobody_renews_ends(regions: Regions, device: Device) -> No
 
 def test_nothing_is_driven_while_nobody_holds_a_lease(regions: Regions, leases: MemoryLeases, device: Device) -> None:
     region = regions.offer(memory_of(bytearray(100)), "owner")
-    lease = leases.lease(asking(region))
+    lease = leases.lease(request(region))
     until(lambda: device.driven > 3)
     leases.release(ReleaseMemoryLease(lease.lease))
     [driver] = [thread for thread in threading.enumerate() if thread.name == "monarch-rdma-leases"]
@@ -132,4 +132,4 @@ def test_nothing_is_driven_while_nobody_holds_a_lease(regions: Regions, leases: 
     assert device.driven <= count + 1
     leases.close()
     assert not driver.is_alive()
-    assert leases.lease(asking(region)).how == "lost"
+    assert leases.lease(request(region)).how == "lost"

@@ -50,7 +50,7 @@ class Device(Fabric):
     def __init__(self) -> None:
         super().__init__("reader")
         self.registered: set[Span] = set()
-        self.met: list[str] = []
+        self.peers: list[str] = []
         self.forgotten: list[str] = []
         self.cut: set[str] = set()
         self.silent: set[str] = set()
@@ -70,7 +70,7 @@ class Device(Fabric):
         self.registered.remove(span)
 
     def connect(self, peer: str, words: bytes) -> None:
-        self.met.append(peer)
+        self.peers.append(peer)
 
     def forget(self, peer: str) -> None:
         self.forgotten.append(peer)
@@ -81,8 +81,8 @@ class Device(Fabric):
         assert sum(span[1] for span in local) <= 16 << 20
 
         def copy() -> None:
-            for (mine, size, _), (theirs, _, _) in zip(local, remote, strict=True):
-                ctypes.memmove(theirs if write else mine, mine if write else theirs, size)
+            for (local_start, size, _), (remote_start, _, _) in zip(local, remote, strict=True):
+                ctypes.memmove(remote_start if write else local_start, local_start if write else remote_start, size)
 
         return cast("Transfer", Copy(self, copy, peer))
 
@@ -91,27 +91,27 @@ class Owners(LeaseClient):
     """Owners that grant every request, unless `answers` differ."""
 
     def __init__(self) -> None:
-        self.given: set[int] = set()
+        self.leases: set[int] = set()
         self.answers: list[LeaseReply | Exception] = []
-        self.asked: list[LeaseRequest] = []
+        self.requests: list[LeaseRequest] = []
         self.numbers = itertools.count(1)
 
     def lease(self, handle: BufferHandle, question: LeaseRequest, limit: Limit) -> LeaseReply:
-        self.asked.append(question)
+        self.requests.append(question)
         answer = self.answers.pop(0) if self.answers else LeaseReply("done", agent="owner", words=b"words")
         if isinstance(answer, Exception):
             raise answer
         number = next(self.numbers)
-        self.given.add(number)
+        self.leases.add(number)
         return LeaseReply(answer.how, answer.text, answer.index, number, answer.agent, answer.words)
 
     def renew(self, handle: BufferHandle, lease: int) -> Future[TransferOutcome]:
         future: Future[TransferOutcome] = pending_future()
-        resolve_future(future, TransferOutcome("done" if lease in self.given else "dropped"))
+        resolve_future(future, TransferOutcome("done" if lease in self.leases else "dropped"))
         return future
 
     def release(self, handle: BufferHandle, lease: int) -> None:
-        self.given.remove(lease)
+        self.leases.remove(lease)
 
 
 device, owners = Device(), Owners()
@@ -127,7 +127,7 @@ def mover() -> nixl.Nixl:
     return nixl.Nixl(device, owners, asked_for=lambda: True)
 
 
-def offered(data: Any, number: int = 1) -> BufferHandle:
+def offer(data: Any, number: int = 1) -> BufferHandle:
     memory = memory_of(data)
     return BufferHandle("p", "trainer", number, bytes(16), memory.size, False, own_identity(), memory.address, 0)
 
@@ -136,49 +136,49 @@ def limit(seconds: float = 10) -> Limit:
     return Limit(seconds, "reading", "buffer")
 
 
-def at_rest() -> bool:
-    return not (owners.given or device.registered)
+def is_idle() -> bool:
+    return not (owners.leases or device.registered)
 
 
 def test_a_large_read_goes_in_pieces_and_leaves_nothing_leased() -> None:
-    theirs, mine = bytearray(b"ab" * (20 << 20)), bytearray(40 << 20)
+    remote, local = bytearray(b"ab" * (20 << 20)), bytearray(40 << 20)
     moves = nixl.Nixl(device, owners, asked_for=lambda: True)
-    moves.read([Move(offered(theirs), 0, memory_of(mine))], limit())
-    assert mine == theirs
+    moves.read([Move(offer(remote), 0, memory_of(local))], limit())
+    assert local == remote
     assert device.released == 1 + 3, "the first byte, which connects, and 40 MB in pieces of 16"
-    moves.write([Move(offered(theirs), 5, memory_of(b"xyz"))], limit())
-    assert theirs[:9] == b"ababaxyza"[:9]
-    assert at_rest()
-    assert [question.write for question in owners.asked] == [False, True]
+    moves.write([Move(offer(remote), 5, memory_of(b"xyz"))], limit())
+    assert remote[:9] == b"ababaxyza"[:9]
+    assert is_idle()
+    assert [question.write for question in owners.requests] == [False, True]
 
 
 def test_a_connection_that_has_died_since_is_made_again_once() -> None:
-    theirs, mine = bytearray(b"new"), bytearray(3)
+    remote, local = bytearray(b"new"), bytearray(3)
     reader = mover()
-    reader.read([Move(offered(theirs), 0, memory_of(mine))], limit())
+    reader.read([Move(offer(remote), 0, memory_of(local))], limit())
     device.cut.add("owner")
-    theirs[:] = b"now"
-    reader.read([Move(offered(theirs), 0, memory_of(mine))], limit())
-    assert (mine, device.forgotten, len(owners.asked)) == (b"now", ["owner"], 3)
-    assert at_rest()
+    remote[:] = b"now"
+    reader.read([Move(offer(remote), 0, memory_of(local))], limit())
+    assert (local, device.forgotten, len(owners.requests)) == (b"now", ["owner"], 3)
+    assert is_idle()
 
 
 def test_an_owner_unreachable_twice_is_left_to_another_mover() -> None:
     owners.answers = [LeaseReply("done", agent="first"), LeaseReply("done", agent="second")]
     device.cut = {"first", "second"}
     with pytest.raises(CannotReachError, match="bytes do not arrive"):
-        mover().read([Move(offered(b"abc"), 0, memory_of(bytearray(3)))], limit())
+        mover().read([Move(offer(b"abc"), 0, memory_of(bytearray(3)))], limit())
     assert device.forgotten == ["first", "second"]
-    assert at_rest()
+    assert is_idle()
 
 
 def test_an_owner_that_has_died_since_is_lost() -> None:
-    handle = offered(b"abc")
+    handle = offer(b"abc")
     device.cut.add("owner")
     owners.answers = [LeaseReply("done", agent="owner"), owner_lost(handle, "it was killed")]
     with pytest.raises(OwnerLostError, match=r"trainer.*killed"):
         mover().read([Move(handle, 0, memory_of(bytearray(3)))], limit())
-    assert at_rest()
+    assert is_idle()
 
 
 def test_where_no_first_byte_comes_another_mover_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,36 +186,36 @@ def test_where_no_first_byte_comes_another_mover_is_taken(monkeypatch: pytest.Mo
     monkeypatch.setattr(nixl, "_ENDING_S", 0.05)
     device.silent.add("owner")
     with pytest.raises(CannotReachError, match="no byte has come"):
-        mover().read([Move(offered(b"abc"), 0, memory_of(bytearray(3)))], limit())
+        mover().read([Move(offer(b"abc"), 0, memory_of(bytearray(3)))], limit())
     assert device.forgotten == ["owner"]
-    assert at_rest()
+    assert is_idle()
 
 
 def test_a_time_out_in_the_middle_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl, "_ENDING_S", 0.05)
-    reader, mine = mover(), bytearray(3)
-    reader.read([Move(offered(b"abc"), 0, memory_of(mine))], limit())
+    reader, local = mover(), bytearray(3)
+    reader.read([Move(offer(b"abc"), 0, memory_of(local))], limit())
     device.silent.add("owner")
     with pytest.raises(TimeoutError, match=r"longer than 0.1 s"):
-        reader.read([Move(offered(b"xyz"), 0, memory_of(mine))], limit(0.1))
-    assert mine == b"abc"
-    assert at_rest()
+        reader.read([Move(offer(b"xyz"), 0, memory_of(local))], limit(0.1))
+    assert local == b"abc"
+    assert is_idle()
 
 
 def test_an_owner_that_ends_a_lease_cuts_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl, "_RENEWED_S", 0.01)
     reader = mover()
-    reader.read([Move(offered(b"abc"), 0, memory_of(bytearray(3)))], limit())
+    reader.read([Move(offer(b"abc"), 0, memory_of(bytearray(3)))], limit())
     device.silent.add("owner")
     owners.renew = lambda handle, lease: Owners().renew(handle, lease)  # type: ignore[method-assign]
     with pytest.raises(CannotReachError, match="ended the lease"):
-        reader.read([Move(offered(b"xyz"), 0, memory_of(bytearray(3)))], limit())
-    assert at_rest()
+        reader.read([Move(offer(b"xyz"), 0, memory_of(bytearray(3)))], limit())
+    assert is_idle()
 
 
 def test_of_many_buffers_the_dropped_one_is_named() -> None:
     owners.answers = [LeaseReply("dropped", "it was dropped", index=1)]
-    moves = [Move(offered(b"abc", number), 0, memory_of(bytearray(3))) for number in (7, 8)]
+    moves = [Move(offer(b"abc", number), 0, memory_of(bytearray(3))) for number in (7, 8)]
     with pytest.raises(BufferDroppedError, match="buffer 8 of trainer"):
         mover().read(moves, limit())
 
@@ -223,20 +223,20 @@ def test_of_many_buffers_the_dropped_one_is_named() -> None:
 def test_an_owner_without_a_device_says_so() -> None:
     owners.answers = [LeaseReply("refused", "there is no RDMA device")]
     with pytest.raises(CannotReachError, match="at its process: there is no RDMA device"):
-        mover().read([Move(offered(b"abc"), 0, memory_of(bytearray(3)))], limit())
+        mover().read([Move(offer(b"abc"), 0, memory_of(bytearray(3)))], limit())
 
 
 def test_without_a_device_nobody_is_asked() -> None:
     with pytest.raises(CannotReachError, match="no RDMA device"):
         nixl.Nixl(device, owners, asked_for=lambda: False).read(
-            [Move(offered(b"abc"), 0, memory_of(bytearray(3)))], limit()
+            [Move(offer(b"abc"), 0, memory_of(bytearray(3)))], limit()
         )
-    assert not owners.asked
+    assert not owners.requests
 
 
 def test_memory_that_a_connection_knows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl, "_KNOWN", 10)
-    reader, mine = mover(), bytearray(3)
+    reader, local = mover(), bytearray(3)
     for number in range(25):
-        reader.read([Move(offered(b"abc", number), 0, memory_of(mine))], limit())
+        reader.read([Move(offer(b"abc", number), 0, memory_of(local))], limit())
     assert device.forgotten == ["owner", "owner"]

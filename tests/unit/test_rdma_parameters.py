@@ -24,8 +24,8 @@ def box(chance: random.Random, shape: tuple[int, ...]) -> Box:
     return Box(starts, tuple(chance.randrange(1, size - start + 1) for size, start in zip(shape, starts, strict=True)))
 
 
-def part(array: np.ndarray, of: Box) -> np.ndarray:
-    return array[tuple(slice(start, start + size) for start, size in zip(of.start, of.shape, strict=True))].ravel()
+def part(array: np.ndarray, box: Box) -> np.ndarray:
+    return array[tuple(slice(start, start + size) for start, size in zip(box.start, box.shape, strict=True))].ravel()
 
 
 def test_stretches_of_two_shards_are_what_numpy_finds_in_both() -> None:
@@ -140,10 +140,10 @@ def test_no_version_is_torn_however_fast_they_follow_each_other() -> None:
     values = torch.zeros(1 << 16)
     store = ParameterStore({"w": values})
     store.publish()
-    over = threading.Event()
+    stop = threading.Event()
 
     def publish() -> None:
-        while not over.is_set():
+        while not stop.is_set():
             values.add_(1)
             store.publish()
 
@@ -155,5 +155,5 @@ def test_no_version_is_torn_however_fast_they_follow_each_other() -> None:
             version = store.source.pull({"w": target}).get(20)
             assert target.unique().tolist() == [version - 1]
     finally:
-        over.set()
+        stop.set()
         thread.join(20)

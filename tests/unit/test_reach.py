@@ -36,7 +36,7 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and len(name) > 1
 
 
-def defined(tree: ast.AST) -> Iterator[str]:
+def definitions(tree: ast.AST) -> Iterator[str]:
     """Private names that a module gives to itself, its classes and their objects."""
     for node in ast.walk(tree):
         match node:
@@ -50,7 +50,7 @@ def defined(tree: ast.AST) -> Iterator[str]:
                 yield from (part.value for part in ast.walk(value) if isinstance(part, ast.Constant))
 
 
-def reached(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Private names that a module takes from something that is not `self`, with the line."""
     for node in ast.walk(tree):
         match node:
@@ -81,7 +81,7 @@ def modules() -> list[Module]:
     for top in ("monarch_nb", "kernel_ext"):
         for path in sorted((ROOT / top).rglob("*.py")):
             tree = parsed(path.read_text(), str(path))
-            result.append(Module(path, frozenset(filter(is_private, defined(tree))), tuple(reached(tree))))
+            result.append(Module(path, frozenset(filter(is_private, definitions(tree))), tuple(uses(tree))))
     return result
 
 

@@ -24,12 +24,12 @@ def walk(branches, depth=1):
     deliveries, deepest = [], 0
     for agent, plan in branches:
         host = agent.removesuffix("/agent")
-        mine, children = expand(plan, host)
-        assert size_of(plan.runs) == len(mine) + sum(size_of(child.plan.runs) for child in children)
+        local, children = expand(plan, host)
+        assert size_of(plan.runs) == len(local) + sum(size_of(child.plan.runs) for child in children)
         assert len(children) <= plan.fanout
-        assert {delivery.address.split("/")[0] for delivery in mine} == {host}
+        assert {delivery.address.split("/")[0] for delivery in local} == {host}
         below, reached = walk(children, depth + 1)
-        deliveries += mine + below
+        deliveries += local + below
         deepest = max(deepest, depth, reached)
     return deliveries, deepest
 
@@ -147,9 +147,9 @@ def test_folding_along_a_tree_answers_for_every_place_once(seed):
     def gather(plan):
         """The batches that an agent sends upwards, with some branches and ranks lost."""
         nonlocal now
-        mine, children = expand(plan, plan.head)
+        local, children = expand(plan, plan.head)
         fold, result = Fold(size_of(plan.runs)), []
-        steps = [("rank", target) for target in mine] + [("branch", target) for target in children]
+        steps = [("rank", target) for target in local] + [("branch", target) for target in children]
         dice.shuffle(steps)
         for sort, target in steps:
             now += dice.random() * 0.1

@@ -29,7 +29,7 @@ class Pair:
         self.a = Link(10, lane=lane, dials=True, config=self.config)
         self.b = Link(20, lane=lane, config=self.config)
         self.to_a, self.to_b = [], []
-        self.got_a, self.got_b, self.seen = [], [], []
+        self.got_a, self.got_b, self.events = [], [], []
         self.loses = set()  # items that never arrive
         self.do(self.a, self.a.connected(0.0))
 
@@ -52,7 +52,7 @@ class Pair:
                 if prefix:
                     self.queue(link).append((prefix, None, 0))
             else:
-                self.seen.append(action)
+                self.events.append(action)
 
     def pump(self):
         while self.to_a or self.to_b:
@@ -82,7 +82,7 @@ class Pair:
         self.to_b.clear()
 
     def failed(self):
-        return [item for action in self.seen if isinstance(action, Failed) for item in action.items]
+        return [item for action in self.events if isinstance(action, Failed) for item in action.items]
 
 
 def kinds(queue):
@@ -159,7 +159,7 @@ def test_held_items_are_named_when_the_peer_has_them():
     pair.send(pair.a, "held", hold=True)
     pair.pump()
     pair.wait(0.02)
-    assert pair.seen == [Acked(["held"])]
+    assert pair.events == [Acked(["held"])]
 
 
 def test_frames_lost_with_the_connection_are_resent_in_order():
@@ -240,8 +240,8 @@ def test_a_restarted_peer_gets_nothing_old_and_the_failure_is_named():
     assert pair.got_b == ["a", "b", "e"]
     assert pair.got_a == ["hi"]
     assert pair.failed() == ["c", "d"]
-    assert [action.reason for action in pair.seen if isinstance(action, Failed)] == ["the peer was restarted"]
-    assert NewIncarnation(21) in pair.seen
+    assert [action.reason for action in pair.events if isinstance(action, Failed)] == ["the peer was restarted"]
+    assert NewIncarnation(21) in pair.events
 
 
 def test_frames_sent_after_a_known_end_are_for_the_next_incarnation():
@@ -371,7 +371,7 @@ def test_frames_resent_in_vain_fail_in_time_and_others_go_on():
     pair.send(pair.a, "fine")
     pair.pump()
     assert pair.got_b == ["fine"]
-    assert Skipped(0, 1) in pair.seen
+    assert Skipped(0, 1) in pair.events
 
 
 def test_a_frame_is_resent_several_times_however_few_answers_come():
@@ -384,7 +384,7 @@ def test_a_frame_is_resent_several_times_however_few_answers_come():
         pair.now += 6.0
         pair.do(pair.a, pair.a.tick(pair.now))
         pair.pump()
-    assert pair.seen == []
+    assert pair.events == []
     pair.loses.clear()
     pair.wait(2.0)
     assert pair.got_b == ["x"]
@@ -477,7 +477,7 @@ def test_credits_come_back_when_the_frame_with_them_was_lost():
             pair.b.consumed(outcome, pair.b.peer_incarnation)
     pair.b.tick(0.02)  # this acknowledgement is lost
     pair.wait(2.5)
-    assert Unblocked() in pair.seen
+    assert Unblocked() in pair.events
 
 
 def test_a_restart_gives_the_credits_of_the_old_life_back():
@@ -489,7 +489,7 @@ def test_a_restart_gives_the_credits_of_the_old_life_back():
     pair.b = Link(21, config=SMALL)
     pair.do(pair.a, pair.a.connected(0.0))
     pair.pump()
-    assert Unblocked() in pair.seen
+    assert Unblocked() in pair.events
     assert not pair.a.blocked(1000)
 
 

@@ -163,8 +163,8 @@ class TwoLinks(RuleBasedStateMachine):
             link = self.links[end]
             assert link.unacked == 0, "it never came to rest"
             outcomes = {item for _, item in self.got[peer]} | set(self.failed[end])
-            mine = [item for item in self.sent[end] if item[0] == link.incarnation]  # a dead sender names nothing
-            assert set(mine) <= outcomes, "lost without a name"
+            items = [item for item in self.sent[end] if item[0] == link.incarnation]  # a dead sender names nothing
+            assert set(items) <= outcomes, "lost without a name"
             assert not link.blocked(2000)
 
 

@@ -220,8 +220,8 @@ def test_direct_sends_and_tree_casts_arrive_in_the_order_sent(seed):
     def travel(branches, item):
         for _, plan in branches:
             deliveries, children = expand(plan, plan.head)
-            for to in deliveries:
-                schedule(0.5, to.rank, to.incarnation, to.seq, item)
+            for delivery in deliveries:
+                schedule(0.5, delivery.rank, delivery.incarnation, delivery.seq, item)
             clock.later(dice.random(), lambda children=children: travel(children, item))
 
     for item in range(60):

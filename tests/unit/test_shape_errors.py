@@ -60,8 +60,8 @@ def test_an_error_is_both_what_python_and_what_torchmonarch_raise(
     for kind in kinds:
         with pytest.raises(kind) as caught:
             use()
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert (type(again), str(again)) == (type(caught.value), str(caught.value))
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copy), str(copy)) == (type(caught.value), str(caught.value))
 
 
 def test_a_region_is_a_shape_too() -> None:
@@ -80,8 +80,8 @@ def test_a_missing_dimension_is_not_quoted_like_a_key() -> None:
 def test_a_list_of_ranks_becomes_few_slices(ranks: list[int]) -> None:
     slices = NDSlice.from_list(ranks)
     assert [rank for part in slices for rank in part] == sorted(ranks)
-    for part, after in itertools.pairwise(slices):
-        current, following = list(part), list(after)
+    for part, next_part in itertools.pairwise(slices):
+        current, following = list(part), list(next_part)
         step = current[1] - current[0] if len(current) > 1 else following[0] - current[-1]
         assert not step or following[0] - current[-1] != step, "the first could be longer"
 

@@ -12,10 +12,10 @@ from monarch_nb.wire.header import Run
 pytestmark = pytest.mark.timeout(30)
 
 
-def expanded(some: Iterable[Run]) -> list[tuple[int, int]]:
+def expanded(pieces: Iterable[Run]) -> list[tuple[int, int]]:
     """(index, rank) pairs by index."""
     return sorted(
-        (run.index + i * run.index_stride, run.rank + i * run.stride) for run in some for i in range(run.count)
+        (run.index + i * run.index_stride, run.rank + i * run.stride) for run in pieces for i in range(run.count)
     )
 
 
@@ -31,9 +31,9 @@ def test_slices_of_whole_meshes_need_one_run_per_outer_index(sizes: list[int], r
     region = Extent([f"d{dim}" for dim in range(len(sizes))], sizes).region
     dims: dict[str, Any] = {name: slice(rng.randrange(size), None) for name, size in region.sizes.items()}
     sliced = region.sliced(**dims)
-    some = runs(sliced)
-    assert expanded(some) == list(enumerate(sliced.ranks()))
-    assert len(some) <= len(sliced) // max(sliced.sizes.values(), default=1)
+    pieces = runs(sliced)
+    assert expanded(pieces) == list(enumerate(sliced.ranks()))
+    assert len(pieces) <= len(sliced) // max(sliced.sizes.values(), default=1)
 
 
 def test_a_whole_mesh_of_any_size_is_one_run() -> None:

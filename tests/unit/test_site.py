@@ -45,7 +45,7 @@ def markdown(page: str) -> str:
     return adapted(page, (ROOT / file_of(page)).read_text(encoding="utf-8"))
 
 
-def dead(page: str, texts: dict[str, str]) -> Iterator[str]:
+def dead_links(page: str, texts: dict[str, str]) -> Iterator[str]:
     for target, anchor in links(texts[page]):
         path = Path("/", page).parent.joinpath(target).resolve().relative_to("/").as_posix() if target else page
         if path in texts:
@@ -57,12 +57,12 @@ def dead(page: str, texts: dict[str, str]) -> Iterator[str]:
 
 def test_links_between_pages_and_their_anchors_lead_somewhere() -> None:
     texts = {page: markdown(page) for page in order.pages(order.nav())}
-    assert [link for page in texts for link in dead(page, texts)] == []
+    assert [link for page in texts for link in dead_links(page, texts)] == []
 
 
 def test_a_dead_link_is_found() -> None:
     texts = {"a/one.md": "[x](two.md#there) [y](two.md#not-there) [z](three.md)", "a/two.md": "# There\n"}
-    assert list(dead("a/one.md", texts)) == ["a/one.md: two.md#not-there", "a/one.md: three.md"]
+    assert list(dead_links("a/one.md", texts)) == ["a/one.md: two.md#not-there", "a/one.md: three.md"]
 
 
 def test_links_of_files_are_links_of_pages_on_the_site() -> None:
@@ -120,14 +120,14 @@ def test_an_example_uses_the_name() -> None:
 # -- versions ----------------------------------------------------------------------------------------------------------
 
 
-def built(folder: Path, *names: str) -> None:
+def build(folder: Path, *names: str) -> None:
     for name in names:
         (folder / name).mkdir()
         (folder / name / "index.html").write_text(name)
 
 
 def test_the_switch_offers_all_versions_that_are_built_the_newest_first(tmp_path: Path) -> None:
-    built(tmp_path, "0.9", "0.10", "images")
+    build(tmp_path, "0.9", "0.10", "images")
     (tmp_path / "0.8").mkdir()  # not built
     versions.write(tmp_path)
     listed = json.loads((tmp_path / "versions.json").read_text())
@@ -139,9 +139,9 @@ def test_the_switch_offers_all_versions_that_are_built_the_newest_first(tmp_path
 
 def test_a_version_that_is_not_listed_or_not_there_is_found(tmp_path: Path) -> None:
     assert versions.wrong(tmp_path) == ["there is no versions.json"]
-    built(tmp_path, "0.1")
+    build(tmp_path, "0.1")
     versions.write(tmp_path)
-    built(tmp_path, "0.2")
+    build(tmp_path, "0.2")
     assert versions.wrong(tmp_path) == ["versions.json lists 0.1, and there are 0.2, 0.1", "index.html leads to 0.1"]
 
 

@@ -189,10 +189,10 @@ def test_lost_output_is_said_when_there_is_room_again(tmp_path: Path) -> None:
 
 def test_a_constantly_writing_thread_keeps_no_other_from_writing(base: str) -> None:
     out = Journal(base).texts[0]
-    over = threading.Event()
+    stop = threading.Event()
 
     def flood() -> None:
-        while not over.is_set():
+        while not stop.is_set():
             out.write("over and over\n")
 
     flooding = threading.Thread(target=flood)
@@ -201,7 +201,7 @@ def test_a_constantly_writing_thread_keeps_no_other_from_writing(base: str) -> N
         for number in range(200):
             out.write(f"turn {number}\n")
     finally:
-        over.set()
+        stop.set()
         flooding.join()
     spool, text = Spool(base), b""
     while spool.backlog:

@@ -96,7 +96,7 @@ def test_untouched_ranks_share_a_record_and_are_counted_right() -> None:
 
 @pytest.mark.slow
 def test_a_storm_of_events_becomes_few_bounded_messages_each_second() -> None:
-    store, messages, over = Store(), [], threading.Event()
+    store, messages, stop = Store(), [], threading.Event()
 
     def listener(message: dict[str, Any]) -> None:
         messages.append((time.monotonic(), sum(map(len, message.get("patch", {}).get("ranks", {}).values()))))
@@ -111,7 +111,7 @@ def test_a_storm_of_events_becomes_few_bounded_messages_each_second() -> None:
             store.put(busy(rank, f"step{turn}"))
     leave()
     store.close()
-    over.set()
+    stop.set()
     took = max(1.0, messages[-1][0] - began)
     deltas = messages[1:]
     assert deltas, "nothing was told"

@@ -105,10 +105,10 @@ def test_one_collective_of_four_shows_the_slow_rank() -> None:
     assert (finding.ranks, finding.sure) == ((1,), True)
 
 
-@pytest.mark.parametrize(("theirs", "sure"), [(0.0, True), (0.9, False)])
-def test_a_crowded_machine_makes_a_slow_rank_a_suspicion(theirs: float, sure: bool) -> None:
-    slow = rank(SLOW, late=[6.0], queued=theirs + 0.9)
-    (finding,) = judge_times(procs(rank(queued=theirs), slow, rank(queued=theirs)))
+@pytest.mark.parametrize(("queued", "sure"), [(0.0, True), (0.9, False)])
+def test_a_crowded_machine_makes_a_slow_rank_a_suspicion(queued: float, sure: bool) -> None:
+    slow = rank(SLOW, late=[6.0], queued=queued + 0.9)
+    (finding,) = judge_times(procs(rank(queued=queued), slow, rank(queued=queued)))
     assert finding.sure is sure
     assert "waiting for a free processor takes" in finding.text
 

@@ -171,5 +171,5 @@ def test_a_supervision_error_names_its_call() -> None:
 def test_errors_survive_pickling_with_their_failures(broken: MeshFailure | None) -> None:
     error = pickle.loads(pickle.dumps(SupervisionError("bad", endpoint="a.b()", failure=broken)))
     assert (str(error), error.failure) == ("Endpoint call a.b() failed, bad", broken)
-    again = pickle.loads(pickle.dumps(HealError("no", () if broken is None else (broken,))))
-    assert (str(again), len(again.failures)) == ("no", broken is not None)
+    copy = pickle.loads(pickle.dumps(HealError("no", () if broken is None else (broken,))))
+    assert (str(copy), len(copy.failures)) == ("no", broken is not None)

@@ -171,12 +171,12 @@ def test_a_process_back_at_its_address_is_a_new_incarnation() -> None:
             b.send("h/a", b"2")
             assert a.get()[1] == [b"2"]
             b.node.close()
-            again = End("h/b", folder)
-            with ends(again):
-                again.send("h/a", b"3")
+            successor = End("h/b", folder)
+            with ends(successor):
+                successor.send("h/a", b"3")
                 assert a.get()[1] == [b"3"]
                 a.send("h/b", b"4")
-                assert again.get()[1] == [b"4"]
+                assert successor.get()[1] == [b"4"]
 
 
 def test_without_a_way_the_error_names_the_destination() -> None:
@@ -248,10 +248,10 @@ def test_a_handler_may_answer_at_once_on_the_reader_thread() -> None:
     from monarch_nb.transport import interrupts
 
     with run_folder() as folder:
-        put_off: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        deferred: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
         def handle(header: Header, parcel: Parcel) -> None:
-            put_off.put(interrupts.inside())
+            deferred.put(interrupts.inside())
             node.send(Header(Kind.REPLY, header.src, "h/b"), parcel)
             node.consumed(parcel)
 
@@ -261,7 +261,7 @@ def test_a_handler_may_answer_at_once_on_the_reader_thread() -> None:
         with ends(a):
             a.send("h/b", b"echo")
             assert a.get()[1] == [b"echo"]
-            assert put_off.get() is False
+            assert deferred.get() is False
         node.close()
 
 

@@ -78,7 +78,7 @@ def test_every_recipient_must_return_a_loan_and_only_its_own() -> None:
     pool = a_pool()
     file = filled(pool, b"1")
     same = inode(file)
-    numbers = [pool.lend([file], to) for to in ("h/b", "h/c")]
+    numbers = [pool.lend([file], peer) for peer in ("h/b", "h/c")]
     del file
     pool.returned(numbers, "h/b")
     assert inode(filled(pool, b"2")) != same

@@ -47,22 +47,22 @@ def test_both_lanes_are_there_for_a_process_that_nobody_can_dial() -> None:
 
 def test_a_lost_agent_that_had_dialled_is_dialled_once_it_listens() -> None:
     keys = Keys.create()
-    stays = agent("h1", keys)
+    stable = agent("h1", keys)
     endpoint = f"tcp://127.0.0.1:{free_port()}"  # reserved while nobody listens there
-    goes = End("h2/agent", keys=keys, tcp_bind=endpoint)
-    goes.node.learn("h1", stays.node.tcp_endpoint)
-    with ends(stays):
-        goes.send("h1/agent")
-        stays.get()
-        stays.node.learn("h2", endpoint)
-        stays.send("h2/agent", b"first")
-        goes.get()
-        goes.node.close(0.2)
-        stays.send("h2/agent", b"lost")
-        back = End("h2/agent", keys=keys, tcp_bind=endpoint)
-        with ends(back):
-            until(lambda: (stays.send("h2/agent", b"found"), not back.inbox.empty())[1])
-            assert back.get()[1] in ([b"lost"], [b"found"])
+    dying = End("h2/agent", keys=keys, tcp_bind=endpoint)
+    dying.node.learn("h1", stable.node.tcp_endpoint)
+    with ends(stable):
+        dying.send("h1/agent")
+        stable.get()
+        stable.node.learn("h2", endpoint)
+        stable.send("h2/agent", b"first")
+        dying.get()
+        dying.node.close(0.2)
+        stable.send("h2/agent", b"lost")
+        successor = End("h2/agent", keys=keys, tcp_bind=endpoint)
+        with ends(successor):
+            until(lambda: (stable.send("h2/agent", b"found"), not successor.inbox.empty())[1])
+            assert successor.get()[1] in ([b"lost"], [b"found"])
 
 
 def test_hosts_may_have_keys_of_their_own() -> None:

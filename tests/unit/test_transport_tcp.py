@@ -79,18 +79,18 @@ def test_a_restarted_peer_answers_on_the_connection_that_it_has() -> None:
             b.send("h1/agent", b"p")
             a.get()
             b.get()
-        again = End("h2/agent", keys=keys, tcp_bind=bind)  # knows nobody
-        with ends(again):
-            while again.inbox.empty():  # messages for the former one fail
+        restarted = End("h2/agent", keys=keys, tcp_bind=bind)  # knows nobody
+        with ends(restarted):
+            while restarted.inbox.empty():  # messages for the former one fail
                 a.send("h2/agent", b"first")
                 time.sleep(0.05)
 
             def answer() -> None:
                 for _ in range(COUNT):
-                    header, frames = again.get()
+                    header, frames = restarted.get()
                     while frames == [b"first"]:
-                        header, frames = again.get()
-                    again.send(header.src, b"answer", kind=Kind.REPLY, index=header.index)
+                        header, frames = restarted.get()
+                    restarted.send(header.src, b"answer", kind=Kind.REPLY, index=header.index)
 
             answering = threading.Thread(target=answer)
             answering.start()
@@ -238,10 +238,10 @@ def test_a_listener_keeps_its_key_while_no_descriptor_is_left(caplog: pytest.Log
         controller.send("h1/agent", b"before")
         listener.get()
         with starved(0):
-            for former, next_one in ((old, new), (new, newest)):
+            for previous, current in ((old, new), (new, newest)):
                 for end in (listener, controller):
-                    end.node.change_keys("expect", former, next_one)
-                    end.node.change_keys("use", former, next_one)
+                    end.node.change_keys("expect", previous, current)
+                    end.node.change_keys("use", previous, current)
             until(lambda: "still lets in those with the former key" in caplog.text)
             controller.send("h1/agent", b"meanwhile")
             assert listener.get()[1] == [b"meanwhile"]

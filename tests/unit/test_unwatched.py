@@ -55,11 +55,11 @@ class Host:
         self.children = [Child(spec, set(), state="running", pid=os.getpid()) for spec in specs]
         self.answers = answers or {}
         self.samples = samples
-        far = tuple(f"h2/p1.{rank}.0" for rank in elsewhere)
-        size = ranks + len(far)
-        how = Unwatched(diagnoser="", extent={"gpus": size}, actors=("trainers",), elsewhere=far)
+        remote = tuple(f"h2/p1.{rank}.0" for rank in elsewhere)
+        size = ranks + len(remote)
+        record = Unwatched(diagnoser="", extent={"gpus": size}, actors=("trainers",), elsewhere=remote)
         sender: Any = self
-        self.exited, self.end = unwatched.begin("p1", "fleet", how, lambda: self.children, sender, self.later)
+        self.exited, self.end = unwatched.begin("p1", "fleet", record, lambda: self.children, sender, self.later)
 
     address = "h1/agent"
 
@@ -85,7 +85,7 @@ class Host:
             first[1]()
         self.now = until
 
-    def dies(self, rank: int) -> None:
+    def kill(self, rank: int) -> None:
         death = Exited(address=self.children[rank].address, host="h1", reason="it ended by signal 9 (SIGKILL)")
         self.children[rank].exit = death
         self.exited(death)
@@ -145,7 +145,7 @@ def test_ranks_that_come_further_are_not_judged() -> None:
 
 def test_rank_that_has_died_is_found_at_once_and_only_once() -> None:
     host = Host(2, {1: lambda now: run(1, "c", now)})
-    host.dies(0)
+    host.kill(0)
     host.advance(60)
     first, *rest = host.end()
     assert (first.kind, first.ranks, first.times > 1) == ("dead", (0,), True)
@@ -210,7 +210,7 @@ def test_full_disk_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(run_findings, "write", full)
     host = Host(2)
-    host.dies(0)
+    host.kill(0)
     host.advance(30)
     assert len(tried) > 2, "it is tried again"
     assert host.end()[0].kind == "dead"

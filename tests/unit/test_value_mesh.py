@@ -29,8 +29,8 @@ def test_a_slice_holds_the_values_of_its_places(rows: int, columns: int, data: s
     for point, value in part.items():
         assert part.item(columns=point["columns"]) == value == mesh.item(rows=row, columns=start + point["columns"])
         assert part.get(point.rank) == value
-    again = part.slice(columns=slice(None, None, 2))
-    assert again.values() == part.values()[::2]
+    strided = part.slice(columns=slice(None, None, 2))
+    assert strided.values() == part.values()[::2]
 
 
 @given(st.lists(st.integers() | st.text(max_size=3) | st.none() | st.floats(), max_size=40))

@@ -92,35 +92,35 @@ class Ask(msgspec.Struct, frozen=True):
     number: int
 
 
-class Told(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     text: str
 
 
-DOUBLE = Verb("test.double", Ask, Told, doc="what a number is twice")
+DOUBLE = Verb("test.double", Ask, Reply, doc="what a number is twice")
 
 
-BULK = Verb("test.bulk", Ask, Told, doc="many bytes", lane=Lane.DATA)
+BULK = Verb("test.bulk", Ask, Reply, doc="many bytes", lane=Lane.DATA)
 
 
 def test_a_reply_takes_the_lane_of_its_verb() -> None:
     process = Process()
     for verb in (DOUBLE, BULK):
-        process.handlers.handle(verb, lambda ask, asker: Told(str(ask.number)))
+        process.handlers.handle(verb, lambda ask, asker: Reply(str(ask.number)))
         process.take(verb.name, encode_body(Ask(1)))
     assert process.lanes == [Lane.URGENT, Lane.DATA]
 
 
 def test_a_handler_gets_the_request_and_returns_the_reply() -> None:
     process = Process()
-    process.handlers.handle(DOUBLE, lambda ask, asker: Told(str(2 * ask.number)))
+    process.handlers.handle(DOUBLE, lambda ask, asker: Reply(str(2 * ask.number)))
     process.take("test.double", encode_body(Ask(4)))
-    assert process.answers == [(Status.VALUE, Told("8"))]
+    assert process.answers == [(Status.VALUE, Reply("8"))]
 
 
 def test_requests_are_answered_later_or_never_without_a_port() -> None:
     process, askers = Process(), []
 
-    def keep_asker(ask: Ask, asker: Asker[Told]) -> None:
+    def keep_asker(ask: Ask, asker: Asker[Reply]) -> None:
         askers.append(asker)
 
     process.handlers.handle(DOUBLE, keep_asker)
@@ -129,26 +129,26 @@ def test_requests_are_answered_later_or_never_without_a_port() -> None:
     assert [asker.src for asker in askers] == ["h/c", "h/c"]
     assert process.answers == []
     for asker in askers:
-        asker.reply(Told("now"))
+        asker.reply(Reply("now"))
     askers[0].refuse("or not")
-    assert process.answers == [(Status.VALUE, Told("now")), (Status.EXCEPTION, Refused("or not"))]
+    assert process.answers == [(Status.VALUE, Reply("now")), (Status.EXCEPTION, Refused("or not"))]
 
 
 def test_a_verb_has_one_handler_until_it_is_released() -> None:
     process = Process()
-    process.handlers.handle(DOUBLE, lambda ask, asker: Told("first"))
+    process.handlers.handle(DOUBLE, lambda ask, asker: Reply("first"))
     with pytest.raises(VerbTakenError, match=r"test\.double has a handler already"):
-        process.handlers.handle(DOUBLE, lambda ask, asker: Told("second"))
+        process.handlers.handle(DOUBLE, lambda ask, asker: Reply("second"))
     process.handlers.release(DOUBLE)
-    process.handlers.handle(DOUBLE, lambda ask, asker: Told("second"))
+    process.handlers.handle(DOUBLE, lambda ask, asker: Reply("second"))
     process.take("test.double", encode_body(Ask(1)))
-    assert process.answers == [(Status.VALUE, Told("second"))]
+    assert process.answers == [(Status.VALUE, Reply("second"))]
 
 
 def test_unknown_verbs_and_raising_handlers_are_refused_by_name() -> None:
     process = Process()
 
-    def fails(ask: Ask, asker: Asker[Told]) -> Told:
+    def fails(ask: Ask, asker: Asker[Reply]) -> Reply:
         raise LookupError("there is no such number")
 
     process.handlers.handle(DOUBLE, fails)

@@ -98,12 +98,12 @@ class Comm:
 
 def test_a_view_is_told_the_number_of_earlier_messages_and_pieces() -> None:
     kernel = Kernel()
-    way = ViewChannel(kernel, Comm())
-    way.send({"type": "views", "views": []})
-    way.send({"type": "alive"})
+    view_channel = ViewChannel(kernel, Comm())
+    view_channel.send({"type": "views", "views": []})
+    view_channel.send({"type": "alive"})
     state = {"failures": {str(number): {"report": "r" * 100_000} for number in range(3 * LARGEST // 100_000)}}
-    way.send({"type": "snapshot", "seq": 1, "state": state, "now": 1.0})
-    way.send({"type": "alive"})
+    view_channel.send({"type": "snapshot", "seq": 1, "state": state, "now": 1.0})
+    view_channel.send({"type": "alive"})
     counts = [message["sent"] for message in kernel.sent if message["type"] == "alive"]
     assert counts == [1, len(kernel.sent) - 2]
     assert counts[1] >= 4
@@ -129,7 +129,7 @@ def test_a_long_message_is_encoded_once_for_size_and_sending(custom: bool, monke
             content = json.loads(content) if isinstance(content, bytes) else content
             contents.append(content["data"]["content"] if custom else content["data"])
 
-    way = ViewChannel(Session(), Comm(), custom=custom)
+    view_channel = ViewChannel(Session(), Comm(), custom=custom)
     messages: list[Message] = [
         {"type": "snapshot", "seq": 1, "state": {"ranks": {"a": "é"}}, "now": 1.0},
         {"type": "delta", "prev": 1, "seq": 2, "patch": {}, "now": 1.0},
@@ -138,12 +138,12 @@ def test_a_long_message_is_encoded_once_for_size_and_sending(custom: bool, monke
         {"type": "reply", "id": "r", "ok": True, "result": {"text": "done"}},
     ]
     for message in messages:
-        way.send(message)
+        view_channel.send(message)
     assert encoded == messages
     assert ways == [bytes] * len(messages)
     assert [message["type"] for message in contents] == [message["type"] for message in messages]
     assert contents[3]["points"] == {"loss": [[0, 1, 1.0, None]]}, "no number is none, as JSON has it"
-    way.send({"type": "reply", "id": "r", "ok": True, "result": {"text": "\ud800"}})
+    view_channel.send({"type": "reply", "id": "r", "ok": True, "result": {"text": "\ud800"}})
     assert ways[-1] is dict, "half a character is left to Jupyter"
 
 

@@ -99,8 +99,8 @@ def _texts(source: str) -> list[str]:
     """The texts of a program that are no docstrings."""
     tree = parsed(source)
     notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    every = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in notes)
-    return [node.value for node in every if isinstance(node.value, str)]
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in notes)
+    return [node.value for node in constants if isinstance(node.value, str)]
 
 
 @pytest.mark.slow
@@ -109,8 +109,8 @@ def test_no_message_leads_to_a_file_that_only_the_repository_has() -> None:
     assert len(files) > 200
     for path in files:
         for text in _texts(path.read_text(encoding="utf-8")):
-            leads = re.search(r"\bdocs/|\.md\b.*\bsee\b|see \S+\.md", text)
-            assert path.name == "_package.py" or not leads, (path, text)
+            reference = re.search(r"\bdocs/|\.md\b.*\bsee\b|see \S+\.md", text)
+            assert path.name == "_package.py" or not reference, (path, text)
     assert (ROOT / "docs" / "compatibility.md").is_file()
 
 

@@ -59,8 +59,8 @@ def test_plain_arguments_are_one_plain_pickle():
 def test_a_list_within_itself_survives():
     loop = [1]
     loop.append(loop)
-    back = trip(loop)
-    assert back[1] is back
+    copy = trip(loop)
+    assert copy[1] is copy
 
 
 def test_aliases_within_a_message_stay_aliases():
@@ -73,10 +73,10 @@ def test_aliases_within_a_message_stay_aliases():
 @pytest.mark.parametrize("kind", [bytes, bytearray, str])
 def test_bytes_come_back_as_their_exact_type(kind, size):
     value = kind(b"ab" * (size // 2), "ascii") if kind is str else kind(b"ab" * (size // 2))
-    back = trip({"deep": [value, (1, value)], "after": 7})
-    assert back == {"deep": [value, (1, value)], "after": 7}
-    assert type(back["deep"][0]) is kind
-    assert back["deep"][0] is back["deep"][1][1]
+    copy = trip({"deep": [value, (1, value)], "after": 7})
+    assert copy == {"deep": [value, (1, value)], "after": 7}
+    assert type(copy["deep"][0]) is kind
+    assert copy["deep"][0] is copy["deep"][1][1]
 
 
 def test_large_bytes_are_not_copied_when_encoding():
@@ -93,9 +93,9 @@ def test_arrays_travel_out_of_band_and_arrive_writable():
     assert len(first) < 1000
     assert len(rest) == 1
     assert np.shares_memory(np.frombuffer(rest[0], np.uint8), array)
-    back = trip({"a": array})["a"]
-    np.testing.assert_array_equal(back, array)
-    back[0, 0] = -1
+    copy = trip({"a": array})["a"]
+    np.testing.assert_array_equal(copy, array)
+    copy[0, 0] = -1
     assert array[0, 0] == 0
 
 
@@ -121,13 +121,13 @@ def test_many_small_buffers_share_frames_and_a_large_one_is_alone():
     first, large, *together = encode(state)
     assert np.shares_memory(np.frombuffer(large, np.uint8), state["large"])
     assert [len(frame) for frame in together] == [200 * 16_384 + 4160], "as many as fit into 4 MiB"
-    back = decode([bytes(first), bytearray(large), *copies(together)])
+    copy = decode([bytes(first), bytearray(large), *copies(together)])
     for name, array in state.items():
-        np.testing.assert_array_equal(back[name], array)
-    assert back["again"] is back[7]
-    assert back[0].flags.writeable
-    back[0][:] = -1
-    assert (back[1] == 1).all(), "each has bytes of its own"
+        np.testing.assert_array_equal(copy[name], array)
+    assert copy["again"] is copy[7]
+    assert copy[0].flags.writeable
+    copy[0][:] = -1
+    assert (copy[1] == 1).all(), "each has bytes of its own"
 
 
 @given(st.lists(st.integers(0, 300_000), min_size=1, max_size=40), st.booleans())
@@ -136,18 +136,18 @@ def test_buffers_of_any_sizes_come_back_in_their_order(sizes, code):
     frames = encode((arrays, code_and_large_bytes() if code else None))
     largest = 4 << 20
     assert len(frames) <= 2 + sum(size >= 256 << 10 for size in sizes) + max(4, 2 * sum(sizes) // largest)
-    back, _ = decode([bytes(frames[0]), *copies(frames[1:])])
-    assert [(array.size, set(array.tolist())) for array in back] == [
+    copy, _ = decode([bytes(frames[0]), *copies(frames[1:])])
+    assert [(array.size, set(array.tolist())) for array in copy] == [
         (size, {number} if size else set()) for number, size in enumerate(sizes)
     ]
 
 
 def test_bytes_arrays_and_large_lists_mix():
     obj = [bytes(400_000), np.ones(100_000), list(range(100_000)), bytearray(b"z" * 500_000), collections.deque([1])]
-    back = trip(obj)
-    assert back[0] == obj[0]
-    np.testing.assert_array_equal(back[1], obj[1])
-    assert back[2:] == obj[2:]
+    copy = trip(obj)
+    assert copy[0] == obj[0]
+    np.testing.assert_array_equal(copy[1], obj[1])
+    assert copy[2:] == obj[2:]
 
 
 class Bound:

@@ -83,19 +83,19 @@ class Rude(Exception):
     ids=lambda exc: type(exc).__name__,
 )
 def test_ordinary_exceptions_come_back_as_themselves(exc):
-    back = trip(raised(exc))
-    assert type(back) is type(exc)
-    assert back.args == exc.args
-    assert str(back) == str(exc)
+    copy = trip(raised(exc))
+    assert type(copy) is type(exc)
+    assert copy.args == exc.args
+    assert str(copy) == str(exc)
     for name in ("value", "code", "errno", "filename", "start"):
-        assert getattr(back, name, None) == getattr(exc, name, None)
+        assert getattr(copy, name, None) == getattr(exc, name, None)
 
 
 def test_exception_whose_init_takes_other_arguments_is_survived():
-    back = trip(raised(TwoArguments(4, "x")))
-    assert type(back) is TwoArguments
-    assert back.code == 4
-    assert str(back) == "4 at x"
+    copy = trip(raised(TwoArguments(4, "x")))
+    assert type(copy) is TwoArguments
+    assert copy.code == 4
+    assert str(copy) == "4 at x"
 
 
 def test_notes_attributes_and_groups_survive():
@@ -103,13 +103,13 @@ def test_notes_attributes_and_groups_survive():
     exc.add_note("a note")
     exc.extra = [1]
     group = raised(ExceptionGroup("many", [exc, TwoArguments(1, "y"), ExceptionGroup("in", [KeyError(1)])]))
-    back = trip(group)
-    assert type(back) is ExceptionGroup
-    assert back.message == "many"
-    assert back.exceptions[0].__notes__ == ["a note"]
-    assert back.exceptions[0].extra == [1]
-    assert type(back.exceptions[1]) is TwoArguments
-    assert "a note" in "".join(format_exception(back))
+    copy = trip(group)
+    assert type(copy) is ExceptionGroup
+    assert copy.message == "many"
+    assert copy.exceptions[0].__notes__ == ["a note"]
+    assert copy.exceptions[0].extra == [1]
+    assert type(copy.exceptions[1]) is TwoArguments
+    assert "a note" in "".join(format_exception(copy))
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,16 @@ def test_notes_attributes_and_groups_survive():
     ids=["unpicklable", "unpickling raises", "no exception", "raises everywhere"],
 )
 def test_a_faithful_stand_in_replaces_an_error_that_cannot_travel(exc, reason):
-    back = trip(raised(exc, KeyError("the cause")))
-    assert isinstance(back, RemoteException)
-    assert back.type_name.endswith(type(exc).__qualname__)
-    assert reason in back.reason
-    assert "the cause" in back.traceback
-    assert "direct cause" in back.traceback
+    copy = trip(raised(exc, KeyError("the cause")))
+    assert isinstance(copy, RemoteException)
+    assert copy.type_name.endswith(type(exc).__qualname__)
+    assert reason in copy.reason
+    assert "the cause" in copy.traceback
+    assert "direct cause" in copy.traceback
     if not isinstance(exc, Rude):
-        assert back.text == str(exc)
-        assert str(exc) in str(back)
-    assert type(trip(back)) is RemoteException
+        assert copy.text == str(exc)
+        assert str(exc) in str(copy)
+    assert type(trip(copy)) is RemoteException
 
 
 def test_traceback_text_has_the_chain_and_cell_lines_without_engine_frames():
@@ -168,8 +168,8 @@ def test_an_error_of_the_engine_itself_keeps_its_frames():
 
 
 def test_the_remote_traceback_stays_over_several_hops():
-    back = trip(trip(raised(ValueError("far away"))))
-    assert "in raised" in "".join(format_exception(back))
+    copy = trip(trip(raised(ValueError("far away"))))
+    assert "in raised" in "".join(format_exception(copy))
 
 
 def test_actor_error_tells_what_failed_where():
@@ -187,10 +187,10 @@ def test_actor_error_tells_what_failed_where():
 
 
 def test_actor_error_around_something_unpicklable_still_arrives():
-    back = trip(ActorError(raised(WithLock()), "Actor call a.b failed."))
-    assert type(back) is ActorError
-    assert type(back.exception) is RemoteException
-    assert "holds a lock" in str(back)
+    copy = trip(ActorError(raised(WithLock()), "Actor call a.b failed."))
+    assert type(copy) is ActorError
+    assert type(copy.exception) is RemoteException
+    assert "holds a lock" in str(copy)
 
 
 def test_encoding_an_exception_never_fails_however_deep_or_circular():

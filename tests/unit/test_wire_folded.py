@@ -36,8 +36,8 @@ def test_equal_small_answers_are_stored_once_with_all_their_ranks():
     same, single = unfold(Header(Kind.FOLDED, "h/c.0.0", "h/agent"), body)
     assert same.places == [range(7), range(8, 80_000)]
     assert (single.places, single.logs) == ([range(7, 8)], (("h/p.7.0", 70),))
-    again = fold([same, Folded.of(_reply(7, log=0), [b"None"])])
-    assert [reply.places for reply in unfold(Header(Kind.FOLDED, "", ""), again)] == [[range(80_000)]]
+    combined = fold([same, Folded.of(_reply(7, log=0), [b"None"])])
+    assert [reply.places for reply in unfold(Header(Kind.FOLDED, "", ""), combined)] == [[range(80_000)]]
 
 
 @pytest.mark.parametrize("frames", [[b"pickle", b"memory of its own"], [bytes(2000)]])

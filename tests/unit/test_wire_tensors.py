@@ -21,13 +21,13 @@ def trip(obj):
     return decode([bytes(first), *map(bytearray, rest)])
 
 
-def assert_same(back, original):
-    assert type(back) is type(original)
-    assert back.dtype == original.dtype
-    assert back.shape == original.shape
-    assert back.requires_grad == original.requires_grad
-    assert back.device.type == "cpu"
-    assert torch.equal(back.detach(), original.detach())
+def assert_same(copy, original):
+    assert type(copy) is type(original)
+    assert copy.dtype == original.dtype
+    assert copy.shape == original.shape
+    assert copy.requires_grad == original.requires_grad
+    assert copy.device.type == "cpu"
+    assert torch.equal(copy.detach(), original.detach())
 
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "int64", "int8", "uint8", "bool"]
@@ -38,9 +38,9 @@ DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "complex
 def test_every_dtype_survives_small_and_large(name, size):
     dtype = getattr(torch, name)
     tensor = torch.arange(size).to(dtype)
-    back = trip([tensor])[0]
-    assert back.dtype == dtype
-    assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+    copy = trip([tensor])[0]
+    assert copy.dtype == dtype
+    assert torch.equal(copy.view(torch.uint8), tensor.view(torch.uint8))
 
 
 SHAPES = {
@@ -90,15 +90,15 @@ def test_large_tensors_are_neither_copied_when_encoding_nor_when_decoding():
     tensor[0] = 1
     memory = bytearray(buffer)
     assert memory[:4] == bytes(torch.tensor([1.0]).view(torch.uint8).tolist())
-    (back,) = decode([first, memory])
+    (copy,) = decode([first, memory])
     memory[:4] = bytes(4)
-    assert back[0] == 0
+    assert copy[0] == 0
 
 
 def test_received_tensors_are_writable_and_private():
     tensor = torch.ones(10_000)
-    back = trip([tensor])[0]
-    back.zero_()
+    copy = trip([tensor])[0]
+    copy.zero_()
     assert tensor.sum() == 10_000
     first, *rest = encode([tensor])
     from_read_only = decode([first, *map(bytes, rest)])[0]
@@ -109,8 +109,8 @@ def test_temporary_copies_live_until_the_frames_are_gone(big):
     frames = encode([big.reshape(300, 400)[:, 7], torch.randn(3000, dtype=torch.complex64).conj()])
     gc.collect()
     trash = [torch.full((400,), float(n)) for n in range(100)]
-    back = decode([frames[0], *map(bytearray, frames[1:])])
-    assert torch.equal(back[0], big.reshape(300, 400)[:, 7])
+    copy = decode([frames[0], *map(bytearray, frames[1:])])
+    assert torch.equal(copy[0], big.reshape(300, 400)[:, 7])
     del trash
 
 
@@ -123,9 +123,9 @@ def test_gradients_wanted_and_parameters_stay_so():
     for flag in (True, False):
         parameter = torch.nn.Parameter(torch.randn(50, 50), requires_grad=flag)
         assert_same(trip([parameter])[0], parameter)
-    (back,) = trip([leaf])
-    (back * 2).sum().backward()
-    assert back.grad is not None
+    (copy,) = trip([leaf])
+    (copy * 2).sum().backward()
+    assert copy.grad is not None
 
 
 def test_modules_survive_with_tied_weights():
@@ -138,10 +138,10 @@ def test_modules_survive_with_tied_weights():
             self.register_buffer("mean", torch.zeros(64))
 
     module = Tied()
-    back = trip(module)
-    assert back.b.weight is back.a.weight
+    copy = trip(module)
+    assert copy.b.weight is copy.a.weight
     x = torch.randn(2, 64)
-    assert torch.equal(back.b(x), module.b(x))
+    assert torch.equal(copy.b(x), module.b(x))
     lstm = torch.nn.LSTM(8, 8)
     assert torch.equal(trip(lstm)(x[:, :8])[0], lstm(x[:, :8])[0])
 
@@ -161,8 +161,8 @@ def test_optimizer_state_survives():
     optimizer = torch.optim.Adam([parameter])
     parameter.sum().backward()
     optimizer.step()
-    back = trip(optimizer.state_dict())
-    assert torch.equal(back["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    copy = trip(optimizer.state_dict())
+    assert torch.equal(copy["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
 
 
 def test_the_rest_is_left_to_torch():
@@ -172,9 +172,9 @@ def test_the_rest_is_left_to_torch():
     assert meta.is_meta
     marked = torch.ones(2000)
     marked.note = "mine"
-    back = trip([marked])[0]
-    assert back.note == "mine"
-    assert torch.equal(back, marked)
+    copy = trip([marked])[0]
+    assert copy.note == "mine"
+    assert torch.equal(copy, marked)
     size, dtype, device = trip((torch.Size([1, 2]), torch.bfloat16, torch.device("cpu")))
     assert size == torch.Size([1, 2])
     assert dtype is torch.bfloat16
@@ -223,17 +223,17 @@ def test_storages_that_torch_pickles_itself_are_not_copied(name, big):
     first, *rest = encode(original)
     assert len(first) < 4096
     assert sum(memoryview(frame).nbytes for frame in rest) >= big.nbytes // 4
-    back = decode([bytes(first), *map(bytearray, rest)])
-    assert type(back) is type(original)
-    assert torch.save(back, io.BytesIO()) is None
+    copy = decode([bytes(first), *map(bytearray, rest)])
+    assert type(copy) is type(original)
+    assert torch.save(copy, io.BytesIO()) is None
     if name == "storage":
-        assert bytes(back) == bytes(original)
+        assert bytes(copy) == bytes(original)
     elif name in ("jagged", "nested"):
-        assert all(torch.equal(a, b) for a, b in zip(back.unbind(), original.unbind(), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(copy.unbind(), original.unbind(), strict=True))
     else:
-        plain = [tensor.dequantize() if tensor.is_quantized else tensor.to_dense() for tensor in (back, original)]
+        plain = [tensor.dequantize() if tensor.is_quantized else tensor.to_dense() for tensor in (copy, original)]
         assert torch.equal(*plain)
-        assert vars(back) == vars(original)
+        assert vars(copy) == vars(original)
 
 
 def test_storages_that_are_shared_stay_shared_however_they_are_taken_apart(big):
@@ -252,8 +252,8 @@ def test_modes_of_the_calling_thread_do_not_get_in_the_way():
     with torch.device("meta"):
         assert_same(trip([tensor])[0], tensor)
     with FakeTensorMode():
-        back = trip([tensor, scattered])[0]
-    assert_same(back, tensor)
+        copy = trip([tensor, scattered])[0]
+    assert_same(copy, tensor)
     with torch.no_grad():
         leaf = torch.ones(2, requires_grad=True)
         assert_same(trip([leaf])[0], leaf)

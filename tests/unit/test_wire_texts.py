@@ -24,13 +24,13 @@ from monarch_nb.wire import (
     type_name,
 )
 
-WAYS = [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), RecursionError(), "no text"]
+OUTCOMES = [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), RecursionError(), "no text"]
 
 
-def hostile(way, base=Exception):
+def hostile(outcome, base=Exception):
     def give(self, *_):
-        if isinstance(way, BaseException):
-            raise way
+        if isinstance(outcome, BaseException):
+            raise outcome
         return 7
 
     class Hostile(base):
@@ -47,28 +47,28 @@ def caught(error):
         return raised
 
 
-@pytest.mark.parametrize("way", WAYS, ids=repr)
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=repr)
 @pytest.mark.parametrize("base", [Exception, SystemExit, KeyboardInterrupt])
-def test_an_exception_whose_own_code_raises_is_told_all_the_same(way, base):
-    error = caught(hostile(way, base))
+def test_an_exception_whose_own_code_raises_is_told_all_the_same(outcome, base):
+    error = caught(hostile(outcome, base))
     assert "Hostile: its str raised" in text_of(error)
     assert "Hostile: its repr raised" in repr_of(error)
     assert error_line(error).startswith("Hostile: <")
     text = "".join(format_exception(error))
     assert "in caught" in text
     assert "Hostile" in text
-    back = decode_exception([bytes(frame) for frame in encode_exception(error)])
-    assert "Hostile" in repr_of(back) + text_of(back)
+    copy = decode_exception([bytes(frame) for frame in encode_exception(error)])
+    assert "Hostile" in repr_of(copy) + text_of(copy)
     assert "Hostile" in repr(ActorError(error))
     assert "Hostile" in str(ActorError(error))
 
 
-class Loads(Exception):
-    def __init__(self, way):
-        self.way = way
+class RaisesOnLoad(Exception):
+    def __init__(self, outcome):
+        self.outcome = outcome
 
     def __reduce__(self):
-        return _raise, (type(self.way), self.way.args)
+        return _raise, (type(self.outcome), self.outcome.args)
 
 
 def _raise(kind, args):
@@ -77,9 +77,9 @@ def _raise(kind, args):
 
 @pytest.mark.parametrize("way", [ValueError("no"), SystemExit(3), GeneratorExit()])
 def test_an_exception_that_raises_when_it_is_unpickled_is_stood_for(way):
-    back = decode_exception([bytes(frame) for frame in encode_exception(caught(Loads(way)))])
-    assert "could not be unpickled" in back.reason
-    assert type(way).__name__ in back.reason
+    copy = decode_exception([bytes(frame) for frame in encode_exception(caught(RaisesOnLoad(way)))])
+    assert "could not be unpickled" in copy.reason
+    assert type(way).__name__ in copy.reason
 
 
 def test_attributes_and_chains_that_raise_do_not_hide_the_origin():
@@ -150,8 +150,8 @@ def test_a_text_keeps_colours_and_loses_other_terminal_commands():
 
 def test_no_text_of_any_kind_of_exception_commands_a_terminal():
     error = caught(ValueError("\x1b]52;c;cm0=\x07\x1b[2J\x9b2Jx"))
-    back = decode_exception([bytes(frame) for frame in encode_exception(error)])
-    for text in (*format_exception(back), *format_exception(error), str(ActorError(back)), text_of(back)):
+    copy = decode_exception([bytes(frame) for frame in encode_exception(error)])
+    for text in (*format_exception(copy), *format_exception(error), str(ActorError(copy)), text_of(copy)):
         assert not {"\x1b", "\x9b", "\x07"} & set(text), text
 
 
