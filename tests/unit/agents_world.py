@@ -1,8 +1,8 @@
 """Two agents that dial each other, die and are started anew: their links as they are, on a network and a clock of ours.
 
-What is random: when connections come about and break, what of the messages under way arrives, when a death is heard
-of, and by whom. What is as in the real world: a dialler hears that its connection is there or gone; a listener only
-when it writes; frames of one connection keep their order.
+Random: when connections open and break, which messages under way arrive, when a death is learnt of, and by whom. As in
+the real world: a dialler learns at once that its connection is open or broken, a listener only when it writes; frames
+of one connection keep their order.
 """
 
 import random
@@ -30,7 +30,7 @@ class Wire:
         self.dealer, self.listener = dealer, listener
         self.out: deque[tuple[bytes, Sequence[Any]]] = deque()
         self.back: deque[tuple[bytes, Sequence[Any]]] = deque()
-        self.whole = True
+        self.intact = True
 
 
 class Dealer(DialledChannel):
@@ -46,7 +46,7 @@ class Dealer(DialledChannel):
         pass
 
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
-        if self.wire is None or not self.wire.whole:
+        if self.wire is None or not self.wire.intact:
             raise zmq.Again
         self.wire.out.append((frame0, frames))
 
@@ -69,7 +69,7 @@ class Back(InboundChannel):
 
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
         wire = self._wires.get(self._name)
-        if wire is None or not wire.whole:
+        if wire is None or not wire.intact:
             self._reader.call_soon(self._leave_it)
             raise zmq.Again
         wire.back.append((frame0, frames))
@@ -79,7 +79,7 @@ class Back(InboundChannel):
 
 
 class Calls:
-    """In place of the reading thread."""
+    """Stands in for the reading thread."""
 
     ident = 0
 
@@ -114,7 +114,7 @@ class Agent:
         self.wires: dict[bytes, Wire] = {}  # by routing id, as a ROUTER has them
         self.got: list[str] = []
         self.failed: list[tuple[str, str]] = []
-        self.words: deque[Callable[[], None]] = deque()  # of the controller, in order
+        self.words: deque[Callable[[], None]] = deque()  # from the controller, in order
         config = LinkConfig(down_timeout=60.0, probe_after=1.0, tick=TICK)
         self.links = _Links(
             self, f"{host}/agent", None, self, reader=self.calls, keys=None, insecure_loopback=True, portable=True,
@@ -130,8 +130,8 @@ class Agent:
     def first_dial(self, address: str) -> None:
         pass
 
-    def dropped(self, sender: str, why: object) -> None:
-        raise AssertionError(f"{sender}: {why}")
+    def dropped(self, sender: str, reason: object) -> None:
+        raise AssertionError(f"{sender}: {reason}")
 
     def lend(self, parcel: Parcel, to: str) -> int:
         return 0
@@ -143,7 +143,7 @@ class Agent:
         pass
 
     def send(self, to: str, text: str, lane: int) -> bool:
-        """Whether it was taken."""
+        """Whether the link took it."""
         header = Header(Kind.CONTROL, f"{to}/agent", self.links.address, method=text)
         try:
             self.links.to(header.dst, lane).send(header, Parcel([b""]), True)
@@ -153,7 +153,7 @@ class Agent:
 
 
 class World:
-    """Agents h1 and h2, and a controller that tells each of the other."""
+    """Agents h1 and h2, and a controller that tells each about the other."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -161,13 +161,13 @@ class World:
         self.incarnations = 0
         self.dealers: list[Dealer] = []
         self.wires: list[Wire] = []
-        self.agents = {host: self._born(host) for host in ("h1", "h2")}
+        self.agents = {host: self._new_agent(host) for host in ("h1", "h2")}
         self.dead: list[Agent] = []
 
     def clock(self) -> float:
         return self.now
 
-    def _born(self, host: str) -> Agent:
+    def _new_agent(self, host: str) -> Agent:
         self.incarnations += 1
         return Agent(self, host, self.incarnations)
 
@@ -175,18 +175,18 @@ class World:
         return "h2" if host == "h1" else "h1"
 
     def tell_back(self, host: str) -> None:
-        """The word, to the other agent, that the present incarnation of this one is there."""
-        agent, hearer = self.agents[host], self.agents[self.other(host)]
+        """Tells the other agent that the present incarnation of this one is alive."""
+        agent, receiver = self.agents[host], self.agents[self.other(host)]
         endpoint = f"tcp://127.0.0.1:{host[1:]}"
-        hearer.words.append(lambda: hearer.links.learn(host, endpoint, None, "", (None, True), agent.incarnation))
+        receiver.words.append(lambda: receiver.links.learn(host, endpoint, None, "", (None, True), agent.incarnation))
 
     def tell_lost(self, host: str, incarnation: int) -> None:
-        """The word, to the other agent, that an incarnation of this one is over."""
-        hearer = self.agents[self.other(host)]
-        hearer.words.append(lambda: hearer.links.forget(host, f"incarnation {incarnation} is lost", incarnation))
+        """Tells the other agent that an incarnation of this one has ended."""
+        receiver = self.agents[self.other(host)]
+        receiver.words.append(lambda: receiver.links.forget(host, f"incarnation {incarnation} is lost", incarnation))
 
     def restart(self, host: str) -> None:
-        """It is killed; what it had written may arrive yet."""
+        """The agent is killed; what it has written may still arrive."""
         old = self.agents[host]
         old.alive = False
         self.dead.append(old)
@@ -197,13 +197,13 @@ class World:
                 late = self.dice.random() < 0.5
                 (wire.back if wire.listener is old else wire.out).clear() if not late else None
                 self.breaks(wire)
-        self.agents[host] = self._born(host)
+        self.agents[host] = self._new_agent(host)
 
     def breaks(self, wire: Wire) -> None:
-        wire.whole = False
+        wire.intact = False
 
     def step(self) -> None:
-        """Something that can happen does."""
+        """One possible event happens."""
         match self.dice.randrange(6):
             case 0 | 1:
                 if self.wires:
@@ -219,7 +219,7 @@ class World:
                 self._call(self.dice.choice(("h1", "h2")))
 
     def pass_time(self, seconds: float) -> None:
-        """Everything that can happen happens, for so long."""
+        """Every possible event happens, for this time."""
         end = self.now + seconds
         while self.now < end:
             for _ in range(3):
@@ -230,7 +230,7 @@ class World:
                 for dealer in tuple(self.dealers):
                     self._connect(dealer)
                 for wire in tuple(self.wires):
-                    while wire in self.wires and (wire.out or wire.back or not wire.whole):
+                    while wire in self.wires and (wire.out or wire.back or not wire.intact):
                         self._move(wire)
             self.tick()
 
@@ -255,7 +255,7 @@ class World:
             dealer.agent.links._on_monitor_event(dealer.peer, sockets.UP, None)
 
     def _move(self, wire: Wire) -> None:
-        """One message arrives, or, where there is none, the dialler hears that the connection is gone."""
+        """One message arrives, or, if there is none, the dialler learns that the connection is broken."""
         dealer, listener = wire.dealer, wire.listener
         ways = [way for way in (wire.out, wire.back) if way]
         if ways:
@@ -267,7 +267,7 @@ class World:
                     listener.links.receive(peer, [(frame0, frames)])
             elif way is wire.back and dealer.agent.alive and dealer.open:
                 dealer.agent.links.receive(dealer.peer, [(frame0, frames)])
-        elif not wire.whole:
+        elif not wire.intact:
             self.wires.remove(wire)
             if dealer.wire is wire:
                 dealer.wire = None

@@ -1,4 +1,4 @@
-"""Threads that stop and carry out what a test has said, in the test's own process."""
+"""Threads that stop and carry out the commands of a test, in the test's own process."""
 
 import linecache
 import sys
@@ -14,7 +14,7 @@ from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.session.thread import ThreadDebugger
 
 SESSION = "s#1"
-WHO = Stopped(
+RECORD = Stopped(
     session=SESSION, number=0, address="h/p.0.0", host="h", pid=1, mesh="uid", name="a", rank=0, incarnation=0
 )
 SECONDS = 20.0
@@ -41,8 +41,8 @@ def breakpoint_of(debugger):
 )
 
 
-class Told:
-    """The process that a debugger tells: at each stop it posts the next commands, and keeps the answers."""
+class Listener:
+    """The process that a debugger notifies: at each stop it posts the next commands, and records the answers."""
 
     def __init__(self, script: "Callable[[Stopped], Iterable[m.Command]]") -> None:
         self._script = script
@@ -55,11 +55,11 @@ class Told:
         for command in self._script(debugger.record):
             assert debugger.post(command, self.answers.append)
 
-    def resumed(self, debugger: ThreadDebugger, why: str) -> None:
-        self.events.append(("resumed", why))
+    def resumed(self, debugger: ThreadDebugger, reason: str) -> None:
+        self.events.append(("resumed", reason))
 
-    def over(self, debugger: ThreadDebugger, why: str) -> None:
-        self.events.append(("over", why))
+    def over(self, debugger: ThreadDebugger, reason: str) -> None:
+        self.events.append(("over", reason))
 
     def verdict(self) -> str:
         return ""
@@ -72,13 +72,13 @@ def go(motion: Any = "continue", line: int | None = None) -> m.Go:
     return m.Go(session=SESSION, motion=motion, line=line)
 
 
-def where(thread: threading.Thread) -> str:
+def stack_of(thread: threading.Thread) -> str:
     frame = sys._current_frames().get(thread.ident or 0)
-    return "".join(traceback.format_stack(frame)) if frame is not None else "it is over"
+    return "".join(traceback.format_stack(frame)) if frame is not None else "the thread has ended"
 
 
 def on_thread(function: Callable[[], object]) -> object:
-    """What a function gives on a thread of its own, on which it may be traced; raises what it raises."""
+    """The result of a function on a thread of its own, on which it may be traced; raises its exception."""
     outcome: list[tuple[object, BaseException | None]] = []
 
     def run() -> None:
@@ -90,7 +90,7 @@ def on_thread(function: Callable[[], object]) -> object:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(SECONDS)
-    assert outcome, f"it has not ended:\n{where(thread)}"
+    assert outcome, f"the function has not ended:\n{stack_of(thread)}"
     value, error = outcome[0]
     if error is not None:
         raise error
@@ -102,20 +102,20 @@ def debugged(
     script: "Callable[[Stopped], Iterable[m.Command]]",
     *,
     arm: Callable[[ThreadDebugger], object] = id,
-    told: Told | None = None,
-) -> tuple[Told, dict[str, Any]]:
-    """Runs code whose `stop()` stops it; `arm` may set breakpoints before. What was told, and the names of the code."""
-    told = told or Told(script)
+    listener: Listener | None = None,
+) -> tuple[Listener, dict[str, Any]]:
+    """Runs code that `stop()` stops; `arm` may set breakpoints first. Gives the listener and the names of the code."""
+    listener = listener or Listener(script)
     names: dict[str, Any] = {"__name__": "program"}
 
     def run() -> None:
-        debugger = ThreadDebugger(told, WHO, threading.current_thread(), ends=lambda: False)
+        debugger = ThreadDebugger(listener, RECORD, threading.current_thread(), ends=lambda: False)
         names["stop"] = _ENGINE["breakpoint_of"](debugger)
         arm(debugger)
         debugger.watched(_ENGINE["endpoint"](code, names))()
 
     on_thread(run)
-    return told, names
+    return listener, names
 
 
 def line_of(file: str, text: str) -> int:

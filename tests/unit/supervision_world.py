@@ -1,7 +1,7 @@
 """A make-believe cluster around one Machine: it carries out actions late and in odd orders, and keeps its own books.
 
-`reports` are things that happened but were not yet told to the machine. The books (`incarnations`, `dead`, `arrived`,
-`ended`) are kept from what was told and what was asked for alone, so they can be compared with the machine's view.
+`reports` are events that the machine has not been notified of yet. The books (`incarnations`, `dead`, `arrived`,
+`ended`) follow from notifications and requests alone, so they can be compared with the machine's view.
 """
 
 from collections.abc import Callable
@@ -66,13 +66,13 @@ class World:
     owner_of_failure: dict[int, str] = field(default_factory=dict)
     hit: dict[int, set[str]] = field(default_factory=dict)  # failure -> the meshes it hit
     cut_short: set[str] = field(default_factory=set)  # meshes stopped while they were being healed
-    told: dict[int, str] = field(default_factory=dict)
+    notified: dict[int, str] = field(default_factory=dict)
     faults: list[int] = field(default_factory=list)
     awaited: set[int] = field(default_factory=set)
-    losses: dict[str, int] = field(default_factory=dict)  # the last one of each host that the machine was told of
-    since: dict[int, int] = field(default_factory=dict)  # of ranks of P, that loss when they were started again
+    losses: dict[str, int] = field(default_factory=dict)  # the last one of each host that the machine was notified of
+    since: dict[int, int] = field(default_factory=dict)  # by rank of P: that loss at its last start
     loss: int = 0
-    owners_gone: set[str] = field(default_factory=set)
+    lost_owners: set[str] = field(default_factory=set)
     handling: dict[str, int] = field(default_factory=dict)
     requests: dict[int, str] = field(default_factory=dict)  # number -> "" until answered
     restarts: dict[tuple[str, int], list[float]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class World:
     def __post_init__(self) -> None:
         self.machine = SupervisionMachine(root=ROOT, root_policy=self.policy, max_restarts=LIMIT, window=WINDOW)  # type: ignore[arg-type]
         for uid, on in (("P", None), ("A", "P"), ("W", "P")):
-            # A mesh that was come back to, some of whose ranks were healed before; W's rank 0 was not.
+            # A mesh that is resumed, some of whose ranks were healed before; W's rank 0 was not.
             begun = [0, *(self.random.choice((0, 0, 0, 2)) for _ in range(1, SIZE))]
             assert self.machine.own(ROOT, spec(uid, on=on, layout=LAYOUT), dict(enumerate(begun))) == []
             self.incarnations[uid] = begun
@@ -125,7 +125,7 @@ class World:
 
     def kill(self, uid: str, rank: int) -> None:
         incarnation = self.incarnations[uid][rank]
-        for _ in range(self.random.choice((1, 1, 2))):  # sometimes it is told twice
+        for _ in range(self.random.choice((1, 1, 2))):  # sometimes reported twice
             self.reports.append(lambda: self.report_death(uid, rank, incarnation))
 
     def report_death(self, uid: str, rank: int, incarnation: int, cause: Cause | None = None) -> list[Action]:
@@ -137,7 +137,7 @@ class World:
         return actions
 
     def lose_host(self) -> None:
-        """The word of it may come twice, much later: what was started after the first is not meant by the second."""
+        """The report may come twice, much later: ranks started after the first are not lost by the second."""
         host = self.random.randrange(2)
         name = f"h{host}"
         self.loss += 1
@@ -191,7 +191,7 @@ class World:
                 assert uid in self.ended
             case Supervise(owner, failure):
                 assert owner not in self.handling, "one failure at a time"
-                assert owner not in self.owners_gone
+                assert owner not in self.lost_owners
                 self.tell(failure, owner)
                 self.handling[owner] = failure.failure_id
                 self.reports.append(lambda: self.supervised(owner, failure))
@@ -212,7 +212,7 @@ class World:
                 incarnation = int(actor.partition(".")[2])
                 self.reports.append(lambda: self.report_death("W", 0, incarnation, cause))
             case StopOwnedMesh(uid):
-                assert uid not in self.ended or self.owner in self.owners_gone
+                assert uid not in self.ended or self.owner in self.lost_owners
                 self.end(uid)
                 self.reports.append(lambda: self.machine.stopped(uid))
             case Respawn(uid, incarnations) | Recreate(uid, incarnations):
@@ -231,17 +231,17 @@ class World:
                     self.cut_short.update([procs, *ACTORS_ON[procs]] if procs in self.ended else [uid])
                 self.answer(number, "refused")
 
-    def answer(self, number: int, how: str) -> None:
+    def answer(self, number: int, outcome: str) -> None:
         assert self.requests[number] == "", "answered twice"
-        self.requests[number] = how
+        self.requests[number] = outcome
 
     def tell(self, failure: MeshFailure, owner: str) -> None:
-        assert failure.failure_id not in self.told, f"told twice: {failure}"
-        assert self.owner_of_failure[failure.failure_id] == owner, "only its owner is told"
+        assert failure.failure_id not in self.notified, f"notified twice: {failure}"
+        assert self.owner_of_failure[failure.failure_id] == owner, "only its owner is notified"
         assert failure.crashed_ranks
         assert failure.report()
         assert str(failure)
-        self.told[failure.failure_id] = owner
+        self.notified[failure.failure_id] = owner
 
     def start(self, uid: str, incarnations: tuple[tuple[int, int], ...]) -> None:
         assert uid not in self.ended
@@ -259,7 +259,7 @@ class World:
         back = [incarnation for incarnation in incarnations if incarnation not in lost]
         for rank, incarnation in lost:
             self.reports.append(lambda r=rank, i=incarnation: self.fail_start(uid, r, i))  # type: ignore[misc]
-        for incarnation in back:  # one by one, so that others can come between
+        for incarnation in back:  # one by one, so that other reports can come between
             self.reports.append(lambda incarnation=incarnation: self.arrive(uid, *incarnation))  # type: ignore[misc]
 
     def fail_start(self, uid: str, rank: int, incarnation: int) -> list[Action]:
@@ -286,18 +286,18 @@ class World:
 
     def supervised(self, owner: str, failure: MeshFailure) -> list[Action]:
         self.handling.pop(owner, None)
-        how = self.random.randrange(4)
-        raised = Cause(kind="exception", text="in the handler") if how == 1 else None
-        return self.machine.owner_result(failure.failure_id, how > 1, raised)
+        outcome = self.random.randrange(4)
+        raised = Cause(kind="exception", text="in the handler") if outcome == 1 else None
+        return self.machine.owner_result(failure.failure_id, outcome > 1, raised)
 
     def lose_owner(self) -> None:
-        self.owners_gone.add(self.owner)
+        self.lost_owners.add(self.owner)
         self.handling.pop(self.owner, None)
 
     def revive_owner(self) -> None:
         """If W's rank 0 was re-created, its `__init__` spawns its meshes again."""
         name = f"W0.{self.incarnations['W'][0]}"
-        if self.owner in self.owners_gone and name not in self.owners_gone and self.fine("W", 0):
+        if self.owner in self.lost_owners and name not in self.lost_owners and self.fine("W", 0):
             for uid in ("C", "B", "Q"):
                 self.machine.disown(uid)
             self.reports = [report for report in self.reports if not _about_child(report)]
@@ -327,12 +327,12 @@ class World:
         assert not self.handling
         assert not self.awaited
         for failure_id, owner in self.owner_of_failure.items():
-            if failure_id == 0 or failure_id in self.told or owner in self.owners_gone:
+            if failure_id == 0 or failure_id in self.notified or owner in self.lost_owners:
                 continue
             if not self.cut_short & self.hit[failure_id]:
-                raise AssertionError(f"{owner} was never told of {failure_id}")
+                raise AssertionError(f"{owner} was never notified of {failure_id}")
         assert len(self.faults) == len(set(self.faults))
-        assert set(self.faults) == {i for i, owner in self.told.items() if owner == ROOT and i in self.faults}
+        assert set(self.faults) == {i for i, owner in self.notified.items() if owner == ROOT and i in self.faults}
 
 
 def _about_child(report: Callable[[], list[Action]]) -> bool:

@@ -42,15 +42,15 @@ class Trainer(Actor):
     def collective(self, own):
         """Rank 2 raises by itself, a second after those that it has left."""
         rank = current_rank().rank
-        left = RuntimeError("[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9133")
+        error = RuntimeError("[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9133")
         if rank == 2:
             time.sleep(0.7)
             try:
                 raise ValueError("nan in batch 20")
             finally:
                 if own:
-                    raise left
-        raise left
+                    raise error
+        raise error
 
 
 class Asker(Actor):
@@ -105,17 +105,17 @@ def test_the_first_line_names_mesh_endpoint_ranks_and_host(trainers, procs):
 
 def test_each_rank_has_its_exception(trainers):
     error = failed(trainers.step.call([1, 3], same=False))
-    assert {rank: str(one) for rank, one in error.failures.items()} == {1: "bad batch 1", 3: "bad batch 3"}
+    assert {rank: str(cause) for rank, cause in error.failures.items()} == {1: "bad batch 1", 3: "bad batch 3"}
     assert list(error.failures) == [1, 3]
     assert error.exception is error.failures[1]  # the first in rank order, with its traceback
     assert "raise ValueError" in "".join(error.exception_formatted)
 
 
 def test_errors_that_differ_are_told_by_group(trainers):
-    told = str(failed(trainers.mixed.call())).splitlines()
-    assert "trainers.mixed failed on 4 of 4 ranks: gpus=0-3; 2 different errors" in told[0]
-    assert told[1:3] == ["  gpus=0,2: KeyError: 'even'", "  gpus=1,3: ValueError: odd"]
-    assert "KeyError: 'even'" in told[-1]
+    lines = str(failed(trainers.mixed.call())).splitlines()
+    assert "trainers.mixed failed on 4 of 4 ranks: gpus=0-3; 2 different errors" in lines[0]
+    assert lines[1:3] == ["  gpus=0,2: KeyError: 'even'", "  gpus=1,3: ValueError: odd"]
+    assert "KeyError: 'even'" in lines[-1]
 
 
 def test_a_slice_is_named_in_its_meshs_coordinates_with_own_ranks(trainers):
@@ -164,12 +164,12 @@ def test_a_cell_on_processes_does_too(procs):
 
 def test_all_of_it_survives_pickling_and_the_way_through_another_actor(trainers, procs):
     error = failed(trainers.step.call([1, 3], same=False))
-    again = pickle.loads(pickle.dumps(error))
-    assert str(again) == str(error)
-    assert {rank: repr(one) for rank, one in again.failures.items()} == {
-        rank: repr(one) for rank, one in error.failures.items()
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error)
+    assert {rank: repr(cause) for rank, cause in copy.failures.items()} == {
+        rank: repr(cause) for rank, cause in error.failures.items()
     }
-    assert again.exception is again.failures[1]
+    assert copy.exception is copy.failures[1]
     asker = procs.slice(gpus=0).spawn("asker", Asker)
     outer = failed(asker.ask.call_one(trainers))
     inner = outer.exception

@@ -19,30 +19,30 @@ PROCESSES = st.just("") | st.from_regex(r"[a-z][a-zA-Z0-9_-]{0,12}(<[A-Za-z0-9]{
 
 
 def test_a_plain_address_is_dialled_where_it_binds() -> None:
-    found = parse_worker_address("tcp://worker-1.example:4444")
-    assert found == WorkerAddress(*[Endpoint("tcp", host="worker-1.example", port=4444)] * 2)
+    address = parse_worker_address("tcp://worker-1.example:4444")
+    assert address == WorkerAddress(*[Endpoint("tcp", host="worker-1.example", port=4444)] * 2)
     assert parse_worker_address("ipc:///tmp/a b@c/w0").dial.path == "/tmp/a b@c/w0"
 
 
 def test_an_alias_is_dialled_at_one_place_and_binds_to_another() -> None:
-    found = parse_worker_address("tcp://adv:4444@tcp://0.0.0.0:4445")
-    assert (found.dial.url, found.bind.url) == ("tcp://adv:4444", "tcp://0.0.0.0:4445")
+    address = parse_worker_address("tcp://adv:4444@tcp://0.0.0.0:4445")
+    assert (address.dial.url, address.bind.url) == ("tcp://adv:4444", "tcp://0.0.0.0:4445")
     assert parse_worker_address("tcp://adv:4444@tcp://*:0").bind == Endpoint("tcp", host="0.0.0.0", port=0)
 
 
 def test_a_worker_may_bind_to_a_socket_that_it_is_given() -> None:
-    found = parse_worker_address("tcp://127.0.0.1:fd7")
-    assert (found.bind, str(found)) == (Endpoint("tcp", host="127.0.0.1", fd=7), "tcp://127.0.0.1:fd7")
-    found = parse_worker_address("tcp://adv:4444@tcp://0.0.0.0:fd0")
-    assert (found.dial.port, found.bind.fd) == (4444, 0)
+    address = parse_worker_address("tcp://127.0.0.1:fd7")
+    assert (address.bind, str(address)) == (Endpoint("tcp", host="127.0.0.1", fd=7), "tcp://127.0.0.1:fd7")
+    address = parse_worker_address("tcp://adv:4444@tcp://0.0.0.0:fd0")
+    assert (address.dial.port, address.bind.fd) == (4444, 0)
     with pytest.raises(AddressError, match="dial the port that it is bound to"):
         parse_dialled("tcp://127.0.0.1:fd7")
 
 
 def test_a_process_id_comes_first() -> None:
-    found = parse_worker_address("service<2MuAHeDj>@tcp://adv:1@tcp://[::]:1")
-    assert (found.process, found.dial.host, found.bind.host) == ("service<2MuAHeDj>", "adv", "::")
-    assert str(found) == "service<2MuAHeDj>@tcp://adv:1@tcp://[::]:1"
+    address = parse_worker_address("service<2MuAHeDj>@tcp://adv:1@tcp://[::]:1")
+    assert (address.process, address.dial.host, address.bind.host) == ("service<2MuAHeDj>", "adv", "::")
+    assert str(address) == "service<2MuAHeDj>@tcp://adv:1@tcp://[::]:1"
 
 
 def test_a_wildcard_to_dial_says_what_to_write_instead() -> None:
@@ -86,7 +86,7 @@ def test_a_written_address_is_read_back(process: str, ends: tuple[Endpoint, Endp
 ).map("".join))  # fmt: skip
 def test_any_text_is_an_address_or_refused(text: str) -> None:
     try:
-        found = parse_worker_address(text)
+        address = parse_worker_address(text)
     except (AddressError, NotImplementedError):
         return
-    assert parse_worker_address(str(found)) == found
+    assert parse_worker_address(str(address)) == address

@@ -42,13 +42,13 @@ def test_the_package_is_the_same_object_under_both_names() -> None:
 @pytest.mark.parametrize("first", ["monarch", "monarch_nb"])
 def test_a_module_is_the_same_object_whichever_name_came_first(first: str) -> None:
     second = "monarch" if first == "monarch_nb" else "monarch_nb"
-    one = importlib.import_module(f"{first}.sample.part")
-    other = importlib.import_module(f"{second}.sample.part")
-    assert one is other
+    module = importlib.import_module(f"{first}.sample.part")
+    alias = importlib.import_module(f"{second}.sample.part")
+    assert module is alias
     assert sys.modules["monarch.sample.part"] is sys.modules["monarch_nb.sample.part"]
     assert importlib.import_module("monarch.sample") is importlib.import_module("monarch_nb.sample")
-    assert one.loads == 1
-    assert monarch.sample.part is one
+    assert module.loads == 1
+    assert monarch.sample.part is module
 
 
 @pytest.mark.usefixtures("sample")
@@ -114,11 +114,11 @@ def test_a_module_that_raises_is_not_left_behind() -> None:
 @pytest.mark.usefixtures("sample")
 def test_threads_that_import_at_once_get_one_module() -> None:
     gate = threading.Barrier(8)
-    seen: list[object] = []
+    modules: list[object] = []
 
     def load(name: str) -> None:
         gate.wait(timeout=10)
-        seen.append(importlib.import_module(name))
+        modules.append(importlib.import_module(name))
 
     names = ["monarch.sample.part", "monarch_nb.sample.part"] * 4
     threads = [threading.Thread(target=load, args=(name,)) for name in names]
@@ -126,8 +126,8 @@ def test_threads_that_import_at_once_get_one_module() -> None:
         thread.start()
     for thread in threads:
         thread.join(timeout=10)
-    assert len(seen) == 8
-    assert len({id(module) for module in seen}) == 1
+    assert len(modules) == 8
+    assert len({id(module) for module in modules}) == 1
 
 
 def test_names_that_only_begin_alike_are_left_to_others() -> None:

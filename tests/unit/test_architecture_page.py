@@ -1,4 +1,4 @@
-"""The page on the architecture names the rows that the layer test enforces, and modules that there are."""
+"""The page on the architecture names the rows that the layer test enforces, and modules that exist."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,9 @@ from tests.unit.test_layers import ROWS
 pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-PLACES = (ROOT / "monarch_nb", ROOT / "kernel_ext", ROOT / "labextension" / "src")
+FOLDERS = (ROOT / "monarch_nb", ROOT / "kernel_ext", ROOT / "labextension" / "src")
 MODULE = re.compile(r"(?<![\w./-])[a-z_]+(?:/[a-z_]+)+(?![\w/-])")
-# The rows of the page leave out what needs nothing of ours.
+# The rows of the page leave out modules that import nothing of ours.
 PACKAGES = [[name for name in row if (ROOT / "monarch_nb" / name).is_dir()] for row in ROWS[1:]]
 
 
@@ -20,7 +20,7 @@ def section(title: str) -> str:
     return TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def drawn(title: str) -> list[tuple[int, str]]:
+def modules_in(title: str) -> list[tuple[int, str]]:
     """The modules in the pictures of a section that have a number, with it: the row that they lie in."""
     pictures = "\n".join(re.findall(r"```\n(.*?)```", section(title), re.DOTALL))
     return [(int(row), name) for row, name in re.findall(r"(?<!\w)(\d+)  ([a-z_]+(?:/[a-z_]+)*)", pictures)]
@@ -31,18 +31,18 @@ def test_the_table_has_the_rows_that_are_enforced() -> None:
     assert [(int(row), re.findall(r"`(\w+)`", names)) for row, names in table] == list(enumerate(PACKAGES, 1))
 
 
-def found(name: str) -> list[Path]:
-    """The folders and modules that a name on the page means."""
-    paths = (place / f"{name}{ending}" for place in PLACES for ending in ("", ".py", ".ts", "/__init__.py"))
+def paths_of(name: str) -> list[Path]:
+    """The folders and modules that a name on the page stands for."""
+    paths = (folder / f"{name}{ending}" for folder in FOLDERS for ending in ("", ".py", ".ts", "/__init__.py"))
     return [path for path in paths if path.exists()]
 
 
 @pytest.mark.parametrize("name", sorted(set(MODULE.findall(TEXT))))
 def test_each_module_that_is_named_exists(name: str) -> None:
-    assert found(name)
+    assert paths_of(name)
 
 
-# What somebody looks for, as the page says it; the module that it leads to, and the definition that is there.
+# What a reader looks for, in the words of the page; the module that has it, and the definition in that module.
 LOOK_UPS = [
     ("pickling of arguments and results", "wire/body", "encode"),
     ("noticing the end of a process", "host/procs/reaper", "Reaper"),
@@ -72,17 +72,17 @@ LOOK_UPS = [
 def test_a_look_up_leads_to_its_definition_in_two_steps(words: str, module: str, definition: str) -> None:
     lines = [line for line in section("Where is …").splitlines() if words in line.partition(" | `")[0]]
     assert [f"`{module}`" in line for line in lines] == [True]
-    (file,) = (path for path in found(module) if path.is_file())
+    (file,) = (path for path in paths_of(module) if path.is_file())
     assert re.search(rf"^\s*(export )?(def|class|function) {definition}\b", file.read_text("utf-8"), re.MULTILINE)
 
 
 @pytest.mark.parametrize("title", ["A call and its reply", "A failure", "A breakpoint"])
 def test_the_pictures_give_each_module_the_row_that_it_lies_in(title: str) -> None:
     rows = {name: row for row, names in enumerate(PACKAGES, 1) for name in names}
-    assert [(name, row) for row, name in drawn(title) if rows[name.partition("/")[0]] != row] == []
+    assert [(name, row) for row, name in modules_in(title) if rows[name.partition("/")[0]] != row] == []
 
 
 def test_a_call_and_its_reply_pass_at_most_eighteen_modules() -> None:
-    modules = {name for _, name in drawn("A call and its reply")} | {"routing/link", "wire/body"}  # that these ask
+    modules = {name for _, name in modules_in("A call and its reply")} | {"routing/link", "wire/body"}  # asked by them
     assert len(modules) <= 18
     assert f"pass {len(modules)} modules" in section("A call and its reply")

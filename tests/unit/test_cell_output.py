@@ -143,13 +143,13 @@ def test_a_flood_of_one_rank_is_folded_without_harming_the_others(ranks: Ranks, 
 def test_a_storm_ends_in_one_fold_with_each_ranks_last_lines(ranks: Ranks, clock: list[float], seed: int) -> None:
     """However slowly its lines come, and in whatever pieces."""
     chance = random.Random(seed)
-    left = {rank: [f"rank {rank} line {number}\n" for number in range(6000)] for rank in range(RANKS)}
+    queues = {rank: [f"rank {rank} line {number}\n" for number in range(6000)] for rank in range(RANKS)}
     begun = clock[0]
-    while any(left.values()):
-        rank = chance.choice([rank for rank, lines in left.items() if lines])
+    while any(queues.values()):
+        rank = chance.choice([rank for rank, lines in queues.items() if lines])
         count = chance.choice([1, 40, 300, 2000])
-        ranks.write(rank, "".join(left[rank][:count]))
-        del left[rank][:count]
+        ranks.write(rank, "".join(queues[rank][:count]))
+        del queues[rank][:count]
         if chance.random() < 0.3:
             clock[0] += chance.choice([0.08, 0.08, 1.0])
             ranks.output.flush()

@@ -28,12 +28,12 @@ class Counter(Actor):
         return Channel.open()[1].recv().get()
 
     @endpoint
-    def ask(self, other: Any) -> list[int]:
-        return list(other.add.call(1).get().values())
+    def ask(self, peers: Any) -> list[int]:
+        return list(peers.add.call(1).get().values())
 
     @endpoint
-    def ask_back(self, other: Any, me: Any) -> Any:
-        return other.ask.call_one(me).get()
+    def ask_back(self, peer: Any, me: Any) -> Any:
+        return peer.ask.call_one(me).get()
 
     @endpoint
     def work(self, seconds: float) -> None:
@@ -44,8 +44,8 @@ class Counter(Actor):
 
 @pytest.fixture
 def two() -> Iterator[Cluster]:
-    with cluster(hosts=2) as made:
-        yield made
+    with cluster(hosts=2) as simulation:
+        yield simulation
 
 
 def counters(of: Cluster, gpus: int = 2) -> tuple[Any, Any]:
@@ -95,9 +95,9 @@ def test_actors_that_wait_for_each_other_are_told(two: Cluster) -> None:
     first, second = actors.slice(hosts=0), actors.slice(hosts=1)
     circle = first.ask_back.call_one(second, first)
     two.advance(5)
-    with pytest.raises(ActorError) as told:
+    with pytest.raises(ActorError) as caught:
         circle.get(SOON)
-    assert DeadlockError.__name__ in str(told.value)
+    assert DeadlockError.__name__ in str(caught.value)
 
 
 @pytest.mark.parametrize("seed", range(4))

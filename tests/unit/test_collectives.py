@@ -18,38 +18,38 @@ LAST = GroupKey.of("2", (1, 2), "h:1")
 
 
 def test_only_groups_left_by_a_rank_are_deserted() -> None:
-    found = {
+    waits = {
         0: ThreadWaits(True, (FIRST,), member_of=(ALL, FIRST)),
         1: ThreadWaits(True, (LAST,), member_of=(ALL, FIRST, LAST)),
         2: ThreadWaits(member_of=(ALL, LAST)),
     }
-    assert deserted(found, {0, 1}) == {1: ((LAST,), False)}
-    found[1] = ThreadWaits(member_of=(ALL, FIRST, LAST))  # it was freed, and has raised
-    assert deserted(found, {0}) == {0: ((FIRST,), False)}
+    assert deserted(waits, {0, 1}) == {1: ((LAST,), False)}
+    waits[1] = ThreadWaits(member_of=(ALL, FIRST, LAST))  # freed by an exception
+    assert deserted(waits, {0}) == {0: ((FIRST,), False)}
 
 
 def test_ranks_of_another_world_with_the_same_names_are_no_members() -> None:
-    other = GroupKey.of("0", (0, 1, 2), "h:2")
-    found = {0: ThreadWaits(True, (ALL,), member_of=(ALL,)), 1: ThreadWaits(member_of=(other,))}
-    assert deserted(found, {0}) == {}
+    foreign_group = GroupKey.of("0", (0, 1, 2), "h:2")
+    waits = {0: ThreadWaits(True, (ALL,), member_of=(ALL,)), 1: ThreadWaits(member_of=(foreign_group,))}
+    assert deserted(waits, {0}) == {}
 
 
 def test_a_rank_that_computes_leaves_groups_that_its_call_has_used() -> None:
-    found = {0: ThreadWaits(True, used=(ALL,), member_of=(ALL, FIRST)), 1: ThreadWaits(member_of=(ALL, FIRST))}
-    assert deserted(found, {0}) == {0: ((ALL,), False)}
-    assert deserted({**found, 0: ThreadWaits(True, member_of=(ALL,))}, {0}) == {}
+    waits = {0: ThreadWaits(True, used=(ALL,), member_of=(ALL, FIRST)), 1: ThreadWaits(member_of=(ALL, FIRST))}
+    assert deserted(waits, {0}) == {0: ((ALL,), False)}
+    assert deserted({**waits, 0: ThreadWaits(True, member_of=(ALL,))}, {0}) == {}
 
 
 def test_joining_after_somebody_has_answered_waits_in_vain() -> None:
     assert deserted({0: ThreadWaits(True, joins=True), 1: ThreadWaits()}, {0}) == {0: ((), True)}
     assert deserted({0: ThreadWaits(True, joins=True), 1: ThreadWaits(True)}, {0, 1}) == {}
-    assert deserted({1: ThreadWaits()}, {0}) == {}  # it has not said what it does
+    assert deserted({1: ThreadWaits()}, {0}) == {}  # it has not answered yet
 
 
 def test_the_environment_is_torchruns() -> None:
-    found = of_rank(5, 8, 1, 4, ("h", 15001))
-    assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"], found["LOCAL_WORLD_SIZE"]) == ("1", "2", "4")
-    assert all(isinstance(value, str) for value in found.values())
+    env = of_rank(5, 8, 1, 4, ("h", 15001))
+    assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == ("1", "2", "4")
+    assert all(isinstance(value, str) for value in env.values())
     port = free_port()
     assert free_port((port,)) != port
     assert fresh_number() < fresh_number()
@@ -75,9 +75,9 @@ def test_the_key_of_a_group_is_short_and_has_all_members(members: tuple[int, ...
 def test_gloo_listens_where_other_machines_reach_it(
     monkeypatch: pytest.MonkeyPatch, hosts: str, own_name: str, named: str | None, inside: str | None
 ) -> None:
-    names, found = {"own": own_name, "store": "192.0.2.7"}, socket.getaddrinfo
+    names, lookup = {"own": own_name, "store": "192.0.2.7"}, socket.getaddrinfo
     monkeypatch.setattr(socket, "gethostname", lambda: "own")
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: found(names[host], *rest, **more))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: lookup(names[host], *rest, **more))
     interface = {"store": "ours"}.__getitem__
     monkeypatch.setattr("monarch_nb.collectives.environment._interface_to", interface)
     monkeypatch.setenv("GROUP_WORLD_SIZE", hosts)

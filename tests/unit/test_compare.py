@@ -15,8 +15,8 @@ def test_words_and_what_only_measures_are_no_lines_of_a_program() -> None:
 
 
 def test_the_best_of_all_turns_counts_and_the_last_words() -> None:
-    found = best([{"seconds": 2.0, "what is said": "a"}, {"seconds": 1.0, "what is said": "gpus=5 in normalised"}])
-    assert (found["seconds"], found["says"], found["where"]) == (1.0, "yes", "yes")
+    result = best([{"seconds": 2.0, "what is said": "a"}, {"seconds": 1.0, "what is said": "gpus=5 in normalised"}])
+    assert (result["seconds"], result["says"], result["where"]) == (1.0, "yes", "yes")
 
 
 def test_a_missing_program_and_a_failed_one_are_marked_differently() -> None:
@@ -35,6 +35,6 @@ def test_each_system_has_a_program_for_each_story_but_one() -> None:
 def test_our_programs_end_well(story: str) -> None:
     program = program_of(story, OURS)
     assert program is not None
-    found = run(story, OURS, program)
-    assert "wrong" not in found
-    assert found["lines"] > 5
+    result = run(story, OURS, program)
+    assert "wrong" not in result
+    assert result["lines"] > 5

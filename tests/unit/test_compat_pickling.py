@@ -28,8 +28,8 @@ def test_values_picked_by_a_filter_are_left_out_and_replaced() -> None:
     assert saved == [one, two, one]
     assert b"one" not in buffer.freeze().read()
     _, buffer = flatten({"a": one, "b": [two, 3], "c": one}, is_handle)
-    found = unflatten(buffer.freeze(), ["x", "y", "z"])
-    assert found == {"a": "x", "b": ["y", 3], "c": "z"}
+    value = unflatten(buffer.freeze(), ["x", "y", "z"])
+    assert value == {"a": "x", "b": ["y", 3], "c": "z"}
 
 
 def test_bytes_work_like_a_buffer_and_values_may_come_lazily() -> None:
@@ -78,7 +78,7 @@ def test_a_program_may_write_pickles_of_its_own_kind() -> None:
     class Mine(_Pickler):
         pass
 
-    Mine._dispatch_table[Handle] = lambda one: (str.upper, (one.name,))
+    Mine._dispatch_table[Handle] = lambda handle: (str.upper, (handle.name,))
     try:
         sink = io.BytesIO()
         Mine(lambda obj: False, sink).dump([Handle("x")])
@@ -90,24 +90,24 @@ def test_a_program_may_write_pickles_of_its_own_kind() -> None:
 def test_tensors_travel_by_value_unless_their_storages_are_left_out() -> None:
     torch = pytest.importorskip("torch")
     assert maybe_torch() is torch
-    whole = torch.arange(6.0)
-    saved, buffer = flatten({"whole": whole, "part": whole[2:4]}, is_handle)
+    tensor = torch.arange(6.0)
+    saved, buffer = flatten({"whole": tensor, "part": tensor[2:4]}, is_handle)
     assert saved == []
-    found = unflatten(buffer.freeze(), ())
-    assert (found["whole"].tolist(), found["part"].tolist()) == (whole.tolist(), [2.0, 3.0])
-    assert found["whole"].data_ptr() != whole.data_ptr()
+    copies = unflatten(buffer.freeze(), ())
+    assert (copies["whole"].tolist(), copies["part"].tolist()) == (tensor.tolist(), [2.0, 3.0])
+    assert copies["whole"].data_ptr() != tensor.data_ptr()
 
     kinds = (torch.storage.TypedStorage, torch.storage.UntypedStorage)
-    saved, buffer = flatten({"whole": whole}, lambda obj: isinstance(obj, kinds))
+    saved, buffer = flatten({"whole": tensor}, lambda obj: isinstance(obj, kinds))
     assert len(saved) == 1
-    found = unflatten(buffer.freeze(), saved)
-    assert found["whole"].data_ptr() == whole.data_ptr()
+    copies = unflatten(buffer.freeze(), saved)
+    assert copies["whole"].data_ptr() == tensor.data_ptr()
 
 
 def test_torch_dump_and_torch_loads_are_each_others_inverse() -> None:
     torch = pytest.importorskip("torch")
     sink = io.BytesIO()
     torch_dump({"a": torch.ones(2), "b": [1]}, sink)
-    found = torch_loads(sink.getvalue())
-    assert found["a"].tolist() == [1.0, 1.0]
-    assert found["b"] == [1]
+    value = torch_loads(sink.getvalue())
+    assert value["a"].tolist() == [1.0, 1.0]
+    assert value["b"] == [1]

@@ -65,16 +65,16 @@ def test_a_patch_decorates_functions_of_both_kinds() -> None:
 
 def resolver(*answers: tuple[socket.AddressFamily, str]) -> Any:
     def getaddrinfo(host: str, port: int, family: int, type: int) -> list[Any]:
-        found = [(of, type, 6, "", (address, port)) for of, address in answers if of == family]
-        if not found:
+        matches = [(of, type, 6, "", (address, port)) for of, address in answers if of == family]
+        if not matches:
             raise socket.gaierror(f"no address of {host}")
-        return found
+        return matches
 
     return getaddrinfo
 
 
 @pytest.mark.parametrize(
-    ("answers", "wanted", "address", "with_port"),
+    ("answers", "kind", "address", "with_port"),
     [
         ([(socket.AF_INET6, "2001:db8::7"), (socket.AF_INET, "192.0.2.7")], AddrType.Default, "2001:db8::7", None),
         ([(socket.AF_INET6, "2001:db8::7"), (socket.AF_INET, "192.0.2.7")], AddrType.IPv4, "192.0.2.7", None),
@@ -83,10 +83,10 @@ def resolver(*answers: tuple[socket.AddressFamily, str]) -> Any:
     ],
 )
 def test_a_host_is_found_by_its_name(
-    answers: Any, wanted: AddrType, address: str, with_port: str | None, monkeypatch: pytest.MonkeyPatch
+    answers: Any, kind: AddrType, address: str, with_port: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", resolver(*answers))
-    assert get_ipaddr("a.host", 80, wanted) == address
+    assert get_ipaddr("a.host", 80, kind) == address
     assert with_port is None or get_sockaddr("a.host", 80) == with_port
 
 
@@ -132,12 +132,12 @@ def test_a_configuration_of_a_scheduler_can_be_made() -> None:
 def test_the_active_conda_environment_is_asked_for_when_it_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = CondaEnvironment()
+    environment = CondaEnvironment()
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     with pytest.raises(AssertionError, match="no Conda environment is active"):
-        found.conda_prefix  # noqa: B018
+        environment.conda_prefix  # noqa: B018
     monkeypatch.setenv("CONDA_PREFIX", "/opt/envs/train")
-    assert (found.conda_prefix, conda.active_env_name()) == ("/opt/envs/train", "train")
+    assert (environment.conda_prefix, conda.active_env_name()) == ("/opt/envs/train", "train")
     assert CondaEnvironment("/x").conda_prefix == "/x"
     monkeypatch.setenv("MONARCH_HOME", str(tmp_path / "home"))
     assert MONARCH_HOME("a", "b") == tmp_path / "home" / "a" / "b"

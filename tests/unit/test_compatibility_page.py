@@ -1,4 +1,4 @@
-"""The pages on compatibility and configuration say what is so."""
+"""The pages on compatibility and configuration are true."""
 
 import importlib
 import re
@@ -18,31 +18,31 @@ ROW = re.compile(r"^\| `(monarch[\w.]*)` \| ([^|]*) \|([^|]*)\|$")
 
 
 def rows() -> dict[str, tuple[str, str]]:
-    found: dict[str, tuple[str, str]] = {}
+    table: dict[str, tuple[str, str]] = {}
     for line in (DOCS / "compatibility.md").read_text().splitlines():
         if line.startswith("| `monarch"):
             match = ROW.match(line)
             assert match, line
-            name, verdict, why = (part.strip() for part in match.groups())
-            assert name not in found, f"{name} is there twice"
-            found[name] = (verdict, why)
-    return found
+            name, verdict, remark = (part.strip() for part in match.groups())
+            assert name not in table, f"{name} has two rows"
+            table[name] = (verdict, remark)
+    return table
 
 
 def find(name: str) -> Any:
     """Imports a dotted name. Raises ImportError or AttributeError."""
     parts = name.split(".")
     if parts[1:2] and parts[1][0].islower() and parts[1] in ("actor", "config", "job", "rdma", "spmd"):
-        found: Any = importlib.import_module(".".join(parts[:2]))
-        left = parts[2:]
+        value: Any = importlib.import_module(".".join(parts[:2]))
+        names = parts[2:]
     else:
-        found, left = importlib.import_module("monarch"), parts[1:]
-    for part in left:
-        if part[0].islower() and not hasattr(found, part):  # a module below, perhaps
-            found = importlib.import_module(".".join(parts[: parts.index(part) + 1]))
+        value, names = importlib.import_module("monarch"), parts[1:]
+    for part in names:
+        if part[0].islower() and not hasattr(value, part):  # a module below, perhaps
+            value = importlib.import_module(".".join(parts[: parts.index(part) + 1]))
         else:
-            found = getattr(found, part)
-    return found
+            value = getattr(value, part)
+    return value
 
 
 ROWS = rows()
@@ -50,16 +50,16 @@ ROWS = rows()
 
 def test_every_public_name_of_torchmonarch_is_on_the_page() -> None:
     homes = {"actor": (*ACTOR, *HIDDEN), "config": CONFIG, "rdma": RDMA, "job": JOB, "spmd": SPMD}
-    wanted = {f"monarch.{module}.{name}" for module, names in homes.items() for name in names}
-    wanted |= {f"monarch.{name}" for name in TOP}
-    assert wanted - ROWS.keys() == set()
+    expected = {f"monarch.{module}.{name}" for module, names in homes.items() for name in names}
+    expected |= {f"monarch.{name}" for name in TOP}
+    assert expected - ROWS.keys() == set()
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_a_row_is_true(name: str) -> None:
-    verdict, why = ROWS[name]
+    verdict, remark = ROWS[name]
     assert verdict in VERDICTS
-    if verdict == "not yet" and "imports, and says when it is used" in why:
+    if verdict == "not yet" and "imports, and says when it is used" in remark:
         with pytest.raises(NotImplementedError, match="is not part of Monarch-NB yet: it belongs to"):
             find(name)()
     elif verdict == "not yet":
@@ -67,7 +67,7 @@ def test_a_row_is_true(name: str) -> None:
             find(name)
     else:
         assert find(name) is not None
-    assert why or verdict in ("same", "not yet"), "say how, or why"
+    assert remark or verdict in ("same", "not yet"), "say how, or why"
 
 
 def test_the_configuration_page_has_every_key_with_its_default() -> None:

@@ -122,8 +122,8 @@ def test_one_wrong_value_leaves_all_as_it_was() -> None:
 
 def test_a_block_puts_back_what_was_set_before() -> None:
     config.configure(tail_log_lines=1)
-    with config.configured(tail_log_lines=2, prefix_with_rank=False) as whole:
-        assert (whole["tail_log_lines"], whole["prefix_with_rank"]) == (2, False)
+    with config.configured(tail_log_lines=2, prefix_with_rank=False) as values:
+        assert (values["tail_log_lines"], values["prefix_with_rank"]) == (2, False)
         assert config.get_runtime_config() == {"tail_log_lines": 2, "prefix_with_rank": False}
     assert config.get_runtime_config() == {"tail_log_lines": 1}
 
@@ -270,21 +270,21 @@ def test_editors_are_told_the_same_keys() -> None:
 
 
 class TestParametrized:
-    seen: list[tuple[bool, int]] = []  # noqa: RUF012
+    combinations: list[tuple[bool, int]] = []  # noqa: RUF012
 
     @config.parametrize_config(prefix_with_rank=[True, False], tail_log_lines=[1, 2])
     def test_each_combination_is_run(self) -> None:
-        found = config.get_global_config()
-        self.seen.append((found["prefix_with_rank"], found["tail_log_lines"]))
+        values = config.get_global_config()
+        self.combinations.append((values["prefix_with_rank"], values["tail_log_lines"]))
 
     def test_all_four_combinations_were_run(self) -> None:
-        assert sorted(self.seen) == [(False, 1), (False, 2), (True, 1), (True, 2)]
+        assert sorted(self.combinations) == [(False, 1), (False, 2), (True, 1), (True, 2)]
 
 
 @config.parametrize_config_pointwise(prefix_with_rank=[True, False], tail_log_lines=[1, 2])
 def test_values_of_several_keys_go_in_step() -> None:
-    found = config.get_global_config()
-    assert (found["prefix_with_rank"], found["tail_log_lines"]) in [(True, 1), (False, 2)]
+    values = config.get_global_config()
+    assert (values["prefix_with_rank"], values["tail_log_lines"]) in [(True, 1), (False, 2)]
 
 
 def test_values_in_step_must_be_as_many() -> None:

@@ -82,7 +82,7 @@ def test_a_shown_duration_reads_back_exactly(nanoseconds: int) -> None:
 @given(st.one_of(st.text(max_size=300), st.from_regex(r"[0-9.]{0,40} ?[a-zµ]{0,5}( [0-9]{1,3}[a-z]{1,3}){0,40}")))
 def test_any_text_is_a_duration_or_refused(text: str) -> None:
     try:
-        found = parse_duration(text)
+        nanoseconds = parse_duration(text)
     except DurationError:
         return
-    assert 0 <= found < 2**63
+    assert 0 <= nanoseconds < 2**63

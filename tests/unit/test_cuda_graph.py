@@ -17,23 +17,23 @@ pytestmark = pytest.mark.timeout(60)
 Tensors = list[torch.Tensor]
 
 
-def pretended(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
-    """As `captured`: a replay reads inputs where they lay and writes results where they lay, and nothing runs now."""
-    made = [tensor.clone().fill_(-1) for tensor in run_without_effect(run)]
+def fake_capture(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
+    """Stands in for `captured`: a replay reads inputs and writes results in place, and nothing runs now."""
+    results = [tensor.clone().fill_(-1) for tensor in run_without_effect(run)]
 
     def replay() -> None:
-        for room, value in zip(made, run(), strict=True):
-            room.copy_(value)
+        for buffer, value in zip(results, run(), strict=True):
+            buffer.copy_(value)
 
-    return replay, made
+    return replay, results
 
 
 def run_without_effect(run: Callable[[], Tensors]) -> Tensors:
     before = [tensor.clone() for tensor in STATE]
-    made = run()
+    results = run()
     for tensor, value in zip(STATE, before, strict=True):
         tensor.copy_(value)
-    return made
+    return results
 
 
 STATE: Tensors = []
@@ -50,25 +50,25 @@ def step(inputs: Tensors, seed: int) -> Tensors:
 def state(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     tensor = torch.zeros(2)
     STATE[:] = [tensor]
-    monkeypatch.setattr(cuda_graph, "captured", pretended)
+    monkeypatch.setattr(cuda_graph, "captured", fake_capture)
     return tensor
 
 
 def test_calls_see_their_own_arguments_and_the_state_of_the_last(state: torch.Tensor) -> None:
     run = CudaGraph(step, 1, (), "step")
-    found = [run([torch.full((2,), float(number)), state], 0) for number in (1, 2, 3, 4)]
-    assert [float(total) for total, _ in found] == [2.0, 6.0, 12.0, 20.0]
-    assert [double.tolist() for _, double in found] == [[2.0] * 2, [4.0] * 2, [6.0] * 2, [8.0] * 2]
+    results = [run([torch.full((2,), float(number)), state], 0) for number in (1, 2, 3, 4)]
+    assert [float(total) for total, _ in results] == [2.0, 6.0, 12.0, 20.0]
+    assert [double.tolist() for _, double in results] == [[2.0] * 2, [4.0] * 2, [6.0] * 2, [8.0] * 2]
 
 
 def test_a_state_that_lies_elsewhere_now_is_captured_anew(state: torch.Tensor) -> None:
     run = CudaGraph(step, 1, (), "step")
-    one = torch.ones(2)
+    batch = torch.ones(2)
     for _ in range(3):
-        run([one, state], 0)
-    moved = torch.full((2,), 10.0)
-    STATE[:] = [moved]
-    assert float(run([one, moved], 0)[0]) == 22.0
+        run([batch, state], 0)
+    new_state = torch.full((2,), 10.0)
+    STATE[:] = [new_state]
+    assert float(run([batch, new_state], 0)[0]) == 22.0
     assert state.tolist() == [3.0, 3.0]
 
 
@@ -96,54 +96,54 @@ def test_a_result_that_is_a_view_of_the_state_stays_one(state: torch.Tensor, mon
 def test_a_step_that_cannot_be_captured_runs_and_warns_once(
     state: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
+    def refuse(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(cuda_graph, "captured", refused)
+    monkeypatch.setattr(cuda_graph, "captured", refuse)
     run = CudaGraph(step, 1, (), "the step")
-    with pytest.warns(CompileWarning, match=r"the step runs without a CUDA graph.*capturing$") as noticed:
-        found = [float(run([torch.ones(2), state], 0)[0]) for _ in range(4)]
-    assert found == [2.0, 4.0, 6.0, 8.0]
-    assert len(noticed) == 1
+    with pytest.warns(CompileWarning, match=r"the step runs without a CUDA graph.*capturing$") as warnings:
+        totals = [float(run([torch.ones(2), state], 0)[0]) for _ in range(4)]
+    assert totals == [2.0, 4.0, 6.0, 8.0]
+    assert len(warnings) == 1
 
 
-def counted_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     captures = [0]
 
-    def counted(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
+    def count(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
         captures[0] += 1
-        return pretended(run)
+        return fake_capture(run)
 
-    monkeypatch.setattr(cuda_graph, "captured", counted)
+    monkeypatch.setattr(cuda_graph, "captured", count)
     return captures
 
 
 def test_a_tensor_that_moves_each_time_is_copied(state: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    captures = counted_captures(monkeypatch)
+    captures = count_captures(monkeypatch)
     run = CudaGraph(lambda inputs, seed: [inputs[0] + inputs[1], inputs[1].mul_(2)[:0].sum()], 0, (1,), "step")
-    rooms = [torch.ones(2) for _ in range(8)]
-    for number, room in enumerate(rooms, 1):
-        room.fill_(number)
-        STATE[:] = [state, room]
-        assert run([state, room], 0)[0].tolist() == [number, number]
-        assert room.tolist() == [2 * number] * 2
+    buffers = [torch.ones(2) for _ in range(8)]
+    for number, buffer in enumerate(buffers, 1):
+        buffer.fill_(number)
+        STATE[:] = [state, buffer]
+        assert run([state, buffer], 0)[0].tolist() == [number, number]
+        assert buffer.tolist() == [2 * number] * 2
     assert captures == [3]
 
 
 def test_arguments_with_views_are_used_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "captured", lambda run: (lambda: None, run()))
     run = CudaGraph(lambda inputs, seed: [inputs[0][:1], inputs[1] + 1, inputs[2] + 1], 3, (), "step")
-    whole, other = torch.arange(4.0), torch.ones(2)
+    tensor, batch = torch.arange(4.0), torch.ones(2)
     for _ in range(4):
-        view, _, _ = run([other, whole[:2], whole[1:]], 0)
-        other.add_(1)
-        assert view.tolist() == other[:1].tolist()
+        view, _, _ = run([batch, tensor[:2], tensor[1:]], 0)
+        batch.add_(1)
+        assert view.tolist() == batch[:1].tolist()
 
 
 def test_a_step_whose_views_move_each_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "captured", lambda run: (lambda: None, run()))
     run = CudaGraph(lambda inputs, seed: [inputs[0][:1]], 1, (), "step")
-    rooms = [torch.full((2,), float(number)) for number in range(12)]
+    buffers = [torch.full((2,), float(number)) for number in range(12)]
     with pytest.warns(CompileWarning, match="lie elsewhere in each call"):
-        values = [float(run([room], 0)[0]) for room in rooms]
+        values = [float(run([buffer], 0)[0]) for buffer in buffers]
     assert values == [float(number) for number in range(12)]

@@ -1,4 +1,4 @@
-"""Lines that can be stopped at, marks in a gutter, and who is looked at: no kernel, and nothing that runs."""
+"""Lines that can be stopped at, marks in a gutter, and the focused rank: no kernel, and nothing that runs."""
 
 import os
 import threading
@@ -100,7 +100,7 @@ def gutter() -> Gutter:
 def test_breakpoints_go_to_the_owner_of_the_code_they_are_in() -> None:
     marks = gutter()
     marks.set("cell", [{"line": 10}, {"line": 17}, {"line": 19}])
-    assert [(each.line, each.actor) for each in marks.of_mesh()] == [(10, "Trainer"), (17, "")]
+    assert [(mark.line, mark.actor) for mark in marks.of_mesh()] == [(10, "Trainer"), (17, "")]
     assert marks.of_notebook("cell") == [{"line": 17}, {"line": 19}]
 
 
@@ -109,7 +109,7 @@ def test_the_answer_about_a_breakpoint_stays_when_it_is_sent_again() -> None:
     marks.set("cell", [{"line": 17}])
     marks.add("cell", 17, MarkOptions("@gpus=3 y > 1", "% 2", "y is {y}"))
     marks.set("cell", [{"line": 10}, {"line": 17}])
-    (line,) = [each for each in marks.of_mesh() if each.line == 17]
+    (line,) = [mark for mark in marks.of_mesh() if mark.line == 17]
     assert (line.ranks, line.condition, line.hit_condition, line.log) == ("gpus=3", "y > 1", "% 2", "y is {y}")
     assert marks.of_notebook("cell") == [], "it names ranks"
     with pytest.raises(LookupError, match="no breakpoint at line 3"):
@@ -121,8 +121,8 @@ def test_the_answer_about_a_breakpoint_stays_when_it_is_sent_again() -> None:
 )
 def test_senseless_breakpoints_are_refused_and_stop_nobody(more: MarkOptions, says: str) -> None:
     marks = gutter()
-    wanted: dict[str, Any] = {"line": 17, "condition": more.condition, "hitCondition": more.hit_condition}
-    (mark,) = marks.set("cell", [wanted])
+    request: dict[str, Any] = {"line": 17, "condition": more.condition, "hitCondition": more.hit_condition}
+    (mark,) = marks.set("cell", [request])
     assert says in mark.row("cell")["message"]
     assert marks.of_mesh() == []
     with pytest.raises(ValueError, match=says):
@@ -142,14 +142,14 @@ def test_ranks_stand_before_a_condition() -> None:
     assert ranks_in(" loss > 1 ") == ("", "loss > 1")
 
 
-# -- who is looked at --------------------------------------------------------------------------------------------------
+# -- the focused rank --------------------------------------------------------------------------------------------------
 
 
 def test_the_focused_rank_is_a_thread_and_its_group_another() -> None:
     focus = Focus()
     records = [*(stopped(rank) for rank in range(4)), stopped(4, line=20)]
     assert focus.settle(records) is records[0]
-    assert [(each.number, each.name) for each in focus.threads(records)] == [
+    assert [(thread.number, thread.name) for thread in focus.threads(records)] == [
         (1, "trainers gpus=0 · train.py:10"),
         (2, "trainers gpus=1-3 · train.py:10"),
         (3, "trainers gpus=4 · train.py:20"),
@@ -188,8 +188,8 @@ def test_a_pinned_rank_is_awaited_and_found_at_its_next_stop() -> None:
     focus.settle(records)
     assert focus.settle(records[:1]) is None
     assert focus.has_resumed(records[:1])
-    again = stopped(1, line=30, number=2)
-    assert focus.settle([records[0], again]) is again
+    stop = stopped(1, line=30, number=2)
+    assert focus.settle([records[0], stop]) is stop
 
 
 def test_numbers_hold_for_one_stop_and_differ_from_another_debuggers() -> None:
@@ -205,10 +205,8 @@ def test_numbers_hold_for_one_stop_and_differ_from_another_debuggers() -> None:
 # -- events to front ends --------------------------------------------------------------------------------------------
 
 
-class Looked:
-    """Stands for the adapter, and for the ranks of an announcer: logs when events are sent, and waits a little for
-    what must not happen meanwhile.
-    """
+class Recorder:
+    """Stands for an adapter and its ranks: logs each sending, and waits briefly for what must not happen meanwhile."""
 
     attached = False
 
@@ -228,18 +226,18 @@ class Looked:
 
 @pytest.mark.timeout(20)
 def test_front_ends_are_notified_before_or_after_ranks_resume_never_between() -> None:
-    looked = Looked()
-    announcer = Announcer(looked, looked, lambda event: None)  # type: ignore[arg-type]
+    recorder = Recorder()
+    announcer = Announcer(recorder, recorder, lambda event: None)  # type: ignore[arg-type]
     announcer.wake()
-    assert looked.begun.acquire(timeout=10)
+    assert recorder.begun.acquire(timeout=10)
     with announcer.hold():
-        looked.held.set()
-        looked.log.append("held")
+        recorder.held.set()
+        recorder.log.append("held")
         announcer.wake()
-        assert not looked.begun.acquire(timeout=0.2)
-        looked.held.clear()
-    assert looked.begun.acquire(timeout=10)
-    assert looked.log == ["sending", "sent", "held", "sending"]
+        assert not recorder.begun.acquire(timeout=0.2)
+        recorder.held.clear()
+    assert recorder.begun.acquire(timeout=10)
+    assert recorder.log == ["sending", "sent", "held", "sending"]
     announcer.close()
 
 
@@ -256,7 +254,7 @@ def test_cells_of_an_earlier_kernel_are_shown_as_current_ones() -> None:
 
 
 class Cluster:
-    """Ranks that are stopped, until they are let go; looks meanwhile whether a cell would ask at its prompt."""
+    """Ranks that are stopped until they are released; records whether the debugger is attached then."""
 
     def __init__(self) -> None:
         self.stopped = [stopped(0), stopped(1)]
@@ -292,6 +290,6 @@ def test_the_debugger_is_off_only_after_everything_has_resumed() -> None:
     assert cluster.attached == [True]
     assert not adapter.attached
     adapter.answer("disconnect", {})
-    assert cluster.attached == [True], "what was stopped since is none of its business"
+    assert cluster.attached == [True], "later stops do not concern it"
     adapter.answer("setBreakpoints", {"source": {"path": "cell"}, "breakpoints": [{"line": 10}]})
     assert cluster.armed[-1] == [], "none holds while it is off"

@@ -24,21 +24,21 @@ def test_rows_keep_their_order_for_all_sizes_of_batches_and_takes() -> None:
         batches = [{"x": np.arange(a, b), "t": [str(n) for n in range(a, b)]} for a, b in itertools.pairwise(starts)]
         rows = Rows(batches)
         skipped = rows.skip(chance.randrange(0, 5))
-        seen: list[int] = []
+        values: list[int] = []
         while (batch := rows.take(size := chance.randrange(1, 9))) is not None:
             assert rows_of(batch) <= size
             assert batch["t"] == [str(n) for n in batch["x"]]
-            seen += batch["x"].tolist()
-        assert seen == list(range(skipped, sum(sizes)))
+            values += batch["x"].tolist()
+        assert values == list(range(skipped, sum(sizes)))
         assert rows.take(3) is None
 
 
 def test_rows_of_one_batch_are_not_copied() -> None:
-    whole = np.arange(100)
-    rows = Rows([{"x": whole}])
+    column = np.arange(100)
+    rows = Rows([{"x": column}])
     batch = rows.take(30)
     assert batch is not None
-    assert np.shares_memory(batch["x"], whole)
+    assert np.shares_memory(batch["x"], column)
 
 
 def test_columns_of_different_lengths_are_refused() -> None:

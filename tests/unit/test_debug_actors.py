@@ -1,4 +1,4 @@
-"""Actors that stop in the debugger, on threads of this process: what is known of them, and how they go on."""
+"""Actors that stop in the debugger, on threads of this process: their records, and how they resume."""
 
 import linecache
 from collections.abc import Iterator
@@ -41,23 +41,23 @@ def nothing_stays_stopped(trainers: Any) -> Iterator[None]:
 def test_a_breakpoint_stops_the_actor_and_tells_all_about_the_place(trainers: Any) -> None:
     future = trainers.step.call(1)
     records = stopped(3)
-    assert [one.point for one in records] == [(0,), (1,), (2,)]
-    one = records[0]
-    assert (one.name, one.labels, one.endpoint, one.reason) == ("trainers", ("gpus",), "step", "breakpoint()")
-    assert (one.frame.function, one.frame.text) == ("Trainer.step", "breakpoint()")
-    assert one.frame.file.endswith("debug_tools.py")
-    assert len(one.stack) == 1, "the engine's own frames are nobody's business"
-    assert "        doubled = loss * 2" in one.source
-    assert one.host
-    assert one.pid > 0
+    assert [stop.point for stop in records] == [(0,), (1,), (2,)]
+    stop = records[0]
+    assert (stop.name, stop.labels, stop.endpoint, stop.reason) == ("trainers", ("gpus",), "step", "breakpoint()")
+    assert (stop.frame.function, stop.frame.text) == ("Trainer.step", "breakpoint()")
+    assert stop.frame.file.endswith("debug_tools.py")
+    assert len(stop.stack) == 1, "the engine's own frames are nobody's business"
+    assert "        doubled = loss * 2" in stop.source
+    assert stop.host
+    assert stop.pid > 0
     debug.resume(trainers)
     assert list(future.get(SECONDS).values()) == [2, 4, 6]
 
 
 def test_pdb_set_trace_stops_as_breakpoint_does(trainers: Any) -> None:
     future = trainers.slice(gpus=1).pdb_step.call_one()
-    (one,) = stopped(1)
-    assert one.reason == "pdb.set_trace()"
+    (record,) = stopped(1)
+    assert record.reason == "pdb.set_trace()"
     assert debug.eval("where").values == {1: "'pdb'"}
     debug.resume()
     assert future.get(SECONDS) == "pdb"
@@ -65,8 +65,8 @@ def test_pdb_set_trace_stops_as_breakpoint_does(trainers: Any) -> None:
 
 def test_a_condition_stops_those_for_which_it_holds(trainers: Any) -> None:
     future = trainers.stop_if.call([2])
-    (one,) = stopped(1)
-    assert (one.rank, one.reason) == (2, "asked for")
+    (record,) = stopped(1)
+    assert (record.rank, record.reason) == (2, "asked for")
     debug.resume()
     assert list(future.get(SECONDS).values()) == [0, 1, 2]
 
@@ -81,29 +81,29 @@ def test_one_rank_or_a_slice_can_be_asked_alone(trainers: Any) -> None:
 
 
 def test_an_external_breakpoint_counts_from_the_next_call_until_cleared(trainers: Any) -> None:
-    one = trainers.slice(gpus=1)
-    found = debug.set_breakpoint(f"debug_tools.py:{line('result = total + value')}", one, condition="total > 2")
-    assert [one.number for one in debug.breakpoints()] == [found.number]
+    trainer = trainers.slice(gpus=1)
+    mark = debug.set_breakpoint(f"debug_tools.py:{line('result = total + value')}", trainer, condition="total > 2")
+    assert [entry.number for entry in debug.breakpoints()] == [mark.number]
     future = trainers.quiet.call([1.0, 2.0, 3.0])
     (record,) = stopped(1)
     assert (record.rank, record.frame.text) == (1, "result = total + value")
     assert debug.eval("total").values == {1: 3.0}
-    debug.clear_breakpoint(found)
+    debug.clear_breakpoint(mark)
     debug.resume()
     assert list(future.get(SECONDS).values()) == [6.0, 6.0, 6.0]
     assert list(trainers.quiet.call([1.0, 2.0, 3.0]).get(SECONDS).values()) == [6.0, 6.0, 6.0]
 
 
 def test_breakpoints_of_two_actors_in_one_process_do_not_mix(procs: ProcMesh, trainers: Any) -> None:
-    other = procs.spawn("others", Trainer)
+    second_mesh = procs.spawn("others", Trainer)
     debug.set_breakpoint("Trainer.add", trainers, condition="total > 100")
-    debug.set_breakpoint("Trainer.add", other, condition="total > 0")
+    debug.set_breakpoint("Trainer.add", second_mesh, condition="total > 0")
     assert list(trainers.quiet.call([1.0, 2.0]).get(SECONDS).values()) == [3.0] * 3
-    future = other.quiet.call([1.0, 2.0])
+    future = second_mesh.quiet.call([1.0, 2.0])
     assert {record.name for record in stopped(3)} == {"others"}
     resume_all()
     future.get(SECONDS)
-    other.stop().get(SECONDS)
+    second_mesh.stop().get(SECONDS)
 
 
 def test_places_that_nobody_knows_are_refused(trainers: Any) -> None:
@@ -128,7 +128,7 @@ def test_an_async_actor_stops_only_its_loop_and_steps_over_awaits(procs: ProcMes
     group = debug.group(loopers)
     for _ in range(3):
         group.next(timeout=SECONDS)
-    assert {one.frame.text for one in group.sessions} == {"z = y + 1"}
+    assert {session.frame.text for session in group.sessions} == {"z = y + 1"}
     group.resume()
     assert list(future.get(SECONDS).values()) == [3, 3, 3]
     assert list(ping.get(SECONDS).values()) == ["pong"] * 3
@@ -136,7 +136,7 @@ def test_an_async_actor_stops_only_its_loop_and_steps_over_awaits(procs: ProcMes
 
 
 @pytest.mark.parametrize(
-    ("steps", "places"),
+    ("steps", "lines"),
     [
         (("next",), ["return more + 1"]),
         (
@@ -152,23 +152,23 @@ def test_an_async_actor_stops_only_its_loop_and_steps_over_awaits(procs: ProcMes
     ],
 )
 def test_steps_in_an_async_endpoint_never_enter_the_event_loop(
-    procs: ProcMesh, steps: tuple[str, ...], places: list[str]
+    procs: ProcMesh, steps: tuple[str, ...], lines: list[str]
 ) -> None:
     looper = procs.slice(gpus=0).spawn("looper", Looper)
-    found = debug.set_breakpoint(f"debug_tools.py:{line('more = await self.later(x)')}", looper)
-    for _ in range(2):  # the second call finds the thread of the loop as the first has left it
+    mark = debug.set_breakpoint(f"debug_tools.py:{line('more = await self.later(x)')}", looper)
+    for _ in range(2):  # the second call runs on the thread of the loop as the first left it
         future = looper.nested.call_one(3)
         stopped(1)
-        seen = []
+        texts = []
         for step in steps:
             getattr(debug.group(looper), step)(timeout=SECONDS)
-            (one,) = debug.sessions()
-            seen.append(one.frame.text)
-            assert one.event != "exception"
-        assert seen == places
+            (session,) = debug.sessions()
+            texts.append(session.frame.text)
+            assert session.event != "exception"
+        assert texts == lines
         debug.resume()
         assert future.get(SECONDS) == 7
-    debug.clear_breakpoint(found)
+    debug.clear_breakpoint(mark)
     assert looper.nested.call_one(3).get(SECONDS) == 7
     looper.stop().get(SECONDS)
 
@@ -177,9 +177,9 @@ def test_a_front_ends_breakpoint_holds_in_functions_the_process_runs_itself(proc
     everywhere = debug.controller().breakpoints.set_everywhere
     assert everywhere([BreakLine(file=debug_tools.__file__, line=line("twice = 2 * x"))]) == {}
     future = procs.slice(gpus=1).run(doubled, 4)
-    (one,) = stopped(1)
-    assert (one.frame.function, one.rank) == ("doubled", 1)
-    assert len(one.stack) == 1, "the engine's own frames are nobody's business"
+    (record,) = stopped(1)
+    assert (record.frame.function, record.rank) == ("doubled", 1)
+    assert len(record.stack) == 1, "the engine's own frames are nobody's business"
     assert debug.eval("x").values == {1: 4}
     assert everywhere((), release=True) == {}
     assert list(future.get(SECONDS).values()) == [8]
@@ -196,8 +196,8 @@ def test_cells_of_an_earlier_kernel_stop_in_the_next_one(procs: ProcMesh, monkey
     everywhere = debug.controller().breakpoints.set_everywhere
     assert everywhere([BreakLine(file=now, line=3)]) == {}
     future = procs.slice(gpus=0).run(names["twice"], 4)
-    (one,) = stopped(1)
-    assert (one.frame.file, one.frame.line) == (before, 3)
+    (record,) = stopped(1)
+    assert (record.frame.file, record.frame.line) == (before, 3)
     assert everywhere((), release=True) == {}
     assert list(future.get(SECONDS).values()) == [8]
 
@@ -206,7 +206,7 @@ def test_a_breakpoint_in_a_constructor_stops_before_the_first_message(procs: Pro
     late = procs.spawn("late", Trainer, True)
     future = late.steps_done.call()
     records = stopped(3)
-    assert {one.endpoint for one in records} == {"__init__"}
+    assert {record.endpoint for record in records} == {"__init__"}
     assert debug.eval("self.steps").values == {0: 0, 1: 0, 2: 0}
     debug.resume()
     assert list(future.get(SECONDS).values()) == [0, 0, 0]
@@ -216,30 +216,30 @@ def test_a_breakpoint_in_a_constructor_stops_before_the_first_message(procs: Pro
 def test_a_breakpoint_in_supervise_stops_the_owner(procs: ProcMesh) -> None:
     owner = procs.slice(gpus=0).spawn("owner", Owner)
     owner.start.call_one().get(SECONDS)
-    (one,) = stopped(1)
-    assert one.frame.function == "Owner.__supervise__"
+    (record,) = stopped(1)
+    assert record.frame.function == "Owner.__supervise__"
     assert "on purpose" in str(debug.eval("told").values[0])
     debug.resume()
     owner.stop().get(SECONDS)
 
 
 def test_an_actor_of_the_controllers_own_process_stops_too() -> None:
-    here: Any = this_proc().spawn("here", Trainer)
-    future = here.step.call_one(5)
-    (one,) = stopped(1)
-    assert one.name == "here"
+    local: Any = this_proc().spawn("here", Trainer)
+    future = local.step.call_one(5)
+    (record,) = stopped(1)
+    assert record.name == "here"
     assert debug.eval("loss").values == {0: 5}
     debug.resume()
     assert future.get(SECONDS) == 10
-    here.stop().get(SECONDS)
+    local.stop().get(SECONDS)
 
 
 def test_a_stop_knows_the_calls_that_wait_for_it(procs: ProcMesh, trainers: Any) -> None:
     caller = procs.slice(gpus=1).spawn("caller", Caller)
     future = caller.ask.call_one(trainers.slice(gpus=0), 3)
-    (one,) = stopped(1)
-    assert (one.name, one.rank) == ("trainers", 0)
-    assert future.wait_id in one.chain
+    (record,) = stopped(1)
+    assert (record.name, record.rank) == ("trainers", 0)
+    assert future.wait_id in record.chain
     debug.resume()
     assert future.get(SECONDS) == 6
     caller.stop().get(SECONDS)
@@ -247,8 +247,8 @@ def test_a_stop_knows_the_calls_that_wait_for_it(procs: ProcMesh, trainers: Any)
 
 def test_stops_on_a_mesh_taken_over_leave_the_list() -> None:
     procs = in_process_host().spawn_procs(per_host={"gpus": 1}, name="shared")
-    taken = procs.spawn("taken", Trainer)
-    future = taken.step.call_one(1)
+    trainer = procs.spawn("taken", Trainer)
+    future = trainer.step.call_one(1)
     stopped(1)
     state = state_of(procs)
     state.stopped = "taken over by the kernel of other.ipynb"

@@ -49,7 +49,7 @@ NAMESPACE = {"model": Model(), "Model": Model, "module": types, "values": [1.5, 
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("mod", ["model", "module"]),
         ("Mod", ["Model", "ModuleNotFoundError"]),
@@ -65,12 +65,12 @@ NAMESPACE = {"model": Model(), "Model": Model, "module": types, "values": [1.5, 
         ("absent.x", []),
     ],
 )
-def test_names_are_completed_as_they_are_stored(text: str, wanted: list[str]) -> None:
-    assert completions(NAMESPACE, text) == wanted
+def test_names_are_completed_as_they_are_stored(text: str, expected: list[str]) -> None:
+    assert completions(NAMESPACE, text) == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "expected"),
     [
         ("model.forward", ["Signature: forward(x: float, *, scale: float = 2.0) -> float", "Docstring: Scales it."]),
         ("model.made", ["Signature: made(path: str) -> str"]),
@@ -81,9 +81,9 @@ def test_names_are_completed_as_they_are_stored(text: str, wanted: list[str]) ->
         ("Model", ["Signature: Model() -> None"]),
     ],
 )
-def test_names_are_described_with_their_signature_type_and_value(name: str, wanted: list[str]) -> None:
+def test_names_are_described_with_their_signature_type_and_value(name: str, expected: list[str]) -> None:
     lines = description(NAMESPACE, name).splitlines()
-    assert [line for line in wanted if line not in lines] == []
+    assert [line for line in expected if line not in lines] == []
 
 
 def test_keys_defaults_and_annotations_of_the_program_are_not_written_out() -> None:
@@ -126,17 +126,17 @@ def test_variables_are_listed_without_what_every_cell_has() -> None:
         "many": [0] * 21,
     }
     namespace |= {"model": Model(), "number": 1 << 50_000, "step": lambda x, by=2: x}
-    found = {each.name: (each.kind, each.text) for each in variables(namespace)}
-    assert list(found) == ["many", "model", "number", "step", "text"]
-    assert found["many"] == ("list", "21 items")
-    assert found["model"] == ("Model", "")
-    assert found["number"] == ("int", "")
-    assert found["step"] == ("function", "(x, by=2)")
-    assert found["text"][1].endswith("… (50000 characters)")
+    listing = {variable.name: (variable.kind, variable.text) for variable in variables(namespace)}
+    assert list(listing) == ["many", "model", "number", "step", "text"]
+    assert listing["many"] == ("list", "21 items")
+    assert listing["model"] == ("Model", "")
+    assert listing["number"] == ("int", "")
+    assert listing["step"] == ("function", "(x, by=2)")
+    assert listing["text"][1].endswith("… (50000 characters)")
 
 
 def test_variables_of_an_actor_are_those_of_its_self() -> None:
     model = Model()
     model._cache = 1  # type: ignore[attr-defined]
-    found = [(each.name, each.kind) for each in variables({"self": model, "x": 1.5})]
-    assert found == [("self", "Model"), ("self.inner", "SimpleNamespace"), ("self.layers", "list"), ("x", "float")]
+    listing = [(variable.name, variable.kind) for variable in variables({"self": model, "x": 1.5})]
+    assert listing == [("self", "Model"), ("self.inner", "SimpleNamespace"), ("self.layers", "list"), ("x", "float")]

@@ -31,9 +31,9 @@ def texts(logs: Logs) -> list[str]:
 
 
 def test_lines_of_all_ranks_are_ordered_by_time_and_labelled(cluster: Cluster) -> None:
-    cluster.write(1, "second\n", at=2.0)
-    cluster.write(0, "first\n", at=1.0)
-    cluster.write(1, "third\n", "c:2", stream=2, level=30, at=3.0)
+    cluster.write(1, "second\n", time=2.0)
+    cluster.write(0, "first\n", time=1.0)
+    cluster.write(1, "third\n", "c:2", stream=2, level=30, time=3.0)
     logs = reader(cluster).there()
     assert texts(logs) == ["first", "second", "third"]
     third = logs[-1]
@@ -46,8 +46,8 @@ def test_lines_are_found_by_rank_text_level_time_stream_and_number(cluster: Clus
     now = time.time()
     for rank in range(4):
         for number in range(5):
-            cluster.write(rank, f"entry {number}\n", at=now - 60)
-        cluster.write(rank, "careful\n", stream=2, level=30, at=now)
+            cluster.write(rank, f"entry {number}\n", time=now - 60)
+        cluster.write(rank, "careful\n", stream=2, level=30, time=now)
     assert len(reader(cluster, grep="entry [34]").there()) == 8
     assert len(reader(cluster, 1, 2, grep="entry").there()) == 10
     assert texts(reader(cluster, 1, grep="entry").there(last=2)) == ["entry 3", "entry 4"]

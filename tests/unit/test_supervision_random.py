@@ -66,5 +66,5 @@ def test_the_wandering_meets_what_it_is_about() -> None:
     answers = {answer for world in worlds for answer in world.requests.values()}
     assert answers == {"healed", "refused"}
     assert any(world.faults for world in worlds)
-    assert any(len(world.owners_gone) > 1 for world in worlds)
+    assert any(len(world.lost_owners) > 1 for world in worlds)
     assert any(incarnation > 2 for world in worlds for incarnation in world.incarnations["P"])
