@@ -202,7 +202,7 @@ def test_numbers_hold_for_one_stop_and_differ_from_another_debuggers() -> None:
     assert handles.get(number) is None
 
 
-# -- events to front ends --------------------------------------------------------------------------------------------
+# -- events to front ends ----------------------------------------------------------------------------------------------
 
 
 class Recorder:

@@ -1,4 +1,4 @@
-"""The prompt of a call that waits: actors on threads of this process, a terminal that types what a test says."""
+"""The prompt of a call that waits: actors on threads of this process, a terminal that types the lines of a test."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from tests.unit.debug_tools import SECONDS, line_of
 
 pytestmark = pytest.mark.timeout(30)
 RANKS = 4
-Typed = str | type[BaseException] | Callable[[], str]
+Line = str | type[BaseException] | Callable[[], str]
 
 
 class Trainer(Actor):
@@ -35,9 +35,9 @@ class Trainer(Actor):
         return rank + 0 * int(total == total)
 
     @endpoint
-    def only(self, which: list[int]) -> int:
+    def only(self, ranks: list[int]) -> int:
         rank = current_rank().rank
-        breakpoint_if(rank in which, "asked for")
+        breakpoint_if(rank in ranks, "asked for")
         return rank
 
     @endpoint
@@ -57,15 +57,15 @@ STOP = line_of(__file__, "breakpoint()")
 
 
 class Terminal:
-    """Types the lines of a test, and keeps what was shown and asked."""
+    """Types the lines of a test, and records its output and its prompts."""
 
     can_ask = True
     echoes = True
 
     def __init__(self) -> None:
-        self.typed: list[Typed] = []
+        self.lines: list[Line] = []
         self.shown: list[str] = []
-        self.asked: list[str] = []
+        self.prompts: list[str] = []
 
     @property
     def text(self) -> str:
@@ -85,9 +85,9 @@ class Terminal:
         self.write("gone\n")
 
     def ask(self, prompt: str, useless: Callable[[], bool] = lambda: False) -> str:
-        self.asked.append(prompt)
-        assert self.typed, f"nobody has an answer to {prompt}"
-        line = self.typed.pop(0)
+        self.prompts.append(prompt)
+        assert self.lines, f"nobody has an answer to {prompt}"
+        line = self.lines.pop(0)
         if isinstance(line, str):
             return line
         if isinstance(line, type):
@@ -118,13 +118,13 @@ def t(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def terminal(t: Any) -> Iterator[Terminal]:
-    made = Terminal()
-    here = threading.current_thread()
-    waits = WaitPrompt(debug.controller(), made, lambda: threading.current_thread() is here)
+    fake = Terminal()
+    thread = threading.current_thread()
+    waits = WaitPrompt(debug.controller(), fake, lambda: threading.current_thread() is thread)
     waits.install()
-    yield made
+    yield fake
     waits.uninstall()
-    assert made.typed == [], "what was to be typed was asked for"
+    assert fake.lines == [], "a prompt asks for every line"
 
 
 def stopped(t: Any, ranks: int = RANKS, x: float = 2) -> Any:
@@ -136,11 +136,11 @@ def stopped(t: Any, ranks: int = RANKS, x: float = 2) -> Any:
 
 
 def test_ranks_are_listed_focused_stepped_asked_and_let_go(t: Any, terminal: Terminal) -> None:
-    terminal.typed = ["ranks", "p loss", "n", "focus 3", "p loss", "n", "@gpus=0:2 p rank * 2", "focus all", "p x", "c"]
+    terminal.lines = ["ranks", "p loss", "n", "focus 3", "p loss", "n", "@gpus=0:2 p rank * 2", "focus all", "p x", "c"]
     assert list(stopped(t).get(SECONDS).values()) == [0, 1, 2, 3]
     assert f"4 of 4  at test_debug_prompt.py:{STOP} in Trainer.step  trainers gpus=0-3  breakpoint()" in terminal.text
-    assert terminal.asked[0] == "mdb trainers[gpus=0-3]> "
-    assert terminal.asked[4] == "mdb trainers[gpus=3]> "
+    assert terminal.prompts[0] == "mdb trainers[gpus=0-3]> "
+    assert terminal.prompts[4] == "mdb trainers[gpus=3]> "
     assert "nan   gpus=3" in terminal.text
     assert f"gpus=0-3  test_debug_prompt.py:{STOP + 1} in Trainer.step  → self.steps += 1" in terminal.text
     assert f"test_debug_prompt.py:{STOP + 2} in Trainer.step  → total = loss * x" in terminal.text
@@ -150,7 +150,7 @@ def test_ranks_are_listed_focused_stepped_asked_and_let_go(t: Any, terminal: Ter
 
 
 def test_differences_and_charts_over_the_ranks_and_one_tree_of_stacks(t: Any, terminal: Terminal) -> None:
-    terminal.typed = ["diff loss", "watch loss", "display rank", "where", "n", "unwatch", "undisplay", "locals x", "c"]
+    terminal.lines = ["diff loss", "watch loss", "display rank", "where", "n", "unwatch", "undisplay", "locals x", "c"]
     stopped(t).get(SECONDS)
     assert " ! nan" in terminal.text
     assert "× gpus=3" in terminal.text
@@ -162,17 +162,17 @@ def test_differences_and_charts_over_the_ranks_and_one_tree_of_stacks(t: Any, te
 
 
 def test_statements_of_several_lines_and_interactive_python(t: Any, terminal: Terminal) -> None:
-    terminal.typed = ["for i in range(2):", "    print('line', i)", "", "interact", "z = x + 40", "z", "exit", "c"]
+    terminal.lines = ["for i in range(2):", "    print('line', i)", "", "interact", "z = x + 40", "z", "exit", "c"]
     stopped(t, 1).get(SECONDS)
-    assert terminal.asked[1] == "... "
+    assert terminal.prompts[1] == "... "
     assert "line 0\nline 1\n" in terminal.text
-    assert terminal.asked[4] == "mdb trainers[gpus=0] >>> "
+    assert terminal.prompts[4] == "mdb trainers[gpus=0] >>> "
     assert "42\n" in terminal.text
 
 
 def test_pdbs_own_commands_are_there(t: Any, terminal: Terminal) -> None:
     jump, at_return = STOP + 2, STOP + 3
-    terminal.typed = [f"j {jump}", f"b {at_return}", "cond 99 x", "c", "l", "", "cl", "help ll", "help", "c"]
+    terminal.lines = [f"j {jump}", f"b {at_return}", "cond 99 x", "c", "l", "", "cl", "help ll", "help", "c"]
     assert list(stopped(t, 1).get(SECONDS).values()) == [0]
     assert "→ total = loss * x" in terminal.text
     assert "*** Breakpoint number 99 out of range" in terminal.text
@@ -183,14 +183,14 @@ def test_pdbs_own_commands_are_there(t: Any, terminal: Terminal) -> None:
 
 
 def test_an_empty_line_means_the_step_before_again(t: Any, terminal: Terminal) -> None:
-    terminal.typed = ["n", "", "p x", "", "c"]
+    terminal.lines = ["n", "", "p x", "", "c"]
     stopped(t, 1).get(SECONDS)
     assert terminal.text.count("  → ") >= 2
-    assert "» n\n" in terminal.text, "it is told what is done again"
+    assert "» n\n" in terminal.text, "the repeated command is shown"
 
 
 def test_mistyped_input_is_explained_and_the_ranks_stay_stopped(t: Any, terminal: Terminal) -> None:
-    terminal.typed = ["focus 9", "diff", "1 +", "nothing", "c"]
+    terminal.lines = ["focus 9", "diff", "1 +", "nothing", "c"]
     stopped(t, 1).get(SECONDS)
     assert "*** no stopped rank is 9; stopped: trainers" in terminal.text
     assert "*** diff needs an expression" in terminal.text
@@ -199,70 +199,70 @@ def test_mistyped_input_is_explained_and_the_ranks_stay_stopped(t: Any, terminal
 
 
 def test_quit_asks_first_and_then_fails_the_call(t: Any, terminal: Terminal) -> None:
-    terminal.typed = ["q", "n", "q", "y"]
+    terminal.lines = ["q", "n", "q", "y"]
     with pytest.raises(ActorError, match="quit in the debugger, where it was stopped"):
         stopped(t, 1).get(SECONDS)
-    assert "end the endpoints of trainers gpus=0, so that their calls fail? [y/N] " in terminal.asked
+    assert "end the endpoints of trainers gpus=0, so that their calls fail? [y/N] " in terminal.prompts
 
 
-@pytest.mark.parametrize("typed", ["detach", EOFError])
-def test_ranks_stay_stopped_and_the_call_can_be_awaited_again(t: Any, terminal: Terminal, typed: Typed) -> None:
-    terminal.typed = [typed]
+@pytest.mark.parametrize("line", ["detach", EOFError])
+def test_ranks_stay_stopped_and_the_call_can_be_awaited_again(t: Any, terminal: Terminal, line: Line) -> None:
+    terminal.lines = [line]
     future = stopped(t, 1)
     with pytest.raises(StoppedAtBreakpoint, match="left stopped in the debugger; the call stays under way"):
         future.get(SECONDS)
-    assert t.slice(gpus=1).quiet.call_one().get(SECONDS) == "quiet", "who is left stopped holds up nobody else"
-    terminal.typed = ["n", "c"]
+    assert t.slice(gpus=1).quiet.call_one().get(SECONDS) == "quiet", "a rank that stays stopped delays no other"
+    terminal.lines = ["n", "c"]
     assert t.slice(gpus=0).quiet.call_one().get(SECONDS) == "quiet", "a call to the stopped rank asks"
     assert list(future.get(SECONDS).values()) == [0]
 
 
-@pytest.mark.parametrize(("said", "left"), [("l", True), ("c", False), (KeyboardInterrupt, True)])
-def test_an_interrupt_asks_whether_to_leave_or_to_go_on(t: Any, terminal: Terminal, said: Typed, left: bool) -> None:
-    terminal.typed = [KeyboardInterrupt, "", "p x", KeyboardInterrupt, said]
+@pytest.mark.parametrize(("answer", "stays"), [("l", True), ("c", False), (KeyboardInterrupt, True)])
+def test_an_interrupt_asks_whether_to_leave_or_to_go_on(t: Any, terminal: Terminal, answer: Line, stays: bool) -> None:
+    terminal.lines = [KeyboardInterrupt, "", "p x", KeyboardInterrupt, answer]
     future = stopped(t, 1)
-    if left:
+    if stays:
         with pytest.raises(StoppedAtBreakpoint):
             future.get(SECONDS)
         assert len(debug.sessions()) == 1
     else:
         assert list(future.get(SECONDS).values()) == [0]
-    assert "leave them stopped (l), continue them (c), or return to the prompt (Enter)? " in terminal.asked
+    assert "leave them stopped (l), continue them (c), or return to the prompt (Enter)? " in terminal.prompts
 
 
 def test_a_question_that_nobody_needs_answered_any_more_is_given_up(t: Any, terminal: Terminal) -> None:
-    def elsewhere() -> str:
+    def resume() -> str:
         debug.resume()
         raise NothingToAsk
 
-    terminal.typed = [elsewhere]
+    terminal.lines = [resume]
     assert list(stopped(t, 1).get(SECONDS).values()) == [0]
     assert terminal.text.endswith("gone\n")
 
 
 def test_stops_during_an_open_question_are_announced_before_the_next(t: Any, terminal: Terminal) -> None:
-    def meanwhile() -> str:
+    def stop_another() -> str:
         t.slice(gpus=2).step.broadcast(1)
         debug.wait(2, timeout=SECONDS)
         return "p x"
 
     terminal.table = lambda text, *, again: not again and terminal.write(text) is None  # type: ignore[method-assign]
-    terminal.typed = ["p x", meanwhile, "p rank", "focus gpus=2", "focus all", "c"]
+    terminal.lines = ["p x", stop_another, "p rank", "focus gpus=2", "focus all", "c"]
     stopped(t, 1).get(SECONDS)
     assert terminal.text.count("other ranks have stopped: trainers gpus=2 at test_debug_prompt.py") == 1
-    asked = ["gpus=0", "gpus=0", "gpus=0,2", "gpus=0,2", "gpus=2", "gpus=0,2"]
-    assert terminal.asked == [f"mdb trainers[{ranks}]> " for ranks in asked], "at one line they are one group"
+    groups = ["gpus=0", "gpus=0", "gpus=0,2", "gpus=0,2", "gpus=2", "gpus=0,2"]
+    assert terminal.prompts == [f"mdb trainers[{ranks}]> " for ranks in groups], "at one line they are one group"
 
 
 def test_a_wait_by_await_asks_as_one_that_blocks(t: Any, terminal: Terminal) -> None:
-    terminal.typed = ["p rank", "n", "c"]
+    terminal.lines = ["p rank", "n", "c"]
     future = t.only.call([1, 2])
     debug.wait(2, timeout=SECONDS)
 
-    async def waits() -> Any:
+    async def wait() -> Any:
         return await future
 
-    assert list(asyncio.run(waits()).values()) == [0, 1, 2, 3]
+    assert list(asyncio.run(wait()).values()) == [0, 1, 2, 3]
     assert "1  gpus=1\n2  gpus=2" in terminal.text
     assert "2 of 4  at" in terminal.text
 
@@ -279,7 +279,7 @@ def test_without_anybody_to_ask_the_call_raises_and_stays_valid(t: Any, terminal
 
 
 def test_a_terminal_that_cannot_ask_after_all_raises_likewise(t: Any, terminal: Terminal) -> None:
-    terminal.typed = [NoPrompt]
+    terminal.lines = [NoPrompt]
     with pytest.raises(StoppedAtBreakpoint, match="no prompt can be shown here"):
         stopped(t, 1).get(SECONDS)
 

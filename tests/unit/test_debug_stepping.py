@@ -17,7 +17,7 @@ from monarch_nb.transport import calm
 from tests.effort import tries
 from tests.unit.debug_tools import SESSION, debugged, go, on_thread, source
 
-Place = tuple[str, str, int]  # what was about to happen, and where
+StopEvent = tuple[str, str, int]  # event, function, line
 MOTIONS = ("in", "in", "over", "over", "over", "out", "until", "continue")
 
 
@@ -45,27 +45,27 @@ class Writer:
         self.body(0, functions, self.random.randrange(3, 7))
         return "\n".join(self.lines) + "\n"
 
-    def body(self, depth: int, callable_below: int, statements: int, *, generator: bool = False) -> None:
+    def body(self, depth: int, callables: int, statements: int, *, generator: bool = False) -> None:
         for _ in range(statements):
-            self.statement(depth, callable_below, generator)
+            self.statement(depth, callables, generator)
 
-    def statement(self, depth: int, below: int, generator: bool) -> None:
+    def statement(self, depth: int, callables: int, generator: bool) -> None:
         pad = "    " * depth
         dice = self.random.randrange(12)
-        if dice < 3 and below:
-            self.lines.append(f"{pad}count += f{self.random.randrange(below)}({self.random.randrange(3)})")
+        if dice < 3 and callables:
+            self.lines.append(f"{pad}count += f{self.random.randrange(callables)}({self.random.randrange(3)})")
         elif dice == 3 and depth < 4:
             self.lines.append(f"{pad}for i in range({self.random.randrange(3)}):")
-            self.body(depth + 1, below, self.random.randrange(1, 3), generator=generator)
+            self.body(depth + 1, callables, self.random.randrange(1, 3), generator=generator)
         elif dice == 4 and depth < 4:
             self.lines.append(f"{pad}try:")
-            self.body(depth + 1, below, 1, generator=generator)
+            self.body(depth + 1, callables, 1, generator=generator)
             self.lines.append(f"{pad}    count // (count % {self.random.randrange(1, 3)})")
             self.lines.append(f"{pad}except ZeroDivisionError:")
-            self.body(depth + 1, below, 1, generator=generator)
+            self.body(depth + 1, callables, 1, generator=generator)
         elif dice == 5 and depth < 4:
             self.lines.append(f"{pad}if count % 2:")
-            self.body(depth + 1, below, 1, generator=generator)
+            self.body(depth + 1, callables, 1, generator=generator)
         elif dice == 6:
             self.lines.append(f"{pad}stop()")
         elif dice == 7 and generator:
@@ -77,7 +77,7 @@ class Writer:
 
 
 class Breakpoint:
-    """One that both debuggers are given."""
+    """A breakpoint for both debuggers."""
 
     def __init__(self, random: Random, lines: int) -> None:
         self.line = random.randrange(1, lines + 1)
@@ -87,28 +87,28 @@ class Breakpoint:
 
 
 class Reference(bdb.Bdb):
-    """`bdb` as a debugger uses it: each stop is noted, and answered with the next command."""
+    """`bdb` as a debugger uses it: each stop is recorded, and answered with the next command."""
 
     def __init__(self, breakpoints: list[Breakpoint], file: str, commands: "Iterable[tuple[str, int]]") -> None:
         bdb.Breakpoint.clearBreakpoints()
         super().__init__(["tests.*", "threading", "bdb", "weakref", "_weakrefset"])
-        self.stops: list[Place] = []
+        self.stops: list[StopEvent] = []
         self._commands = iter(commands)
         self.quiet = not breakpoints
-        for each in breakpoints:
-            assert self.set_break(file, each.line, each.temporary, each.condition or None) is None
-            bdb.Breakpoint.bpbynumber[-1].ignore = each.ignore  # type: ignore[union-attr]
+        for point in breakpoints:
+            assert self.set_break(file, point.line, point.temporary, point.condition or None) is None
+            bdb.Breakpoint.bpbynumber[-1].ignore = point.ignore  # type: ignore[union-attr]
 
     def do_clear(self, arg: Any) -> None:
         self.clear_bpbynumber(arg)
 
-    def at(self, event: str, frame: FrameType) -> None:
+    def record(self, event: str, frame: FrameType) -> None:
         self.stops.append((event, frame.f_code.co_name, frame.f_lineno))
         motion, up = next(self._commands, ("continue", 0))
-        above: FrameType | None = frame
-        while above is not None and above.f_globals.get("__name__") == "program":
-            above.f_trace = self.trace_dispatch  # from Python 3.14 on, bdb follows functions with breakpoints only
-            above = above.f_back
+        ancestor: FrameType | None = frame
+        while ancestor is not None and ancestor.f_globals.get("__name__") == "program":
+            ancestor.f_trace = self.trace_dispatch  # from Python 3.14 on, bdb follows functions with breakpoints only
+            ancestor = ancestor.f_back
         start = frame
         while up and start.f_back is not None and start.f_back.f_globals.get("__name__") == "program":
             start, up = start.f_back, up - 1
@@ -127,28 +127,28 @@ class Reference(bdb.Bdb):
         sys.settrace(None)
         frame = sys._getframe(1)
         self.reset()  # not set_trace(), which from Python 3.13 on stops at single instructions
-        at: FrameType | None = frame
-        while at is not None:
-            at.f_trace = self.trace_dispatch
-            if at.f_globals.get("__name__") == "program":
-                self.botframe = at
-            at = at.f_back
+        ancestor: FrameType | None = frame
+        while ancestor is not None:
+            ancestor.f_trace = self.trace_dispatch
+            if ancestor.f_globals.get("__name__") == "program":
+                self.botframe = ancestor
+            ancestor = ancestor.f_back
         self.set_step()
         sys.settrace(self.trace_dispatch)
-        self.at("asked", frame)
+        self.record("asked", frame)
 
     def user_call(self, frame: FrameType, argument_list: None) -> None:
         if self.stop_here(frame):
-            self.at("call", frame)
+            self.record("call", frame)
 
     def user_line(self, frame: FrameType) -> None:
-        self.at("line", frame)
+        self.record("line", frame)
 
     def user_return(self, frame: FrameType, return_value: Any) -> None:
-        self.at("return", frame)
+        self.record("return", frame)
 
     def user_exception(self, frame: FrameType, exc_info: Any) -> None:
-        self.at("exception", frame)
+        self.record("exception", frame)
 
     def run_code(self, code: CodeType) -> dict[str, Any]:
         names: dict[str, Any] = {"__name__": "program", "stop": self.stop}
@@ -158,7 +158,7 @@ class Reference(bdb.Bdb):
                 self.reset()
                 self.botframe = sys._getframe()
                 self.set_continue()
-                calm()  # as ours does: an exception that was thrown into a thread of an earlier test holds traced ones
+                calm()  # as ours does: an exception that was thrown into a thread of an earlier test blocks traced ones
                 sys.settrace(self.trace_dispatch)
             try:
                 exec(code, names)
@@ -169,27 +169,27 @@ class Reference(bdb.Bdb):
         return names
 
 
-def ours(
+def run_ours(
     code: CodeType, breakpoints: list[Breakpoint], commands: "Iterable[tuple[Any, int]]"
-) -> tuple[list[Place], dict[str, Any]]:
-    left = iter(commands)
-    stops: list[Place] = []
+) -> tuple[list[StopEvent], dict[str, Any]]:
+    remaining = iter(commands)
+    stops: list[StopEvent] = []
     debuggers: list[ThreadDebugger] = []
 
     def arm(debugger: ThreadDebugger) -> None:
         debuggers.append(debugger)
-        for each in breakpoints:
+        for point in breakpoints:
             debugger.add_breakpoint(
-                code.co_filename, each.line, condition=each.condition, ignore=each.ignore, temporary=each.temporary
+                code.co_filename, point.line, condition=point.condition, ignore=point.ignore, temporary=point.temporary
             )
 
     def script(record: Stopped) -> Iterable[m.Command]:
-        standing = debuggers[0].machine.standing
-        assert standing is not None
-        stops.append((standing.event, record.selected_frame.function.rpartition(".")[2], record.selected_frame.line))
-        motion, up = next(left, ("continue", 0))
-        if min(up, standing.selected):
-            yield m.Select(session=SESSION, by=-min(up, standing.selected))
+        pause = debuggers[0].machine.standing
+        assert pause is not None
+        stops.append((pause.event, record.selected_frame.function.rpartition(".")[2], record.selected_frame.line))
+        motion, up = next(remaining, ("continue", 0))
+        if min(up, pause.selected):
+            yield m.Select(session=SESSION, by=-min(up, pause.selected))
         yield go(motion)
 
     _, names = debugged(code, script, arm=arm)
@@ -212,10 +212,10 @@ def test_a_thread_stops_where_it_does_under_bdb(seed: int) -> None:
     code = source(file, text)
     lines = text.count("\n")
     breakpoints = [Breakpoint(random, lines) for _ in range(random.choice((0, 1, 2, 4)))]
-    breakpoints = list({each.line: each for each in breakpoints}.values())
+    breakpoints = list({point.line: point for point in breakpoints}.values())
     commands = [(random.choice(MOTIONS), random.choice((0, 0, 0, 1, 2))) for _ in range(random.randrange(40))]
     reference = Reference(breakpoints, file, commands)
     expected = reference.run_code(code)
-    stops, names = ours(code, breakpoints, commands)
+    stops, names = run_ours(code, breakpoints, commands)
     assert stops == reference.stops, text
     assert names["count"] == expected["count"]

@@ -49,11 +49,11 @@ def stop(rank: int, *stack: Frame, name: str = "trainers", number: int = 1, size
 
 
 def answers(*values: float | str) -> list[tuple[Stopped, CommandAnswer]]:
-    found = []
+    pairs = []
     for rank, value in enumerate(values):
         number = value if isinstance(value, float) else None
-        found.append((stop(rank), CommandAnswer(session="s", value=Value(str(value), "float", number))))
-    return found
+        pairs.append((stop(rank), CommandAnswer(session="s", value=Value(str(value), "float", number))))
+    return pairs
 
 
 def test_ranks_at_one_line_are_one_row_and_others_another() -> None:
@@ -73,8 +73,8 @@ def test_the_table_says_who_is_not_stopped_and_what_those_do() -> None:
 
 
 def test_stops_at_one_line_are_one_group_whoever_the_caller() -> None:
-    elsewhere = Frame("/home/me/train.py", 7, "Trainer.warm", "self.step()")
-    records = [stop(3, elsewhere, TRAIN), stop(1), replace(stop(0), thread="pt_autograd_0"), stop(2, TRAIN, LOSS)]
+    caller = Frame("/home/me/train.py", 7, "Trainer.warm", "self.step()")
+    records = [stop(3, caller, TRAIN), stop(1), replace(stop(0), thread="pt_autograd_0"), stop(2, TRAIN, LOSS)]
     first, second = grouped(records)
     assert (first.first.rank, first.where, first.thread) == (0, "trainers gpus=0-1,3", "pt_autograd_0")
     assert second.where == "trainers gpus=2"
@@ -85,11 +85,11 @@ def test_stops_at_one_line_are_one_group_whoever_the_caller() -> None:
 
 
 def test_ranks_joining_the_focused_line_get_commands_unless_one_was_chosen() -> None:
-    standing = [stop(1)]
-    prompt = DebugPrompt(None, lambda: list(standing))  # type: ignore[arg-type]
+    records = [stop(1)]
+    prompt = DebugPrompt(None, lambda: list(records))  # type: ignore[arg-type]
     assert [record.rank for record in prompt.fix()] == [1]
-    standing += [stop(0), stop(2, TRAIN, LOSS)]
-    assert prompt.question == "mdb trainers[gpus=1]> ", "what is typed now goes to who was asked about"
+    records += [stop(0), stop(2, TRAIN, LOSS)]
+    assert prompt.question == "mdb trainers[gpus=1]> ", "commands go to the ranks that the prompt names"
     prompt.gather()
     assert prompt.question == "mdb trainers[gpus=0-1]> "
     prompt.focus_on([stop(1)])
@@ -114,29 +114,29 @@ def test_answers_of_several_lines_stand_below_each_other_with_their_ranks() -> N
 
 
 def test_diff_shows_nan_first_and_then_the_outlier() -> None:
-    found = outliers(answers(0.5, 0.51, math.nan, 0.5, 9.0, 0.49))
-    assert [one.text for one, _ in found][:2] == ["nan", "9.0"]
+    rows = outliers(answers(0.5, 0.51, math.nan, 0.5, 9.0, 0.49))
+    assert [value.text for value, _ in rows][:2] == ["nan", "9.0"]
     text = diff_text("loss", answers(0.5, 0.51, math.nan, 0.5, 9.0, 0.49)).splitlines()
     assert text[1].split() == ["!", "nan", "gpus=2"]
 
 
 def test_diff_of_texts_shows_the_rarest_first() -> None:
-    assert [one.text for one, _ in outliers(answers("a", "a", "b", "a"))] == ["b", "a"]
+    assert [value.text for value, _ in outliers(answers("a", "a", "b", "a"))] == ["b", "a"]
     assert diff_text("x", answers("a", "a")) == "x: equal on all 2: a"
 
 
 def test_objects_that_differ_in_nothing_but_their_address_are_equal() -> None:
-    one, other = "<Trainer object at 0x7f2434487a50>", "<Trainer object at 0x7f2434487bd0>"
-    assert diff_text("self", answers(one, other)) == "self: equal on all 2: <Trainer object at 0x…>"
-    assert diff_text("self", answers(one, one)).endswith("0x7f2434487a50>"), "an address that all share is told"
-    assert merged_text(answers(one, other, "None")) == "<Trainer object at 0x…>  gpus=0-1\nNone" + " " * 21 + "gpus=2"
+    a, b = "<Trainer object at 0x7f2434487a50>", "<Trainer object at 0x7f2434487bd0>"
+    assert diff_text("self", answers(a, b)) == "self: equal on all 2: <Trainer object at 0x…>"
+    assert diff_text("self", answers(a, a)).endswith("0x7f2434487a50>"), "an address that all share is shown"
+    assert merged_text(answers(a, b, "None")) == "<Trainer object at 0x…>  gpus=0-1\nNone" + " " * 21 + "gpus=2"
     assert len(outliers(answers("[<A at 0x7f2434487a50>, 1]", "[<A at 0x7f2434487bd0>, 2]"))) == 2
 
 
 def test_numbers_and_tensors_precede_objects_and_differing_precede_equal_values() -> None:
     def local(rank: int, **values: object) -> Pair:
-        told = tuple(Variable(name, value_of(value)) for name, value in values.items())
-        return stop(rank), CommandAnswer(session=f"trainers#{rank}", variables=told)
+        variables = tuple(Variable(name, value_of(value)) for name, value in values.items())
+        return stop(rank), CommandAnswer(session=f"trainers#{rank}", variables=variables)
 
     objects = [Quiet() for _ in range(3)]
     rows = variables_by_rank(
@@ -158,7 +158,7 @@ def test_a_sparkline_spans_min_to_max_and_marks_nan() -> None:
 
 def test_stacks_become_one_tree_with_counts() -> None:
     nodes = tree([("0", [TRAIN]), ("1", [TRAIN]), ("2", [TRAIN, LOSS])])
-    lines = tree_text(nodes, lambda who: ",".join(who))
+    lines = tree_text(nodes, lambda ranks: ",".join(ranks))
     assert lines[0].startswith("3  Trainer.step  train.py:42")
     assert any(line.strip().startswith("1  nll  loss.py:9") for line in lines)
 
@@ -179,7 +179,7 @@ def test_stacks_become_one_tree_with_counts() -> None:
     ],
 )
 def test_ranks_are_picked_as_people_write_them(text: str, ranks: list[int]) -> None:
-    assert [one.rank for one in pick([stop(rank) for rank in range(8)], text)] == ranks
+    assert [record.rank for record in pick([stop(rank) for rank in range(8)], text)] == ranks
 
 
 @pytest.mark.parametrize("text", ["9", "hosts=0", "critics", "gpus=x"])
@@ -189,15 +189,15 @@ def test_a_pick_of_nothing_says_what_there_is(text: str) -> None:
 
 
 def test_the_book_keeps_what_is_stopped_and_forgets_what_is_lost() -> None:
-    stopped, told = StoppedThreads(), []
-    stopped.listen(lambda kind, record: told.append((kind, record.rank)))
+    stopped, events = StoppedThreads(), []
+    stopped.listen(lambda kind, record: events.append((kind, record.rank)))
     stopped.add(stop(0))
     stopped.add(stop(1))
     stopped.resume("trainers#0")
-    assert [one.rank for one in stopped.records()] == [1]
+    assert [record.rank for record in stopped.records()] == [1]
     stopped.lose("h/p.1.0", "killed")
     assert not stopped.any
-    assert told == [("stopped", 0), ("stopped", 1), ("resumed", 0), ("lost", 1)]
+    assert events == [("stopped", 0), ("stopped", 1), ("resumed", 0), ("lost", 1)]
     assert stopped.end_reason("trainers#1") == "killed"
 
 
@@ -205,24 +205,24 @@ def test_an_answer_about_one_stop_does_not_remove_the_next() -> None:
     stopped = StoppedThreads()
     stopped.add(stop(0, number=2))
     assert not stopped.resume("trainers#0", 1)
-    assert [one.number for one in stopped.records()] == [2]
+    assert [record.number for record in stopped.records()] == [2]
     assert stopped.resume("trainers#0", 2)
     assert not stopped.any
 
 
 def test_ranks_are_held_up_by_stops_but_not_by_inspected_frames() -> None:
     stopped = StoppedThreads()
-    place = stop(0).place
-    assert stopped.holding(*place) is None
+    actor = stop(0).place
+    assert stopped.holding(*actor) is None
     stopped.add(replace(stop(0), session="looked at", post_mortem=True))
-    assert stopped.holding(*place) is None
+    assert stopped.holding(*actor) is None
     stopped.add(stop(0, number=2))
     stopped.add(stop(1))
-    held = stopped.holding(*place)
-    assert held is not None
-    assert held.number == 2
+    holder = stopped.holding(*actor)
+    assert holder is not None
+    assert holder.number == 2
     stopped.resume("trainers#0")
-    assert stopped.holding(*place) is None
+    assert stopped.holding(*actor) is None
 
 
 def test_a_step_is_over_when_its_rank_stops_or_never_will() -> None:
@@ -256,9 +256,9 @@ def test_gigantic_values_are_cut_before_they_are_written_out() -> None:
 def test_containers_of_long_texts_are_cut_as_a_whole() -> None:
     nested = [[["x" * 2000] * 20] * 20] * 4
     for much in (False, True):
-        told = value_of({"key": nested}, much=much)
-        assert len(told.text) < 40_000
-        assert told.text.startswith("{'key': [[['xxx")
+        value = value_of({"key": nested}, much=much)
+        assert len(value.text) < 40_000
+        assert value.text.startswith("{'key': [[['xxx")
     assert shorten("x" * 1500) == repr("x" * 1500), "a text that is not in a container is shown at length"
 
 
@@ -291,10 +291,10 @@ def test_looking_at_tensors_with_gradients_gives_no_warnings() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for value in (loss, weight, weight * 2, torch.ones(1, 1, requires_grad=True)):
-                frame = types.SimpleNamespace(locals=lambda at, value=value: {"value": value})
-                told = Variables(frame)  # type: ignore[arg-type]
-                (variable,) = told.locals(0)
-                assert len(told.children(variable.reference)[0]) == variable.named
+                frame = types.SimpleNamespace(locals=lambda index, value=value: {"value": value})
+                variables = Variables(frame)  # type: ignore[arg-type]
+                (variable,) = variables.locals(0)
+                assert len(variables.children(variable.reference)[0]) == variable.named
             assert value_of(loss).number == 6.0
             assert log(loss=loss, weight=torch.ones(1, 1, requires_grad=True)) is None
     finally:
@@ -304,14 +304,14 @@ def test_looking_at_tensors_with_gradients_gives_no_warnings() -> None:
 def test_what_is_stopped_as_json_for_views() -> None:
     records = [stop(0), stop(1), stop(2, TRAIN, LOSS)]
     missing = [Missing("trainers", Extent(["gpus"], [8]), {(3,): "idle", (4,): "idle"})]
-    found = json.loads(json.dumps(picture_of(records, sizes={"uid-trainers": 5}, missing=missing), allow_nan=False))
-    assert [(group["where"], group["line"], group["of"]) for group in found["groups"]] == [
+    picture = json.loads(json.dumps(picture_of(records, sizes={"uid-trainers": 5}, missing=missing), allow_nan=False))
+    assert [(group["where"], group["line"], group["of"]) for group in picture["groups"]] == [
         ("gpus=0-1", 42, 5),
         ("gpus=2", 9, 5),
     ]
-    assert found["tree"][0]["count"] == 3
-    assert found["tree"][0]["below"][0]["where"] == "trainers gpus=2"
-    assert found["missing"] == [{"name": "trainers", "where": "gpus=3-4", "what": "idle"}]
+    assert picture["tree"][0]["count"] == 3
+    assert picture["tree"][0]["below"][0]["where"] == "trainers gpus=2"
+    assert picture["missing"] == [{"name": "trainers", "where": "gpus=3-4", "what": "idle"}]
 
 
 def test_usual_values_come_in_rank_order_after_outliers() -> None:
@@ -331,16 +331,17 @@ def test_usual_values_come_in_rank_order_after_outliers() -> None:
 
 def test_values_by_rank_as_json_have_the_odd_one_first() -> None:
     pairs = answers(1.0, 1.0, math.nan, math.inf)
-    found = json.loads(json.dumps(values_by_rank("loss", pairs), allow_nan=False))
-    assert [(one["text"], one["odd"], one["number"]) for one in found["values"]] == [
+    table = json.loads(json.dumps(values_by_rank("loss", pairs), allow_nan=False))
+    assert [(row["text"], row["odd"], row["number"]) for row in table["values"]] == [
         ("nan", "NaN", None),
         ("inf", "infinite", None),
         ("1.0", "", 1.0),
     ]
-    assert found["spark"] == "▅▅××"
+    assert table["spark"] == "▅▅××"
+    same = Variable("same", Value("3", "int", 3.0))
     with_locals = [
-        (one, CommandAnswer(session="s", variables=(Variable("same", Value("3", "int", 3.0)), Variable("loss", value))))
-        for one, answer in pairs
+        (stop, CommandAnswer(session="s", variables=(same, Variable("loss", value))))
+        for stop, answer in pairs
         if (value := answer.value) is not None
     ]
     assert [row["name"] for row in variables_by_rank(with_locals)] == ["loss", "same"]

@@ -1,4 +1,4 @@
-"""The debugger of a thread with real frames: what is asked of it while it stands, and where it goes on to."""
+"""The debugger of a thread with real frames: commands at a stop, and where stepping leads."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,7 @@ from monarch_nb.debug import messages as m
 from monarch_nb.debug.errors import QuitDebugger
 from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.session.thread import ThreadDebugger
-from tests.unit.debug_tools import SECONDS, SESSION, Told, debugged, go, source
+from tests.unit.debug_tools import SECONDS, SESSION, Listener, debugged, go, source
 
 FILE = "<program>"
 TEXT = """\
@@ -44,15 +44,15 @@ failed = fails(1)
 """
 
 
-def program(script: Callable[[Stopped], Iterable[m.Command]], **options: Any) -> tuple[Told, dict[str, Any]]:
+def program(script: Callable[[Stopped], Iterable[m.Command]], **options: Any) -> tuple[Listener, dict[str, Any]]:
     return debugged(source(FILE, TEXT), script, **options)
 
 
-def asked(*commands: m.Command, text: str = TEXT) -> tuple[list[m.CommandAnswer], dict[str, Any]]:
-    """The answers to commands at `stop()`; the program goes on then."""
+def ask(*commands: m.Command, text: str = TEXT) -> tuple[list[m.CommandAnswer], dict[str, Any]]:
+    """The answers to commands at `stop()`; then the program resumes."""
     first = [[*commands, go()]]
-    told, names = debugged(source(FILE, text), lambda record: first.pop() if first else [go()])
-    return told.answers, names
+    listener, names = debugged(source(FILE, text), lambda record: first.pop() if first else [go()])
+    return listener.answers, names
 
 
 def evaluate(text: str, **options: Any) -> m.Evaluate:
@@ -63,21 +63,21 @@ def pdb(text: str) -> m.Pdb:
     return m.Pdb(session=SESSION, text=text)
 
 
-def at(record: Stopped) -> tuple[str, int]:
+def position(record: Stopped) -> tuple[str, int]:
     return record.frame.function, record.frame.line
 
 
 # -- stepping ----------------------------------------------------------------------------------------------------------
 
 
-def walked(*motions: Any) -> list[tuple[str, int, str]]:
-    left = list(motions)
-    told, _ = program(lambda record: [go(left.pop(0)) if left else go()])
-    return [(*at(record), record.note) for record in told.stops]
+def walk(*motions: Any) -> list[tuple[str, int, str]]:
+    remaining = list(motions)
+    listener, _ = program(lambda record: [go(remaining.pop(0)) if remaining else go()])
+    return [(*position(record), record.note) for record in listener.stops]
 
 
 def test_steps_go_into_over_and_out_of_functions() -> None:
-    assert walked("over", "over", "in", "over", "out") == [
+    assert walk("over", "over", "in", "over", "out") == [
         ("outer", 12, ""),
         ("outer", 13, ""),
         ("outer", 14, ""),
@@ -88,41 +88,41 @@ def test_steps_go_into_over_and_out_of_functions() -> None:
 
 
 def test_until_leaves_a_loop() -> None:
-    assert walked("over", "over", "until")[-1] == ("outer", 15, "")
+    assert walk("over", "over", "until")[-1] == ("outer", 15, "")
 
 
 def test_a_step_counts_from_the_frame_that_is_looked_at() -> None:
     script = iter([[go("over")], [go("over")], [go("in")], [m.Select(session=SESSION, by=-1), go("over")], [go()]])
-    told, _ = program(lambda record: next(script))
-    assert at(told.stops[-1]) == ("outer", 13)
+    listener, _ = program(lambda record: next(script))
+    assert position(listener.stops[-1]) == ("outer", 13)
 
 
 def test_a_step_off_the_end_of_the_code_says_so() -> None:
-    told, _ = debugged(source(FILE, "stop()\nlast = 1\n"), lambda record: [go("over")])
-    assert [(record.frame.line, record.note) for record in told.stops] == [(1, ""), (2, ""), (2, "--Return--")]
-    assert told.events[-1] == ("over", "the endpoint has ended")
+    listener, _ = debugged(source(FILE, "stop()\nlast = 1\n"), lambda record: [go("over")])
+    assert [(record.frame.line, record.note) for record in listener.stops] == [(1, ""), (2, ""), (2, "--Return--")]
+    assert listener.events[-1] == ("over", "the endpoint has ended")
 
 
 def test_exceptions_stop_a_step_and_show_where_they_were_raised() -> None:
     text = "def f():\n    return 1 / 0\n\ntry:\n    stop()\n    f()\nexcept ZeroDivisionError:\n    done = 1\n"
-    told, names = debugged(source(FILE, text), lambda record: [go("over" if record.number < 4 else "continue")])
-    third = told.stops[2]
+    listener, names = debugged(source(FILE, text), lambda record: [go("over" if record.number < 4 else "continue")])
+    third = listener.stops[2]
     assert third.note == "ZeroDivisionError: division by zero"
     assert third.frame.function == "f"
     assert third.selected_frame.function == "<module>"
-    assert told.stops[3].selected_frame.line == 7, "and the next step counts from the frame that lives"
+    assert listener.stops[3].selected_frame.line == 7, "and the next step counts from the live frame"
     assert names["done"] == 1
 
 
 def test_where_exceptions_are_raised_they_stop_if_that_is_wished() -> None:
-    told, names = program(lambda record: [go()], arm=lambda debugger: debugger.stop_where_raised(True))
-    assert [at(record) for record in told.stops] == [("outer", 12), ("fails", 19)]
-    assert told.stops[1].note == "ZeroDivisionError: division by zero"
+    listener, names = program(lambda record: [go()], arm=lambda debugger: debugger.stop_where_raised(True))
+    assert [position(record) for record in listener.stops] == [("outer", 12), ("fails", 19)]
+    assert listener.stops[1].note == "ZeroDivisionError: division by zero"
     assert names["failed"] == -1
 
 
 def test_a_line_is_jumped_over() -> None:
-    answers, names = asked(m.Jump(session=SESSION, line=15))
+    answers, names = ask(m.Jump(session=SESSION, line=15))
     assert answers[0].resumed
     assert names["result"] == 0
 
@@ -134,8 +134,8 @@ def test_quit_ends_what_runs_and_says_where() -> None:
 
 def test_commands_after_one_that_resumes_are_refused() -> None:
     first = [[go(), evaluate("1")]]
-    told, _ = program(lambda record: first.pop())
-    assert [(answer.resumed, answer.error) for answer in told.answers] == [
+    listener, _ = program(lambda record: first.pop())
+    assert [(answer.resumed, answer.error) for answer in listener.answers] == [
         (True, ""),
         (True, "the rank is not stopped any more"),
     ]
@@ -145,8 +145,8 @@ def test_commands_after_one_that_resumes_are_refused() -> None:
 
 
 def stops_at(line: int, **options: Any) -> list[dict[str, Any]]:
-    """The local variables at each stop at a breakpoint; `stop()` goes on."""
-    found: list[dict[str, Any]] = []
+    """The local variables at each stop at a breakpoint; `stop()` resumes."""
+    stops: list[dict[str, Any]] = []
 
     def arm(debugger: ThreadDebugger) -> None:
         debugger.add_breakpoint(FILE, line, **options)
@@ -155,19 +155,19 @@ def stops_at(line: int, **options: Any) -> list[dict[str, Any]]:
         yield m.GetVariables(session=SESSION)
         yield go()
 
-    told, _ = program(script, arm=arm)
-    for answer in told.answers:
+    listener, _ = program(script, arm=arm)
+    for answer in listener.answers:
         if answer.variables:
-            found.append({each.name: each.value.text for each in answer.variables})
-    return found[1:]
+            stops.append({variable.name: variable.value.text for variable in answer.variables})
+    return stops[1:]
 
 
 def test_a_breakpoint_stops_each_time_its_condition_holds() -> None:
-    assert [found["number"] for found in stops_at(14, condition="number > 1")] == ["2", "3"]
-    assert [found["number"] for found in stops_at(14, hit_condition="% 2")] == ["2"]
-    assert [found["number"] for found in stops_at(14, ignore=2)] == ["3"]
-    assert [found["number"] for found in stops_at(14, temporary=True)] == ["1"]
-    assert [found["value"] for found in stops_at(6, function="inner")] == ["1", "2", "3", "1"]
+    assert [stop["number"] for stop in stops_at(14, condition="number > 1")] == ["2", "3"]
+    assert [stop["number"] for stop in stops_at(14, hit_condition="% 2")] == ["2"]
+    assert [stop["number"] for stop in stops_at(14, ignore=2)] == ["3"]
+    assert [stop["number"] for stop in stops_at(14, temporary=True)] == ["1"]
+    assert [stop["value"] for stop in stops_at(6, function="inner")] == ["1", "2", "3", "1"]
 
 
 def test_a_log_message_is_printed_where_the_thread_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,9 +177,9 @@ def test_a_log_message_is_printed_where_the_thread_prints(capsys: pytest.Capture
 
 def test_a_breakpoint_set_at_a_stop_holds_in_running_functions() -> None:
     script = iter([[go("over")], [go("over")], [go("in")], [pdb("b 15"), go()], [go()]])
-    told, _ = program(lambda record: next(script))
-    assert (at(told.stops[-1]), told.stops[-1].reason) == (("outer", 15), "breakpoint 1")
-    assert [(record.event, record.breakpoint) for record in told.stops][-2:] == [("call", 0), ("line", 1)]
+    listener, _ = program(lambda record: next(script))
+    assert (position(listener.stops[-1]), listener.stops[-1].reason) == (("outer", 15), "breakpoint 1")
+    assert [(record.event, record.breakpoint) for record in listener.stops][-2:] == [("call", 0), ("line", 1)]
 
 
 def test_there_is_no_breakpoint_where_there_is_no_line() -> None:
@@ -187,11 +187,11 @@ def test_there_is_no_breakpoint_where_there_is_no_line() -> None:
         program(lambda record: [go()], arm=lambda debugger: debugger.add_breakpoint(FILE, 99))
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- commands at a stop ------------------------------------------------------------------------------------------------
 
 
 def test_expressions_and_statements_run_in_the_inspected_frame() -> None:
-    answers, names = asked(
+    answers, names = ask(
         evaluate("[total + n for n in numbers]"),
         evaluate("total = 100", statement=True),
         evaluate("print('said')", statement=True),
@@ -217,12 +217,12 @@ def test_expressions_and_statements_run_in_the_inspected_frame() -> None:
 
 
 def test_a_frame_that_there_is_not_is_told() -> None:
-    answers, _ = asked(evaluate("1", frame=7))
+    answers, _ = ask(evaluate("1", frame=7))
     assert answers[0].error == "there is no frame 7: the outermost is 0, the innermost 1"
 
 
 def test_the_source_of_a_file_or_cell_is_given_whole() -> None:
-    answers, _ = asked(m.GetSource(session=SESSION, file=FILE), m.GetSource(session=SESSION, file="nowhere.py"))
+    answers, _ = ask(m.GetSource(session=SESSION, file=FILE), m.GetSource(session=SESSION, file="nowhere.py"))
     assert isinstance(answers[0], m.SourceText)
     assert answers[0].content == TEXT
     assert "is not to be had" in answers[1].error
@@ -247,18 +247,18 @@ result = f()
 
 
 def script_of(*makers: Callable[[list[m.CommandAnswer]], m.Command]) -> tuple[list[m.CommandAnswer], dict[str, Any]]:
-    """Commands that are made of the answers to those before; each is posted when the one before is done."""
-    left = list(makers)
+    """Commands that depend on the answers to earlier ones; each is posted when the one before is done."""
+    remaining = list(makers)
     answers: list[m.CommandAnswer] = []
     debuggers: list[ThreadDebugger] = []
 
-    class Following(Told):
+    class Script(Listener):
         def stopped(self, debugger: ThreadDebugger) -> None:
             debuggers.append(debugger)
             self._next()
 
         def _next(self) -> None:
-            command = left.pop(0)(answers) if left else go()
+            command = remaining.pop(0)(answers) if remaining else go()
 
             def send(answer: m.CommandAnswer) -> None:
                 if not isinstance(command, m.Go):
@@ -267,12 +267,12 @@ def script_of(*makers: Callable[[list[m.CommandAnswer]], m.Command]) -> tuple[li
 
             debuggers[-1].post(command, send)
 
-    _, names = debugged(source(FILE, HOLDING), lambda record: (), told=Following(lambda record: ()))
+    _, names = debugged(source(FILE, HOLDING), lambda record: (), listener=Script(lambda record: ()))
     return answers, names
 
 
 def reference(answers: list[m.CommandAnswer], name: str, nth: int = 0) -> int:
-    return next(each.reference for each in answers[nth].variables if each.name == name)
+    return next(variable.reference for variable in answers[nth].variables if variable.name == name)
 
 
 def test_scopes_hold_variables_which_hold_others_a_page_at_a_time() -> None:
@@ -289,7 +289,7 @@ def test_scopes_hold_variables_which_hold_others_a_page_at_a_time() -> None:
         children("few", 0),
         lambda _: m.GetVariables(session=SESSION, reference=999),
     )
-    of_locals = {each.name: (each.value.type, each.named, each.indexed) for each in answers[0].variables}
+    of_locals = {item.name: (item.value.type, item.named, item.indexed) for item in answers[0].variables}
     assert of_locals == {
         "box": ("program.Box", 1, 0),
         "many": ("list", 0, 1000),
@@ -297,19 +297,19 @@ def test_scopes_hold_variables_which_hold_others_a_page_at_a_time() -> None:
         "few": ("set", 0, 1),
     }
     assert isinstance(answers[1], m.Scopes)
-    assert [(each.name, each.expensive) for each in answers[1].scopes] == [("Locals", False), ("Globals", True)]
-    assert [each.name for each in answers[2].variables] == [str(n) for n in range(990, 1000)]
+    assert [(item.name, item.expensive) for item in answers[1].scopes] == [("Locals", False), ("Globals", True)]
+    assert [item.name for item in answers[2].variables] == [str(n) for n in range(990, 1000)]
     assert answers[2].total == 1000
-    assert [(each.name, each.expression) for each in answers[3].variables] == [
+    assert [(item.name, item.expression) for item in answers[3].variables] == [
         ("'a'", "by_name['a']"),
         ("3", "by_name[3]"),
         ("(1, 2)", ""),
     ]
-    assert [each.value.text for each in answers[4].variables] == ["1", "{'b': 2}"]
-    assert [(each.name, each.value.text, each.expression) for each in answers[5].variables] == [
+    assert [item.value.text for item in answers[4].variables] == ["1", "{'b': 2}"]
+    assert [(item.name, item.value.text, item.expression) for item in answers[5].variables] == [
         ("slot", "5", "box.slot")
     ]
-    assert [each.value.text for each in answers[6].variables] == ["7"]
+    assert [item.value.text for item in answers[6].variables] == ["7"]
     assert "there is no variable 999" in answers[7].error
 
 
@@ -344,9 +344,9 @@ def test_variables_and_what_they_hold_are_given_other_values() -> None:
 # -- pdb's language ----------------------------------------------------------------------------------------------------
 
 
-def said(*lines: str) -> list[str]:
-    """What pdb answers to lines, at `stop()`."""
-    answers, _ = asked(*map(pdb, lines))
+def send(*lines: str) -> list[str]:
+    """The answers of pdb to lines, at `stop()`."""
+    answers, _ = ask(*map(pdb, lines))
     shown = []
     for answer in answers[: len(lines)]:
         value = [answer.value.text] if answer.value is not None else []
@@ -356,8 +356,8 @@ def said(*lines: str) -> list[str]:
 
 
 def test_pdb_shows_stacks_arguments_and_source() -> None:
-    where, args, listing, more, function = said("w", "a", "l 1, 3", "l", "ll")
-    assert f"> {FILE}(12)outer()" in where
+    stack, args, listing, more, function = send("w", "a", "l 1, 3", "l", "ll")
+    assert f"> {FILE}(12)outer()" in stack
     assert args == "numbers = [1, 2, 3]"
     assert listing.splitlines()[0].split() == ["1", "class", "Box:"]
     assert more.splitlines()[0].split()[0] == "4", "a listing goes on"
@@ -365,7 +365,7 @@ def test_pdb_shows_stacks_arguments_and_source() -> None:
 
 
 def test_pdb_goes_up_and_down_the_stack() -> None:
-    up, value, down, bottom = said("u", "p result_of if False else box.slot", "d", "d")
+    up, value, down, bottom = send("u", "p result_of if False else box.slot", "d", "d")
     assert up.startswith(f"> {FILE}(24)<module>()")
     assert value == "5"
     assert down.startswith(f"> {FILE}(12)outer()")
@@ -374,7 +374,7 @@ def test_pdb_goes_up_and_down_the_stack() -> None:
 
 def test_pdb_sets_changes_lists_and_clears_breakpoints() -> None:
     lines = ("b 14, number > 2", "b", "condition 1 number > 1", "ignore 1 1", "disable 1", "enable 1", "tbreak inner")
-    first, listed, condition, ignored, disabled, enabled, function = said(*lines)
+    first, listed, condition, ignored, disabled, enabled, function = send(*lines)
     assert first == f"Breakpoint 1 at {FILE}:14"
     assert "stop only if number > 2" in listed
     assert condition == "New condition set for breakpoint 1."
@@ -382,22 +382,22 @@ def test_pdb_sets_changes_lists_and_clears_breakpoints() -> None:
     assert disabled == f"Disabled breakpoint 1 at {FILE}:14"
     assert enabled == f"Enabled breakpoint 1 at {FILE}:14"
     assert function.startswith("Breakpoint 2 at ")
-    assert said("b 14", "cl 1", "cl 1", "b 15", "cl") == [
+    assert send("b 14", "cl 1", "cl 1", "b 15", "cl") == [
         f"Breakpoint 1 at {FILE}:14",
         f"Deleted breakpoint 1 at {FILE}:14",
         "*** Breakpoint 1 already deleted",
         f"Breakpoint 2 at {FILE}:15",
         f"Deleted breakpoint 2 at {FILE}:15",
     ]
-    assert said("b 14", f"cl {FILE}:14", f"cl {FILE}:14")[1:] == [
+    assert send("b 14", f"cl {FILE}:14", f"cl {FILE}:14")[1:] == [
         f"Deleted breakpoint 1 at {FILE}:14",
         f"*** There is no breakpoint at {FILE}:14",
     ]
-    assert said("cond 99 x", "b 999", "until 3")[0] == "*** Breakpoint number 99 out of range"
+    assert send("cond 99 x", "b 999", "until 3")[0] == "*** Breakpoint number 99 out of range"
 
 
 def test_pdb_runs_statements_aliases_and_several_commands_of_a_line() -> None:
-    assert said("total = 7 ;; p total", "alias pt p total * %1", "pt 3", "!n = 5", "n2 = 6 if True else 0", "p n2") == [
+    assert send("total = 7 ;; p total", "alias pt p total * %1", "pt 3", "!n = 5", "n2 = 6 if True else 0", "p n2") == [
         "7",
         "",
         "21",
@@ -405,15 +405,15 @@ def test_pdb_runs_statements_aliases_and_several_commands_of_a_line() -> None:
         "",
         "6",
     ]
-    assert said("whatis total", "interact", "commands 1", "debug 1", "run", "1 +")[0] == "<class 'int'>"
-    errors = said("interact", "commands 1", "debug 1", "run", "j x", "retval")
+    assert send("whatis total", "interact", "commands 1", "debug 1", "run", "1 +")[0] == "<class 'int'>"
+    errors = send("interact", "commands 1", "debug 1", "run", "j x", "retval")
     assert all(error.startswith("*** ") for error in errors), errors
 
 
 def test_pdb_steps_as_the_debugger_does() -> None:
     lines = iter(["n", "n", "s", "until", "r", "retval", "c"])
-    told, _ = program(lambda record: [pdb(next(lines)), *([go()] if record.number == 6 else [])])
-    assert [at(record) for record in told.stops] == [
+    listener, _ = program(lambda record: [pdb(next(lines)), *([go()] if record.number == 6 else [])])
+    assert [position(record) for record in listener.stops] == [
         ("outer", 12),
         ("outer", 13),
         ("outer", 14),
@@ -421,7 +421,7 @@ def test_pdb_steps_as_the_debugger_does() -> None:
         ("inner", 7),
         ("inner", 8),
     ]
-    assert told.answers[-2].text == "2\n"
+    assert listener.answers[-2].text == "2\n"
 
 
 def test_a_pending_exception_of_a_blocked_thread_blocks_no_tracing() -> None:
@@ -437,12 +437,12 @@ def test_a_pending_exception_of_a_blocked_thread_blocks_no_tracing() -> None:
     thread = threading.Thread(target=block, daemon=True)
     thread.start()
     try:
-        # As others than the library do it; Python 3.11 would not let a traced thread into any function then.
+        # As code outside the library does it; Python 3.11 would then let a traced thread into no function.
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
         )
-        told, _ = program(lambda record: [go()])
+        listener, _ = program(lambda record: [go()])
     finally:
         blocked.release()
         thread.join(SECONDS)
-    assert [record.frame.function for record in told.stops] == ["outer"]
+    assert [record.frame.function for record in listener.stops] == ["outer"]

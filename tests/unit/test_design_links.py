@@ -22,12 +22,12 @@ BUSY = """
 import ctypes, sys, threading
 from monarch_nb.transport import Node
 from monarch_nb.wire.header import Header, Kind
-come = threading.Event()
-node = Node("h2/agent", run_folders={}, handler=lambda header, parcel: come.set(),
+arrival = threading.Event()
+node = Node("h2/agent", run_folders={}, handler=lambda header, parcel: arrival.set(),
             on_link_failed=lambda *lost: None, tcp_bind="tcp://127.0.0.1:0", insecure_loopback=True)
 node.start()
 print(node.tcp_endpoint, flush=True)
-come.wait()
+arrival.wait()
 print("holds", flush=True)
 ctypes.PyDLL(None).usleep(3_000_000)
 node.send(Header(Kind.CONTROL, "h1/agent", "h2/agent"), node.snapshot([b"back"]))
@@ -41,7 +41,7 @@ def test_connections_are_made_when_they_are_needed() -> None:
         with ends(a, b):
             a.node.learn("h2", f"tcp://127.0.0.1:{door.getsockname()[1]}")
             a.send("h1/b")
-            b.get()  # it has had every occasion to dial
+            b.get()  # it could have dialled by now
             door.setblocking(False)
             with pytest.raises(BlockingIOError):
                 door.accept()
@@ -52,11 +52,11 @@ def test_connections_are_made_when_they_are_needed() -> None:
 
 def test_one_thread_reads_all_that_comes() -> None:
     threads: set[int] = set()
-    come = threading.Semaphore(0)
+    arrivals = threading.Semaphore(0)
 
     def take(header: Header, parcel: object) -> None:
         threads.add(threading.get_ident())
-        come.release()
+        arrivals.release()
 
     with run_folder() as folder:
         node = Node(
@@ -64,14 +64,14 @@ def test_one_thread_reads_all_that_comes() -> None:
             tcp_bind="tcp://127.0.0.1:0", insecure_loopback=True,
         )  # fmt: skip
         node.start()
-        near, far = End("h/a", folder), End("far/agent", insecure_loopback=True)
-        far.node.learn("h", node.tcp_endpoint)
-        with ends(near, far):
+        local, remote = End("h/a", folder), End("far/agent", insecure_loopback=True)
+        remote.node.learn("h", node.tcp_endpoint)
+        with ends(local, remote):
             for lane in (0, 1):
-                near.send("h/agent", b"p", b"x" * 1_000_000, lane=lane)
-                far.send("h/agent", b"p", b"x" * 1_000_000, lane=lane)
+                local.send("h/agent", b"p", b"x" * 1_000_000, lane=lane)
+                remote.send("h/agent", b"p", b"x" * 1_000_000, lane=lane)
             for _ in range(4):
-                assert come.acquire(timeout=20)
+                assert arrivals.acquire(timeout=20)
             node.close(0.2)
     assert len(threads) == 1
     assert threading.get_ident() not in threads
@@ -92,7 +92,7 @@ def test_heartbeats_need_no_gil() -> None:
             assert child.stdout.readline() == "holds\n"
             assert a.get()[1] == [b"back"]  # three times as late as would be forgiven without a sign of life
             while not a.connections.empty():
-                assert a.connections.get()[1], "it was taken for gone"
+                assert a.connections.get()[1], "it was taken for dead"
     finally:
         child.kill()
         child.communicate()

@@ -21,14 +21,14 @@ IN_QUEUE = (StackLine("/lib/queue.py", 171, "Queue.get", False), StackLine("/hom
 
 
 def running(lines: tuple[StackLine, ...] = IN_REDUCE, **changes: Any) -> EndpointRun:
-    known: dict[str, Any] = {"state": "S", "processor": 1.0, "transferred": 10, "waits": ()} | changes
-    return EndpointRun("m", 0, "trainers", "step", "c1", 34.0, 7, lines, **known)
+    fields: dict[str, Any] = {"state": "S", "processor": 1.0, "transferred": 10, "waits": ()} | changes
+    return EndpointRun("m", 0, "trainers", "step", "c1", 34.0, 7, lines, **fields)
 
 
 def collective(
-    number: int, name: str = "all_reduce", what: str = "Float [3]", group: GroupKey = WORLD, pending: bool = True
+    number: int, name: str = "all_reduce", shape: str = "Float [3]", group: GroupKey = WORLD, pending: bool = True
 ) -> NewestCollective:
-    return NewestCollective(group, number, name, what, pending, 34.0, 7, ((number, f"{name} of {what}"),))
+    return NewestCollective(group, number, name, shape, pending, 34.0, 7, ((number, f"{name} of {shape}"),))
 
 
 def rank(
@@ -43,8 +43,8 @@ def procs(
     states: Mapping[int, str] | None = None,
     **more: Any,
 ) -> Procs:
-    known = dict.fromkeys(range(3), "busy") | dict(states or {})
-    return Procs("workers", known, {}, after if before is None else before, after, **more)
+    all_states = dict.fromkeys(range(3), "busy") | dict(states or {})
+    return Procs("workers", all_states, {}, after if before is None else before, after, **more)
 
 
 WAITS = {number: rank(number, running(), in_=collective(118)) for number in (0, 2)}
@@ -71,7 +71,7 @@ def test_a_rank_that_sits_elsewhere_is_missing_from_the_collective() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "does"),
+    ("before", "after", "activity"),
     [
         (running(IN_QUEUE), running(IN_QUEUE, state="R"), "it computes in"),
         (running(IN_QUEUE), running(IN_QUEUE, processor=1.1), "it computes in"),
@@ -95,22 +95,22 @@ def test_a_rank_that_sits_elsewhere_is_missing_from_the_collective() -> None:
     ],
 )
 def test_a_late_rank_that_may_come_is_only_a_suspicion(
-    before: EndpointRun | None, after: EndpointRun, does: str
+    before: EndpointRun | None, after: EndpointRun, activity: str
 ) -> None:
-    looks = [{**WAITS, 1: rank(1, *runs)} for runs in ([] if before is None else [before], [after])]
-    (finding,) = judge(procs(looks[1], looks[0]))
+    samples = [{**WAITS, 1: rank(1, *runs)} for runs in ([] if before is None else [before], [after])]
+    (finding,) = judge(procs(samples[1], samples[0]))
     assert (finding.kind, finding.ranks, finding.sure) == ("waiting_on", (1,), False)
-    assert does in finding.text
+    assert activity in finding.text
     assert finding.text.startswith("ranks [0, 2] have waited 34 s in all_reduce no. 118 (train.py:44) for ranks [1]; ")
-    assert not finding.is_suspicion  # it is a fact
+    assert not finding.is_suspicion  # but a fact
 
 
-@pytest.mark.parametrize(("seconds", "pause", "found"), [(2.0, 0.0, None), (34.0, 20.0, False)])
-def test_short_or_usual_waits_blame_nobody_for_sure(seconds: float, pause: float, found: bool | None) -> None:
-    begun = msgspec.structs.replace(collective(118), seconds=seconds, pause=pause)
-    waits = {number: rank(number, running(), in_=begun) for number in (0, 2)}
+@pytest.mark.parametrize(("seconds", "pause", "sure"), [(2.0, 0.0, None), (34.0, 20.0, False)])
+def test_short_or_usual_waits_blame_nobody_for_sure(seconds: float, pause: float, sure: bool | None) -> None:
+    wait = msgspec.structs.replace(collective(118), seconds=seconds, pause=pause)
+    waits = {number: rank(number, running(), in_=wait) for number in (0, 2)}
     findings = judge(procs({**waits, 1: rank(1, running(IN_QUEUE), in_=collective(117, pending=False))}))
-    assert [finding.sure for finding in findings] == ([] if found is None else [found])
+    assert [finding.sure for finding in findings] == ([] if sure is None else [sure])
 
 
 def test_a_rank_that_waits_for_another_is_not_blamed() -> None:
@@ -139,9 +139,9 @@ def test_a_rank_that_does_something_else_meanwhile_is_not_waiting() -> None:
 
 
 def test_ranks_that_use_groups_in_other_orders_wait_for_each_other() -> None:
-    other = GroupKey.of("1", (0, 1, 2), "node1:29500")
+    group = GroupKey.of("1", (0, 1, 2), "node1:29500")
     after = {
-        number: rank(number, running(), in_=collective(4, group=other if number == 1 else WORLD), groups=(WORLD, other))
+        number: rank(number, running(), in_=collective(4, group=group if number == 1 else WORLD), groups=(WORLD, group))
         for number in range(3)
     }
     (finding,) = judge(procs(after))
@@ -154,11 +154,11 @@ def test_ranks_that_use_groups_in_other_orders_wait_for_each_other() -> None:
 
 def test_an_earlier_collective_that_differs_is_found() -> None:
     last = ((117, "all_reduce of Float [3]"), (118, "barrier"))
-    others = msgspec.structs.replace(collective(118, "barrier", "", pending=False), last=last)
-    passed = msgspec.structs.replace(
+    barrier = msgspec.structs.replace(collective(118, "barrier", "", pending=False), last=last)
+    odd = msgspec.structs.replace(
         collective(118, "barrier", ""), last=((117, "broadcast of Float [3]"), (118, "barrier"))
     )
-    waits = {0: rank(0, running(), in_=passed), 1: rank(1, running(), in_=others), 2: rank(2, running(), in_=others)}
+    waits = {0: rank(0, running(), in_=odd), 1: rank(1, running(), in_=barrier), 2: rank(2, running(), in_=barrier)}
     (finding,) = judge(procs(waits))
     assert (finding.kind, finding.ranks) == ("mismatched_collective", (0,))
     assert finding.text.startswith("the ranks differ in their collective no. 117: ranks [0] calls broadcast")
@@ -188,8 +188,8 @@ def test_waits_in_threads_of_the_program_blame_nobody_for_sure() -> None:
 
 
 def test_a_minority_in_another_operation_is_named() -> None:
-    other = rank(1, running(), in_=collective(118, "broadcast", "Float [3]"))
-    (finding,) = judge(procs({**WAITS, 1: other}))
+    broadcast = rank(1, running(), in_=collective(118, "broadcast", "Float [3]"))
+    (finding,) = judge(procs({**WAITS, 1: broadcast}))
     assert (finding.kind, finding.ranks) == ("mismatched_collective", (1,))
     assert finding.text == (
         "the ranks differ in their collective no. 118: ranks [1] calls broadcast of Float [3] at train.py:44; "
@@ -199,7 +199,7 @@ def test_a_minority_in_another_operation_is_named() -> None:
 
 def test_without_a_majority_all_are_named() -> None:
     pair = {
-        number: rank(number, running(), in_=collective(3, what=f"Float [{number}]", group=PAIR), groups=(PAIR,))
+        number: rank(number, running(), in_=collective(3, shape=f"Float [{number}]", group=PAIR), groups=(PAIR,))
         for number in (0, 1)
     }
     (finding,) = judge(procs({**pair, 2: rank(2, groups=())}))
@@ -271,7 +271,7 @@ def test_threads_that_wait_for_each_others_locks_are_a_deadlock() -> None:
     )
     moved = (msgspec.structs.replace(LOCKED, paused=5), circle[1])
     ran = msgspec.structs.replace(locked, circle=moved)
-    assert [each.kind for each in judge(procs({**WAITS, 1: ran}, {**WAITS, 1: locked}))] != ["deadlock"]
+    assert [item.kind for item in judge(procs({**WAITS, 1: ran}, {**WAITS, 1: locked}))] != ["deadlock"]
 
 
 def test_a_patient_question_is_silent_where_others_have_waited_for_less() -> None:
@@ -304,4 +304,4 @@ def test_unrecorded_collectives_are_shown_with_the_ranks_that_are_elsewhere() ->
     assert judge(procs({**waits, 1: busy}, calls=CALL)) == ()
     assert judge(procs({**waits, 1: idle}, calls=CALL, patience=60.0)) == ()
     one_left = (UnansweredCall("c1", "trainers.step", frozenset({0}), 3),)
-    assert [each.sure for each in judge(procs({0: waits[0], 1: rank(1), 2: rank(2)}, calls=one_left))] == [False]
+    assert [item.sure for item in judge(procs({0: waits[0], 1: rank(1), 2: rank(2)}, calls=one_left))] == [False]

@@ -1,4 +1,4 @@
-"""What a cell shows of the displays of many ranks."""
+"""The displays of many ranks, as a cell shows them."""
 
 from typing import Any
 
@@ -11,30 +11,30 @@ from monarch_nb.wire import Display
 from monarch_nb.wire.display import LATER, NOW
 
 
-class Shown:
-    """The front end: what stands in the cell now, in order."""
+class Page:
+    """The front end: the outputs of the cell, in order."""
 
     def __init__(self) -> None:
         self.outputs: dict[str, dict[str, Any]] = {}
-        self.sent: list[str] = []
+        self.display_ids: list[str] = []
 
     def display(
         self, bundle: dict[str, Any], display_id: str, *, update: bool, cell: Any, metadata: Any = None
     ) -> None:
         assert update == (display_id in self.outputs)
         self.outputs[display_id] = bundle
-        self.sent.append(display_id)
+        self.display_ids.append(display_id)
 
     @property
-    def seen(self) -> list[str]:
-        found = (one.get("text/html") or one.get("image/png") or one["text/plain"] for one in self.outputs.values())
-        return [text for text in found if text]
+    def texts(self) -> list[str]:
+        texts = (row.get("text/html") or row.get("image/png") or row["text/plain"] for row in self.outputs.values())
+        return [text for text in texts if text]
 
 
 class Cell:
     def __init__(self) -> None:
-        self.shown = Shown()
-        self.rows = DisplayRows(self.shown)  # type: ignore[arg-type]
+        self.page = Page()
+        self.rows = DisplayRows(self.page)  # type: ignore[arg-type]
         self.parent = object()
 
     def take(self, rank: int, display: Display, call: str = "c:1") -> None:
@@ -45,7 +45,7 @@ class Cell:
 
     def settle(self) -> list[str]:
         self.rows.show_changed(named=False, all_of_it=True)
-        return self.shown.seen
+        return self.page.texts
 
 
 @pytest.fixture
@@ -65,16 +65,16 @@ def test_equal_displays_are_one_with_all_ranks_and_sent_once(cell: Cell) -> None
     for rank in range(8):
         cell.take(rank, png("same"))
     assert cell.settle() == ["[gpus=0-7]", "same"]
-    assert len(cell.shown.sent) == 3  # the ranks, the picture, and the ranks that came later
+    assert len(cell.page.display_ids) == 3  # the ranks, the picture, and the ranks that came later
 
 
 def test_different_displays_stand_side_by_side_in_the_order_of_ranks(cell: Cell) -> None:
     for rank in (2, 0, 3, 1):
         cell.take(rank, html(f"<b>{rank % 2}</b>"))
-    above, beside = cell.settle()
-    assert above == "[gpus=0-3] 2 different displays"
-    assert "<figcaption>gpus=0,2</figcaption><b>0</b>" in beside
-    assert beside.index("gpus=0,2") < beside.index("gpus=1,3")
+    label, figures = cell.settle()
+    assert label == "[gpus=0-3] 2 different displays"
+    assert "<figcaption>gpus=0,2</figcaption><b>0</b>" in figures
+    assert figures.index("gpus=0,2") < figures.index("gpus=1,3")
 
 
 def test_the_nth_display_of_each_rank_is_in_the_nth_row(cell: Cell) -> None:
@@ -82,8 +82,8 @@ def test_the_nth_display_of_each_rank_is_in_the_nth_row(cell: Cell) -> None:
         cell.take(rank, html("first"))
         cell.take(rank, html(f"second {rank}"))
         cell.take(rank, html("first"))
-    found = cell.settle()
-    assert [text for text in found if "figure" not in text] == [
+    texts = cell.settle()
+    assert [text for text in texts if "figure" not in text] == [
         *("[gpus=0-1]", "first"),
         "[gpus=0-1] 2 different displays",
         *("[gpus=0-1]", "first"),
@@ -101,8 +101,8 @@ def test_forms_that_only_a_front_end_can_draw_stand_by_themselves(cell: Cell) ->
     for rank in range(2):
         cell.take(rank, Display("plot", {"application/vnd.some.chart+json": {"rank": rank}, "text/plain": "plot"}))
     cell.settle()
-    drawn = [one for one in cell.shown.outputs.values() if "application/vnd.some.chart+json" in one]
-    assert [one["application/vnd.some.chart+json"]["rank"] for one in drawn] == [0, 1]
+    charts = [row for row in cell.page.outputs.values() if "application/vnd.some.chart+json" in row]
+    assert [row["application/vnd.some.chart+json"]["rank"] for row in charts] == [0, 1]
 
 
 def test_equal_data_that_is_drawn_under_different_names_is_one_display(cell: Cell) -> None:
@@ -144,16 +144,16 @@ def test_a_loop_that_clears_and_displays_is_shown_in_one_place(cell: Cell) -> No
 def test_a_cell_is_bounded_and_says_what_it_does_not_show(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(module.MOST + 10):
         cell.take(0, html(f"number {number}"))
-    found = cell.settle()
-    assert sum("number" in text for text in found) == module.MOST
+    texts = cell.settle()
+    assert sum("number" in text for text in texts) == module.MOST
     assert (
-        found[-1] == f"[gpus=0] … 10 more displays are not shown: a cell has room for {module.MOST}, of 24 MB together"
+        texts[-1] == f"[gpus=0] … 10 more displays are not shown: a cell has room for {module.MOST}, of 24 MB together"
     )
-    other = Cell()
+    second_cell = Cell()
     monkeypatch.setattr(module, "MOST_BYTES", 1000)
     for number in range(3):
-        other.take(0, html(f"{number}" * 400))
-    assert "1 more display is not shown" in other.settle()[-1]
+        second_cell.take(0, html(f"{number}" * 400))
+    assert "1 more display is not shown" in second_cell.settle()[-1]
 
 
 def test_a_change_that_follows_at_once_waits_a_moment(cell: Cell) -> None:
@@ -161,6 +161,6 @@ def test_a_change_that_follows_at_once_waits_a_moment(cell: Cell) -> None:
     cell.take(1, html("same"))
     assert cell.rows.waiting
     cell.rows.show_changed(named=False, all_of_it=False)
-    assert cell.shown.seen == ["[gpus=0]", "same"]
+    assert cell.page.texts == ["[gpus=0]", "same"]
     assert cell.settle() == ["[gpus=0-1]", "same"]
     assert not cell.rows.waiting
