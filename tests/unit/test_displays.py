@@ -1,4 +1,4 @@
-"""What a process displays: the forms of objects, the way through its spool, and the bounds."""
+"""Displays of a process: the forms of objects, the way through its spool, and the bounds."""
 
 import base64
 from pathlib import Path
@@ -30,7 +30,7 @@ class Table:
 
 
 class Own:
-    """A process whose journal is real; what it displays is read from its spool."""
+    """A process with a real journal; its displays are read from its spool."""
 
     def __init__(self, folder: Path) -> None:
         self.base = str(folder / "p")
@@ -53,9 +53,9 @@ class Own:
         forms = forms_of(value)
         self.displays.publish(forms.data, forms.metadata, **options)
 
-    def found(self) -> list[Display]:
+    def take_displays(self) -> list[Display]:
         blocks = self.spool.take(1 << 30, 0.0)
-        return [found for one in blocks if one.stream == DISPLAY and (found := decode_display(one.data))]
+        return [display for block in blocks if block.stream == DISPLAY and (display := decode_display(block.data))]
 
 
 @pytest.fixture
@@ -137,18 +137,18 @@ def test_a_display_stands_between_the_lines_around_it_with_its_call(own: Own) ->
 
 def test_a_large_display_comes_whole_and_an_unfinished_one_waits(own: Own, tmp_path: Path) -> None:
     own.show(Table("x" * 1_000_000))
-    [found] = own.found()
-    assert len(found.data["text/html"]) > 1_000_000
+    [display] = own.take_displays()
+    assert len(display.data["text/html"]) > 1_000_000
     line = encode_display(Display("half", {"text/html": "y" * 200_000}))
     own.display(line[:100_000])
-    assert own.found() == []
+    assert own.take_displays() == []
     own.journal.texts[0].write("after\n")  # the writer was interrupted: the rest never comes
     assert [plain(block) for block in own.spool.take(1 << 30, 0.0)] == [b"", b"after\n"]
 
 
 def test_a_display_that_is_too_large_becomes_text_that_says_so(own: Own, capsys: pytest.CaptureFixture[str]) -> None:
     own.show(Table("x" * (MOST + 1)), id="")
-    assert own.found() == []
+    assert own.take_displays() == []
     assert "are not shown: a display may have 4 MB" in capsys.readouterr().out
 
 
@@ -157,10 +157,10 @@ def test_more_than_the_bound_within_a_moment_goes_as_text(own: Own, monkeypatch:
     picture = {"image/png": "x" * (MOST - 1000), "text/plain": "picture"}
     for _ in range(10):
         own.displays.publish(picture, {})
-    found = own.found()
-    assert len(found) == 10
-    assert sum(one.size for one in found if len(one.data) > 1) <= BURST
-    assert "not shown" in found[-1].data["text/plain"]
+    displays = own.take_displays()
+    assert len(displays) == 10
+    assert sum(display.size for display in displays if len(display.data) > 1) <= BURST
+    assert "not shown" in displays[-1].data["text/plain"]
 
 
 def test_the_latest_of_too_frequent_updates_is_there_in_the_end(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +169,9 @@ def test_the_latest_of_too_frequent_updates_is_there_in_the_end(own: Own, monkey
     for number in range(60):
         forms = {"text/html": f"{number} " + "x" * 1_000_000, "text/plain": "bar"}
         own.displays.publish(forms, {}, id="live", update=True)
-    before = own.found()
-    assert sum(one.size for one in before) <= BURST
-    own.call = "h/c:2"  # it belongs to the call in which it was displayed
+    before = own.take_displays()
+    assert sum(display.size for display in before) <= BURST
+    own.call = "h/c:2"  # a display belongs to the call that displayed it
     own.displays.flush()
     [block] = own.spool.take(1 << 30, 0.0)
     last = decode_display(block.data)

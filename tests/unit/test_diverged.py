@@ -33,7 +33,7 @@ def test_without_a_majority_all_replicas_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "evidence",
     [
         pytest.param([sums(7, 8), sums(7, 8), sums(7, 8)], id="equal"),
         pytest.param([sums(7, 1, replica=False), sums(7, 2, replica=False), sums(7, 3, replica=False)], id="shards"),
@@ -41,13 +41,13 @@ def test_without_a_majority_all_replicas_are_named() -> None:
         pytest.param([sums(7), []], id="on one rank only"),
     ],
 )
-def test_what_need_not_be_equal_is_no_finding(found: Sequence[Sequence[TensorSum]]) -> None:
-    assert judge_sums("workers", RANKS, dict(enumerate(found))) == ()
+def test_what_need_not_be_equal_is_no_finding(evidence: Sequence[Sequence[TensorSum]]) -> None:
+    assert judge_sums("workers", RANKS, dict(enumerate(evidence))) == ()
 
 
 def test_modules_that_nothing_calls_replicas_are_a_suspicion() -> None:
-    found = {rank: sums(7, 9 if rank == 3 else 8, replica=False) for rank in range(4)}
-    (finding,) = judge_sums("workers", RANKS, found)
+    evidence = {rank: sums(7, 9 if rank == 3 else 8, replica=False) for rank in range(4)}
+    (finding,) = judge_sums("workers", RANKS, evidence)
     assert (finding.ranks, finding.sure) == ((3,), False)
 
 
@@ -59,9 +59,9 @@ def test_a_checksum_changes_with_any_element_and_their_order(dtype: torch.dtype)
     assert torch.equal(tensor, before)
     assert first == checksum(tensor.clone()) == checksum(tensor.t().contiguous().t())
     for index in range(tensor.numel()):
-        other = tensor.clone()
-        other.view(-1)[index] = 1 - int(other.view(-1)[index])
-        assert checksum(other) != first
+        copy = tensor.clone()
+        copy.view(-1)[index] = 1 - int(copy.view(-1)[index])
+        assert checksum(copy) != first
     assert checksum(tensor.flip(1)) != first
 
 
@@ -75,12 +75,12 @@ def test_each_parameter_is_summed_up_once_with_its_states() -> None:
             self.same(torch.ones(2)).sum().backward()
             self.optimizer.step()
 
-    found = {each.path: each for each in tensor_sums(Holder())}
+    entries = {entry.path: entry for entry in tensor_sums(Holder())}
     weights = {"models['actor'].weight", "models['actor'].bias", "models['critic'].weight", "models['critic'].bias"}
     states = {f"optimizer: {key} of models['actor'].{name}" for key in ("step", "exp_avg", "exp_avg_sq")
               for name in ("weight", "bias")}  # fmt: skip
-    assert found.keys() == weights | states | {"PyTorch's random numbers"}
-    assert not any(each.is_replica for each in found.values())
-    assert tensor_sums(Holder()) == list(found.values())
-    assert found["models['actor'].weight"].part == "float32[3, 2]"
-    assert not math.isnan(found["models['actor'].weight"].norm)
+    assert entries.keys() == weights | states | {"PyTorch's random numbers"}
+    assert not any(entry.is_replica for entry in entries.values())
+    assert tensor_sums(Holder()) == list(entries.values())
+    assert entries["models['actor'].weight"].part == "float32[3, 2]"
+    assert not math.isnan(entries["models['actor'].weight"].norm)

@@ -1,4 +1,4 @@
-"""What the doctor makes of the facts of a machine: each problem is found, and the advice says what to type."""
+"""The doctor's checks of the facts of a machine: each problem is found, and the advice says what to type."""
 
 import msgspec
 import pytest
@@ -31,72 +31,72 @@ def levels(facts: Facts, controller: Facts | None = None) -> dict[str, str]:
 
 
 def problem(facts: Facts, controller: Facts | None = None) -> Check:
-    (found,) = (finding for finding in judge(facts, controller) if finding.level != "ok")
-    return found
+    (check,) = (finding for finding in judge(facts, controller) if finding.level != "ok")
+    return check
 
 
-def but(**changes: object) -> Facts:
+def vary(**changes: object) -> Facts:
     return msgspec.structs.replace(GOOD, **changes)
 
 
 def test_a_machine_that_has_everything_gets_no_advice() -> None:
     assert set(levels(GOOD).values()) == {"ok"}
     assert not [finding for finding in judge(GOOD) if finding.advice]
-    assert levels(but(rdma=("rxe0",), versions=NIXL))["RDMA"] == "ok"
+    assert levels(vary(rdma=("rxe0",), versions=NIXL))["RDMA"] == "ok"
 
 
 @pytest.mark.parametrize(
     ("facts", "level", "advice"),
     [
-        (but(files=(256, 65536)), "warning", "ulimit -n 65536"),
-        (but(files=(256, 256)), "error", "limits.conf"),
-        (but(processes=20), "warning", "ulimit -u"),
-        (but(memory_files=False), "warning", "memfd"),
-        (but(shared_memory=64 << 20), "warning", "--shm-size"),
-        (but(shared_memory=None), "warning", "/dev/shm"),
-        (but(run_folder_problem="no space is left"), "error", "TMPDIR"),
-        (but(free_disk=10 << 20), "warning", "log_folder"),
-        (but(loopback_problem="Operation not permitted"), "error", "127.0.0.1"),
-        (but(name_resolves=False), "warning", "/etc/hosts"),
-        (but(quick_start=False), "warning", "seconds"),
-        (but(rdma=("mlx5_0",)), "warning", "monarch-nb[rdma]"),
-        (but(rdma_closed=("mlx5_0",)), "warning", "/dev/infiniband/uverbs"),
-        (but(rdma=("rxe0",), versions=NIXL, locked_memory=8 << 20), "warning", "memlock"),
-        (but(versions={**GOOD.versions, "torchmonarch": "0.3.0"}), "warning", "%load_ext monarch_nb"),
-        (but(versions={**GOOD.versions, "pyzmq": ""}), "error", "pip install"),
-        (but(python="3.10.4"), "error", "3.11"),
+        (vary(files=(256, 65536)), "warning", "ulimit -n 65536"),
+        (vary(files=(256, 256)), "error", "limits.conf"),
+        (vary(processes=20), "warning", "ulimit -u"),
+        (vary(memory_files=False), "warning", "memfd"),
+        (vary(shared_memory=64 << 20), "warning", "--shm-size"),
+        (vary(shared_memory=None), "warning", "/dev/shm"),
+        (vary(run_folder_problem="no space is left"), "error", "TMPDIR"),
+        (vary(free_disk=10 << 20), "warning", "log_folder"),
+        (vary(loopback_problem="Operation not permitted"), "error", "127.0.0.1"),
+        (vary(name_resolves=False), "warning", "/etc/hosts"),
+        (vary(quick_start=False), "warning", "seconds"),
+        (vary(rdma=("mlx5_0",)), "warning", "monarch-nb[rdma]"),
+        (vary(rdma_closed=("mlx5_0",)), "warning", "/dev/infiniband/uverbs"),
+        (vary(rdma=("rxe0",), versions=NIXL, locked_memory=8 << 20), "warning", "memlock"),
+        (vary(versions={**GOOD.versions, "torchmonarch": "0.3.0"}), "warning", "%load_ext monarch_nb"),
+        (vary(versions={**GOOD.versions, "pyzmq": ""}), "error", "pip install"),
+        (vary(python="3.10.4"), "error", "3.11"),
     ],
 )
 def test_faults_of_a_machine_are_reported_with_the_remedy(facts: Facts, level: str, advice: str) -> None:
-    found = problem(facts)
-    assert found.level == level
-    assert advice in found.found + found.advice
-    assert found.advice
+    check = problem(facts)
+    assert check.level == level
+    assert advice in check.found + check.advice
+    assert check.advice
 
 
 @pytest.mark.parametrize(
     ("facts", "level"),
     [
-        (but(python="3.12.1"), "error"),
-        (but(versions={**GOOD.versions, "monarch-nb": "0.0.9"}), "error"),
-        (but(versions={**GOOD.versions, "cloudpickle": "3.0.0"}), "ok"),
-        (but(versions={**GOOD.versions, "torch": "2.9.0"}), "ok"),
+        (vary(python="3.12.1"), "error"),
+        (vary(versions={**GOOD.versions, "monarch-nb": "0.0.9"}), "error"),
+        (vary(versions={**GOOD.versions, "cloudpickle": "3.0.0"}), "ok"),
+        (vary(versions={**GOOD.versions, "torch": "2.9.0"}), "ok"),
     ],
 )
 def test_a_host_is_compared_with_the_controller(facts: Facts, level: str) -> None:
-    found = levels(facts, GOOD)
-    assert found["versions" if "versions" in found else "Python"] is not None
-    worst = "error" if "error" in found.values() else "warning" if "warning" in found.values() else "ok"
+    verdicts = levels(facts, GOOD)
+    assert verdicts["versions" if "versions" in verdicts else "Python"] is not None
+    worst = "error" if "error" in verdicts.values() else "warning" if "warning" in verdicts.values() else "ok"
     assert worst == level
 
 
 def test_another_torch_version_than_the_controllers_is_a_warning_naming_both() -> None:
-    ours = but(versions={**GOOD.versions, "torch": "2.11.0"})
-    theirs = but(versions={**GOOD.versions, "torch": "2.9.0"})
-    found = problem(theirs, ours)
-    assert found.level == "warning"
-    assert "2.9.0" in found.found
-    assert "2.11.0" in found.found
+    ours = vary(versions={**GOOD.versions, "torch": "2.11.0"})
+    theirs = vary(versions={**GOOD.versions, "torch": "2.9.0"})
+    check = problem(theirs, ours)
+    assert check.level == "warning"
+    assert "2.9.0" in check.found
+    assert "2.11.0" in check.found
 
 
 def test_the_facts_of_this_machine_are_found_and_travel() -> None:
@@ -116,8 +116,8 @@ def test_the_table_shows_what_is_wrong_with_its_advice_below() -> None:
 
 
 def with_gpus(**changes: object) -> Check:
-    """What is said of the GPUs of a good machine with two, but for some changes."""
-    facts = but(
+    """The check of the GPUs of a good machine that has two, with some changes."""
+    facts = vary(
         gpus=2,
         gpu_models=("NVIDIA H100", "NVIDIA H100"),
         gpu_driver="580.159.04",
@@ -128,15 +128,15 @@ def with_gpus(**changes: object) -> Check:
 
 
 def test_gpus_are_shown_with_driver_pytorch_and_nccl() -> None:
-    found = with_gpus()
-    assert found.level == "ok"
-    assert found.found.startswith("2 × NVIDIA H100, driver 580.159.04, PyTorch for CUDA 13.0, NCCL 2.28.9")
+    check = with_gpus()
+    assert check.level == "ok"
+    assert check.found.startswith("2 × NVIDIA H100, driver 580.159.04, PyTorch for CUDA 13.0, NCCL 2.28.9")
 
 
 def test_what_keeps_processes_from_the_gpus_is_said_with_its_remedy() -> None:
     old = with_gpus(gpu_driver="535.54.03")
     assert (old.level, "needs driver 580 or newer" in old.advice) == ("error", True)
-    without = with_gpus(torch_cuda="")
-    assert (without.level, "without CUDA" in without.found) == ("warning", True)
+    no_cuda = with_gpus(torch_cuda="")
+    assert (no_cuda.level, "without CUDA" in no_cuda.found) == ("warning", True)
     packages = with_gpus(gpu_packages=(("NCCL", "2"), ("cuda-bindings", ""), ("nvidia-ml-py", "13")))
     assert (packages.level, "monarch-nb[gpu]" in packages.advice) == ("warning", True)

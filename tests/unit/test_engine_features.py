@@ -25,7 +25,7 @@ loaded: list[str] = []
 
 
 class Atlas:
-    """What an extension adds to each process that is asked for it."""
+    """A feature that an extension adds to each process that is asked for it."""
 
     def __init__(self, runtime: Runtime) -> None:
         loaded.append(runtime.address)
@@ -45,13 +45,13 @@ def atlas() -> Iterator[None]:
 
 
 def test_an_external_feature_is_loaded_at_the_first_of_its_verbs(atlas: None) -> None:
-    with cluster() as made:
-        procs = made.this_host().spawn_procs(per_host={"gpus": 2})
+    with cluster() as simulation:
+        procs = simulation.this_host().spawn_procs(per_host={"gpus": 2})
         procs.initialized.get(10)
         address = state_of(procs).address(1)
         assert loaded == []
         for _ in range(2):
-            assert made.result(request(current_runtime(), address, WHERE, Done())) == Place(address)
+            assert simulation.result(request(current_runtime(), address, WHERE, Done())) == Place(address)
         assert loaded == [address]
         assert isinstance(current_runtime().feature(ATLAS), Atlas)
         assert loaded == [address, current_runtime().address]

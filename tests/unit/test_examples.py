@@ -1,4 +1,4 @@
-"""The notebooks of examples/ as they are committed: with what they show, light, and with nothing of one machine."""
+"""The notebooks of examples/ as they are committed: with outputs, small, and free of names of one machine."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from scripts.examples import KINDS, MOST, static
 from scripts.site import stories
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-PLACES = re.compile(r"/(?:home|root|Users|work|workspace|mnt|opt|srv)/|/tmp/(?!monarch\b)|site-packages")
+PATHS = re.compile(r"/(?:home|root|Users|work|workspace|mnt|opt|srv)/|/tmp/(?!monarch\b)|site-packages")
 DURATION = re.compile(r"takes .*(second|minute)")
 
 
@@ -33,7 +33,7 @@ def test_a_notebook_says_at_its_top_how_long_it_takes(notebook: dict[str, Any]) 
 def test_a_notebook_ran_in_order_and_only_intended_cells_raised(notebook: dict[str, Any]) -> None:
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
-    raised = {cell["id"] for cell in code if any(each["output_type"] == "error" for each in cell["outputs"])}
+    raised = {cell["id"] for cell in code if any(output["output_type"] == "error" for output in cell["outputs"])}
     assert raised == {cell["id"] for cell in code if "raises-exception" in cell["metadata"].get("tags", ())}
 
 
@@ -42,7 +42,7 @@ def test_outputs_of_a_notebook_are_static_and_name_no_path(notebook: dict[str, A
     assert shown
     assert {mime for output in shown for mime in output.get("data", {})} <= set(KINDS)
     texts = [text for output in shown for text in (json.dumps({**output, "data": without_pictures(output)}),)]
-    assert [found[0] for text in texts for found in PLACES.finditer(text)] == []
+    assert [match[0] for text in texts for match in PATHS.finditer(text)] == []
 
 
 def without_pictures(output: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_machine_names_and_paths_are_replaced_and_widgets_left_out() -> None:
         "metadata": {"x": 1},
         "data": {"text/plain": "node7 at /home/me/monarch-nb/a.py", "application/vnd.jupyter.widget-view+json": {}},
     }
-    kept = static(output, put)
-    assert kept is not None
-    assert kept["data"] == {"text/plain": "workstation at ~/monarch-nb/a.py"}
+    result = static(output, put)
+    assert result is not None
+    assert result["data"] == {"text/plain": "workstation at ~/monarch-nb/a.py"}
     assert static({"output_type": "display_data", "data": {"text/plain": " ", "text/html": ""}}, put) is None

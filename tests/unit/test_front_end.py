@@ -1,4 +1,4 @@
-"""The front ends without a page: their own tests, in TypeScript, and what Python has of them."""
+"""The front ends without a page: their own tests, in TypeScript, and their bundles in Python."""
 
 import shutil
 import subprocess
@@ -15,15 +15,15 @@ from monarch_kernel.views.widgets import widget_base, widget_class
 pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[2]
 
-SVG = "http://www.w3.org/2000/svg"  # the name of a kind of elements, which nobody fetches
+SVG = "http://www.w3.org/2000/svg"  # the namespace of SVG elements, which nobody fetches
 
 
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("what", ["test", "bundles"])
-def test_front_end_tests_pass_and_bundles_match_their_sources(what: str) -> None:
-    command = ["scripts/front-end", what]
+@pytest.mark.parametrize("target", ["test", "bundles"])
+def test_front_end_tests_pass_and_bundles_match_their_sources(target: str) -> None:
+    command = ["scripts/front-end", target]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-4000:]}"
     if "SKIP front end" in done.stderr:
@@ -31,8 +31,8 @@ def test_front_end_tests_pass_and_bundles_match_their_sources(what: str) -> None
 
 
 def test_there_is_a_bundle_for_each_view_and_nothing_else() -> None:
-    made = {f"{view}.{kind}" for view in VIEWS for kind in ("js", "css")}
-    assert {path.name for path in STATIC.iterdir()} == made | {"uPlot.LICENSE"}
+    bundles = {f"{view}.{kind}" for view in VIEWS for kind in ("js", "css")}
+    assert {path.name for path in STATIC.iterdir()} == bundles | {"uPlot.LICENSE"}
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -41,7 +41,7 @@ def test_a_bundle_is_one_module_that_node_takes(view: str, tmp_path: Path) -> No
     if node is None:
         pytest.skip("SKIPPED bundles of the front end: there is no node on PATH")
     bundle = tmp_path / "bundle.mjs"
-    # What a page has, and uPlot looks at when it is loaded.
+    # A page has it, and uPlot reads it when it is loaded.
     bundle.write_text(f"globalThis.matchMedia ??= () => new EventTarget();\n{script(view)}")
     code = f"console.log(typeof (await import({str(bundle)!r})).default.render)"
     done = subprocess.run([node, "--input-type=module", "-e", code], capture_output=True, text=True, timeout=50)

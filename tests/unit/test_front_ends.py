@@ -1,4 +1,4 @@
-"""Which front end a kernel runs for, by the facts of its process, and what that front end is said to give. Pure."""
+"""Which front end a kernel runs for, by the facts of its process, and the features reported for it. Pure."""
 
 import sys
 from pathlib import Path
@@ -46,7 +46,7 @@ FRONT_ENDS = {
 }
 
 
-def told(facts: Facts) -> dict[str, str]:
+def features(facts: Facts) -> dict[str, str]:
     return {finding.about: finding.found for finding in levels(facts)}
 
 
@@ -54,10 +54,10 @@ def told(facts: Facts) -> dict[str, str]:
 def test_each_front_end_is_recognised_and_every_feature_has_a_level(name: str) -> None:
     facts = FRONT_ENDS[name]
     assert recognised(facts)[0] == name
-    assert set(told(facts)) == {
+    assert set(features(facts)) == {
         *("front end", "magics", "displays", "buttons", "debugger", "bug button", "side panel", "away")
     }
-    assert told(facts)["front end"].startswith(name)
+    assert features(facts)["front end"].startswith(name)
 
 
 def test_a_jupyter_started_in_the_vs_code_terminal_is_jupyter() -> None:
@@ -67,22 +67,22 @@ def test_a_jupyter_started_in_the_vs_code_terminal_is_jupyter() -> None:
 
 def test_features_without_subshells_comms_prompt_or_debugger_are_named_missing() -> None:
     lab = FRONT_ENDS[LAB]
-    assert told(lab)["buttons"] == "they work while a cell runs"
-    assert told(lab)["bug button"] == "breakpoints in the margin of cells hold on the ranks"
-    assert "ipykernel 6.17.1 has no subshells" in told(FRONT_ENDS[COLAB])["buttons"]
-    assert told(FRONT_ENDS[COLAB])["side panel"] == "none: %panel shows it in a cell"
-    assert "monarch_kernel.panel()" in told(FRONT_ENDS[MARIMO])["side panel"]
-    assert "%meshes" in told(FRONT_ENDS[RUN])["side panel"]
-    assert "no comms" in told(Facts(SESSION, comms=False))["displays"]
-    assert "anywidget" in told(Facts(SESSION, widgets=False))["displays"]
-    assert told(Facts(SESSION, widgets=False))["buttons"].startswith("none")
-    assert "StoppedAtBreakpoint" in told(FRONT_ENDS[RUN])["debugger"]
-    assert "this kernel has no debugger" in told(Facts(SESSION))["bug button"]
-    assert "not installed" in told(Facts(SESSION))["side panel"]
-    assert "box at the top" in told(FRONT_ENDS[VSCODE])["debugger"]
-    assert told(FRONT_ENDS[MARIMO])["magics"].startswith("none")
-    assert told(FRONT_ENDS[MARIMO])["displays"].startswith("live")
-    assert "anywidget" in told(Facts({}, frozenset({"marimo"}), kernel=False, widgets=False))["displays"]
+    assert features(lab)["buttons"] == "they work while a cell runs"
+    assert features(lab)["bug button"] == "breakpoints in the margin of cells hold on the ranks"
+    assert "ipykernel 6.17.1 has no subshells" in features(FRONT_ENDS[COLAB])["buttons"]
+    assert features(FRONT_ENDS[COLAB])["side panel"] == "none: %panel shows it in a cell"
+    assert "monarch_kernel.panel()" in features(FRONT_ENDS[MARIMO])["side panel"]
+    assert "%meshes" in features(FRONT_ENDS[RUN])["side panel"]
+    assert "no comms" in features(Facts(SESSION, comms=False))["displays"]
+    assert "anywidget" in features(Facts(SESSION, widgets=False))["displays"]
+    assert features(Facts(SESSION, widgets=False))["buttons"].startswith("none")
+    assert "StoppedAtBreakpoint" in features(FRONT_ENDS[RUN])["debugger"]
+    assert "this kernel has no debugger" in features(Facts(SESSION))["bug button"]
+    assert "not installed" in features(Facts(SESSION))["side panel"]
+    assert "box at the top" in features(FRONT_ENDS[VSCODE])["debugger"]
+    assert features(FRONT_ENDS[MARIMO])["magics"].startswith("none")
+    assert features(FRONT_ENDS[MARIMO])["displays"].startswith("live")
+    assert "anywidget" in features(Facts({}, frozenset({"marimo"}), kernel=False, widgets=False))["displays"]
 
 
 def test_the_panel_is_there_where_installed_and_not_switched_off(
@@ -95,7 +95,7 @@ def test_the_panel_is_there_where_installed_and_not_switched_off(
     assert panel_installed()
     page_config = tmp_path / "config" / "labconfig" / "page_config.json"
     page_config.parent.mkdir(parents=True)
-    for text, there in (
+    for text, installed in (
         ('{"disabledExtensions": {"monarch-nb-lab": true}}', False),
         ('{"disabledExtensions": {"monarch-nb-lab": false}}', True),
         ('{"disabledExtensions": ["monarch-nb-lab"]}', False),
@@ -103,7 +103,7 @@ def test_the_panel_is_there_where_installed_and_not_switched_off(
         ("not JSON", True),
     ):
         page_config.write_text(text)
-        assert panel_installed() is there, text
+        assert panel_installed() is installed, text
 
 
 def kernel(**attributes: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a GPU does, and who has its memory: by NVML, by PyTorch, and from the driver of pretence."""
+"""The load and the memory of a GPU: by NVML, by PyTorch, and from the driver of pretence."""
 
 import os
 import sys
@@ -16,19 +16,19 @@ GB = 1 << 30
 
 
 class Nvml(SimpleNamespace):
-    """NVIDIA's package, as far as it is used; each function is an attribute that a test replaces."""
+    """The used part of NVIDIA's package; each function is an attribute that a test replaces."""
 
     def __init__(self) -> None:
-        def listed(*processes: tuple[int, int | None]) -> object:
+        def listing(*processes: tuple[int, int | None]) -> object:
             return lambda handle: [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in processes]
 
         super().__init__(
-            listed=listed,
+            listing=listing,
             nvmlInit=lambda: None,
             nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
             nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=71),
-            nvmlDeviceGetComputeRunningProcesses=listed((1, 5 * GB), (os.getpid(), 2 * GB)),
-            nvmlDeviceGetMPSComputeRunningProcesses=listed(),
+            nvmlDeviceGetComputeRunningProcesses=listing((1, 5 * GB), (os.getpid(), 2 * GB)),
+            nvmlDeviceGetMPSComputeRunningProcesses=listing(),
             nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x1,
             nvmlDeviceGetTemperature=lambda handle, sensor: 91,
         )
@@ -36,9 +36,9 @@ class Nvml(SimpleNamespace):
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
-    found = Nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", found)
-    return found
+    package = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", package)
+    return package
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ def test_nvml_says_the_share_and_the_memory_of_this_process(nvml: Nvml) -> None:
 
 
 def test_a_client_of_mps_is_found_and_a_slow_clock_named(nvml: Nvml) -> None:
-    nvml.nvmlDeviceGetComputeRunningProcesses = nvml.listed((1, 5 * GB))
-    nvml.nvmlDeviceGetMPSComputeRunningProcesses = nvml.listed((os.getpid(), GB))
+    nvml.nvmlDeviceGetComputeRunningProcesses = nvml.listing((1, 5 * GB))
+    nvml.nvmlDeviceGetMPSComputeRunningProcesses = nvml.listing((os.getpid(), GB))
     nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 0x1 | 0x40
     assert load_by_nvml("1-2", 7 * GB, 80 * GB) == GpuLoad(0.71, GB, 7 * GB, 80 * GB, "it is too hot (91 °C)")
 
@@ -80,7 +80,7 @@ def test_what_nvml_refuses_is_unknown(nvml: Nvml, refused: str, expected: GpuLoa
 
 
 def test_in_a_container_processes_have_other_numbers(nvml: Nvml) -> None:
-    nvml.nvmlDeviceGetComputeRunningProcesses = nvml.listed((1, 5 * GB), (os.getpid(), None))
+    nvml.nvmlDeviceGetComputeRunningProcesses = nvml.listing((1, 5 * GB), (os.getpid(), None))
     assert load_by_nvml("1-2", 7 * GB, 80 * GB).own == -1
 
 
@@ -105,7 +105,7 @@ def test_a_ranks_memory_is_its_own_and_else_that_of_all(
 ) -> None:
     pytest.importorskip("torch")
     assert activity._gpu() == (-1.0, 0, 0)
-    held = pretence.new_storage(3 << 20, 0)
+    storage = pretence.new_storage(3 << 20, 0)
     pretence.share, pretence.others = 0.5, GB
     assert activity._gpu() == (0.5, 4 << 20, 8 * GB)
     unknown = GpuLoad(0.5, -1, 5 * GB, 8 * GB)
@@ -114,4 +114,4 @@ def test_a_ranks_memory_is_its_own_and_else_that_of_all(
     monkeypatch.undo()
     pretence.break_down()
     assert activity._gpu() == (-1.0, 0, 0)
-    del held
+    del storage

@@ -15,12 +15,12 @@ Tensors = Sequence[torch.Tensor]
 
 
 def check(roots: Tensors, targets: Tensors, gradients: Sequence[torch.Tensor | None] = ()) -> None:
-    given = [*gradients, *[None] * (len(roots) - len(gradients))]
-    expected = torch.autograd.grad(roots, targets, given, retain_graph=True, allow_unused=True)
-    found = list(grad_generator(roots, targets, gradients))
-    for one, other in zip(found, expected, strict=True):
-        assert (one is None) == (other is None)
-        assert one is None or torch.allclose(one, other)
+    grad_outputs = [*gradients, *[None] * (len(roots) - len(gradients))]
+    expected = torch.autograd.grad(roots, targets, grad_outputs, retain_graph=True, allow_unused=True)
+    results = list(grad_generator(roots, targets, gradients))
+    for result, reference in zip(results, expected, strict=True):
+        assert (result is None) == (reference is None)
+        assert result is None or torch.allclose(result, reference)
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ class Residual(nn.Module):
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = data + self.second(self.first(data).relu()) + self.first.bias
-        return found
+        result: torch.Tensor = data + self.second(self.first(data).relu()) + self.first.bias
+        return result
 
 
 @pytest.mark.parametrize("backwards", [True, False])
@@ -85,16 +85,16 @@ class Product(torch.autograd.Function):
 
 
 def test_functions_of_a_program_take_part(x: torch.Tensor) -> None:
-    other = torch.rand(3, 3, requires_grad=True)
+    weight = torch.rand(3, 3, requires_grad=True)
     y = x * 2
-    z = Product.apply(2.0, Product.apply(3.0, y, y.sin()), other)  # type: ignore[no-untyped-call]
-    check([(z + y * other).sum()], [other, x])
+    z = Product.apply(2.0, Product.apply(3.0, y, y.sin()), weight)  # type: ignore[no-untyped-call]
+    check([(z + y * weight).sum()], [weight, x])
 
 
 def test_an_edge_of_the_graph_is_a_root_and_a_target(x: torch.Tensor) -> None:
-    [found] = grad_generator([get_gradient_edge((x**3).sum())], [get_gradient_edge(x)])
-    assert found is not None
-    assert torch.allclose(found, 3 * x**2)
+    [gradient] = grad_generator([get_gradient_edge((x**3).sum())], [get_gradient_edge(x)])
+    assert gradient is not None
+    assert torch.allclose(gradient, 3 * x**2)
 
 
 class Names(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -110,10 +110,10 @@ class Names(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_each_gradient_computes_what_it_needs_alone() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     loss = model(torch.rand(2, 4)).sum()
-    found = grad_generator(loss, list(model.parameters())[::-1])
+    gradients = grad_generator(loss, list(model.parameters())[::-1])
     computed = []
     for _ in range(4):
-        with Names() as seen:
-            next(found)
-        computed.append({"sum", "mm", "threshold_backward"} & set(seen.names))
+        with Names() as recorder:
+            next(gradients)
+        computed.append({"sum", "mm", "threshold_backward"} & set(recorder.names))
     assert computed == [{"sum"}, {"mm"}, {"mm", "threshold_backward", "sum"}, {"mm"}]

@@ -1,4 +1,4 @@
-"""Who is asked whether it still answers, and how often: what sleeps is left to sleep."""
+"""Which processes are asked for a sign of life, and how often: a sleeping one is left to sleep."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +33,7 @@ class Clock:
         """Lets time pass; how many timers rang."""
         end, rang = self.now + seconds, 0
         while due := [timer for timer in self.timers if timer.callback and timer.when <= end]:
-            timer = min(due, key=lambda each: each.when)
+            timer = min(due, key=lambda item: item.when)
             self.timers.remove(timer)
             self.now = timer.when
             timer.callback()
@@ -53,7 +53,7 @@ class Timer:
 
 @dataclass
 class World:
-    """Procs, which answer at once unless they are deaf or slow, and who watches them: an owner, and each other."""
+    """Procs, which answer at once unless deaf or slow, and their watchers: an owner, and each other."""
 
     count: int = 1
     delay: float = 0.0
@@ -61,10 +61,10 @@ class World:
     clock: Clock = field(default_factory=Clock)
     ran: float | None = 1.0
     deaf: bool = False
-    unread: bool = False  # an answer lies in the channel, since the agent was busy
+    unread: bool = False  # an answer is unread in the channel: the agent was busy
     pings: int = 0
     looks: int = 0
-    told: list[str] = field(default_factory=list)
+    verbs: list[str] = field(default_factory=list)
     messages: list[tuple[str, str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class World:
             self.clock.call_later(self.delay, lambda: self.monitor.pong(child))
 
     def post(self, receiver: str, verb: Verb[Any, None], body: Responsiveness) -> None:
-        self.told += [verb.name for _ in body.since]
+        self.verbs += [verb.name for _ in body.since]
         self.messages.append((receiver, verb.name, len(body.since)))
 
 
@@ -116,7 +116,7 @@ class Channel:
             self.world.monitor.pong(self.child)
 
 
-def made(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> World:
+def make_world(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> World:
     world = World(count=count)
     monkeypatch.setattr(liveness, "time", world.clock)
     monkeypatch.setattr(liveness, "processor_time", lambda pid: world.ran)
@@ -125,7 +125,7 @@ def made(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return made(monkeypatch)
+    return make_world(monkeypatch)
 
 
 def test_one_that_sleeps_is_hardly_asked_and_the_looks_become_rare(world: World) -> None:
@@ -153,11 +153,11 @@ def test_a_process_that_wakes_and_does_not_answer_is_reported(world: World) -> N
     world.clock.run(60)
     world.deaf, world.ran = True, 2.0
     world.clock.run(7)
-    assert world.told == ["proc.unresponsive"]
+    assert world.verbs == ["proc.unresponsive"]
     world.deaf = False
     world.monitor.pong(world.child)
     world.clock.run(0)
-    assert world.told == ["proc.unresponsive", "proc.responsive"]
+    assert world.verbs == ["proc.unresponsive", "proc.responsive"]
 
 
 def test_one_that_is_stopped_while_it_sleeps_is_told_soon(world: World) -> None:
@@ -165,18 +165,18 @@ def test_one_that_is_stopped_while_it_sleeps_is_told_soon(world: World) -> None:
     world.deaf = True
     world.on_stopped({1})
     world.clock.run(3)
-    assert world.told == ["proc.unresponsive"]
+    assert world.verbs == ["proc.unresponsive"]
 
 
 def test_a_silent_process_without_a_signal_is_reported_in_the_end(world: World) -> None:
     world.clock.run(60)
     world.deaf = True
     world.clock.run(20)
-    assert world.told == ["proc.unresponsive"]
+    assert world.verbs == ["proc.unresponsive"]
 
 
 def test_many_silent_processes_are_one_message_to_their_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = made(monkeypatch, 256)
+    world = make_world(monkeypatch, 256)
     world.deaf = True
     world.clock.run(30)
     assert world.messages == [("h/c", "proc.unresponsive", 256)]
@@ -187,7 +187,7 @@ def test_many_silent_processes_are_one_message_to_their_owner(monkeypatch: pytes
 
 
 def test_a_machine_that_delays_all_answers_makes_none_unresponsive(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = made(monkeypatch, 64)
+    world = make_world(monkeypatch, 64)
     world.ran = None
     for delay in (0.2, 0.5, 1.0, 1.5, 2.5, 4.0, 4.0, 4.0):
         world.delay = delay
@@ -203,15 +203,15 @@ def test_a_machine_that_delays_all_answers_makes_none_unresponsive(monkeypatch: 
 def test_an_answer_that_a_busy_agent_has_not_read_yet_counts(world: World) -> None:
     world.deaf = world.unread = True
     world.clock.run(60)
-    assert world.told == []
+    assert world.verbs == []
 
 
 def test_procs_that_sleep_are_not_all_asked_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = made(monkeypatch, 256)
+    world = make_world(monkeypatch, 256)
     world.clock.run(60)
-    asked = []
+    pings = []
     for _ in range(16):
         before = world.pings
         world.clock.run(1)
-        asked.append(world.pings - before)
-    assert max(asked) < 200
+        pings.append(world.pings - before)
+    assert max(pings) < 200

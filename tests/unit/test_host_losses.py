@@ -12,16 +12,16 @@ pytestmark = [pytest.mark.timeout(30)]
 
 
 class Reports:
-    """Collects what is reported of hosts, whose jobs are the first letters of their names."""
+    """Collects the reports about hosts, whose jobs are the first letters of their names."""
 
     def __init__(self, *cut_off: str, seconds: float = 20.0) -> None:
-        self.made: list[tuple[dict[str, int], str]] = []
+        self.entries: list[tuple[dict[str, int], str]] = []
         self.losses = HostLosses(lambda host: host[0], self._take, seconds)
         for host in cut_off:
             self.losses.suspect(host)
 
     def _take(self, agents: Mapping[str, int], reason: str) -> None:
-        self.made.append((dict(agents), reason))
+        self.entries.append((dict(agents), reason))
 
     def lose(self, host: str, reason: str, incarnation: int = 1, *, explained: bool = True) -> None:
         def run() -> None:
@@ -29,16 +29,16 @@ class Reports:
 
         threading.Thread(target=run, daemon=True).start()
 
-    def reported(self, count: int) -> list[tuple[dict[str, int], str]]:
-        until(lambda: len(self.made) == count, "the reports")
-        return self.made
+    def wait(self, count: int) -> list[tuple[dict[str, int], str]]:
+        until(lambda: len(self.entries) == count, "the reports")
+        return self.entries
 
 
 def test_hosts_of_one_job_are_one_report() -> None:
     reports = Reports("a1", "a2", "a3", "b1")
     for number in (1, 2, 3):
         reports.lose(f"a{number}", "the job was cancelled", number)
-    [(agents, reason)] = reports.reported(1)
+    [(agents, reason)] = reports.wait(1)
     assert (agents, reason) == ({"a1": 1, "a2": 2, "a3": 3}, "the job was cancelled")
 
 
@@ -48,9 +48,9 @@ def test_a_loss_waits_briefly_for_hosts_out_of_touch(back: bool) -> None:
     reports.lose("a1", "its node failed")
     if back:
         reports.losses.clear("a2")
-    assert reports.reported(1) == [({"a1": 1}, "its node failed")]
+    assert reports.wait(1) == [({"a1": 1}, "its node failed")]
     reports.lose("a2", "no connection for 60 s")
-    assert reports.reported(2)[1] == ({"a2": 1}, "no connection for 60 s")
+    assert reports.wait(2)[1] == ({"a2": 1}, "no connection for 60 s")
 
 
 def test_the_engine_replaces_a_reason_and_different_ones_are_listed() -> None:
@@ -59,7 +59,7 @@ def test_the_engine_replaces_a_reason_and_different_ones_are_listed() -> None:
     reports.lose("a2", "its agent has ended")
     until(lambda: reports.losses.awaits("a1") and "a2" not in reports.losses._uncertain, "both losses")
     reports.losses.explain("a1", "out of memory")
-    [(agents, reason)] = reports.reported(1)
+    [(agents, reason)] = reports.wait(1)
     assert set(agents) == {"a1", "a2"}
     assert sorted(reason.splitlines()) == ["  a1: out of memory", "  a2: its agent has ended", "for several reasons"]
 
@@ -71,4 +71,4 @@ def test_a_host_given_up_before_the_report_is_no_loss() -> None:
     reports.losses.clear("a2")
     reports.losses.clear("a1")
     until(lambda: not reports.losses._events, "the end of the wait")
-    assert reports.made == []
+    assert reports.entries == []

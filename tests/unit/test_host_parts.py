@@ -51,11 +51,11 @@ def test_a_folder_made_since_the_template_looked_is_imported_from(
 
 def test_a_template_sets_thread_limits_that_its_forks_drop_again() -> None:
     base = {"OMP_NUM_THREADS": "8", "PATH": "/bin"}
-    held = held_back(base)
-    assert held["OMP_NUM_THREADS"] == held["OPENBLAS_NUM_THREADS"] == "1"
-    assert int(held["OPENBLAS_THREAD_TIMEOUT"]) < 26  # what OpenBLAS does by itself
+    env = held_back(base)
+    assert env["OMP_NUM_THREADS"] == env["OPENBLAS_NUM_THREADS"] == "1"
+    assert int(env["OPENBLAS_THREAD_TIMEOUT"]) < 26  # the default of OpenBLAS
     assert held_back({"OPENBLAS_THREAD_TIMEOUT": "28"})["OPENBLAS_THREAD_TIMEOUT"] == "28"
-    assert overlaid(held, {name: base.get(name) for name in HELD_BACK}) == base
+    assert overlaid(env, {name: base.get(name) for name in HELD_BACK}) == base
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_variables_that_are_read_late_need_no_cold_start(name: str) -> None:
 
 def test_a_request_has_a_waiting_template_import_at_once(tmp_path: Path) -> None:
     loop = Loop()
-    own, far = socket.socketpair()
+    own, peer = socket.socketpair()
     forker = Forker(loop, tmp_path, {}, -1, lambda *_: None, Reaper(loop, lambda: None))
     forker.adopt(own, None)
     forker.fork([])
-    assert far.recv(4, socket.MSG_PEEK) == bytes(4)
+    assert peer.recv(4, socket.MSG_PEEK) == bytes(4)
     own.shutdown(socket.SHUT_WR)
-    assert _serve(far, -1, []) is None  # the end, before which nothing was to be forked
-    far.close()
+    assert _serve(peer, -1, []) is None  # the end, before which nothing was to be forked
+    peer.close()
     assert own.recv(1) == b""
 
 
@@ -99,19 +99,19 @@ def test_pools_are_as_large_as_asked_for_or_as_the_machine() -> None:
 
 def test_a_host_is_idle_since_its_last_use_not_counting_freezes() -> None:
     idle = Idleness(10.0)
-    assert not any(idle.over(False, float(at)) for at in range(10))
+    assert not any(idle.over(False, float(now)) for now in range(10))
     assert idle.over(False, 10.0)
     assert not idle.over(True, 11.0)
-    assert not any(idle.over(False, float(at)) for at in range(12, 21))
+    assert not any(idle.over(False, float(now)) for now in range(12, 21))
     assert idle.over(False, 21.0)
     frozen = Idleness(10.0)
     frozen.over(False, 0.0)
     assert not frozen.over(False, 1000.0)
-    assert not any(Idleness(None).over(False, float(at)) for at in range(1000))
+    assert not any(Idleness(None).over(False, float(now)) for now in range(1000))
 
 
 def ends(leases: OwnerLeases, first: int, last: int) -> dict[str, int]:
-    """When leases end, where it is looked at them once a second."""
+    """When leases end, if they are checked once a second."""
     return {owner: now for now in range(first, last + 1) for owner in leases.expired(float(now))}
 
 
@@ -133,10 +133,10 @@ def test_time_in_which_nobody_looked_at_the_leases_ends_none() -> None:
     leases = OwnerLeases(10.0)
     leases.grant("a/c", 0.0)
     assert ends(leases, 1, 9) == {}
-    assert ends(leases, 1000, 1000) == {}  # frozen from 9 to 1000: what owners have said since then is still unread
+    assert ends(leases, 1000, 1000) == {}  # frozen from 9 to 1000: messages of owners since then are unread
     leases.renew("a/c", 1000.5)
     assert ends(leases, 1001, 1030) == {"a/c": 1011}
-    leases.grant("b/c", 5000.0)  # nobody looks where there is no lease
+    leases.grant("b/c", 5000.0)  # nothing is checked while there is no lease
     assert ends(leases, 5001, 5030) == {"b/c": 5010}
     leases.grant("c/c", 6000.0)
     assert ends(leases, 6100, 6130) == {"c/c": 6110}
@@ -145,8 +145,8 @@ def test_time_in_which_nobody_looked_at_the_leases_ends_none() -> None:
 def test_owners_are_asked_after_four_times_in_a_lease() -> None:
     leases = OwnerLeases(8.0)
     leases.grant("a/c", 100.0)
-    asked = [now for now in range(100, 108) if leases.due(float(now))]
-    assert asked == [100, 102, 104, 106]
+    times = [now for now in range(100, 108) if leases.due(float(now))]
+    assert times == [100, 102, 104, 106]
 
 
 def test_the_words_for_an_end_are_those_people_search_for() -> None:
@@ -185,7 +185,7 @@ def test_a_kill_for_memory_of_long_ago_is_no_verdict(tmp_path: Path) -> None:
     oom = exits.OomCounter(tmp_path, tmp_path / "cgroup")
     counter.write_text("oom_kill 2\n")
     oom.look(100.0)
-    assert oom.struck()  # a moment ago: what was struck may just be ending
+    assert oom.struck()  # a moment ago: the process may just be ending
     counter.write_text("oom_kill 3\n")
     oom.look(200.0)
     oom.look(300.0)
@@ -272,8 +272,8 @@ def test_a_folder_goes_while_others_still_make_files_in_it(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("listening", [True, False])
 def test_the_folder_of_a_killed_client_without_an_agent_is_swept(listening: bool) -> None:
-    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as place:  # paths of sockets are short
-        folder = folders.run_folder_for("client", Path(place))
+    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as base:  # paths of sockets are short
+        folder = folders.run_folder_for("client", Path(base))
         folders.make_run_folder(folder)
         folders.release(folder)
         with socket.socket(socket.AF_UNIX) as door:
@@ -281,25 +281,25 @@ def test_the_folder_of_a_killed_client_without_an_agent_is_swept(listening: bool
             if listening:
                 door.listen()
             os.utime(folder, (0, 0))
-            assert bool(folders.sweep(Path(place))) != listening
+            assert bool(folders.sweep(Path(base))) != listening
 
 
 class Planted:
-    """A folder where everybody may make files, and what another user has put there under this user's names."""
+    """A folder where everybody may make files, and another user's files in it under this user's names."""
 
-    def __init__(self, place: Path, other: Path) -> None:
-        self.place, self.other = place, other
-        place.chmod(0o1777)
-        other.mkdir()
+    def __init__(self, base: Path, target: Path) -> None:
+        self.base, self.target = base, target
+        base.chmod(0o1777)
+        target.mkdir()
         self.mark = f"mnb-{os.geteuid()}-"
 
     def folder(self, host: str, mode: int = 0o755) -> Path:
-        made = self.place / f"{self.mark}{host}"
-        made.mkdir()
-        made.chmod(mode)
-        return made
+        folder = self.base / f"{self.mark}{host}"
+        folder.mkdir()
+        folder.chmod(mode)
+        return folder
 
-    def theirs(self, path: Path) -> None:
+    def give_away(self, path: Path) -> None:
         os.chown(path, 4242, 4242, follow_symlinks=False)
         os.utime(path, (0, 0), follow_symlinks=False)
 
@@ -308,26 +308,26 @@ class Planted:
 def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
     if os.geteuid() != 0:
         pytest.skip("only root can make files of another user")
-    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as whole:  # paths of sockets are short
-        place = Path(whole) / "tmp"
-        place.mkdir()
+    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as root:  # paths of sockets are short
+        base = Path(root) / "tmp"
+        base.mkdir()
         monkeypatch.setattr(folders, "_chosen", {})
-        monkeypatch.setattr(tempfile, "tempdir", str(place))
+        monkeypatch.setattr(tempfile, "tempdir", str(base))
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-        Path(whole).chmod(0o755)
-        yield Planted(place, Path(whole) / "other")
+        Path(root).chmod(0o755)
+        yield Planted(base, Path(root) / "other")
 
 
-def listing(place: Path) -> list[tuple[str, int, int]]:
-    return sorted((str(path), path.lstat().st_uid, path.lstat().st_mode) for path in place.rglob("*"))
+def listing(base: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(path), path.lstat().st_uid, path.lstat().st_mode) for path in base.rglob("*"))
 
 
 @pytest.mark.timeout(20)
 def test_files_planted_by_another_user_are_neither_opened_nor_awaited(planted: Planted) -> None:
     for number, mode in enumerate((0o700, 0o755, 0o777)):
         trap = planted.folder(f"lock{number}", mode)
-        (trap / "lock").symlink_to(planted.other / f"made{number}")
-        planted.theirs(trap)
+        (trap / "lock").symlink_to(planted.target / f"made{number}")
+        planted.give_away(trap)
     queue = planted.folder("queue")
     (queue / "c0.0.0").parent.mkdir(exist_ok=True)
     with socket.socket(socket.AF_UNIX) as full, contextlib.ExitStack() as callers:
@@ -338,21 +338,21 @@ def test_files_planted_by_another_user_are_neither_opened_nor_awaited(planted: P
             caller.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 caller.connect(str(queue / "c0.0.0"))
-        planted.theirs(queue)
-        fifo = planted.place / f"{planted.mark}fifo"
+        planted.give_away(queue)
+        fifo = planted.base / f"{planted.mark}fifo"
         os.mkfifo(fifo)
-        link = planted.place / f"{planted.mark}link"
-        link.symlink_to(planted.other)
-        for each in (fifo, link):
-            planted.theirs(each)
-        before = listing(planted.place)
+        link = planted.base / f"{planted.mark}link"
+        link.symlink_to(planted.target)
+        for entry in (fifo, link):
+            planted.give_away(entry)
+        before = listing(planted.base)
         assert folders.sweep() == []
-        assert folders.sweep(planted.place) == []
-        for path in planted.place.iterdir():
+        assert folders.sweep(planted.base) == []
+        for path in planted.base.iterdir():
             folders.remove_run_folder(path)
             folders.clear_run_folder(path, keep="")
-        assert listing(planted.place) == before
-    assert list(planted.other.iterdir()) == []
+        assert listing(planted.base) == before
+    assert list(planted.target.iterdir()) == []
 
 
 @pytest.mark.timeout(20)
@@ -375,22 +375,22 @@ def test_a_hung_process_keeps_its_folder_and_nobody_waits(planted: Planted) -> N
 @pytest.mark.parametrize("kind", ["folder", "open folder", "link", "file"])
 def test_a_host_with_a_fixed_port_starts_despite_a_planted_folder(planted: Planted, kind: str) -> None:
     host = folders.lasting_host_id("tcp://127.0.0.1:22222") or ""
-    trap = planted.place / f"{planted.mark}{host}"
+    trap = planted.base / f"{planted.mark}{host}"
     if kind == "link":
-        trap.symlink_to(planted.other)
+        trap.symlink_to(planted.target)
     elif kind == "file":
         trap.touch()
     else:
         planted.folder(host, 0o777 if kind == "open folder" else 0o700)
-    planted.theirs(trap)
-    found = folders.run_folder_for(host)
-    assert found != trap
-    assert folders.host_of_folder(found) == host
-    folders.make_run_folder(found)
-    assert found.stat().st_mode & 0o777 == 0o700
-    assert folders.run_folder_for(host) == found
-    folders.remove_run_folder(found)
-    assert not found.exists()
+    planted.give_away(trap)
+    folder = folders.run_folder_for(host)
+    assert folder != trap
+    assert folders.host_of_folder(folder) == host
+    folders.make_run_folder(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert folders.run_folder_for(host) == folder
+    folders.remove_run_folder(folder)
+    assert not folder.exists()
     with pytest.raises(PermissionError, match="4242"):
         folders.make_run_folder(trap)
 
@@ -398,20 +398,20 @@ def test_a_host_with_a_fixed_port_starts_despite_a_planted_folder(planted: Plant
 def test_the_sessions_runtime_folder_is_used_if_the_user_owns_it(
     planted: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = planted.place / "run"
+    own = planted.base / "run"
     own.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
     assert folders.base_folder() == own
     own.chmod(0o750)
-    assert folders.base_folder() == planted.place
+    assert folders.base_folder() == planted.base
     own.chmod(0o700)
-    planted.theirs(own)
-    assert folders.base_folder() == planted.place
-    long = planted.place / ("x" * 40)
+    planted.give_away(own)
+    assert folders.base_folder() == planted.base
+    long = planted.base / ("x" * 40)
     long.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    assert folders.base_folder() == planted.place
-    planted.place.chmod(0o777)  # others may put theirs in the place of ours
+    assert folders.base_folder() == planted.base
+    planted.base.chmod(0o777)  # others may replace our folders
     assert folders.base_folder() == Path("/tmp")
 
 
@@ -435,13 +435,13 @@ def test_a_folder_swept_while_being_made_is_made_anew(tmp_path: Path, monkeypatc
 
 def test_a_host_keeps_its_folder_when_the_environment_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "_chosen", {})
-    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as here, tempfile.TemporaryDirectory(dir="/tmp") as there:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", here)
+    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as old, tempfile.TemporaryDirectory(dir="/tmp") as new:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", old)
         folder = folders.run_folder_for("mine")
-        assert folder.parent == Path(here)
-        monkeypatch.setenv("XDG_RUNTIME_DIR", there)
+        assert folder.parent == Path(old)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", new)
         assert folders.run_folder_for("mine") == folder  # where its sockets are
-        assert folders.run_folder_for("another").parent == Path(there)
+        assert folders.run_folder_for("another").parent == Path(new)
 
 
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
@@ -472,17 +472,17 @@ def world() -> "Iterator[SpareWorld]":
 
 
 class SpareWorld:
-    """A loop, a template and a reaper that only note what they are asked for."""
+    """A loop, a template and a reaper that only record their requests."""
 
     def __init__(self) -> None:
-        self.later: list[Callable[[], None]] = []
+        self.deferred: list[Callable[[], None]] = []
         self.forks: list[ProcChannel] = []
         self.died: dict[int, Callable[[int], None]] = {}
         world: Any = self
         self.spares = SpareProcs(world, world, world)
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        self.later.append(call)
+        self.deferred.append(call)
 
     def fork(self, channels: Sequence[ProcChannel]) -> None:
         self.forks += channels
@@ -499,21 +499,21 @@ class SpareWorld:
         self.pass_time()
 
     def pass_time(self) -> None:
-        due, self.later = self.later, []
+        due, self.deferred = self.deferred, []
         for call in due:
             call()
 
-    def says(self, text: str) -> None:
-        """Of the process that was forked last."""
+    def say(self, text: str) -> None:
+        """Writes as the process that was forked last."""
         os.write(self.forks[-1].far_fd, text.encode())
         self.forks[-1].drain()
 
 
 def test_a_spare_is_taken_when_ready_and_replaced_later(world: SpareWorld) -> None:
     world.keep()
-    world.says("pid 7\n")
+    world.say("pid 7\n")
     assert world.spares.take("p1") is None
-    world.says("ready\n")
+    world.say("ready\n")
     assert world.spares.take("another") is None
     spare = world.spares.take("p1")
     assert spare is not None
@@ -521,9 +521,9 @@ def test_a_spare_is_taken_when_ready_and_replaced_later(world: SpareWorld) -> No
     world.pass_time()
     assert len(world.forks) == 2
     world.spares.owner_gone("controller")
-    with subprocess.Popen(["sleep", "60"]) as other:
-        world.says(f"pid {other.pid}\nready\n")  # it was on its way
-    assert other.returncode == -signal.SIGKILL
+    with subprocess.Popen(["sleep", "60"]) as child:
+        world.say(f"pid {child.pid}\nready\n")  # it was on its way
+    assert child.returncode == -signal.SIGKILL
     world.pass_time()
     assert (world.spares.take("p1"), len(world.forks)) == (None, 2)
 
@@ -531,7 +531,7 @@ def test_a_spare_is_taken_when_ready_and_replaced_later(world: SpareWorld) -> No
 def test_spares_that_keep_dying_are_given_up_until_the_next_heal(world: SpareWorld) -> None:
     world.keep()
     for pid in (7, 8, 9):
-        world.says(f"pid {pid}\nready\n")
+        world.say(f"pid {pid}\nready\n")
         world.died[pid](9)
         world.pass_time()
     assert (len(world.forks), world.spares.take("p1")) == (3, None)

@@ -1,4 +1,4 @@
-"""Interrupts as a process takes them."""
+"""Interrupts as a process handles them."""
 
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +17,7 @@ def test_an_interrupt_that_comes_twice_strikes_once() -> None:
         interrupts.interrupt(Interrupt("m", "one"), asker)
         assert not asker.reply.called
     (_, look), _ = clock.every.call_args
-    calls.append({"c2": object()})  # the next call: it is not meant
+    calls.append({"c2": object()})  # the next call, which is not the target
     assert look() is False
     interrupts.interrupt(Interrupt("m", "one"), askers[2])
     assert cell.interrupt.call_count == clock.every.call_count == 1

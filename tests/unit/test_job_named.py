@@ -125,9 +125,9 @@ def test_the_arguments_of_a_kind_are_known() -> None:
 
 
 def test_idle_time_of_hosts_is_set_in_files_or_cells() -> None:
-    kept = make_job("process", {"trainers": 1}, keep="2h")
-    assert isinstance(kept, AdapterJob)
-    assert kept.keep == 7200
+    job = make_job("process", {"trainers": 1}, keep="2h")
+    assert isinstance(job, AdapterJob)
+    assert job.keep == 7200
     assert "keep" in arguments_of("ssh")
     with pytest.raises(ValueError, match=r"live until kill\(\)"):
         make_job("kubernetes", {"trainers": 1}, namespace="lab", keep="2h")

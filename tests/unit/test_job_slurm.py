@@ -1,4 +1,4 @@
-"""What is said of hosts by what Slurm says of their job."""
+"""The reports about hosts, from the states of their Slurm jobs."""
 
 import json
 from pathlib import Path
@@ -31,18 +31,18 @@ def test_hosts_of_a_completing_job_are_lost_for_the_jobs_reason(
 ) -> None:
     text = json.dumps({"jobs": [{"job_id": 7, "job_state": states, "state_reason": reason}]})
     monkeypatch.setattr(slurm, "ask", lambda *_: text)
-    seen = slurm.Slurm().look(Running("trainers", str(tmp_path), {"trainers_0": Agent("7/0")}))["trainers_0"]
-    assert (seen.state, seen.description) == ("ended", f"is gone: Slurm job 7 {words}")
+    status = slurm.Slurm().look(Running("trainers", str(tmp_path), {"trainers_0": Agent("7/0")}))["trainers_0"]
+    assert (status.state, status.description) == ("ended", f"is gone: Slurm job 7 {words}")
 
 
 def test_the_last_lines_of_a_batch_job_are_shown_once() -> None:
-    words = "is gone: Slurm job 5 was cancelled\n  | slurmstepd: error\n  | bye"
-    other = "is gone: Slurm job 6 was cancelled\n  | bye"
-    missing = {"a_0": words, "a_1": words, "a_2": other, "a_3": "is gone", "a_4": "is gone", "a_5": words}
+    long = "is gone: Slurm job 5 was cancelled\n  | slurmstepd: error\n  | bye"
+    short = "is gone: Slurm job 6 was cancelled\n  | bye"
+    missing = {"a_0": long, "a_1": long, "a_2": short, "a_3": "is gone", "a_4": "is gone", "a_5": long}
     assert deduplicated(missing) == {
-        "a_0": words,
+        "a_0": long,
         "a_1": "is gone: Slurm job 5 was cancelled, as a_0 is",
-        "a_2": other,
+        "a_2": short,
         "a_3": "is gone",
         "a_4": "is gone",
         "a_5": "is gone: Slurm job 5 was cancelled, as a_0 is",

@@ -1,4 +1,4 @@
-"""An SSH connection that is cut and had again, what is said of one that cannot be had, and where agents are dialled."""
+"""An SSH connection that is cut and restored, the message about one that fails, and where agents are dialled."""
 
 import errno
 import socket
@@ -11,27 +11,27 @@ from monarch_nb.job.ssh.places import addresses
 
 
 def test_a_cut_connection_is_retried_at_growing_intervals_with_its_error() -> None:
-    standing = ConnectionState()
-    assert (standing.cut, standing.trouble(5.0)) == (False, "")
-    standing.lost(10.0, "no answer to keepalives")
-    assert standing.cut
-    assert standing.trouble(12.2) == "the SSH connection is cut for 2 s (no answer to keepalives)"
+    connection = ConnectionState()
+    assert (connection.cut, connection.trouble(5.0)) == (False, "")
+    connection.lost(10.0, "no answer to keepalives")
+    assert connection.cut
+    assert connection.trouble(12.2) == "the SSH connection is cut for 2 s (no answer to keepalives)"
     pauses = []
     for _ in range(8):
-        pauses.append(standing.pause)
-        standing.failed("port 22 of node1 refuses the connection")
+        pauses.append(connection.pause)
+        connection.failed("port 22 of node1 refuses the connection")
     assert pauses == sorted(pauses)
-    assert (pauses[0], standing.pause) == (0.5, 3.0)
-    standing.lost(30.0, "again")
-    assert standing.trouble(70.0) == (
+    assert (pauses[0], connection.pause) == (0.5, 3.0)
+    connection.lost(30.0, "again")
+    assert connection.trouble(70.0) == (
         "the SSH connection is cut for 60 s (no answer to keepalives); the last attempt to have it again: port 22 of "
         "node1 refuses the connection"
     )
-    standing.back()
-    assert (standing.cut, standing.trouble(71.0)) == (False, "")
-    standing.lost(80.0, "the other end closed it")
-    assert standing.trouble(80.0) == "the SSH connection is cut for 0 s (the other end closed it)"
-    assert standing.pause == 0.5
+    connection.back()
+    assert (connection.cut, connection.trouble(71.0)) == (False, "")
+    connection.lost(80.0, "the other end closed it")
+    assert connection.trouble(80.0) == "the SSH connection is cut for 0 s (the other end closed it)"
+    assert connection.pause == 0.5
 
 
 def test_an_agent_is_dialled_at_the_address_ssh_used() -> None:
@@ -43,7 +43,7 @@ def test_an_agent_is_dialled_at_the_address_ssh_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "story"),
+    ("error", "text"),
     [
         (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('10.1.2.3', 2022)"),
          "port 2022 of 10.1.2.3 (which box is in ~/.ssh/config) refuses the connection: no SSH server listens there."),
@@ -56,7 +56,7 @@ def test_an_agent_is_dialled_at_the_address_ssh_used() -> None:
     ids=["refused", "name", "route", "silence", "reset", "file"],
 )  # fmt: skip
 def test_failures_name_the_dialled_address_the_alias_and_the_remedy(
-    error: OSError, story: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: OSError, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("asyncssh", reason="NOT TESTED HERE: pip install 'monarch-nb[ssh]'")
     from monarch_nb.job.ssh.machine import advice, dial_target
@@ -64,9 +64,9 @@ def test_failures_name_the_dialled_address_the_alias_and_the_remedy(
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host box\n  HostName 10.1.2.3\n  Port 2022\nHost far\n  ProxyJump box\n")
-    told = advice(error, dial_target("me@box", {}), 20.0)
-    assert story in told
-    assert "Errno" not in told
+    message = advice(error, dial_target("me@box", {}), 20.0)
+    assert text in message
+    assert "Errno" not in message
     assert (dial_target("me@box", {}).jumps, dial_target("far", {}).jumps) == (False, True)
     assert str(dial_target("node7", {})) == "port 22 of node7"
     assert str(dial_target("node7:99", {"port": 99})) == "port 99 of node7"

@@ -15,7 +15,7 @@ UNREAD = b"x" * (64 << 20)  # more than two sockets take
 @pytest.mark.parametrize("closes", [True, False], ids=["closing", "forgotten"])
 def test_a_connection_whose_peer_does_not_read_ends_with_the_thread(closes: bool) -> None:
     loops = SSHLoop("test-loop")
-    [thread] = [each for each in threading.enumerate() if each.name == "test-loop"]
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "test-loop"]
 
     async def write() -> asyncio.StreamWriter:
         _, writer = await asyncio.open_connection(*door.getsockname())

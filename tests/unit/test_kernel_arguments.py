@@ -1,4 +1,4 @@
-"""What magics read from their lines, and what they say of lines that they do not understand."""
+"""The arguments that magics read from their lines, and their errors about malformed lines."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +10,14 @@ from monarch_kernel.arguments import check_name, read_actor, read_logs, read_mes
 
 
 def test_a_mesh_is_read_with_its_sizes_and_options() -> None:
-    given = read_mesh("workers hosts=2, gpus=4 --fresh")
-    assert (given.name, given.dims, given.fresh, given.dedup) == ("workers", {"hosts": 2, "gpus": 4}, True, True)
+    mesh = read_mesh("workers hosts=2, gpus=4 --fresh")
+    assert (mesh.name, mesh.dims, mesh.fresh, mesh.dedup) == ("workers", {"hosts": 2, "gpus": 4}, True, True)
     assert read_mesh("workers [gpus=4] --no-dedup").dims == {"gpus": 4}
 
 
 def test_a_selection_is_an_index_a_list_a_range_or_slice() -> None:
-    place = read_place("%%on", "workers hosts=0 gpus=0-2,5")
-    assert (place.name, place.picks) == ("workers", ({"hosts": 0, "gpus": [0, 1, 2, 5]},))
+    target = read_place("%%on", "workers hosts=0 gpus=0-2,5")
+    assert (target.name, target.picks) == ("workers", ({"hosts": 0, "gpus": [0, 1, 2, 5]},))
     assert read_place("%%on", "workers gpus=1:3").picks == ({"gpus": slice(1, 3, None)},)
     assert read_place("%%on", "w hosts=0 gpus=1; hosts=1").picks == ({"hosts": 0, "gpus": 1}, {"hosts": 1})
     assert read_place("%heal", "workers gpus=3 --kill", ("--kill",)).options == {"--kill"}
@@ -25,16 +25,16 @@ def test_a_selection_is_an_index_a_list_a_range_or_slice() -> None:
 
 
 def test_arguments_of_actors_have_blanks_only_inside_brackets_and_quotes() -> None:
-    given = read_actor("trainers on workers.slice(gpus=0) 3 sizes=[64, 10] name='a b' class=Trainer --fresh")
-    assert (given.name, given.mesh, given.cls, given.fresh) == ("trainers", "workers.slice(gpus=0)", "Trainer", True)
-    assert (given.args, given.kwargs) == (("3",), {"sizes": "[64, 10]", "name": "'a b'"})
+    actor = read_actor("trainers on workers.slice(gpus=0) 3 sizes=[64, 10] name='a b' class=Trainer --fresh")
+    assert (actor.name, actor.mesh, actor.cls, actor.fresh) == ("trainers", "workers.slice(gpus=0)", "Trainer", True)
+    assert (actor.args, actor.kwargs) == (("3",), {"sizes": "[64, 10]", "name": "'a b'"})
 
 
 def test_the_options_of_logs_may_stand_anywhere() -> None:
-    given = read_logs("workers --grep 'loss|nan' gpus=0-1 --since=5m --stderr --last 7")
-    assert (given.place.name, given.place.picks) == ("workers", ({"gpus": [0, 1]},))
-    assert given.filters == {"grep": "loss|nan", "since": "5m", "stream": "stderr"}
-    assert (given.last, given.follow) == (7, False)
+    logs = read_logs("workers --grep 'loss|nan' gpus=0-1 --since=5m --stderr --last 7")
+    assert (logs.place.name, logs.place.picks) == ("workers", ({"gpus": [0, 1]},))
+    assert logs.filters == {"grep": "loss|nan", "since": "5m", "stream": "stderr"}
+    assert (logs.last, logs.follow) == (7, False)
     plain = read_logs("workers")
     assert (plain.filters, plain.last, plain.follow) == ({}, None, False)
     assert read_logs("workers --follow").follow

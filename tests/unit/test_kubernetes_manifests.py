@@ -17,19 +17,19 @@ yaml = pytest.importorskip("yaml", reason="NOT TESTED HERE: pip install pyyaml")
 pytestmark = pytest.mark.timeout(20)
 FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
-MADE = pod_template("trainers", {"image": "x", "port": 26600}, {})["spec"]
+TEMPLATE = pod_template("trainers", {"image": "x", "port": 26600}, {})["spec"]
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
 
 def templates(thing: Any) -> list[dict[str, Any]]:
-    """The specs of pods in an object, wherever they are, with the labels beside."""
+    """The pod templates in an object, at any depth, with their labels."""
     if isinstance(thing, list):
-        return [found for each in thing for found in templates(each)]
+        return [template for part in thing for template in templates(part)]
     if not isinstance(thing, dict):
         return []
     if "containers" in (thing.get("spec") or {}):
         return [thing]
-    return [found for each in thing.values() for found in templates(each)]
+    return [template for part in thing.values() for template in templates(part)]
 
 
 def documents(file: str) -> list[dict[str, Any]]:
@@ -38,17 +38,17 @@ def documents(file: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_script_makes_pods_like_those_of_a_job(file: str) -> None:
-    found = documents(file)
-    assert all({"apiVersion", "kind", "metadata"} <= each.keys() for each in found)
-    for pod in templates(found):
-        [worker], [made] = pod["spec"]["containers"], MADE["containers"]
+    objects = documents(file)
+    assert all({"apiVersion", "kind", "metadata"} <= item.keys() for item in objects)
+    for pod in templates(objects):
+        [worker], [template] = pod["spec"]["containers"], TEMPLATE["containers"]
         for name in ("command", "args", "env", "readinessProbe", "securityContext", "volumeMounts"):
-            assert worker[name] == made[name], name
-        assert pod["spec"]["securityContext"] == MADE["securityContext"]
+            assert worker[name] == template[name], name
+        assert pod["spec"]["securityContext"] == TEMPLATE["securityContext"]
         [volume] = pod["spec"]["volumes"]
         assert volume["secret"]["secretName"] == secret_name("trainers")
         assert volume["secret"]["defaultMode"] == 0o400
-    assert templates(found) or file == "role.yaml"
+    assert templates(objects) or file == "role.yaml"
 
 
 @pytest.mark.parametrize("file", ["statefulset.yaml", "monarchmesh.yaml"])
@@ -63,9 +63,9 @@ def test_the_page_names_all_of_them() -> None:
 
 
 def violations(spec: dict[str, Any]) -> list[str]:
-    """What of a pod does not meet the pod security standard "restricted", and "baseline" in it."""
-    pod, found = spec.get("securityContext", {}), []
-    found += [each["name"] for each in spec.get("volumes", ()) if not VOLUMES & each.keys()]
+    """The fields of a pod that violate the pod security standard "restricted", which includes "baseline"."""
+    pod, names = spec.get("securityContext", {}), []
+    names += [volume["name"] for volume in spec.get("volumes", ()) if not VOLUMES & volume.keys()]
     for container in spec["containers"]:
         own = container.get("securityContext", {})
         both = {**pod, **own}
@@ -77,29 +77,29 @@ def violations(spec: dict[str, Any]) -> list[str]:
             "capabilities": own.get("capabilities", {}).get("drop") == ["ALL"],
             "privileged": not own.get("privileged"),
         }
-        found += [name for name, good in checks.items() if not good]
-    return found
+        names += [name for name, good in checks.items() if not good]
+    return names
 
 
 def test_pods_meet_the_restricted_security_standard() -> None:
-    def made(**image: Any) -> Any:
+    def make(**image: Any) -> Any:
         job = KubernetesJob("lab")
         job.add_mesh("trainers", 1, image_spec=ImageSpec("x", **image))
         return pod_template("trainers", job._options["meshes"]["trainers"], {"A": "b"})["spec"]
 
-    plain = made(shared_memory_size="1Gi", resources={"nvidia.com/gpu": 4})
+    plain = make(shared_memory_size="1Gi", resources={"nvidia.com/gpu": 4})
     assert violations(plain) == []
     assert {plain["securityContext"][name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {USER}
-    other, image = made(run_as_user=7), made(run_as_user=None)
-    assert (violations(other), other["securityContext"]["fsGroup"]) == ([], 7)
+    custom, image = make(run_as_user=7), make(run_as_user=None)
+    assert (violations(custom), custom["securityContext"]["fsGroup"]) == ([], 7)
     assert (violations(image), image["securityContext"]["fsGroup"]) == ([], USER)
     assert "runAsUser" not in image["securityContext"]
-    assert set(violations(made(enable_fuse=True))) >= {"privileged", "dev-fuse"}
+    assert set(violations(make(enable_fuse=True))) >= {"privileged", "dev-fuse"}
     with pytest.raises(ValueError, match="do not run as root"):
-        made(run_as_user=0)
+        make(run_as_user=0)
     own = {"spec": {"securityContext": {"runAsUser": 0}, "containers": [{"name": "w"}]}}
-    theirs = pod_template("trainers", {"pod_template": own, "port": 1}, {})["spec"]["securityContext"]
-    assert (theirs["runAsUser"], theirs["fsGroup"]) == (0, USER), "the key is readable whoever the image runs as"
+    merged = pod_template("trainers", {"pod_template": own, "port": 1}, {})["spec"]["securityContext"]
+    assert (merged["runAsUser"], merged["fsGroup"]) == (0, USER), "the key is readable whoever the image runs as"
 
 
 def in_child(run: Callable[[], bool], user: int, group: int) -> bool:
@@ -127,20 +127,20 @@ def test_the_key_is_read_through_the_group_alone(monkeypatch: pytest.MonkeyPatch
             path.chmod(mode)
         Path(folder, "..data").symlink_to("..2026")
         Path(folder, "key").symlink_to("..data/key")
-        given: list[Any] = []
-        monkeypatch.setattr("monarch_nb.job.worker._work", lambda _address, key, *_: given.append(key))
+        keys: list[Any] = []
+        monkeypatch.setattr("monarch_nb.job.worker._work", lambda _address, key, *_: keys.append(key))
 
         def read() -> bool:
             work(["tcp://0.0.0.0:1", "--key", f"{folder}/key"])
-            return given == [b"the key"] and bool(os.environ["USER"])  # though no list of users has it
+            return keys == [b"the key"] and bool(os.environ["USER"])  # though no list of users has it
 
         assert in_child(read, 47110, USER)
         assert not in_child(read, 47110, 47110)
 
 
 def test_requests_above_every_node_are_recognized() -> None:
-    def lack(wanted: dict[str, str], *nodes: dict[str, str]) -> str:
-        pod = {"spec": {"containers": [{"resources": {"limits": wanted}}]}}
+    def lack(limits: dict[str, str], *nodes: dict[str, str]) -> str:
+        pod = {"spec": {"containers": [{"resources": {"limits": limits}}]}}
         return lack_of(pod, [{"status": {"allocatable": node}} for node in nodes])
 
     large, small = {"cpu": "8", "memory": "64Gi", "gpu": "4"}, {"cpu": "64", "memory": "16Gi"}

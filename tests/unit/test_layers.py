@@ -1,4 +1,4 @@
-"""Who may import whom. Inside monarch_nb a module imports only from its own row of ROWS or from rows above it."""
+"""Rules of imports. Inside monarch_nb a module imports only from its own row of ROWS or from rows above it."""
 
 import ast
 import functools
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # From the ground up; packages and single modules of monarch_nb. A module that is not named is part of the public face.
 ROWS = (
-    ("_package", "_imported", "_parsing", "_private"),  # what needs nothing of ours
+    ("_package", "_imported", "_parsing", "_private"),  # modules that import nothing of ours
     ("settings", "gpu"),  # what every layer reads: time-outs and limits; `config` is its public face
     ("shape", "wire"),
     ("routing",),
@@ -32,10 +32,10 @@ ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 PUBLIC_ROW = len(ROWS)
 FEATURES = frozenset(ROWS[-2])
 
-# Of one row, and from the ground up too: handles, code to where they run, how they begin and end, how hosts come in.
+# Of one row, also from the ground up: handles, groups, transport of code, starts and stops, connections of hosts.
 ASCENDING = ("mesh", "collectives", "code", "lifecycle", "connect")
 
-# What only the kernel's side may know.
+# Packages that only the kernel's side may import.
 KERNEL_SIDE = frozenset(
     {
         "monarch",
@@ -73,7 +73,7 @@ def imports(source: str, module: str, *, is_package: bool, for_types: bool = Tru
 
 
 def _statements(tree: ast.AST, *, for_types: bool) -> Iterator[ast.AST]:
-    """All nodes of a tree, with or without what stands under `if TYPE_CHECKING`."""
+    """All nodes of a tree, with or without those under `if TYPE_CHECKING`."""
     yield tree
     for node in ast.iter_child_nodes(tree):
         match node:
@@ -98,7 +98,7 @@ def _imports(source: str, module: str, *, is_package: bool, for_types: bool) -> 
                 yield name
 
 
-def place(dotted: str) -> str:
+def package_of(dotted: str) -> str:
     """The package or module of monarch_nb that a dotted name lies in; "" for the top package and its names."""
     head = dotted.split(".")[1:2]
     if head and ((ROOT / "monarch_nb" / head[0]).is_dir() or (ROOT / "monarch_nb" / f"{head[0]}.py").is_file()):
@@ -106,12 +106,12 @@ def place(dotted: str) -> str:
     return head[0] if head and head[0] in ROW_OF else ""
 
 
-def row(where: str) -> int:
-    return ROW_OF.get(where, PUBLIC_ROW)
+def row(package: str) -> int:
+    return ROW_OF.get(package, PUBLIC_ROW)
 
 
 def fault(importer: str, imported: str) -> str | None:
-    """What is wrong with one import, in words."""
+    """The error of one import, in words."""
     root = imported.partition(".")[0]
     if importer.partition(".")[0] == "monarch_nb" and root in KERNEL_SIDE:
         if (importer, imported) in KERNEL_SIDE_EXCEPTIONS:
@@ -119,26 +119,26 @@ def fault(importer: str, imported: str) -> str | None:
         return f"{importer} imports {imported}: the library does not know the kernel's side"
     if root != "monarch_nb" or importer.partition(".")[0] != "monarch_nb":
         return None
-    here, there = place(importer), place(imported)
-    if here == there:
+    source, target = package_of(importer), package_of(imported)
+    if source == target:
         return None
-    if row(there) > row(here):
-        return f"{importer} (row {row(here)}) imports {imported} (row {row(there)}): only its own row or rows above"
-    if here in ASCENDING and there in ASCENDING[ASCENDING.index(here) :]:
+    if row(target) > row(source):
+        return f"{importer} (row {row(source)}) imports {imported} (row {row(target)}): only its own row or rows above"
+    if source in ASCENDING and target in ASCENDING[ASCENDING.index(source) :]:
         return f"{importer} imports {imported}: of {', '.join(ASCENDING)} each knows only those before it"
-    if here in FEATURES and there in FEATURES:
+    if source in FEATURES and target in FEATURES:
         return f"{importer} imports {imported}: features do not know each other"
     return None
 
 
 def faults_in(source_root: Path, files: list[Path]) -> list[str]:
-    found = []
+    faults = []
     for path in files:
         module = module_name(path, source_root)
         for imported in imports(path.read_text(), module, is_package=path.name == "__init__.py"):
             if problem := fault(module, imported):
-                found.append(problem)
-    return found
+                faults.append(problem)
+    return faults
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ def test_every_module_imports_only_from_its_row_or_above() -> None:
 
 LARGEST_CIRCLE = 3  # files
 LARGEST_PACKAGE = 30  # modules of its own, without those of packages in it
-LONGEST_MODULE = 600  # lines; what is longer deserves a hard look
+LONGEST_MODULE = 600  # lines; a longer one is to be split
 USUAL_MODULE = 150  # the median
 
 
@@ -159,16 +159,16 @@ def graph() -> dict[str, set[str]]:
     """
     files = {module_name(path, ROOT): path for path in (ROOT / "monarch_nb").rglob("*.py")}
 
-    def known(name: str) -> str:
+    def module_of(name: str) -> str:
         while name and name not in files:
             name = name.rpartition(".")[0]
         return name
 
-    found: dict[str, set[str]] = {}
+    edges: dict[str, set[str]] = {}
     for module, path in files.items():
         names = imports(path.read_text(), module, is_package=path.name == "__init__.py", for_types=False)
-        found[module] = {target for name in names if (target := known(name)) and target != module}
-    return found
+        edges[module] = {target for name in names if (target := module_of(name)) and target != module}
+    return edges
 
 
 def circles(edges: dict[str, set[str]]) -> list[set[str]]:
@@ -176,7 +176,7 @@ def circles(edges: dict[str, set[str]]) -> list[set[str]]:
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
     path: list[str] = []
-    found: list[set[str]] = []
+    components: list[set[str]] = []
 
     def visit(module: str) -> None:
         order[module] = lowest[module] = len(order)
@@ -187,14 +187,14 @@ def circles(edges: dict[str, set[str]]) -> list[set[str]]:
             if target in path:
                 lowest[module] = min(lowest[module], lowest[target])
         if lowest[module] == order[module]:
-            at = path.index(module)
-            found.append(set(path[at:]))
-            del path[at:]
+            start = path.index(module)
+            components.append(set(path[start:]))
+            del path[start:]
 
     for module in edges:
         if module not in order:
             visit(module)
-    return [circle for circle in found if len(circle) > 1]
+    return [circle for circle in components if len(circle) > 1]
 
 
 @pytest.mark.slow
@@ -267,8 +267,8 @@ def later():
     from monarch_nb import g
     importlib.import_module("monarch_nb.h")
 """
-    seen = list(imports(source, "monarch_nb.mesh.proc", is_package=False))
-    assert sorted(seen) == [
+    modules = list(imports(source, "monarch_nb.mesh.proc", is_package=False))
+    assert sorted(modules) == [
         "monarch_nb.a",
         "monarch_nb.c.d",
         "monarch_nb.e.f",

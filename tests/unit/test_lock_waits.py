@@ -1,4 +1,4 @@
-"""Which thread waits for which lock, and who holds it: real threads."""
+"""Which thread waits for which lock, and which one holds it: real threads."""
 
 import sys
 import threading
@@ -66,7 +66,7 @@ class Locks:
         return threading.RLock()
 
     def waiter(self) -> None:
-        """Has released the lock of its condition while it waits."""
+        """Releases the lock of its condition while it waits."""
         with self.plain_condition:
             self.meet.wait()
             self.plain_condition.wait_for(lambda: self.done)
@@ -140,10 +140,10 @@ def test_a_thread_that_takes_a_lock_twice_waits_for_itself(locks: Locks) -> None
 def test_conditions_and_reentrant_locks_make_no_circle(locks: Locks) -> None:
     assert waits_of(locks.waiter, locks.unrelated).circle() == ()
     locks.done = True
-    other = Locks()
-    waits = waits_of(other.twice, other.unrelated)
+    second = Locks()
+    waits = waits_of(second.twice, second.unrelated)
     assert waits.circle() == ()
-    other.done = True
+    second.done = True
 
 
 def test_a_wait_names_the_thread_that_holds_the_lock(locks: Locks) -> None:
@@ -160,12 +160,12 @@ def test_what_runs_code_of_the_program_is_not_evaluated() -> None:
         @property
         def lock(self) -> threading.Lock:
             self.evaluated += 1
-            return made
+            return plain
 
         def work(self) -> None:
             with self.lock, self.lock:
                 pass
 
-    made, guarded = threading.Lock(), Guarded()
+    plain, guarded = threading.Lock(), Guarded()
     assert waits_of(guarded.work).circle() == ()
     assert guarded.evaluated == 2

@@ -1,4 +1,4 @@
-"""What has to be shown before a reply: how long it is waited for, and what belongs to which call."""
+"""Output to be shown before a reply: how long it is awaited, and to which call it belongs."""
 
 import random
 import threading
@@ -37,7 +37,7 @@ def test_a_drain_lasts_while_something_comes_and_gives_up_in_silence() -> None:
     arriving.feed(chunk("h/p.0.0", b"x" * 50, 50), 0.0)
     assert drain.patience({"h/p.0.0": arriving}, 1.5) is None
     silent = Drain({"h/p.0.0": 200}, 0.0, silence=1.0, limit=10.0)
-    assert [silent.patience({"h/p.0.0": arriving}, at) for at in (0.0, 1.0)] == [1.0, 0.0]
+    assert [silent.patience({"h/p.0.0": arriving}, now) for now in (0.0, 1.0)] == [1.0, 0.0]
 
 
 def test_a_drain_ends_though_output_never_does() -> None:
@@ -65,36 +65,36 @@ def test_a_drain_waits_neither_for_dead_nor_for_unfollowed_processes() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_after_a_drain_every_line_before_the_replies_was_shown(seed: int) -> None:
-    """Chunks of several processes in any mixture; who drains goes on only after the listeners."""
+    """Chunks of several processes in any mixture; a drain ends only after the listeners."""
     chance = random.Random(seed)
-    sent: list[tuple[str, Verb[Any, Any], Struct]] = []
-    receiver = LogReceiver(lambda *message: sent.append(message), lambda _: "")
+    messages: list[tuple[str, Verb[Any, Any], Struct]] = []
+    receiver = LogReceiver(lambda *message: messages.append(message), lambda _: "")
     addresses = [f"h/p.{rank}.0" for rank in range(4)]
     texts = {address: b"".join(b"%d\n" % number for number in range(chance.randrange(1, 300))) for address in addresses}
-    told: list[Written] = []
-    receiver.listen(lambda _, lines: told.extend(lines))
+    shown: list[Written] = []
+    receiver.listen(lambda _, lines: shown.extend(lines))
     for address in addresses:
         receiver.follow(address)
-    assert sent == [("h/agent", TAIL, Follow((address,))) for address in addresses]
+    assert messages == [("h/agent", TAIL, Follow((address,))) for address in addresses]
     positions = {address: chance.randrange(1, len(text) + 1) for address, text in texts.items()}
 
     def arrive() -> None:
-        at = dict.fromkeys(addresses, 0)
-        while left := [address for address in addresses if at[address] < len(texts[address])]:
-            address = chance.choice(left)
-            data = texts[address][at[address] : at[address] + chance.randrange(1, 60)]
-            receiver.take([chunk(address, data, at[address])], "h/agent")
-            at[address] += len(data)
+        offsets = dict.fromkeys(addresses, 0)
+        while pending := [address for address in addresses if offsets[address] < len(texts[address])]:
+            address = chance.choice(pending)
+            data = texts[address][offsets[address] : offsets[address] + chance.randrange(1, 60)]
+            receiver.take([chunk(address, data, offsets[address])], "h/agent")
+            offsets[address] += len(data)
 
     arriving = threading.Thread(target=arrive)
     arriving.start()
     assert receiver.drain(positions, silence=10.0, limit=20.0)
-    before = {address: "".join(lines.text for lines in told if lines.address == address) for address in addresses}
+    before = {address: "".join(lines.text for lines in shown if lines.address == address) for address in addresses}
     arriving.join()
     for address, text in texts.items():
-        whole = text[: positions[address]].rpartition(b"\n")[0]
-        assert before[address].encode().startswith(whole)
-        assert "".join(lines.text for lines in told if lines.address == address) == text.decode()
+        prefix = text[: positions[address]].rpartition(b"\n")[0]
+        assert before[address].encode().startswith(prefix)
+        assert "".join(lines.text for lines in shown if lines.address == address) == text.decode()
 
 
 def take(receiver: LogReceiver, arrived: LogChunk) -> None:
@@ -102,38 +102,38 @@ def take(receiver: LogReceiver, arrived: LogChunk) -> None:
 
 
 def test_an_agent_is_told_what_came_once_it_is_much() -> None:
-    sent: list[Struct] = []
-    receiver = LogReceiver(lambda agent, verb, body: sent.append(body), lambda _: "")
+    bodies: list[Struct] = []
+    receiver = LogReceiver(lambda agent, verb, body: bodies.append(body), lambda _: "")
     for number in range(10):
         take(receiver, chunk("h/p.0.0", b"x" * 49_999 + b"\n", number * 50_000))
-    told = [body.bytes["h/p.0.0"] for body in sent if isinstance(body, Took)]
-    assert told == [150_000, 300_000, 450_000]
-    assert all(later - before >= ACKNOWLEDGED for before, later in zip([0, *told], told, strict=False))
+    counts = [body.bytes["h/p.0.0"] for body in bodies if isinstance(body, Took)]
+    assert counts == [150_000, 300_000, 450_000]
+    assert all(after - before >= ACKNOWLEDGED for before, after in zip([0, *counts], counts, strict=False))
 
 
 def test_a_listener_that_fails_keeps_nobody_from_hearing() -> None:
     receiver = LogReceiver(lambda *_: None, lambda _: "")
-    heard: list[str] = []
+    texts: list[str] = []
     receiver.listen(lambda *_: 1 / 0)  # type: ignore[arg-type, return-value]
-    stop = receiver.listen(lambda _, lines: heard.extend(block.text for block in lines))
+    stop = receiver.listen(lambda _, lines: texts.extend(block.text for block in lines))
     take(receiver, chunk("h/p.0.0", b"one\n", 0))
     stop()
     take(receiver, chunk("h/p.0.0", b"two\n", 4))
-    assert heard == ["one\n"]
+    assert texts == ["one\n"]
 
 
 def test_stale_unended_lines_are_cut_and_bars_only_at_the_end() -> None:
     receiver = LogReceiver(lambda *_: None, lambda _: "")
-    heard: list[str] = []
-    receiver.listen(lambda _, lines: heard.extend(block.text for block in lines))
+    texts: list[str] = []
+    receiver.listen(lambda _, lines: texts.extend(block.text for block in lines))
     take(receiver, chunk("h/p.0.0", b"no end", 0))
     take(receiver, chunk("h/p.1.0", b"\r10%\r20%", 0))
     receiver.cut_stale(3600.0)
-    assert heard == []
+    assert texts == []
     receiver.cut_stale(0.0)
-    assert heard == ["no end\n"]
+    assert texts == ["no end\n"]
     receiver.cut_stale(0.0, progress=True)
-    assert heard == ["no end\n", "20%\n"]
+    assert texts == ["no end\n", "20%\n"]
 
 
 def test_only_the_latest_of_ended_meshes_and_healed_ranks_are_kept() -> None:
@@ -141,8 +141,8 @@ def test_only_the_latest_of_ended_meshes_and_healed_ranks_are_kept() -> None:
     for mesh in range(FORMER + 3):
         take(receiver, chunk(f"h/m{mesh}.0.0", b"x\n", 0))
         receiver.forget(f"m{mesh}")
-    kept = [mesh for mesh in range(FORMER + 3) if receiver.addresses(f"m{mesh}")]
-    assert kept == list(range(3, FORMER + 3))
+    meshes = [mesh for mesh in range(FORMER + 3) if receiver.addresses(f"m{mesh}")]
+    assert meshes == list(range(3, FORMER + 3))
     for incarnation in range(10):
         receiver.follow(f"h/p.0.{incarnation}", f"/logs/{incarnation}")
     assert receiver.addresses("p") == [f"h/p.0.{number}" for number in range(10 - INCARNATIONS, 10)]
@@ -173,4 +173,4 @@ class Call:
 
 def test_output_of_c_code_belongs_to_the_only_waiting_call() -> None:
     calls = [Call("c:1", "p", 0, 1), Call("c:2", "p", 1), Call("c:3", "q", 0)]
-    assert [only_call(f"h/{place}.0", calls, {}) for place in ("p.0", "p.1", "p.2", "q.0")] == ["c:1", "", "", "c:3"]
+    assert [only_call(f"h/{proc}.0", calls, {}) for proc in ("p.0", "p.1", "p.2", "q.0")] == ["c:1", "", "", "c:3"]

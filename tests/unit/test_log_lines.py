@@ -26,7 +26,7 @@ def test_an_address_tells_its_mesh_and_rank() -> None:
 
 
 def test_equal_lines_merge_within_a_mesh_but_not_across_meshes() -> None:
-    lines = [Line(f"h/{place}.0", text) for place, text in (("p.0", "x"), ("q.0", "x"), ("p.1", "x"), ("p.0", "y"))]
+    lines = [Line(f"h/{proc}.0", text) for proc, text in (("p.0", "x"), ("q.0", "x"), ("p.1", "x"), ("p.0", "y"))]
     sources = Sources({})
     assert merged(lines, sources.of, named=True) == ["[p rank=0-1] x\n", "[q rank=0] x\n", "[p rank=0] y\n"]
     assert merged([*lines, *lines], sources.of, named=False, prefixed=False) == [

@@ -18,7 +18,7 @@ def block(data: bytes) -> LogBlock:
 
 
 class Follower:
-    """Somebody who follows a proc's output, and takes it or not."""
+    """A follower of a proc's output, who takes it or not."""
 
     def __init__(self) -> None:
         self.data: dict[int, bytes] = {}  # by offset
@@ -46,51 +46,51 @@ def deliver(sendings: list[Sending], followers: dict[str, Follower]) -> None:
 
 
 def test_a_reader_that_takes_everything_gets_everything_in_order() -> None:
-    tail, me = Tail("h/p.0.0"), Follower()
+    tail, follower = Tail("h/p.0.0"), Follower()
     written = b""
-    deliver(tail.follow("me", 0), {"me": me})
+    deliver(tail.follow("me", 0), {"me": follower})
     for number in range(100):
         data = b"%d\n" % number * 1000
         written += data
-        deliver(tail.add((block(data),), len(written), ended=False), {"me": me})
-        tail.took("me", me.received)
-    deliver(tail.add((), len(written), ended=True), {"me": me})
-    assert b"".join(me.data.values()) == written
-    assert (me.skipped, me.ended, me.position) == (0, True, len(written))
+        deliver(tail.add((block(data),), len(written), ended=False), {"me": follower})
+        tail.took("me", follower.received)
+    deliver(tail.add((), len(written), ended=True), {"me": follower})
+    assert b"".join(follower.data.values()) == written
+    assert (follower.skipped, follower.ended, follower.position) == (0, True, len(written))
 
 
 def test_a_reader_that_takes_nothing_gets_a_window_and_a_count() -> None:
-    tail, me = Tail("h/p.0.0"), Follower()
-    deliver(tail.follow("me", 0), {"me": me})
+    tail, follower = Tail("h/p.0.0"), Follower()
+    deliver(tail.follow("me", 0), {"me": follower})
     for _ in range(40):
-        deliver(tail.add((block(LINE * 64),), tail.total, ended=False), {"me": me})
-    assert WINDOW <= me.received < WINDOW + PIECE
-    deliver(tail.add((), tail.total, ended=True), {"me": me})
-    assert me.ended
-    assert me.lines + me.skipped == 40 * 64
+        deliver(tail.add((block(LINE * 64),), tail.total, ended=False), {"me": follower})
+    assert WINDOW <= follower.received < WINDOW + PIECE
+    deliver(tail.add((), tail.total, ended=True), {"me": follower})
+    assert follower.ended
+    assert follower.lines + follower.skipped == 40 * 64
 
 
 def test_a_late_acknowledgement_brings_the_missed_count_and_new_lines() -> None:
-    tail, me = Tail("h/p.0.0"), Follower()
-    deliver(tail.follow("me", 0), {"me": me})
+    tail, follower = Tail("h/p.0.0"), Follower()
+    deliver(tail.follow("me", 0), {"me": follower})
     for _ in range(12):
-        deliver(tail.add((block(LINE * 64),), tail.total, ended=False), {"me": me})
-    deliver(tail.took("me", me.received), {"me": me})
-    assert me.lines + me.skipped == 12 * 64
-    deliver(tail.add((block(b"news\n"),), tail.total + 5, ended=False), {"me": me})
-    assert list(me.data.values())[-1] == b"news\n"
+        deliver(tail.add((block(LINE * 64),), tail.total, ended=False), {"me": follower})
+    deliver(tail.took("me", follower.received), {"me": follower})
+    assert follower.lines + follower.skipped == 12 * 64
+    deliver(tail.add((block(b"news\n"),), tail.total + 5, ended=False), {"me": follower})
+    assert list(follower.data.values())[-1] == b"news\n"
 
 
 def test_a_full_window_is_waited_for_and_not_for_long() -> None:
-    tail, me = Tail("h/p.0.0"), Follower()
-    deliver(tail.follow("me", 0), {"me": me})
+    tail, follower = Tail("h/p.0.0"), Follower()
+    deliver(tail.follow("me", 0), {"me": follower})
     assert not tail.waits(100.0)
-    while me.received < WINDOW:
-        deliver(tail.add((block(LINE * 64),), tail.total, ended=False), {"me": me})
+    while follower.received < WINDOW:
+        deliver(tail.add((block(LINE * 64),), tail.total, ended=False), {"me": follower})
     assert tail.waits(100.0)
     assert tail.waits(100.0 + BEHIND_S / 2)
-    assert not tail.waits(100.0 + BEHIND_S), "it is passed over"
-    tail.took("me", me.received)
+    assert not tail.waits(100.0 + BEHIND_S), "the follower is skipped"
+    tail.took("me", follower.received)
     assert not tail.waits(200.0)
     tail.add((block(LINE * 512),), tail.total, ended=False)
     assert tail.waits(300.0), "each time anew"
@@ -160,9 +160,9 @@ def test_chunks_of_many_procs_are_one_message_for_each_follower() -> None:
     for line in (b"one\n", b"two\n"):
         for tail in tails:
             assert messages.add(tail.add((block(line),), tail.total + len(line), ended=False)) == []
-    sent = {name: [(chunk.address, chunk.data) for chunk in message.chunks] for name, message in messages.take()}
+    pieces = {name: [(chunk.address, chunk.data) for chunk in message.chunks] for name, message in messages.take()}
     lines = [(f"h/p.{rank}.0", line) for line in (b"one\n", b"two\n") for rank in range(3)]
-    assert sent == {"b/all": lines, "c/some": [line for line in lines if line[0] == "h/p.1.0"]}
+    assert pieces == {"b/all": lines, "c/some": [line for line in lines if line[0] == "h/p.1.0"]}
     assert messages.take() == []
 
 

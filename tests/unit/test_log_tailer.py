@@ -1,4 +1,4 @@
-"""From a proc's files to its log file and to who follows it: the agent's thread, with files but without processes."""
+"""From a proc's files to its log file and its followers: the agent's thread, with files but without processes."""
 
 import logging
 import queue
@@ -21,7 +21,7 @@ ADDRESS = "h/p.0.0"
 
 
 class Host:
-    """A host's folder and the thread that tails its spools; what it sends to subscribers is kept here."""
+    """A host's folder and the thread that tails its spools; what it sends to subscribers is recorded."""
 
     address = "h/agent"
 
@@ -50,9 +50,9 @@ class Host:
         with open(f"{self.base}{TEXT}", "ab") as file:
             file.write(data)
 
-    def until(self, there: Callable[[list[LogChunk]], bool]) -> list[LogChunk]:
+    def until(self, complete: Callable[[list[LogChunk]], bool]) -> list[LogChunk]:
         chunks: list[LogChunk] = []
-        while not there(chunks):
+        while not complete(chunks):
             chunks.append(self.chunks.get(timeout=20))
         return chunks
 
@@ -76,7 +76,7 @@ def test_output_goes_to_the_log_file_and_to_followers(host: Host) -> None:
     chunks = host.until(lambda chunks: bool(chunks) and chunks[-1].ended)
     assert text(chunks) == b"last\n"
     assert host.log_file.read_text() == "careful\nlast\n"
-    assert list((host.folder / "spool").iterdir()) == [], "what was taken is gone"
+    assert list((host.folder / "spool").iterdir()) == [], "files of sent output are deleted"
 
 
 def test_following_may_begin_later_and_in_the_middle(host: Host) -> None:
@@ -133,25 +133,25 @@ def test_an_unreachable_follower_is_dropped(host: Host) -> None:
     host.reachable = True
     host.tailer.follow(ADDRESS, "h/c", 0)
     chunks = host.until(lambda chunks: bool(chunks) and chunks[-1].ended)
-    assert text(chunks) == b"one\n", "once, to who has come back"
+    assert text(chunks) == b"one\n", "once, to the follower that came back"
 
 
 def test_an_unreachable_follower_is_dropped_from_all_procs_of_a_message(host: Host) -> None:
-    other = "h/p.1.0"
+    second = "h/p.1.0"
     for kind in (TEXT, OUT, ERR):
         Path(f"{host.folder}/spool/p.1.0{kind}").touch()
-    host.tailer.begin(other, f"{host.folder}/spool/p.1.0", "workers")
+    host.tailer.begin(second, f"{host.folder}/spool/p.1.0", "workers")
     host.reachable = False
-    asked = threading.Event()
-    host.tailer._ask(lambda: asked.wait(10) and None)  # both requests are found by one round
+    gate = threading.Event()
+    host.tailer._ask(lambda: gate.wait(10) and None)  # both requests are found by one round
     host.tailer.follow(ADDRESS, "h/c", 0)
-    host.tailer.follow(other, "h/c", 0)
-    asked.set()
-    assert [chunk.address for chunk in host.messages.get(timeout=20).chunks] == [ADDRESS, other]
+    host.tailer.follow(second, "h/c", 0)
+    gate.set()
+    assert [chunk.address for chunk in host.messages.get(timeout=20).chunks] == [ADDRESS, second]
     host.reachable = True
     host.tailer.ended(ADDRESS)
-    host.tailer.ended(other)
+    host.tailer.ended(second)
     host.tailer.begin("h/p.2.0", f"{host.folder}/spool/p.1.0", "workers")
     host.tailer.follow("h/p.2.0", "h/c", -1)
     host.tailer.follow("h/p.2.0", "h/c", 0)
-    assert host.messages.get(timeout=20).chunks[0].address == "h/p.2.0", "nothing came of the others before"
+    assert host.messages.get(timeout=20).chunks[0].address == "h/p.2.0", "nothing of the other procs came before"

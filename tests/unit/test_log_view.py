@@ -1,4 +1,4 @@
-"""The lines of a mesh as values: which are found, in which order, whose they are, and following them."""
+"""The lines of a mesh as values: filters, order, ranks, and following them."""
 
 import time
 from datetime import datetime, timedelta
@@ -21,9 +21,9 @@ def cluster() -> Cluster:
     return Cluster()
 
 
-def reader(cluster: Cluster, *ranks: int, **wanted: Any) -> LogReader:
+def reader(cluster: Cluster, *ranks: int, **options: Any) -> LogReader:
     procs = cluster.procs
-    return LogReader(cluster.logs, "workers", procs, LogFilter("p", procs.region, ranks or range(4), **wanted))
+    return LogReader(cluster.logs, "workers", procs, LogFilter("p", procs.region, ranks or range(4), **options))
 
 
 def texts(logs: Logs) -> list[str]:
@@ -63,9 +63,9 @@ def test_senseless_arguments_are_refused_by_name(cluster: Cluster, wrong: dict[s
 
 
 def test_levels_and_times_may_be_written_in_several_ways() -> None:
-    assert [level_of(given) for given in (None, 10, "10", "info")] == [0, 10, 10, 20]
-    at = datetime.now()
-    assert since_of(at) == at.timestamp()
+    assert [level_of(level) for level in (None, 10, "10", "info")] == [0, 10, 10, 20]
+    start = datetime.now()
+    assert since_of(start) == start.timestamp()
     for ago in (300, "5m", timedelta(minutes=5)):
         assert since_of(ago) == pytest.approx(time.time() - 300, abs=5)
 
@@ -92,24 +92,24 @@ def test_only_the_last_lines_are_shown_of_many(cluster: Cluster) -> None:
 
 def test_lines_are_followed_until_the_mesh_ends(cluster: Cluster) -> None:
     cluster.write(0, "there\n")
-    followed = reader(cluster, 0, 1).follow(lambda: False)
-    assert next(followed).text == "there"
+    stream = reader(cluster, 0, 1).follow(lambda: False)
+    assert next(stream).text == "there"
     cluster.write(1, "news\n")
     cluster.write(3, "of nobody here\n")
-    assert next(followed).text == "news"
+    assert next(stream).text == "news"
     cluster.write(0, "last words\n")
     cluster.procs.stopped = "stopped by client"
-    assert [record.text for record in followed] == ["last words"]
+    assert [record.text for record in stream] == ["last words"]
 
 
 def test_a_slow_follower_learns_how_many_lines_it_missed(cluster: Cluster) -> None:
     cluster.write(0, "first\n")
-    over = False
-    followed = reader(cluster).follow(lambda: over)
-    assert next(followed).text == "first"
+    ended = False
+    stream = reader(cluster).follow(lambda: ended)
+    assert next(stream).text == "first"
     cluster.write(0, "".join(f"{number}\n" for number in range(MOST_WAITING + 5)))
-    over = True
-    records = [record.text for record in followed]
+    ended = True
+    records = [record.text for record in stream]
     assert (records[0], records[-2]) == ("5", str(MOST_WAITING + 4))
     assert records[-1] == "… 5 lines were missed; the files have them"
 
