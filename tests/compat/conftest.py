@@ -9,11 +9,11 @@ from tests.cluster.actor_tools import faults, own_procs, quad
 
 __all__ = ["faults", "own_procs", "quad"]
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """The last of these tests takes the controller down, for others count threads and files."""
-    if item.path.parent == HERE and (nextitem is None or nextitem.path.parent != HERE):
+    """The last of these tests shuts the controller down, since other tests count threads and files."""
+    if item.path.parent == FOLDER and (nextitem is None or nextitem.path.parent != FOLDER):
         shutdown()

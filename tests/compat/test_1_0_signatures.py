@@ -1,6 +1,6 @@
 """Sections 1.2 to 1.14: every signature, with the kinds, order and defaults of its parameters.
 
-What ours can be told beyond is by keyword, and optional.
+Further parameters of ours are keyword-only and optional.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(120)
 
-WRITTEN = """
+SIGNATURES = """
 actor.endpoint(method=None, *, propagate=None, explicit_response_port=False, instrument=True)
 actor.concurrent_endpoint(method=None, *, propagate=None, explicit_response_port=False, instrument=True)
 actor.as_endpoint(not_an_endpoint, *, propagate=None, explicit_response_port=False)
@@ -95,12 +95,12 @@ job.load_current_job()
 spmd.setup_torch_elastic_env(proc_mesh, master_addr=None, master_port=None, use_ipaddr=None)
 spmd.setup_torch_elastic_env_async(proc_mesh, master_addr=None, master_port=None, use_ipaddr=None)
 """
-LINES = WRITTEN.split("\n")[1:-1]
-# A pickle there, JSON here; output is shown unless it is switched off. See docs/compatibility.md.
+LINES = SIGNATURES.split("\n")[1:-1]
+# A pickle in torchmonarch, JSON here; output is shown unless it is switched off. See docs/compatibility.md.
 OTHER_DEFAULTS = {"job.JobTrait.state": "cached_path", "actor.ProcMesh.logging_option": "stream_to_client"}
 
 
-def as_written(line: str) -> inspect.Signature:
+def signature_of(line: str) -> inspect.Signature:
     scope: dict[str, Any] = {"logging": logging}
     exec(f"def f{line[line.index('(') :]}: ...", scope)
     return inspect.signature(scope["f"])
@@ -110,19 +110,19 @@ def as_written(line: str) -> inspect.Signature:
 def test_parameters_are_as_programs_give_them(line: str) -> None:
     name = line.partition("(")[0]
     module, *parts = name.split(".")
-    found: Any = importlib.import_module(f"monarch.{module}")
+    target: Any = importlib.import_module(f"monarch.{module}")
     for part in parts:
-        found = inspect.getattr_static(found, part) if part.startswith("_") else getattr(found, part)
-    ours = {one.name: one for one in inspect.signature(found).parameters.values() if one.name != "self"}
-    theirs = {one.name: one for one in as_written(line).parameters.values() if one.name != "self"}
-    more = [one for one in ours.values() if one.name not in theirs and one.kind is one.KEYWORD_ONLY]
-    assert all(one.default is not one.empty for one in more)
-    kept = [one for one in ours.values() if one not in more]
-    assert [_shape(one) for one in kept] == [_shape(one) for one in theirs.values()]
-    for one in kept:
-        if one.name in theirs and theirs[one.name].default is not one.empty and OTHER_DEFAULTS.get(name) != one.name:
-            assert one.default == theirs[one.name].default, one.name
+        target = inspect.getattr_static(target, part) if part.startswith("_") else getattr(target, part)
+    ours = {arg.name: arg for arg in inspect.signature(target).parameters.values() if arg.name != "self"}
+    theirs = {arg.name: arg for arg in signature_of(line).parameters.values() if arg.name != "self"}
+    more = [arg for arg in ours.values() if arg.name not in theirs and arg.kind is arg.KEYWORD_ONLY]
+    assert all(arg.default is not arg.empty for arg in more)
+    common = [arg for arg in ours.values() if arg not in more]
+    assert [_shape(arg) for arg in common] == [_shape(arg) for arg in theirs.values()]
+    for arg in common:
+        if arg.name in theirs and theirs[arg.name].default is not arg.empty and OTHER_DEFAULTS.get(name) != arg.name:
+            assert arg.default == theirs[arg.name].default, arg.name
 
 
-def _shape(one: inspect.Parameter) -> tuple[str, str]:
-    return "**" if one.kind is one.VAR_KEYWORD else one.name, one.kind.name
+def _shape(arg: inspect.Parameter) -> tuple[str, str]:
+    return "**" if arg.kind is arg.VAR_KEYWORD else arg.name, arg.kind.name

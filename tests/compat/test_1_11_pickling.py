@@ -30,18 +30,18 @@ class Taker(Actor):
 
 @contextlib.contextmanager
 def watching() -> Iterator[list[str]]:
-    """What torch is asked to do on this thread."""
+    """The torch operations that this thread dispatches."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    seen: list[str] = []
+    operations: list[str] = []
 
     class Watches(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(func))
+            operations.append(str(func))
             return func(*args, **(kwargs or {}))
 
     with Watches():
-        yield seen
+        yield operations
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,8 @@ def taker(quad: ProcMesh) -> Any:
 def test_meshes_are_sent_before_they_are_there(taker: Any) -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="pending")
     actors = procs.spawn("actors", Taker)
-    sent = [taker.kind.call_one(mesh) for mesh in (procs, actors)]
-    assert [future.get(30) for future in sent] == ["ProcMesh 2", "ActorMesh 2"]
+    futures = [taker.kind.call_one(mesh) for mesh in (procs, actors)]
+    assert [future.get(30) for future in futures] == ["ProcMesh 2", "ActorMesh 2"]
     procs.stop().get(20)
 
 
@@ -68,15 +68,15 @@ def test_objects_of_native_modules_at_the_top_of_a_script_travel(tmp_path: Path)
         "class Price(decimal.Decimal): pass\n"
         "class A(Actor):\n"
         "    @endpoint\n"
-        "    async def use(self, *given):\n"
-        "        found = pattern.match('aab').group(), str(zone), str(cents + given[0]), type(given[0]).__name__\n"
-        "        return found, *given[1:]\n"
+        "    async def use(self, *values):\n"
+        "        result = pattern.match('aab').group(), str(zone), str(cents + values[0]), type(values[0]).__name__\n"
+        "        return result, *values[1:]\n"
         "if __name__ == '__main__':\n"
-        "    when = datetime.datetime(2026, 1, 1, tzinfo=zone)\n"
-        "    given = Price(1), OrderedDict(a=1), deque([1]), array('i', [1]), when\n"
-        "    told, *back = this_host().spawn_procs().spawn('a', A).use.call_one(*given).get(30)\n"
-        "    assert told == ('aa', 'UTC', '1.01', 'Price'), told\n"
-        "    assert tuple(back) == given[1:], back\n"
+        "    time = datetime.datetime(2026, 1, 1, tzinfo=zone)\n"
+        "    values = Price(1), OrderedDict(a=1), deque([1]), array('i', [1]), time\n"
+        "    texts, *copies = this_host().spawn_procs().spawn('a', A).use.call_one(*values).get(30)\n"
+        "    assert texts == ('aa', 'UTC', '1.01', 'Price'), texts\n"
+        "    assert tuple(copies) == values[1:], copies\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr
@@ -88,11 +88,11 @@ def test_unpickling_runs_outside_of_torch_modes(quad: ProcMesh) -> None:
 
     class InModes(Actor):
         @endpoint
-        async def sums(self, other: Any, tensor: Any) -> Any:
-            with watching() as seen:
-                back = await other.take.call_one(tensor)
-            return seen, float(back.sum())
+        async def sums(self, peer: Any, tensor: Any) -> Any:
+            with watching() as operations:
+                copy = await peer.take.call_one(tensor)
+            return operations, float(copy.sum())
 
-    other = quad.slice(gpus=1).spawn("taker", Taker)
+    peer = quad.slice(gpus=1).spawn("taker", Taker)
     actor = quad.slice(gpus=0).spawn("in_modes", InModes)
-    assert actor.sums.call_one(other, torch.ones(100_000)).get(40) == ([], 100_000.0)
+    assert actor.sums.call_one(peer, torch.ones(100_000)).get(40) == ([], 100_000.0)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Server(Actor):
-    """Has parameters, and hands out what names their memory."""
+    """Has parameters, and hands out buffers of their memory."""
 
     def __init__(self) -> None:
         self.parameters = torch.zeros(10, 10)
@@ -32,7 +32,7 @@ class Server(Actor):
 
 
 class Client(Actor):
-    """Writes gradients there and reads parameters from there."""
+    """Writes gradients to a server and reads parameters from it."""
 
     def __init__(self, buffers: tuple[RDMABuffer, RDMABuffer]) -> None:
         self.parameters, self.gradients = buffers

@@ -1,4 +1,4 @@
-"""Section 1.14: jobs that are there: local ones, those of processes; their files: tests/cluster/test_job_process.py."""
+"""Section 1.14: local jobs and jobs of processes; their files: tests/cluster/test_job_process.py."""
 
 import inspect
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_a_local_job_has_one_mesh_called_hosts(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("function", "wanted"),
+    ("function", "expected"),
     [
         (job_load, "filename"),
         (shell, "host_mesh_singleton env workdir"),
@@ -84,9 +84,9 @@ def test_a_local_job_has_one_mesh_called_hosts(tmp_path: Path, monkeypatch: pyte
     ],
     ids=lambda value: getattr(value, "__qualname__", ""),
 )
-def test_parameters_have_the_names_that_programs_use(function: Any, wanted: str) -> None:
+def test_parameters_have_the_names_that_programs_use(function: Any, expected: str) -> None:
     names = [name for name in inspect.signature(function).parameters if name != "self"]
-    assert names[: len(wanted.split())] == wanted.split()
+    assert names[: len(expected.split())] == expected.split()
 
 
 def test_hosts_are_started_with_ids_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,18 +44,18 @@ class Counter(Actor):
         return self.value + more
 
     @endpoint(explicit_response_port=True)
-    async def later(self, port: Port[int], more: int) -> None:
+    async def respond(self, port: Port[int], more: int) -> None:
         port.send(self.value + more)
 
     @endpoint
     async def is_no_mesh(self) -> list[str]:
-        told = []
-        for method, given in (("slice", {"gpus": 0}), ("flatten", {"name": "x"}), ("size", {})):
+        errors = []
+        for method, options in (("slice", {"gpus": 0}), ("flatten", {"name": "x"}), ("size", {})):
             try:
-                getattr(self, method)(**given)
+                getattr(self, method)(**options)
             except NotImplementedError as error:
-                told.append(str(error))
-        return told
+                errors.append(str(error))
+        return errors
 
 
 class Empty(Actor):
@@ -98,11 +98,11 @@ def test_the_same_in_a_coroutine(quad: ProcMesh) -> None:
     async def main() -> tuple[int, list[int]]:
         counters = quad.spawn("counters", Counter, start=1)
         await counters.increment.call()
-        one = await counters.slice(gpus=0).value_of.call_one()
+        value = await counters.slice(gpus=0).value_of.call_one()
         streamed = [await future for future in counters.value_of.stream()]
         assert await counters.value_of.choose() == 2
         await cast(ActorMesh[Counter], counters).stop()
-        return one, streamed
+        return value, streamed
 
     assert asyncio.run(main()) == (2, [2, 2, 2, 2])
 
@@ -110,7 +110,7 @@ def test_the_same_in_a_coroutine(quad: ProcMesh) -> None:
 def test_decorators_keep_what_they_were_given() -> None:
     assert inspect.getsource(Counter.increment._method).strip().startswith("@endpoint")
     assert Counter.increment._explicit_response_port is False
-    assert Counter.later._explicit_response_port is True
+    assert Counter.respond._explicit_response_port is True
     assert Counter.plus._propagator == "inspect"
     assert Counter.value_of._instrument is False
     assert Counter.increment._instrument is True
@@ -131,9 +131,9 @@ def test_send_is_to_all_or_to_one_that_is_chosen(quad: ProcMesh) -> None:
 
 def test_an_explicit_port_answers_every_adverb(quad: ProcMesh) -> None:
     counters = quad.spawn("counters", Counter, 5)
-    assert list(counters.later.call(1).get(20).values()) == [6] * 4
-    assert counters.later.choose(more=2).get(20) == 7
-    assert sorted(future.get(20) for future in counters.later.stream(3)) == [8] * 4
+    assert list(counters.respond.call(1).get(20).values()) == [6] * 4
+    assert counters.respond.choose(more=2).get(20) == 7
+    assert sorted(future.get(20) for future in counters.respond.stream(3)) == [8] * 4
 
 
 def test_concurrent_endpoints_may_answer_through_a_port_too(quad: ProcMesh) -> None:
@@ -167,8 +167,8 @@ def test_an_unknown_name_on_a_mesh_is_an_attribute_error(quad: ProcMesh) -> None
 
 
 def test_an_actor_itself_is_no_mesh(quad: ProcMesh) -> None:
-    told = quad.slice(gpus=0).spawn("counter", Counter).is_no_mesh.call_one().get(20)
-    assert len(told) == 3
+    errors = quad.slice(gpus=0).spawn("counter", Counter).is_no_mesh.call_one().get(20)
+    assert len(errors) == 3
     with pytest.raises(NotImplementedError):
         Counter().slice(gpus=0)
 

@@ -1,7 +1,7 @@
 """Section 1.3: concurrency rules.
 
 Elsewhere: threads, loops, serialized and concurrent endpoints (tests/memory_network/test_execution.py), order
-(test_ordering.py), circles of calls, which are told instead of hanging (test_deadlock.py), copies of
+(test_ordering.py), circles of calls, which raise instead of hanging (test_deadlock.py), copies of
 arguments (test_values.py).
 """
 
@@ -20,8 +20,8 @@ class Asker(Actor):
     def ask(self) -> tuple[list[int], int]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            other = context().actor_instance.proc.spawn("other", Answer)
-            answers = [other.answer.call_one(n).get(20) for n in range(3)]
+            answerer = context().actor_instance.proc.spawn("other", Answer)
+            answers = [answerer.answer.call_one(n).get(20) for n in range(3)]
         return answers, len(caught)
 
 
@@ -51,7 +51,7 @@ class Burst(Actor):
         self.numbers.append(n)
 
     @endpoint
-    async def told(self) -> tuple[list[int], int]:
+    async def state(self) -> tuple[list[int], int]:
         return self.numbers, self.beats
 
 
@@ -65,6 +65,6 @@ def test_a_backlog_stays_in_order_beside_the_actors_own_tasks(quad: ProcMesh) ->
     actor.begin.call_one().get(20)
     for n in range(300):
         actor.take.broadcast(n)
-    numbers, beats = actor.told.call_one().get(20)
+    numbers, beats = actor.state.call_one().get(20)
     assert numbers == list(range(300))
     assert beats >= 300 // 64

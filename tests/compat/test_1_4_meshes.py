@@ -33,11 +33,11 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 class Place(Actor):
     def __init__(self) -> None:
-        self.born = str(current_rank())
+        self.first_rank = str(current_rank())
 
     @endpoint
     async def place(self) -> tuple[str, str, int]:
-        return self.born, str(current_rank()), os.getpid()
+        return self.first_rank, str(current_rank()), os.getpid()
 
 
 def test_this_host_has_no_dimensions_unless_one_called_hosts_is_requested() -> None:
@@ -47,8 +47,8 @@ def test_this_host_has_no_dimensions_unless_one_called_hosts_is_requested() -> N
     assert dict(single.extent) == {}
     both = this_host().spawn_procs(per_host={"hosts": 1, "gpus": 2})
     assert both.sizes == {"hosts": 1, "gpus": 2}
-    places = both.spawn("place", Place).place.call().get(30)
-    assert [value[0] for value in places.values()] == ["{'hosts': 0/1, 'gpus': 0/2}", "{'hosts': 0/1, 'gpus': 1/2}"]
+    results = both.spawn("place", Place).place.call().get(30)
+    assert [value[0] for value in results.values()] == ["{'hosts': 0/1, 'gpus': 0/2}", "{'hosts': 0/1, 'gpus': 1/2}"]
     assert single.spawn("place", Place).place.call_one().get(30)[0] == "{}"
     both.stop().get(20)
     single.stop().get(20)
@@ -96,13 +96,13 @@ def test_dropping_a_mesh_keeps_its_processes() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="kept")
     actors = procs.spawn("place", Place)
     pid = actors.place.call_one().get(30)[2] if len(actors) == 1 else 0  # type: ignore[arg-type]
-    again = pickle.loads(pickle.dumps(actors))
+    copy = pickle.loads(pickle.dumps(actors))
     assert procs in list(get_active_proc_meshes())
     del procs, actors
     gc.collect()
-    assert again.place.call_one().get(20)[2] == pid
-    kept = next(mesh for mesh in get_active_proc_meshes() if mesh.name == "kept")
-    kept.stop().get(20)
+    assert copy.place.call_one().get(20)[2] == pid
+    survivor = next(mesh for mesh in get_active_proc_meshes() if mesh.name == "kept")
+    survivor.stop().get(20)
 
 
 def test_an_actor_mesh_is_cast_to_use_what_meshes_have(quad: ProcMesh) -> None:
@@ -148,6 +148,6 @@ def test_bootstraps_may_be_sync_or_async_and_their_actors_stay() -> None:
         def tell(self) -> str | None:
             return self.set_up
 
-    for bootstrap, wanted in ((plain, "plain"), (coroutine, "coroutine")):
+    for bootstrap, value in ((plain, "plain"), (coroutine, "coroutine")):
         for procs in spawned(1, "set_up", bootstrap=bootstrap):
-            assert procs.spawn("tells", Tells).tell.call_one().get(20) == wanted
+            assert procs.spawn("tells", Tells).tell.call_one().get(20) == value

@@ -44,34 +44,34 @@ class Sender(Actor):
 
 
 class Minder(Actor):
-    """Hears of what it has sent in vain."""
+    """Reports its undeliverable messages."""
 
-    def __init__(self, told: Port[tuple[str, str, str]]) -> None:
-        self.told = told
+    def __init__(self, reports: Port[tuple[str, str, str]]) -> None:
+        self.reports = reports
 
     @endpoint
     async def fill(self, port: Port[int]) -> None:
         port.send(1)
 
     async def _handle_undeliverable_message(self, message: UndeliverableMessageEnvelope) -> bool:
-        self.told.send((str(message.sender()), str(message.dest()), message.error_msg()))
+        self.reports.send((str(message.sender()), str(message.dest()), message.error_msg()))
         return True
 
 
 class Proxy(Actor):
-    """Lets others answer in its place."""
+    """Lets other actors answer in its place."""
 
     @endpoint(explicit_response_port=True)
-    async def ask(self, port: Port[Any], other: Any) -> None:
-        send(other.rank, (), {}, port=port)
+    async def ask(self, port: Port[Any], sender: Any) -> None:
+        send(sender.rank, (), {}, port=port)
 
     @endpoint(explicit_response_port=True)
-    async def ask_for_trouble(self, port: Port[Any], other: Any) -> None:
-        send(other.fail, (), {}, port=port)
+    async def ask_for_trouble(self, port: Port[Any], sender: Any) -> None:
+        send(sender.fail, (), {}, port=port)
 
     @endpoint
-    async def answer_to(self, port: Port[Any], others: Any) -> None:
-        send(others.rank, (), {}, port=port)
+    async def answer_to(self, port: Port[Any], senders: Any) -> None:
+        send(senders.rank, (), {}, port=port)
 
 
 def test_a_channel_is_a_port_and_its_receiver() -> None:
@@ -80,10 +80,10 @@ def test_a_channel_is_a_port_and_its_receiver() -> None:
     assert isinstance(receiver, PortReceiver)
     assert port.return_undeliverable is True
     port.send(1)
-    assert asyncio.run(_received(receiver)) == 1
+    assert asyncio.run(_receive(receiver)) == 1
 
 
-async def _received(receiver: Any) -> Any:
+async def _receive(receiver: Any) -> Any:
     return await receiver.recv()
 
 
@@ -105,20 +105,20 @@ def test_an_error_that_is_sent_on_is_raised_as_it_is(quad: ProcMesh) -> None:
 def test_a_port_is_pickled_with_what_it_was_told() -> None:
     port, receiver = Channel[int].open()
     port.return_undeliverable = False
-    again = pickle.loads(pickle.dumps(port))
-    assert again.return_undeliverable is False
-    again.send(3)
+    copy = pickle.loads(pickle.dumps(port))
+    assert copy.return_undeliverable is False
+    copy.send(3)
     assert receiver.recv().get(20) == 3
 
 
 def test_an_undeliverable_message_names_sender_destination_and_reason(quad: ProcMesh) -> None:
-    told, receiver = Channel[tuple[str, str, str]].open()
-    gone, _ = Channel[int].open()
+    reports, receiver = Channel[tuple[str, str, str]].open()
+    orphan, _ = Channel[int].open()
     del _
-    quad.slice(gpus=1).spawn("minder", Minder, told).fill.call_one(gone).get(20)
+    quad.slice(gpus=1).spawn("minder", Minder, reports).fill.call_one(orphan).get(20)
     sender, dest, error = receiver.recv().get(20)
     assert "minder" in sender
-    assert repr(gone).endswith(f" of {dest}>")
+    assert repr(orphan).endswith(f" of {dest}>")
     assert "nothing receives" in error
 
 

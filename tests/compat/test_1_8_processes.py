@@ -29,14 +29,14 @@ class Registry(Actor):
         self.value = value
 
     @endpoint
-    def told(self) -> tuple[int, int]:
+    def state(self) -> tuple[int, int]:
         return self.value, os.getpid()
 
 
 def test_a_controller_can_be_awaited(quad: ProcMesh) -> None:
     async def main() -> tuple[int, int]:
         registry = await get_or_spawn_controller("compat_awaited", Registry, 3)
-        return await registry.told.call_one()
+        return await registry.state.call_one()
 
     assert asyncio.run(main()) == (3, os.getpid())
 

@@ -1,6 +1,6 @@
 """Section 4: supervision.
 
-Elsewhere: who is told (test_supervision.py), stops (test_stop.py), recursive stops
+Elsewhere: which owners are called (test_supervision.py), stops (test_stop.py), recursive stops
 (test_actor_nesting.py), scripts and exit codes (test_actor_main.py), healing (memory_network/test_heal.py).
 """
 
@@ -59,7 +59,7 @@ class SyncOwner(Actor):
 
     @endpoint
     def busy(self, worker: Any) -> None:
-        """While this runs, the worker fails; the supervise comes next, though other messages wait."""
+        """The worker fails while this runs; the supervise comes next, though other messages wait."""
         worker.fail.broadcast()
         try:
             while True:
@@ -79,7 +79,7 @@ class SyncOwner(Actor):
 class AsyncOwner(Actor):
     def __init__(self, port: Port[Any]) -> None:
         self.port = port
-        self.told = asyncio.Event()
+        self.supervised = asyncio.Event()
 
     @endpoint
     async def own(self, procs: Any) -> None:
@@ -87,10 +87,10 @@ class AsyncOwner(Actor):
         await self.workers.initialized
 
     @endpoint
-    async def until_told(self) -> list[int]:
+    async def wait_for_failure(self) -> list[int]:
         """The supervise runs at an await of this endpoint."""
         self.workers.slice(gpus=0).fail.broadcast()
-        await self.told.wait()
+        await self.supervised.wait()
         return [await self.workers.slice(gpus=rank).ping.call_one() for rank in (1, 2, 3)]
 
     @endpoint
@@ -99,12 +99,12 @@ class AsyncOwner(Actor):
 
     def __supervise__(self, failure: MeshFailure) -> bool:
         self.port.send((failure.mesh_name, failure.crashed_ranks))
-        self.told.set()
+        self.supervised.set()
         return True
 
 
 class Handler(Actor):
-    """Handles one failure at a time, each when it is let."""
+    """Handles one failure at a time, each once it is released."""
 
     def __init__(self, port: Port[Any]) -> None:
         self.port = port
@@ -118,7 +118,7 @@ class Handler(Actor):
         return self.workers
 
     @endpoint
-    async def let(self) -> None:
+    async def release(self) -> None:
         self.gate.set()
 
     @endpoint
@@ -163,7 +163,7 @@ def test_failures_are_supervised_one_at_a_time_beside_messages(quad: ProcMesh) -
         with pytest.raises(SupervisionError):
             workers.slice(gpus=rank).ping.call_one().get(20)
     assert handler.ping.call_one().get(20) == "pong"
-    handler.let.call_one().get(20)
+    handler.release.call_one().get(20)
     assert [receiver.recv().get(20) for _ in range(2)] == [("begins", 1)] * 2
 
 
@@ -206,7 +206,7 @@ def test_an_async_owner_is_told_at_an_await_of_its_endpoint(quad: ProcMesh) -> N
     port, receiver = Channel[Any].open()
     owner = quad.slice(gpus=0).spawn("owner", AsyncOwner, port)
     owner.own.call_one(quad).get(20)
-    assert owner.until_told.call_one().get(20) == [0, 0, 0]
+    assert owner.wait_for_failure.call_one().get(20) == [0, 0, 0]
     assert receiver.recv().get(20) == ("workers", [0])
     assert owner.ping.call_one().get(20) == "pong"
 
@@ -226,7 +226,7 @@ def test_a_clean_up_is_told_why(quad: ProcMesh, faults: Any) -> None:
 
 
 class Backlogged(Actor):
-    """Fails its child during a message, and tells what it does."""
+    """Fails its child during a message, and reports what it does."""
 
     def __init__(self, port: Port[Any]) -> None:
         self.port = port
@@ -256,7 +256,7 @@ class AsyncBacklogged(Backlogged):
         self.child.fail.broadcast()
         cell: Any = context().actor_instance.cell
         while not cell.executor._control:
-            time.sleep(0.01)  # noqa: ASYNC251 - its loop is not to get on
+            time.sleep(0.01)  # noqa: ASYNC251 - its loop is to stay blocked
         self.port.send("queued")
         while cell.cause is None:
             time.sleep(0.01)  # noqa: ASYNC251
@@ -288,10 +288,10 @@ def test_a_nested_failure_names_its_actor_with_coordinates_then_its_owner(quad: 
     nest: Any = quad.slice(gpus=2).spawn("nest", Nest)
     nest.fail.call_one().get(30)
     failure = faults.next()
-    first, *story = failure.report().splitlines()
+    first, *lines = failure.report().splitlines()
     owner = r"<root>\.<[\w.]*Nest nest>"
     assert re.fullmatch(rf"The actor {owner}\.<[\w.]*Worker nested{{'a_dim': 1/2}}> and all its .*failed:", first)
-    assert "  ValueError: boom" in story
+    assert "  ValueError: boom" in lines
     assert re.search(rf"actor {owner} failed because it did not handle a supervision event", failure.report())
     assert failure.crashed_ranks == [0]
     nest.stop().get(20)

@@ -1,4 +1,4 @@
-"""Section 9: what is easily missed. Most of the list is in the modules of its sections; here are whole programs.
+"""Section 9: what is easily missed. Most of the list is in the modules of its sections; these are whole programs.
 
 Elsewhere: counts of `__supervise__` (tests/memory_network/test_supervision.py), exit codes (test_actor_main.py),
 killed clients (test_worker_loop.py, test_faults_kill.py), host stop and reconnect (test_worker_loop.py).
@@ -78,7 +78,7 @@ def test_processes_end_as_python_does_when_they_are_stopped(tmp_path: Path) -> N
         "LAST = Last()\n"
         "atexit.register(lambda: print('at exit', flush=True))\n"
     )
-    said = run(
+    output = run(
         tmp_path,
         """
         class A(Actor):
@@ -90,12 +90,12 @@ def test_processes_end_as_python_does_when_they_are_stopped(tmp_path: Path) -> N
             procs.stop().get(20)
         """,
     )
-    assert "at exit" in said
-    assert "deleted" in said
+    assert "at exit" in output
+    assert "deleted" in output
 
 
 def test_a_program_that_awaits_everything(tmp_path: Path) -> None:
-    said = run(
+    output = run(
         tmp_path,
         """
         class Counter(Actor):
@@ -120,5 +120,5 @@ def test_a_program_that_awaits_everything(tmp_path: Path) -> None:
             asyncio.run(main())
         """,
     )
-    assert "values [8, 7]" in said
-    assert "total 15" in said
+    assert "values [8, 7]" in output
+    assert "total 15" in output

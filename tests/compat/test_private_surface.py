@@ -57,10 +57,10 @@ class Worker(Actor):
         return 2 * number
 
     @endpoint
-    def who(self) -> dict[str, Any]:
-        found = context().actor_instance.actor_id
+    def identity(self) -> dict[str, Any]:
+        actor_id = context().actor_instance.actor_id
         names = ("actor_name", "proc_id", "proc_name", "label", "uid", "addr", "pid", "rank")
-        return {"id": found, "text": str(found), **{name: getattr(found, name) for name in names}}
+        return {"id": actor_id, "text": str(actor_id), **{name: getattr(actor_id, name) for name in names}}
 
     @endpoint
     def context_of_the_message(self) -> bool:
@@ -73,7 +73,7 @@ class Waiting(Actor):
         return a + b
 
     @concurrent_endpoint
-    async def later(self, a: int) -> int:
+    async def delay(self, a: int) -> int:
         await asyncio.sleep(0)
         return a
 
@@ -85,8 +85,8 @@ def test_an_endpoint_may_be_named_like_pythons_own_methods(quad: ProcMesh) -> No
     assert "__invoke__" in dir(workers)
     for name in ("__fspath__", "__deepcopy__", "__not_there__"):  # what libraries ask of any object
         assert not hasattr(workers, name)
-    again: Any = pickle.loads(pickle.dumps(workers))
-    assert again.__invoke__.call("scaled", 1).get(20).values() == [3] * 4
+    copy: Any = pickle.loads(pickle.dumps(workers))
+    assert copy.__invoke__.call("scaled", 1).get(20).values() == [3] * 4
 
 
 def test_an_endpoint_cannot_replace_a_method_of_the_mesh() -> None:
@@ -105,7 +105,7 @@ def test_an_actor_is_tested_without_being_spawned() -> None:
     assert Worker.twice._method(worker, 4) == 8
     assert worker.__invoke__._method(worker, "scaled", 2) == 10  # type: ignore[attr-defined]
     assert asyncio.run(waiting.add._method(waiting, 1, b=2)) == 3  # type: ignore[attr-defined]
-    assert asyncio.run(waiting.later._method(waiting, 1)) == 1  # type: ignore[attr-defined]
+    assert asyncio.run(waiting.delay._method(waiting, 1)) == 1  # type: ignore[attr-defined]
     assert worker.twice.__doc__ == "Twice."
 
 
@@ -133,15 +133,15 @@ def test_a_program_may_note_on_a_future_what_it_is_of(quad: ProcMesh) -> None:
 
 def test_an_actor_id_has_parts(quad: ProcMesh) -> None:
     workers: Any = quad.spawn("workers", Worker)
-    found = workers.who.call().get(20).values()
-    assert [one["actor_name"] for one in found] == [one["label"] for one in found] == ["workers"] * 4
-    assert [one["rank"] for one in found] == [0, 1, 2, 3]
-    assert len({one["proc_id"] for one in found}) == len({one["proc_name"] for one in found}) == 4
-    assert len({one["uid"] for one in found}) == 4
-    assert all(one["uid"].startswith("workers<") for one in found)
-    assert all(one["pid"] == one["uid"] and one["addr"] == one["proc_id"] for one in found)
-    for one in found:
-        assert (one["id"].uid, one["id"].rank, str(one["id"])) == (one["uid"], one["rank"], one["text"])
+    rows = workers.identity.call().get(20).values()
+    assert [row["actor_name"] for row in rows] == [row["label"] for row in rows] == ["workers"] * 4
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3]
+    assert len({row["proc_id"] for row in rows}) == len({row["proc_name"] for row in rows}) == 4
+    assert len({row["uid"] for row in rows}) == 4
+    assert all(row["uid"].startswith("workers<") for row in rows)
+    assert all(row["pid"] == row["uid"] and row["addr"] == row["proc_id"] for row in rows)
+    for row in rows:
+        assert (row["id"].uid, row["id"].rank, str(row["id"])) == (row["uid"], row["rank"], row["text"])
     client = context().actor_instance.actor_id
     assert (client.actor_name, client.rank, client.proc_id) == ("client", 0, context().actor_instance.proc_id)
     assert isinstance(context(), Context)
@@ -172,7 +172,7 @@ def test_a_reducer_in_a_dispatch_table_counts_for_messages(quad: ProcMesh, table
     workers: Any = quad.slice(gpus=0).spawn("workers", Echo)
     with pytest.raises(TypeError, match="does not travel"):
         workers.echo.call_one(Reference("a"))
-    reducers[Reference] = lambda one: (of_key, (one.key,))
+    reducers[Reference] = lambda reference: (of_key, (reference.key,))
     try:
         assert workers.echo.call_one([Reference("a")]).get(20) == "made by its reducer"
     finally:
@@ -181,8 +181,8 @@ def test_a_reducer_in_a_dispatch_table_counts_for_messages(quad: ProcMesh, table
 
 class Echo(Actor):
     @endpoint
-    def echo(self, found: list[Reference]) -> str:
-        return found[0].note
+    def echo(self, references: list[Reference]) -> str:
+        return references[0].note
 
 
 class Inner(Actor):
@@ -201,17 +201,17 @@ class Outer(Actor):
     @endpoint
     def kind_of_inner(self) -> str:
         inner: Any = this_proc().spawn("inner", Inner)
-        found: str = inner.kind.call_one().get(20)
-        return found
+        kind: str = inner.kind.call_one().get(20)
+        return kind
 
 
 def test_an_actor_class_can_be_replaced_here_and_in_spawned_processes() -> None:
     with patch_actor(Inner, FakeInner):
-        here: Any = this_proc().spawn("inner", Inner)
-        one: Any = get_or_spawn_controller("inner_of_test", Inner).get(20)
+        own: Any = this_proc().spawn("inner", Inner)
+        root: Any = get_or_spawn_controller("inner_of_test", Inner).get(20)
         procs = this_host().spawn_procs(name="patched")
         outer: Any = procs.spawn("outer", Outer)
-        kinds = [outer.kind_of_inner.call_one().get(40), here.kind.call_one().get(20), one.kind.call_one().get(20)]
+        kinds = [outer.kind_of_inner.call_one().get(40), own.kind.call_one().get(20), root.kind.call_one().get(20)]
     assert kinds == ["fake"] * 3
     after: Any = this_proc().spawn("inner", Inner)
     assert after.kind.call_one().get(20) == "real"
@@ -284,10 +284,10 @@ def test_a_handle_is_settled_once_and_seen_by_many() -> None:
     assert (asyncio.run(see()), handle.get(), handle.poll()) == (3, 3, 3)
     with pytest.raises(RuntimeError, match="has a result already"):
         completer.set_exception(OSError())
-    left, nobody = _new_handle_pair()
+    orphan, nobody = _new_handle_pair()
     del nobody
     with pytest.raises(RuntimeError, match="ended without one"):
-        left.get()
+        orphan.get()
 
 
 def test_modules_of_private_paths_travel_and_absent_ones_say_so() -> None:
