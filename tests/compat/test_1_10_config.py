@@ -1,6 +1,6 @@
 """Section 1.10: the configuration.
 
-Elsewhere: what it accepts (unit/test_config*.py), accumulators (memory_network/test_api_local.py), telemetry
+Elsewhere: accepted values (unit/test_config*.py), accumulators (memory_network/test_api_local.py), telemetry
 (unit/test_telemetry.py), transports (cluster/test_api_transport.py), all in tests.
 """
 

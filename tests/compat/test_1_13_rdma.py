@@ -52,7 +52,7 @@ class Blocking(Actor):
     """The same from an actor without an event loop."""
 
     @endpoint
-    def both(self, buffers: tuple[RDMABuffer, RDMABuffer]) -> tuple[float, float, str]:
+    def read_both(self, buffers: tuple[RDMABuffer, RDMABuffer]) -> tuple[float, float, str]:
         parameters, gradients = torch.full((100,), -1.0), torch.full((100,), -1.0)
         action = RDMAAction().read_remote(parameters.view(torch.uint8), buffers[0])
         action.read_remote(gradients.view(torch.uint8), buffers[1]).submit(timeout=60).get()
@@ -77,6 +77,6 @@ def test_one_actor_owns_buffers_and_another_reads_and_writes_them(procs: ProcMes
     assert server.step.call_one().get() == -100.0
     assert torch.equal(client.download.call_one().get(), -torch.ones(10, 10))
     blocking = procs.slice(gpus=1).spawn("blocking", Blocking)
-    total, gradient, owner = blocking.both.call_one(buffers).get()
+    total, gradient, owner = blocking.read_both.call_one(buffers).get()
     assert (total, gradient, owner) == (-100.0, 100.0, buffers[0].owner)
     assert "server" in owner

@@ -45,12 +45,12 @@ def test_this_host_has_no_dimensions_unless_one_called_hosts_is_requested() -> N
     assert len(this_host()) == 1
     single = this_host().spawn_procs()
     assert dict(single.extent) == {}
-    both = this_host().spawn_procs(per_host={"hosts": 1, "gpus": 2})
-    assert both.sizes == {"hosts": 1, "gpus": 2}
-    results = both.spawn("place", Place).place.call().get(30)
+    pair = this_host().spawn_procs(per_host={"hosts": 1, "gpus": 2})
+    assert pair.sizes == {"hosts": 1, "gpus": 2}
+    results = pair.spawn("place", Place).place.call().get(30)
     assert [value[0] for value in results.values()] == ["{'hosts': 0/1, 'gpus': 0/2}", "{'hosts': 0/1, 'gpus': 1/2}"]
     assert single.spawn("place", Place).place.call_one().get(30)[0] == "{}"
-    both.stop().get(20)
+    pair.stop().get(20)
     single.stop().get(20)
 
 

@@ -108,7 +108,7 @@ class Handler(Actor):
 
     def __init__(self, port: Port[Any]) -> None:
         self.port = port
-        self.inside = 0
+        self.active = 0
         self.gate = asyncio.Event()
 
     @endpoint
@@ -126,14 +126,14 @@ class Handler(Actor):
         return "pong"
 
     async def __supervise__(self, failure: MeshFailure) -> bool:
-        self.inside += 1
-        self.port.send(("begins", self.inside))
+        self.active += 1
+        self.port.send(("begins", self.active))
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
-            self.port.send(("cancelled", self.inside))
+            self.port.send(("cancelled", self.active))
             raise
-        self.inside -= 1
+        self.active -= 1
         return True
 
     async def __cleanup__(self, exc: Exception | None) -> None:
@@ -236,7 +236,7 @@ class Backlogged(Actor):
     def fail_child(self) -> None:
         self.child.fail.broadcast()
         cell: Any = context().actor_instance.cell
-        while not cell.executor._control:  # its failure waits for its turn
+        while not cell.executor._control:  # the failure is queued
             time.sleep(0.01)
         self.port.send("queued")
         while cell.cause is None:  # it is to stop

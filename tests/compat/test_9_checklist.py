@@ -60,8 +60,8 @@ def test_actors_that_a_bootstrap_spawns_live_on() -> None:
     port, receiver = Channel[int].open()
 
     def bootstrap() -> None:
-        early: Any = context().actor_instance.proc.spawn("early", Keeper, port)
-        early.pid.call_one().get(20)  # which it may call, too
+        actor: Any = context().actor_instance.proc.spawn("early", Keeper, port)
+        actor.pid.call_one().get(20)  # which it may call, too
 
     procs = this_host().spawn_procs(per_host={"gpus": 1}, bootstrap=bootstrap)
     keeper = procs.spawn("keeper", Keeper)

@@ -1,4 +1,4 @@
-"""What programs use of torchmonarch beyond its public names: unit tests of actors, frameworks, launchers.
+"""Private names of torchmonarch that programs use: unit tests of actors, frameworks, launchers.
 
 Elsewhere: that the names import (tests/unit/test_names.py), helpers without processes (tests/unit/test_compat_*.py).
 """
@@ -83,7 +83,7 @@ def test_an_endpoint_may_be_named_like_pythons_own_methods(quad: ProcMesh) -> No
     assert workers.__invoke__.call("scaled", 7).get(20).values() == [21] * 4
     assert getattr(workers.slice(gpus=1), "__invoke__").call_one("scaled", 2).get(20) == 6  # noqa: B009
     assert "__invoke__" in dir(workers)
-    for name in ("__fspath__", "__deepcopy__", "__not_there__"):  # what libraries ask of any object
+    for name in ("__fspath__", "__deepcopy__", "__not_there__"):  # libraries look these up on any object
         assert not hasattr(workers, name)
     copy: Any = pickle.loads(pickle.dumps(workers))
     assert copy.__invoke__.call("scaled", 1).get(20).values() == [3] * 4
@@ -213,8 +213,8 @@ def test_an_actor_class_can_be_replaced_here_and_in_spawned_processes() -> None:
         outer: Any = procs.spawn("outer", Outer)
         kinds = [outer.kind_of_inner.call_one().get(40), own.kind.call_one().get(20), root.kind.call_one().get(20)]
     assert kinds == ["fake"] * 3
-    after: Any = this_proc().spawn("inner", Inner)
-    assert after.kind.call_one().get(20) == "real"
+    restored: Any = this_proc().spawn("inner", Inner)
+    assert restored.kind.call_one().get(20) == "real"
     procs.stop().get(20)
 
 
@@ -229,7 +229,7 @@ def test_bootstrap_main_is_the_program_of_a_process() -> None:
 def test_a_message_to_a_handwritten_address_returns_to_its_sender() -> None:
     class Sender(Actor):
         def __init__(self) -> None:
-            self.lost: list[str] = []
+            self.returns: list[str] = []
 
         @endpoint
         def send_nowhere(self) -> None:
@@ -239,10 +239,10 @@ def test_a_message_to_a_handwritten_address_returns_to_its_sender() -> None:
 
         @endpoint
         def what_came_back(self) -> list[str]:
-            return self.lost
+            return self.returns
 
         def _handle_undeliverable_message(self, message: Any) -> bool:
-            self.lost.append(message.dest())
+            self.returns.append(message.dest())
             return True
 
     sender: Any = this_proc().spawn("sender", Sender)
@@ -251,16 +251,16 @@ def test_a_message_to_a_handwritten_address_returns_to_its_sender() -> None:
 
 
 def test_tasks_run_beside_the_program_in_the_context_of_their_maker() -> None:
-    mine = context()
+    caller = context()
 
     async def double(number: int) -> int:
         await PythonTask.sleep(0.001)
-        assert context() is mine
+        assert context() is caller
         return 2 * number
 
     assert PythonTask.from_coroutine(double(4)).block_on() == 8
     slow = PythonTask.sleep(60)
-    assert PythonTask.select_one([slow, PythonTask.spawn_blocking(context).task()]).block_on() == (mine, 1)
+    assert PythonTask.select_one([slow, PythonTask.spawn_blocking(context).task()]).block_on() == (caller, 1)
     shared = PythonTask.from_coroutine(double(5)).spawn()
     assert (shared.block_on(), shared.poll()) == (10, 10)
     with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""Two agents that dial each other, die and are started anew: their links as they are, on a network and a clock of ours.
+"""Two agents that dial each other, die and are started anew: real links on a simulated network and clock.
 
 Random: when connections open and break, which messages under way arrive, when a death is learnt of, and by whom. As in
 the real world: a dialler learns at once that its connection is open or broken, a listener only when it writes; frames

@@ -9,7 +9,7 @@ from monarch_nb.connect import shutdown
 
 @pytest.fixture(scope="module", autouse=True)
 def part_of_no_cluster() -> Iterator[None]:
-    """Leaves what an earlier module has begun, and what this one begins: which module is next is a matter of chance."""
+    """Shuts down the cluster of an earlier module, and that of this one: modules run in any order."""
     shutdown()
     yield
     shutdown()

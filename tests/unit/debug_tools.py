@@ -21,13 +21,13 @@ SECONDS = 20.0
 
 
 def source(name: str, text: str) -> CodeType:
-    """Code whose lines the debugger finds as it finds those of a cell."""
+    """Code whose lines the debugger finds like those of a cell."""
     lines = text.splitlines(keepends=True)
     linecache.cache[name] = (len(text), None, lines, name)
     return compile(text, name, "exec")
 
 
-# What users neither see nor step into.
+# Code that users neither see nor step into.
 _ENGINE: dict[str, Any] = {"__name__": "monarch_nb.runtime.actors.cell", "sys": sys}
 exec(
     """

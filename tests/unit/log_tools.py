@@ -1,4 +1,4 @@
-"""Processes that write, without processes: what they write arrives as a host agent sends it."""
+"""Simulated processes that write: their output arrives as a host agent sends it."""
 
 from types import SimpleNamespace
 from typing import Any

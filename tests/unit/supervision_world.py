@@ -82,10 +82,10 @@ class World:
         self.machine = SupervisionMachine(root=ROOT, root_policy=self.policy, max_restarts=LIMIT, window=WINDOW)  # type: ignore[arg-type]
         for uid, on in (("P", None), ("A", "P"), ("W", "P")):
             # A mesh that is resumed, some of whose ranks were healed before; W's rank 0 was not.
-            begun = [0, *(self.random.choice((0, 0, 0, 2)) for _ in range(1, SIZE))]
-            assert self.machine.own(ROOT, spec(uid, on=on, layout=LAYOUT), dict(enumerate(begun))) == []
-            self.incarnations[uid] = begun
-            self.arrived.update((uid, rank, incarnation) for rank, incarnation in enumerate(begun))
+            starts = [0, *(self.random.choice((0, 0, 0, 2)) for _ in range(1, SIZE))]
+            assert self.machine.own(ROOT, spec(uid, on=on, layout=LAYOUT), dict(enumerate(starts))) == []
+            self.incarnations[uid] = starts
+            self.arrived.update((uid, rank, incarnation) for rank, incarnation in enumerate(starts))
         self.machine.join(self.owner, "worker", "W", (0, 0))
         self.settle_child()
 
@@ -121,7 +121,7 @@ class World:
         if "W" in self.ended:
             self.lose_owner()
 
-    # What can happen
+    # The events
 
     def kill(self, uid: str, rank: int) -> None:
         incarnation = self.incarnations[uid][rank]
@@ -220,8 +220,8 @@ class World:
             case Healed(requests, incarnations, again):
                 for number in requests:
                     self.answer(number, "healed")
-                for uid, back in incarnations:
-                    assert all(self.fine(uid, rank) for rank, _ in back if uid not in self.ended)
+                for uid, healed in incarnations:
+                    assert all(self.fine(uid, rank) for rank, _ in healed if uid not in self.ended)
                 for failure in again:
                     self.tell(failure, self.owner_of_failure[failure.failure_id])
             case HealRefused(number, uid, text):
@@ -255,11 +255,11 @@ class World:
             times = self.restarts.setdefault((uid, rank), [])
             times.append(self.now)
             assert len([time for time in times if time > self.now - WINDOW]) <= LIMIT + 1
-        lost = [incarnation for incarnation in incarnations if self.random.random() < 0.15]
-        back = [incarnation for incarnation in incarnations if incarnation not in lost]
-        for rank, incarnation in lost:
+        failures = [incarnation for incarnation in incarnations if self.random.random() < 0.15]
+        arrivals = [incarnation for incarnation in incarnations if incarnation not in failures]
+        for rank, incarnation in failures:
             self.reports.append(lambda r=rank, i=incarnation: self.fail_start(uid, r, i))  # type: ignore[misc]
-        for incarnation in back:  # one by one, so that other reports can come between
+        for incarnation in arrivals:  # one by one, so that other reports can come between
             self.reports.append(lambda incarnation=incarnation: self.arrive(uid, *incarnation))  # type: ignore[misc]
 
     def fail_start(self, uid: str, rank: int, incarnation: int) -> list[Action]:
@@ -305,7 +305,7 @@ class World:
             self.machine.join(name, "worker", "W", (0, self.incarnations["W"][0]))
             self.settle_child()
 
-    # What must always hold
+    # The invariants
 
     def verify(self) -> None:
         for uid in self.incarnations:

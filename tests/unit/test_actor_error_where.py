@@ -40,7 +40,7 @@ class Trainer(Actor):
 
     @endpoint
     def collective(self, own):
-        """Rank 2 raises by itself, a second after those that it has left."""
+        """Rank 2 raises by itself, a second after the ranks of its group."""
         rank = current_rank().rank
         error = RuntimeError("[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9133")
         if rank == 2:
@@ -121,7 +121,7 @@ def test_errors_that_differ_are_told_by_group(trainers):
 def test_a_slice_is_named_in_its_meshs_coordinates_with_own_ranks(trainers):
     error = failed(trainers.slice(gpus=slice(2, 4)).step.call([1]))
     assert "failed on 1 of 2 ranks: gpus=3" in first_line(error)
-    assert list(error.failures) == [1]  # as in the ValueMesh that the call would have given
+    assert list(error.failures) == [1]  # as in the ValueMesh of a successful call
 
 
 def test_one_rank_asked_is_named(trainers):
@@ -180,9 +180,9 @@ def test_all_of_it_survives_pickling_and_the_way_through_another_actor(trainers,
 
 def test_a_hanging_rank_does_not_delay_anothers_error(trainers):
     with configured(call_error_window="200ms"):
-        begun = time.monotonic()
+        start = time.monotonic()
         error = failed(trainers.hang.call([2]))
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - start < 10
     assert "1 of 4 ranks: gpus=2; gpus=0-1,3 had not answered" in first_line(error)
     assert list(error.failures) == [2]
     GATE.set()

@@ -1,4 +1,4 @@
-"""What ranks print, as cells show it: equal lines once, storms folded, and nothing in the wrong cell."""
+"""Output of ranks, as cells show it: equal lines once, storms folded, and nothing in the wrong cell."""
 
 import random
 import re
@@ -20,7 +20,7 @@ RANKS = 4
 
 
 class Page:
-    """A notebook's page: what each cell shows. It is the front end, and knows the cell of each call."""
+    """A notebook's page, with the output of each cell: a front end that knows the cell of each call."""
 
     has_displays = True
 
@@ -45,7 +45,7 @@ class Page:
 
 
 class Ranks(Cluster):
-    """Some ranks that write, and a page that shows it. Nothing is shown before `settle`."""
+    """Some ranks that write, and a page that shows their output. Nothing is shown before `settle`."""
 
     def __init__(self) -> None:
         super().__init__(RANKS)
@@ -136,15 +136,15 @@ def test_a_flood_of_one_rank_is_folded_without_harming_the_others(ranks: Ranks, 
     flood = ranks.shown.count("flood")
     calm = ranks.shown.count("calm 0")
     assert f"… {60_000 - flood + 100 - calm:,} more lines" in ranks.fold["text/plain"]
-    assert "[gpus=0] calm 0 99" in ranks.fold["text/plain"], "the last of what was held back"
+    assert "[gpus=0] calm 0 99" in ranks.fold["text/plain"], "the last line that was held back"
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_storm_ends_in_one_fold_with_each_ranks_last_lines(ranks: Ranks, clock: list[float], seed: int) -> None:
-    """However slowly its lines come, and in whatever pieces."""
+    """At any pace and in any pieces."""
     chance = random.Random(seed)
     queues = {rank: [f"rank {rank} line {number}\n" for number in range(6000)] for rank in range(RANKS)}
-    begun = clock[0]
+    start = clock[0]
     while any(queues.values()):
         rank = chance.choice([rank for rank, lines in queues.items() if lines])
         count = chance.choice([1, 40, 300, 2000])
@@ -155,12 +155,12 @@ def test_a_storm_ends_in_one_fold_with_each_ranks_last_lines(ranks: Ranks, clock
             ranks.output.flush()
     ranks.output.settle()
     shown = ranks.shown.count("rank ")
-    assert shown <= LINES_BURST + LINES * (clock[0] - begun) + RANKS
+    assert shown <= LINES_BURST + LINES * (clock[0] - start) + RANKS
     assert f"[gpus=0-3] … {24_000 - shown:,} more lines, the last 800 here" in ranks.fold["text/html"]
-    inside, _, below = ranks.fold["text/html"].partition("</details>")
+    details, _, rest = ranks.fold["text/html"].partition("</details>")
     for rank in range(RANKS):
-        assert f"[gpus={rank}] rank {rank} line 5999\n" in inside
-        assert f"[gpus={rank}] rank {rank} line 5999\n" in below
+        assert f"[gpus={rank}] rank {rank} line 5999\n" in details
+        assert f"[gpus={rank}] rank {rank} line 5999\n" in rest
     for begin in ranks.page.beginning:  # the next cell has room again
         begin()
     for rank in range(RANKS):

@@ -39,7 +39,7 @@ def test_only_the_latest_cells_are_kept_for_late_output() -> None:
 
 
 class Kernel:
-    """A kernel whose cells are named by what it is told; it has spawned a mesh."""
+    """A kernel whose cells have the names that a test gives; it has spawned a mesh."""
 
     def __init__(self, has_displays: bool = True) -> None:
         self.front: Any = SimpleNamespace(parent="loading", has_displays=has_displays, beginning=[])

@@ -32,8 +32,8 @@ class Counter(Actor):
         return list(peers.add.call(1).get().values())
 
     @endpoint
-    def ask_back(self, peer: Any, me: Any) -> Any:
-        return peer.ask.call_one(me).get()
+    def ask_back(self, peer: Any, caller: Any) -> Any:
+        return peer.ask.call_one(caller).get()
 
     @endpoint
     def work(self, seconds: float) -> None:
@@ -55,12 +55,12 @@ def counters(of: Cluster, gpus: int = 2) -> tuple[Any, Any]:
 
 def test_a_call_is_late_only_once_so_much_time_has_passed(two: Cluster) -> None:
     _, actors = counters(two)
-    late = actors.wait.options(timeout=30).call()
+    call = actors.wait.options(timeout=30).call()
     two.advance(29)
-    assert not late.done()
+    assert not call.done()
     two.advance(2)
     with pytest.raises(TimeoutError, match="30 s"):
-        late.get(SOON)
+        call.get(SOON)
 
 
 def test_time_advances_to_what_is_due_while_test_and_actors_wait(two: Cluster) -> None:
@@ -72,22 +72,22 @@ def test_time_advances_to_what_is_due_while_test_and_actors_wait(two: Cluster) -
 
 def test_time_does_not_run_ahead_of_a_wait_with_a_limit(two: Cluster) -> None:
     _, actors = counters(two)
-    late = actors.wait.options(timeout=30).call()
+    call = actors.wait.options(timeout=30).call()
     with pytest.raises(TimeoutError, match=r"0\.05 s"):
-        late.get(0.05)
+        call.get(0.05)
     assert two.now < 29
-    assert not late.done()
+    assert not call.done()
 
 
 def test_time_passes_as_real_time_does_while_an_actor_works(two: Cluster) -> None:
     _, actors = counters(two)
     actors.add.call(1).get(SOON)
     two.settle()
-    late = actors.slice(hosts=1).wait.options(timeout=30).call()
+    call = actors.slice(hosts=1).wait.options(timeout=30).call()
     before = two.now
     actors.slice(hosts=0, gpus=0).work.call_one(0.2).get(SOON)
     assert 0.1 < two.now - before < 29
-    assert not late.done()
+    assert not call.done()
 
 
 def test_actors_that_wait_for_each_other_are_told(two: Cluster) -> None:

@@ -64,7 +64,7 @@ def test_the_key_of_a_group_is_short_and_has_all_members(members: tuple[int, ...
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo is given interfaces on Linux alone")
 @pytest.mark.parametrize(
-    ("hosts", "own_name", "named", "inside"),
+    ("hosts", "own_name", "named", "expected"),
     [
         ("2", "127.0.0.1", None, "ours"),
         ("1", "127.0.0.1", None, None),
@@ -73,7 +73,7 @@ def test_the_key_of_a_group_is_short_and_has_all_members(members: tuple[int, ...
     ],
 )
 def test_gloo_listens_where_other_machines_reach_it(
-    monkeypatch: pytest.MonkeyPatch, hosts: str, own_name: str, named: str | None, inside: str | None
+    monkeypatch: pytest.MonkeyPatch, hosts: str, own_name: str, named: str | None, expected: str | None
 ) -> None:
     names, lookup = {"own": own_name, "store": "192.0.2.7"}, socket.getaddrinfo
     monkeypatch.setattr(socket, "gethostname", lambda: "own")
@@ -85,7 +85,7 @@ def test_gloo_listens_where_other_machines_reach_it(
     if named:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
     with gloo_interface("store"):
-        assert os.environ.get("GLOO_SOCKET_IFNAME") == inside
+        assert os.environ.get("GLOO_SOCKET_IFNAME") == expected
     assert os.environ.get("GLOO_SOCKET_IFNAME") == named
 
 

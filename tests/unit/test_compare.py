@@ -1,4 +1,4 @@
-"""What `make compare` counts and shows, and that our own programs of it run."""
+"""Counts and tables of `make compare`; its programs of ours run."""
 
 import pytest
 

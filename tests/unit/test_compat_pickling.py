@@ -75,16 +75,16 @@ def test_a_buffer_keeps_a_copy_of_any_memory_without_gaps() -> None:
 
 
 def test_a_program_may_write_pickles_of_its_own_kind() -> None:
-    class Mine(_Pickler):
+    class Pickler(_Pickler):
         pass
 
-    Mine._dispatch_table[Handle] = lambda handle: (str.upper, (handle.name,))
+    Pickler._dispatch_table[Handle] = lambda handle: (str.upper, (handle.name,))
     try:
         sink = io.BytesIO()
-        Mine(lambda obj: False, sink).dump([Handle("x")])
+        Pickler(lambda obj: False, sink).dump([Handle("x")])
         assert pickle.loads(sink.getvalue()) == ["X"]
     finally:
-        del Mine._dispatch_table[Handle]
+        del Pickler._dispatch_table[Handle]
 
 
 def test_tensors_travel_by_value_unless_their_storages_are_left_out() -> None:

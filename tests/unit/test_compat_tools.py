@@ -33,8 +33,8 @@ class Third(Actor): ...
 
 
 def test_patches_nest_and_are_undone_after_errors() -> None:
-    with patch_actor(First, Second) as inside:
-        assert inside is get_actor_class(First) is Second
+    with patch_actor(First, Second) as replacement:
+        assert replacement is get_actor_class(First) is Second
         with contextlib.suppress(ZeroDivisionError), patch_actor(First, Third):
             assert get_actor_class(First) is Third
             raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""`monarch.config`: what programs set, what the environment sets, and what reaches the processes they start."""
+"""`monarch.config`: settings of programs, of the environment, and of the processes that programs start."""
 
 import contextlib
 import logging
@@ -103,8 +103,8 @@ def test_a_malformed_duration_is_refused_in_the_expected_words() -> None:
 def test_every_duration_reads_back_as_it_was_written(name: str) -> None:
     assert isinstance(config.get_global_config()[name], str)
     for text in ("30s", "5m", "2h", "1h 30m", "500ms", "0s"):
-        with config.configured(**{name: text}) as inside:  # type: ignore[misc]
-            assert inside[name] == config.get_runtime_config()[name] == text
+        with config.configured(**{name: text}) as values:  # type: ignore[misc]
+            assert values[name] == config.get_runtime_config()[name] == text
         with config.configured(**{name: config.get_global_config()[name]}):  # type: ignore[misc]
             pass
 
@@ -149,15 +149,15 @@ def test_changing_the_returned_dictionary_changes_nothing() -> None:
 
 
 def test_a_key_that_does_nothing_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    mine = Settings({})
+    conf = Settings({})
     with caplog.at_level(logging.WARNING):
-        mine.configure({"split_max_buffer_size": 7})
-        mine.configure({"split_max_buffer_size": 8})
-        mine.configure({"tail_log_lines": 8})
+        conf.configure({"split_max_buffer_size": 7})
+        conf.configure({"split_max_buffer_size": 8})
+        conf.configure({"tail_log_lines": 8})
     assert [record.getMessage() for record in caplog.records] == [
         "configuration: split_max_buffer_size is accepted, but does nothing in monarch-nb"
     ]
-    assert mine.everything()["split_max_buffer_size"] == 8
+    assert conf.everything()["split_max_buffer_size"] == 8
 
 
 @pytest.mark.parametrize(
@@ -177,29 +177,29 @@ def test_a_key_that_does_nothing_is_said_once(caplog: pytest.LogCaptureFixture) 
     ],
 )
 def test_the_environment_sets_keys(name: str, text: str, key: str, shown: object) -> None:
-    mine = Settings({name: text})
-    assert mine.everything()[key] == shown
-    assert mine.explicit(key)
-    assert mine.runtime() == {}
+    conf = Settings({name: text})
+    assert conf.everything()[key] == shown
+    assert conf.explicit(key)
+    assert conf.runtime() == {}
 
 
 def test_the_program_goes_before_the_environment() -> None:
-    mine = Settings({"HYPERACTOR_MESH_TAIL_LOG_LINES": "5"})
-    mine.configure({"tail_log_lines": 6})
-    assert mine.tail_log_lines == 6
-    mine.replace({})
-    assert mine.tail_log_lines == 5
+    conf = Settings({"HYPERACTOR_MESH_TAIL_LOG_LINES": "5"})
+    conf.configure({"tail_log_lines": 6})
+    assert conf.tail_log_lines == 6
+    conf.replace({})
+    assert conf.tail_log_lines == 5
 
 
 def test_a_wrong_word_in_the_environment_is_ignored_with_a_warning() -> None:
-    mine = Settings({"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "soon"})
+    conf = Settings({"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "soon"})
     with pytest.warns(UserWarning, match=r"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT is ignored: .*'soon' is not a duration"):
-        assert mine.message_delivery_timeout == 30.0
+        assert conf.message_delivery_timeout == 30.0
 
 
 def test_other_names_of_the_environment_are_left_alone() -> None:
-    mine = Settings({"MONARCH_FILE_LOG": "x", "MONARCH_NB_PYTHON": "3.11", "HYPERACTOR_": "", "MONARCH_NB_CONFIG": "{"})
-    assert mine.everything() == Settings({}).everything()
+    conf = Settings({"MONARCH_FILE_LOG": "x", "MONARCH_NB_PYTHON": "3.11", "HYPERACTOR_": "", "MONARCH_NB_CONFIG": "{"})
+    assert conf.everything() == Settings({}).everything()
 
 
 VALUES = {
@@ -230,9 +230,9 @@ def test_a_controllers_configuration_arrives_whole_at_its_processes(values: dict
 @pytest.mark.fuzz
 @given(st.one_of(st.text(), st.dictionaries(st.sampled_from(sorted(KEYS)), st.text()).map(str)))
 def test_any_text_handed_on_is_taken_or_left(text: str) -> None:
-    mine = Settings({})
-    mine.receive(text)
-    mine.everything()
+    conf = Settings({})
+    conf.receive(text)
+    conf.everything()
 
 
 @pytest.mark.fuzz
@@ -240,10 +240,10 @@ def test_any_text_handed_on_is_taken_or_left(text: str) -> None:
 def test_any_word_in_the_environment_is_taken_or_left(name: str, text: str) -> None:
     import warnings
 
-    mine = Settings({f"HYPERACTOR_{name.upper()}": text})
+    conf = Settings({f"HYPERACTOR_{name.upper()}": text})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        mine.everything()
+        conf.everything()
 
 
 ANYTHING = st.recursive(
@@ -256,13 +256,13 @@ ANYTHING = st.recursive(
 @pytest.mark.fuzz
 @given(st.sampled_from(sorted(KEYS)), ANYTHING)
 def test_any_value_is_set_or_refused(name: str, value: Any) -> None:
-    mine = Settings({})
+    conf = Settings({})
     try:
-        mine.configure({name: value})
+        conf.configure({name: value})
     except (TypeError, ValueError):
-        assert mine.runtime() == {}
+        assert conf.runtime() == {}
     else:
-        mine.to_send()
+        conf.to_send()
 
 
 def test_editors_are_told_the_same_keys() -> None:

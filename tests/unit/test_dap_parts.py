@@ -111,7 +111,7 @@ def test_the_answer_about_a_breakpoint_stays_when_it_is_sent_again() -> None:
     marks.set("cell", [{"line": 10}, {"line": 17}])
     (line,) = [mark for mark in marks.of_mesh() if mark.line == 17]
     assert (line.ranks, line.condition, line.hit_condition, line.log) == ("gpus=3", "y > 1", "% 2", "y is {y}")
-    assert marks.of_notebook("cell") == [], "it names ranks"
+    assert marks.of_notebook("cell") == [], "the breakpoint names ranks"
     with pytest.raises(LookupError, match="no breakpoint at line 3"):
         marks.add("cell", 3, MarkOptions())
 
@@ -214,12 +214,12 @@ class Recorder:
         self.controller = self
         self.stopped = StoppedThreads()
         self.log: list[str] = []
-        self.begun = threading.Semaphore(0)
+        self.sendings = threading.Semaphore(0)
         self.held = threading.Event()
 
     def events(self) -> list[Any]:
         self.log.append("sending")
-        self.begun.release()
+        self.sendings.release()
         self.log.append("held meanwhile" if self.held.wait(0.2) else "sent")
         return []
 
@@ -229,14 +229,14 @@ def test_front_ends_are_notified_before_or_after_ranks_resume_never_between() ->
     recorder = Recorder()
     announcer = Announcer(recorder, recorder, lambda event: None)  # type: ignore[arg-type]
     announcer.wake()
-    assert recorder.begun.acquire(timeout=10)
+    assert recorder.sendings.acquire(timeout=10)
     with announcer.hold():
         recorder.held.set()
         recorder.log.append("held")
         announcer.wake()
-        assert not recorder.begun.acquire(timeout=0.2)
+        assert not recorder.sendings.acquire(timeout=0.2)
         recorder.held.clear()
-    assert recorder.begun.acquire(timeout=10)
+    assert recorder.sendings.acquire(timeout=10)
     assert recorder.log == ["sending", "sent", "held", "sending"]
     announcer.close()
 
@@ -292,4 +292,4 @@ def test_the_debugger_is_off_only_after_everything_has_resumed() -> None:
     adapter.answer("disconnect", {})
     assert cluster.attached == [True], "later stops do not concern it"
     adapter.answer("setBreakpoints", {"source": {"path": "cell"}, "breakpoints": [{"line": 10}]})
-    assert cluster.armed[-1] == [], "none holds while it is off"
+    assert cluster.armed[-1] == [], "no breakpoint holds while the debugger is off"

@@ -1,4 +1,4 @@
-"""What a feed is made of, without processes: rows out of batches, steps that are held, columns of Arrow's memory."""
+"""The parts of a feed, without processes: rows out of batches, steps that are held, columns of Arrow's memory."""
 
 import datetime
 import gc
@@ -57,7 +57,7 @@ def test_steps_held_are_bounded_by_the_slowest_rank() -> None:
             rank = chance.randrange(ranks)
             done = ledger.done[rank]
             if done < ledger.next:
-                assert ledger.step(done) == (done,), "what a rank is not done with is there"
+                assert ledger.step(done) == (done,), "unfinished steps of a rank are held"
                 ledger.finish(rank, done + 1)
             assert ledger.held <= ahead
             assert ledger.next <= ledger.slowest + ahead
@@ -149,5 +149,5 @@ def test_duckdb_is_read_too() -> None:
     assert sum(map(rows_of, batches)) == 5000
     assert np.concatenate([batch["x"] for batch in batches]).tolist() == list(range(5000))
     assert batches[-1]["t"][-1] == "row 4999"
-    below, above = (batch["half"] for batch in batches_of(duckdb.sql("select -2.75 as half union all select 12345.5")))
-    assert (below.tolist(), above.tolist()) == ([-2.75], [12345.5])
+    low, high = (batch["half"] for batch in batches_of(duckdb.sql("select -2.75 as half union all select 12345.5")))
+    assert (low.tolist(), high.tolist()) == ([-2.75], [12345.5])

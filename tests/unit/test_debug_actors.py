@@ -46,7 +46,7 @@ def test_a_breakpoint_stops_the_actor_and_tells_all_about_the_place(trainers: An
     assert (stop.name, stop.labels, stop.endpoint, stop.reason) == ("trainers", ("gpus",), "step", "breakpoint()")
     assert (stop.frame.function, stop.frame.text) == ("Trainer.step", "breakpoint()")
     assert stop.frame.file.endswith("debug_tools.py")
-    assert len(stop.stack) == 1, "the engine's own frames are nobody's business"
+    assert len(stop.stack) == 1, "frames of the engine are hidden"
     assert "        doubled = loss * 2" in stop.source
     assert stop.host
     assert stop.pid > 0
@@ -179,7 +179,7 @@ def test_a_front_ends_breakpoint_holds_in_functions_the_process_runs_itself(proc
     future = procs.slice(gpus=1).run(doubled, 4)
     (record,) = stopped(1)
     assert (record.frame.function, record.rank) == ("doubled", 1)
-    assert len(record.stack) == 1, "the engine's own frames are nobody's business"
+    assert len(record.stack) == 1, "frames of the engine are hidden"
     assert debug.eval("x").values == {1: 4}
     assert everywhere((), release=True) == {}
     assert list(future.get(SECONDS).values()) == [8]

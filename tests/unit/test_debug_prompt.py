@@ -64,15 +64,15 @@ class Terminal:
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
-        self.shown: list[str] = []
+        self.outputs: list[str] = []
         self.prompts: list[str] = []
 
     @property
     def text(self) -> str:
-        return "".join(self.shown)
+        return "".join(self.outputs)
 
     def write(self, text: str) -> None:
-        self.shown.append(text)
+        self.outputs.append(text)
 
     def table(self, text: str, *, again: bool) -> bool:
         self.write(f"{text}\n")
@@ -86,7 +86,7 @@ class Terminal:
 
     def ask(self, prompt: str, useless: Callable[[], bool] = lambda: False) -> str:
         self.prompts.append(prompt)
-        assert self.lines, f"nobody has an answer to {prompt}"
+        assert self.lines, f"no line answers {prompt}"
         line = self.lines.pop(0)
         if isinstance(line, str):
             return line
@@ -128,7 +128,7 @@ def terminal(t: Any) -> Iterator[Terminal]:
 
 
 def stopped(t: Any, ranks: int = RANKS, x: float = 2) -> Any:
-    """A call all of whose ranks have stopped."""
+    """A call whose ranks have all stopped."""
     part = t if ranks == RANKS else t.slice(gpus=slice(0, ranks))
     future = part.step.call(x)
     debug.wait(ranks, timeout=SECONDS)
@@ -155,7 +155,7 @@ def test_differences_and_charts_over_the_ranks_and_one_tree_of_stacks(t: Any, te
     assert " ! nan" in terminal.text
     assert "× gpus=3" in terminal.text
     assert f"4  Trainer.step  test_debug_prompt.py:{STOP}  [trainers gpus=0-3]" in terminal.text
-    assert terminal.text.count("loss  ▁") == 2, "what is watched is shown again at each stop"
+    assert terminal.text.count("loss  ▁") == 2, "watched values are shown at each stop"
     assert terminal.text.count("rank:") == 2
     assert "watched: nothing" in terminal.text
     assert "x = 2  (all 4)" in terminal.text

@@ -1,4 +1,4 @@
-"""What the debugger shows: groups, merged answers, outliers, sparklines, trees; all of it without a process."""
+"""The debugger's texts: groups, merged answers, outliers, sparklines, trees; all of it without a process."""
 
 import json
 import math
@@ -285,7 +285,7 @@ def test_looking_at_tensors_with_gradients_gives_no_warnings() -> None:
     torch = pytest.importorskip("torch")
     weight = torch.ones(3, requires_grad=True)
     loss = (weight * 2).sum()
-    always = torch.is_warn_always_enabled()
+    setting = torch.is_warn_always_enabled()
     torch.set_warn_always(True)  # some are given once in a process
     try:
         with warnings.catch_warnings():
@@ -298,7 +298,7 @@ def test_looking_at_tensors_with_gradients_gives_no_warnings() -> None:
             assert value_of(loss).number == 6.0
             assert log(loss=loss, weight=torch.ones(1, 1, requires_grad=True)) is None
     finally:
-        torch.set_warn_always(always)
+        torch.set_warn_always(setting)
 
 
 def test_what_is_stopped_as_json_for_views() -> None:

@@ -347,12 +347,12 @@ def test_variables_and_what_they_hold_are_given_other_values() -> None:
 def send(*lines: str) -> list[str]:
     """The answers of pdb to lines, at `stop()`."""
     answers, _ = ask(*map(pdb, lines))
-    shown = []
+    replies = []
     for answer in answers[: len(lines)]:
         value = [answer.value.text] if answer.value is not None else []
         error = [f"*** {answer.error}"] if answer.error else []
-        shown.append("\n".join([answer.text.rstrip("\n")] * bool(answer.text) + value + error))
-    return shown
+        replies.append("\n".join([answer.text.rstrip("\n")] * bool(answer.text) + value + error))
+    return replies
 
 
 def test_pdb_shows_stacks_arguments_and_source() -> None:

@@ -1,4 +1,4 @@
-"""Connections: when they are made, who reads them, and that heartbeats need no GIL."""
+"""Connections: when they are made, the thread that reads them, and heartbeats without the GIL."""
 
 import os
 import socket

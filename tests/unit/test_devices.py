@@ -1,4 +1,4 @@
-"""Which GPU each process is given."""
+"""Which GPU each process gets."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -130,9 +130,9 @@ def test_a_rank_that_waits_for_another_is_not_blamed() -> None:
 
 
 def test_a_rank_that_does_something_else_meanwhile_is_not_waiting() -> None:
-    begun = (collective(118, group=PAIR),)  # asynchronously, and now it sits in a queue
+    pending = (collective(118, group=PAIR),)  # asynchronously, and now it sits in a queue
     culprit = rank(1, running(IN_QUEUE[1:], callee="acquire"), groups=(WORLD, PAIR))
-    culprit = msgspec.structs.replace(culprit, collectives=begun)
+    culprit = msgspec.structs.replace(culprit, collectives=pending)
     waits = {0: rank(0, running(), in_=collective(118), groups=(WORLD, PAIR)), 2: WAITS[2]}
     (finding,) = judge(procs({**waits, 1: culprit}))
     assert (finding.kind, finding.ranks, finding.sure) == ("missing_from_collective", (1,), True)

@@ -30,9 +30,9 @@ class Atlas:
     def __init__(self, runtime: Runtime) -> None:
         loaded.append(runtime.address)
         self._runtime = runtime
-        runtime.verbs.handle(WHERE, self._where)
+        runtime.verbs.handle(WHERE, self._locate)
 
-    def _where(self, _: Done, asker: Asker[Place]) -> Place:
+    def _locate(self, _: Done, asker: Asker[Place]) -> Place:
         return Place(self._runtime.address)
 
 

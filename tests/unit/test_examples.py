@@ -38,10 +38,10 @@ def test_a_notebook_ran_in_order_and_only_intended_cells_raised(notebook: dict[s
 
 
 def test_outputs_of_a_notebook_are_static_and_name_no_path(notebook: dict[str, Any]) -> None:
-    shown = outputs(notebook)
-    assert shown
-    assert {mime for output in shown for mime in output.get("data", {})} <= set(KINDS)
-    texts = [text for output in shown for text in (json.dumps({**output, "data": without_pictures(output)}),)]
+    entries = outputs(notebook)
+    assert entries
+    assert {mime for output in entries for mime in output.get("data", {})} <= set(KINDS)
+    texts = [text for output in entries for text in (json.dumps({**output, "data": without_pictures(output)}),)]
     assert [match[0] for text in texts for match in PATHS.finditer(text)] == []
 
 

@@ -50,12 +50,12 @@ def test_a_bundle_is_one_module_that_node_takes(view: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_bundle_is_small_and_fetches_nothing(view: str) -> None:
-    both = (script(view) + style(view)).replace(SVG, "")
-    assert len(both.encode()) <= (LARGEST_PANEL if view == "panel" else LARGEST)
+    text = (script(view) + style(view)).replace(SVG, "")
+    assert len(text.encode()) <= (LARGEST_PANEL if view == "panel" else LARGEST)
     assert "\n" in script(view)  # or anywidget takes it for the name of a file
     assert "\n" in style(view)
     for fetching in ("http:", "https:", "fetch(", "import(", "XMLHttpRequest", "url(", "import{", 'from"', "@import"):
-        assert fetching not in both
+        assert fetching not in text
 
 
 def test_without_the_bundles_there_are_no_widgets_and_it_is_said(

@@ -1,4 +1,4 @@
-"""Gradients one by one equal those that autograd computes at once, and each computes no more than it needs."""
+"""Gradients one by one equal those of autograd, and each computes no more than it needs."""
 
 from collections.abc import Sequence
 

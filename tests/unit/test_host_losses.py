@@ -42,11 +42,11 @@ def test_hosts_of_one_job_are_one_report() -> None:
     assert (agents, reason) == ({"a1": 1, "a2": 2, "a3": 3}, "the job was cancelled")
 
 
-@pytest.mark.parametrize("back", [True, False], ids=["back", "cut off"])
-def test_a_loss_waits_briefly_for_hosts_out_of_touch(back: bool) -> None:
-    reports = Reports("a2", seconds=20.0 if back else 0.2)
+@pytest.mark.parametrize("reconnects", [True, False], ids=["back", "cut off"])
+def test_a_loss_waits_briefly_for_hosts_out_of_touch(reconnects: bool) -> None:
+    reports = Reports("a2", seconds=20.0 if reconnects else 0.2)
     reports.lose("a1", "its node failed")
-    if back:
+    if reconnects:
         reports.losses.clear("a2")
     assert reports.wait(1) == [({"a1": 1}, "its node failed")]
     reports.lose("a2", "no connection for 60 s")

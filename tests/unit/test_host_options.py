@@ -1,4 +1,4 @@
-"""The command line of a host agent: what cannot work is refused before anything is started."""
+"""The command line of a host agent: impossible options are refused before anything is started."""
 
 import os
 from collections.abc import Iterator

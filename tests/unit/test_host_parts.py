@@ -239,7 +239,7 @@ def test_sweeping_removes_only_old_folders_that_nobody_holds(tmp_path: Path) -> 
 
 
 def test_a_folder_goes_while_others_still_make_files_in_it(tmp_path: Path) -> None:
-    over = threading.Event()
+    stop = threading.Event()
     refused = threading.Event()
     folder = folders.run_folder_for("busy", tmp_path)
 
@@ -250,7 +250,7 @@ def test_a_folder_goes_while_others_still_make_files_in_it(tmp_path: Path) -> No
                 (folder / f"{number}").touch()
             except FileNotFoundError:
                 refused.set()
-            if over.is_set():
+            if stop.is_set():
                 return
 
     makers = [threading.Thread(target=make) for _ in range(2)]
@@ -265,7 +265,7 @@ def test_a_folder_goes_while_others_still_make_files_in_it(tmp_path: Path) -> No
             assert list(tmp_path.iterdir()) == []
             assert refused.wait(10)
     finally:
-        over.set()
+        stop.set()
         for maker in makers:
             maker.join()
 

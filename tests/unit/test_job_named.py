@@ -1,4 +1,4 @@
-"""Jobs by name: what monarch.toml may say."""
+"""Jobs by name: the entries of monarch.toml."""
 
 import re
 from pathlib import Path

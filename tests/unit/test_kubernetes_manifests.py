@@ -1,4 +1,4 @@
-"""The manifests of examples/kubernetes say what KubernetesJob makes and looks for."""
+"""The manifests of examples/kubernetes match the pods that KubernetesJob makes and finds."""
 
 import contextlib
 import os
@@ -68,11 +68,11 @@ def violations(spec: dict[str, Any]) -> list[str]:
     names += [volume["name"] for volume in spec.get("volumes", ()) if not VOLUMES & volume.keys()]
     for container in spec["containers"]:
         own = container.get("securityContext", {})
-        both = {**pod, **own}
+        context = {**pod, **own}
         checks = {
-            "runAsNonRoot": both.get("runAsNonRoot") is True,
-            "runAsUser": both.get("runAsUser") != 0,
-            "seccompProfile": both.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
+            "runAsNonRoot": context.get("runAsNonRoot") is True,
+            "runAsUser": context.get("runAsUser") != 0,
+            "seccompProfile": context.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
             "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
             "capabilities": own.get("capabilities", {}).get("drop") == ["ALL"],
             "privileged": not own.get("privileged"),

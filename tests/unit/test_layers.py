@@ -67,7 +67,7 @@ def module_name(path: Path, source_root: Path) -> str:
 def imports(source: str, module: str, *, is_package: bool, for_types: bool = True) -> tuple[str, ...]:
     """Every import anywhere in the source: in functions, by a literal import_module(), `for_types` those of types too.
 
-    `from a import b` counts as a.b: whether b is a module or a name in a comes out as the same row.
+    `from a import b` counts as a.b: the row is the same whether b is a module or a name in a.
     """
     return tuple(_imports(source, module, is_package=is_package, for_types=for_types))
 
@@ -153,9 +153,9 @@ USUAL_MODULE = 150  # the median
 
 
 def graph() -> dict[str, set[str]]:
-    """Which module of the library imports which when it runs, wherever the import stands.
+    """Which module of the library imports which when it runs, with imports inside functions.
 
-    Imports for types alone are left out: a part names the class that it is a part of, and runs nothing of it.
+    Imports for types alone are left out: a part names its owner's class, and runs nothing of it.
     """
     files = {module_name(path, ROOT): path for path in (ROOT / "monarch_nb").rglob("*.py")}
 

@@ -32,7 +32,7 @@ def test_a_drain_lasts_while_something_comes_and_gives_up_in_silence() -> None:
     drain = Drain({"h/p.0.0": 100}, 0.0, silence=1.0, limit=10.0)
     assert drain.patience({"h/p.0.0": arriving}, 0.0) == 1.0
     arriving.feed(chunk("h/p.0.0", b"x" * 50, 0), 0.0)
-    assert drain.patience({"h/p.0.0": arriving}, 0.9) == pytest.approx(1.0), "half of it has come"
+    assert drain.patience({"h/p.0.0": arriving}, 0.9) == pytest.approx(1.0), "half of the output has come"
     assert drain.patience({"h/p.0.0": arriving}, 1.4) == pytest.approx(0.5)
     arriving.feed(chunk("h/p.0.0", b"x" * 50, 50), 0.0)
     assert drain.patience({"h/p.0.0": arriving}, 1.5) is None

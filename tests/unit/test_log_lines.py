@@ -1,4 +1,4 @@
-"""Lines as scripts show them: whose they are, equal ones once, windows, and what is switched off."""
+"""Lines as scripts show them: their ranks, equal ones once, windows, and muted meshes."""
 
 import threading
 import time
@@ -64,7 +64,7 @@ def test_settings_of_a_mesh_keep_whether_lines_are_merged() -> None:
 
 
 class Script(Cluster):
-    """A script that has spawned a mesh of processes; what it shows is on its standard output."""
+    """A script that has spawned a mesh of processes and shows their lines on its standard output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,11 +98,11 @@ def test_a_window_is_shown_when_it_ends_or_all_is_shown(script: Script, capsys: 
     assert capsys.readouterr().out == "[workers gpus=0-1] same (3 times)\n"
     script.logs.set_option("p", LogOption(stream=True, window=0.01))
     script.write(0, "soon\n")
-    shown = ""
-    while "soon" not in shown:  # by the thread of output
-        shown += capsys.readouterr().out
+    output = ""
+    while "soon" not in output:  # by the thread of output
+        output += capsys.readouterr().out
         time.sleep(0.005)  # between looks
-    assert shown == "[workers gpus=0] soon\n"
+    assert output == "[workers gpus=0] soon\n"
 
 
 def test_the_end_of_a_program_waits_for_output_before_its_replies(script: Script, capsys: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a host agent sends of a proc's output, and to whom: windows, late subscribers, and those who take nothing."""
+"""Output of a proc that a host agent sends to followers: windows, late followers, and those that take nothing."""
 
 import random
 
@@ -29,7 +29,7 @@ class Follower:
         self.position = 0
 
     def take(self, chunk: LogChunk) -> None:
-        assert chunk.offset >= self.received, "nothing comes twice, and all of it in order"
+        assert chunk.offset >= self.received, "every chunk comes once, and in order"
         assert chunk.position >= self.position
         if chunk.data:
             self.data[chunk.offset] = chunk.data

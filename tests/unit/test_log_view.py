@@ -92,14 +92,14 @@ def test_only_the_last_lines_are_shown_of_many(cluster: Cluster) -> None:
 
 def test_lines_are_followed_until_the_mesh_ends(cluster: Cluster) -> None:
     cluster.write(0, "there\n")
-    stream = reader(cluster, 0, 1).follow(lambda: False)
-    assert next(stream).text == "there"
+    records = reader(cluster, 0, 1).follow(lambda: False)
+    assert next(records).text == "there"
     cluster.write(1, "news\n")
     cluster.write(3, "of nobody here\n")
-    assert next(stream).text == "news"
+    assert next(records).text == "news"
     cluster.write(0, "last words\n")
     cluster.procs.stopped = "stopped by client"
-    assert [record.text for record in stream] == ["last words"]
+    assert [record.text for record in records] == ["last words"]
 
 
 def test_a_slow_follower_learns_how_many_lines_it_missed(cluster: Cluster) -> None:
