@@ -19,18 +19,18 @@ from monarch.actor import Actor, endpoint, this_host
 from monarch_nb.connect.own_hosts import LocalAgents
 from monarch_nb.runtime import current_runtime
 
-class Asked(Actor):
+class Environment(Actor):
     @endpoint
     def environ(self, name):
         return os.environ.get(name)
 
-asked = this_host().spawn_procs(per_host={"gpus": 1}).spawn("asked", Asked)
+actor = this_host().spawn_procs(per_host={"gpus": 1}).spawn("environment", Environment)
 agents = current_runtime().part(LocalAgents).running.values()
-print(asked.environ.call_one("LANG").get(30), [agent.pid for agent in agents] == [pid])
+print(actor.environ.call_one("LANG").get(30), [agent.pid for agent in agents] == [pid])
 """
 
 
-def said(program: str, **environ: str) -> list[str]:
+def output_of(program: str, **environ: str) -> list[str]:
     """What a fresh program writes."""
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True, timeout=50
@@ -40,14 +40,14 @@ def said(program: str, **environ: str) -> list[str]:
 
 
 def test_the_agent_started_ahead_is_the_one_of_the_controller() -> None:
-    assert said(BEGIN + USE, LANG="C") == ["C", "True"]
+    assert output_of(BEGIN + USE, LANG="C") == ["C", "True"]
 
 
 @pytest.mark.slow
 def test_the_agent_started_ahead_is_replaced_when_library_environment_changes() -> None:
-    assert said(BEGIN + "os.environ['LANG'] = 'C.UTF-8'\n" + USE, LANG="C") == ["C.UTF-8", "False"]
+    assert output_of(BEGIN + "os.environ['LANG'] = 'C.UTF-8'\n" + USE, LANG="C") == ["C.UTF-8", "False"]
 
 
 def test_none_is_started_where_that_is_not_wanted() -> None:
     program = "from monarch_nb.host import ahead\nahead.start_ahead()\nprint(len(ahead._coming))"
-    assert said(program, MONARCH_NB_HOST_PRESTART="false") == ["0"]
+    assert output_of(program, MONARCH_NB_HOST_PRESTART="false") == ["0"]

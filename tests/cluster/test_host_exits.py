@@ -20,22 +20,22 @@ def test_a_killed_proc_is_told_at_once_with_its_last_lines() -> None:
         [started] = client.started(address)
         client.log(address, until="from C\n")
         os.kill(started.pid, signal.SIGKILL)
-        [gone] = client.exited(address)
-        assert gone.reason.startswith("the process this actor was running on failed: Killed(sig=9)")
-        assert (gone.signal, gone.exitcode, gone.pid, gone.expected) == (signal.SIGKILL, None, started.pid, False)
-        assert gone.last_lines == (*(f"line {n}" for n in range(11, 30)), "from C")
+        [end] = client.exited(address)
+        assert end.reason.startswith("the process this actor was running on failed: Killed(sig=9)")
+        assert (end.signal, end.exitcode, end.pid, end.expected) == (signal.SIGKILL, None, started.pid, False)
+        assert end.last_lines == (*(f"line {n}" for n in range(11, 30)), "from C")
 
 
 @pytest.mark.parametrize("cold", [False, True])
 def test_an_exit_status_and_a_traceback_are_told(cold: bool) -> None:
     with hosted(prewarm=not cold) as (_, client):
-        three, one = client.spawn(1, "returns_three", bootstrap_env_cold=cold)[0], None
-        [gone] = client.exited(three)
-        assert (gone.exitcode, gone.signal, gone.last_lines) == (3, None, ("leaving with three",))
-        [one] = client.spawn(1, "raises", bootstrap_env_cold=cold)
-        [gone] = client.exited(one)
-        assert gone.exitcode == 1
-        assert gone.last_lines[-1] == "RuntimeError: the runner is broken"
+        [three] = client.spawn(1, "returns_three", bootstrap_env_cold=cold)
+        [exited] = client.exited(three)
+        assert (exited.exitcode, exited.signal, exited.last_lines) == (3, None, ("leaving with three",))
+        [raising] = client.spawn(1, "raises", bootstrap_env_cold=cold)
+        [exited] = client.exited(raising)
+        assert exited.exitcode == 1
+        assert exited.last_lines[-1] == "RuntimeError: the runner is broken"
 
 
 def test_everyone_who_watches_is_told_also_who_comes_late() -> None:
@@ -59,12 +59,12 @@ def test_everyone_who_watches_is_told_also_who_comes_late() -> None:
 def test_watching_a_proc_before_it_is_spawned_reports_only_its_end() -> None:
     with hosted(prewarm=False) as (handle, client):
         layout = Layout("p9", (client.host,), 1)
-        other = Client(handle.host, handle.run_folder, "other")
-        other.ask(verbs.WATCH, protocol.Addresses((layout.address(0, 0),)))
+        watcher = Client(handle.host, handle.run_folder, "watcher")
+        watcher.ask(verbs.WATCH, protocol.Addresses((layout.address(0, 0),)))
         [started] = client.started(*client.spawn(1, layout=layout))
         os.kill(started.pid, signal.SIGKILL)
-        [exited] = other.exited(started.address)
-        other.close()
+        [exited] = watcher.exited(started.address)
+        watcher.close()
         assert "sig=9" in exited.reason
 
 
@@ -84,18 +84,18 @@ def test_children_of_a_dead_proc_go_with_it() -> None:
         until(lambda: not os.path.exists(f"/proc/{child}"))  # not even as a zombie
 
 
-@pytest.mark.parametrize("how", ["stopped", "gil"])
-def test_a_living_proc_that_does_not_answer_is_told_not_failed(how: str) -> None:
+@pytest.mark.parametrize("state", ["stopped", "gil"])
+def test_a_living_proc_that_does_not_answer_is_told_not_failed(state: str) -> None:
     with hosted() as (_, client):
-        [address] = client.spawn(1, "idle" if how == "stopped" else "holds_gil")
+        [address] = client.spawn(1, "idle" if state == "stopped" else "holds_gil")
         [started] = client.started(address)
-        if how == "stopped":
+        if state == "stopped":
             freeze(started.pid)
-        told = client.event(verbs.PROC_UNRESPONSIVE, timeout=20)
-        assert list(told.since) == [address]
-        assert client.status().procs[0].unresponsive_since == told.since[address]
+        event = client.event(verbs.PROC_UNRESPONSIVE, timeout=20)
+        assert list(event.since) == [address]
+        assert client.status().procs[0].unresponsive_since == event.since[address]
         os.kill(started.pid, signal.SIGCONT)
-        assert client.event(verbs.PROC_RESPONSIVE).since == told.since
+        assert client.event(verbs.PROC_RESPONSIVE).since == event.since
         assert client.status().procs[0].unresponsive_since is None
 
 

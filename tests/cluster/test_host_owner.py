@@ -27,7 +27,7 @@ sys.path.insert(0, {ROOT!r})
 from tests.cluster.host_client import Client, begin_agent
 handle = begin_agent("hown" + os.environ["OWN_HOST"], os.environ["OWN_FOLDER"]).wait()
 client = Client(handle.host, handle.run_folder)
-print(handle.pid, *[one.pid for one in client.started(*client.spawn(2))], flush=True)
+print(handle.pid, *[proc.pid for proc in client.started(*client.spawn(2))], flush=True)
 if len(sys.argv) > 1 and os.fork() == 0:
     time.sleep(30)
 time.sleep(1000)
@@ -86,8 +86,8 @@ def test_when_the_agent_is_killed_its_procs_are_gone(kind: str) -> None:
         if kind == "frozen":
             freeze(pids[0])
         elif kind != "idle":
-            said = client.log(address, until="\n")
-            pids += [int(said.split()[1])] if kind == "with_child" else []
+            text = client.log(address, until="\n")
+            pids += [int(text.split()[1])] if kind == "with_child" else []
         os.kill(handle.pid, signal.SIGKILL)
         until(lambda: not any(map(alive, pids)))
 
@@ -97,15 +97,15 @@ def test_procs_owned_by_a_proc_end_with_it_recursively() -> None:
         [grandparent] = client.spawn(1)
         [parent] = client.spawn(1, owner=grandparent)
         [child] = client.spawn(1, owner=parent)
-        [other] = client.spawn(1)
-        pids = [one.pid for one in client.started(grandparent, parent, child, other)]
+        [unowned] = client.spawn(1)
+        pids = [proc.pid for proc in client.started(grandparent, parent, child, unowned)]
         os.kill(pids[0], signal.SIGKILL)
         assert "its owner" in client.exited(child)[0].reason
         assert client.exited(parent)[0].expected
         assert alive(pids[3])
 
 
-def kept_agent(folder: Path, host: str, lease_s: float) -> "subprocess.Popen[bytes]":
+def start_kept_agent(folder: Path, host: str, lease_s: float) -> "subprocess.Popen[bytes]":
     process = subprocess.Popen(
         command("monarch_nb.host.agent", "--host", host, "--run-folder", folder, "--keep", "--lease-s", lease_s),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -117,15 +117,15 @@ def kept_agent(folder: Path, host: str, lease_s: float) -> "subprocess.Popen[byt
 
 
 def test_a_kept_host_survives_owners_but_their_procs_do_not(tmp_path: Path) -> None:
-    process = kept_agent(tmp_path / "r", "hkept", lease_s=60.0)
+    process = start_kept_agent(tmp_path / "r", "hkept", lease_s=60.0)
     first = Client("hkept", tmp_path / "r", "first")
     second = Client("hkept", tmp_path / "r", "second")
     try:
         [lost] = first.spawn(1)
-        [lost_pid] = [one.pid for one in first.started(lost)]
-        [kept] = second.spawn(1, layout=Layout("q", ("hkept",), 1))
+        [lost_pid] = [proc.pid for proc in first.started(lost)]
+        [address] = second.spawn(1, layout=Layout("q", ("hkept",), 1))
         second.ask(verbs.WATCH, protocol.Addresses((lost,)))
-        [kept_pid] = [one.pid for one in second.started(kept)]
+        [kept_pid] = [proc.pid for proc in second.started(address)]
         # Not before both run: neither answers pings, and a start may take longer than that.
         first.ask(verbs.LEASE, protocol.OwnerLease(seconds=1.0))
         first.close()

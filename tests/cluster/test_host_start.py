@@ -20,8 +20,8 @@ WITH_TORCH = {**os.environ, "MONARCH_NB_PRELOAD": "numpy,torch"}
 
 
 def facts(client: Client, address: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(client.log(address, until="\n"))
-    return found
+    values: dict[str, Any] = json.loads(client.log(address, until="\n"))
+    return values
 
 
 def parent_of(pid: int) -> int:
@@ -31,33 +31,33 @@ def parent_of(pid: int) -> int:
 def test_procs_are_forked_from_a_single_threaded_template_under_the_agent() -> None:
     with hosted() as (handle, client):
         started = client.started(*client.spawn(3))
-        assert [one.how for one in started] == ["fork"] * 3
+        assert [event.how for event in started] == ["fork"] * 3
         status = client.status()
         assert status.template_threads == 1
         assert [proc.state for proc in status.procs] == ["running"] * 3
-        for one in started:
-            until(lambda pid=one.pid: parent_of(pid) == handle.pid)
+        for event in started:
+            until(lambda pid=event.pid: parent_of(pid) == handle.pid)
 
 
 @pytest.mark.slow
 def test_a_forked_proc_looks_like_a_fresh_one(tmp_path: Path) -> None:
     with hosted() as (_, client):
-        forked, other = client.spawn(2, "facts", env=({"MINE": "1", "HOME": None},), cwd=str(tmp_path))
+        forked, sibling = client.spawn(2, "facts", env=({"MINE": "1", "HOME": None},), cwd=str(tmp_path))
         [cold] = client.spawn(
             1, "facts", env=({"MINE": "1", "HOME": None},), cwd=str(tmp_path), bootstrap_env_cold=True
         )
-        seen, twin, fresh = facts(client, forked), facts(client, other), facts(client, cold)
-        assert seen["random"] != twin["random"]
+        fork, twin, fresh = facts(client, forked), facts(client, sibling), facts(client, cold)
+        assert fork["random"] != twin["random"]
         for name in ("cwd", "env", "int", "hup", "path0", "stdin", "torch_threads", "main"):
             if not (name == "torch_threads" and fresh[name] is None):
-                assert seen[name] == fresh[name], name
-        assert seen["cwd"] == str(tmp_path)
-        assert seen["env"]["MINE"] == "1"
-        assert "HOME" not in seen["env"]
-        assert "OMP_NUM_THREADS" not in seen["env"] or "OMP_NUM_THREADS" in os.environ
-        assert seen["sid"] == seen["pid"]
-        others = [fd.partition(":")[2] for fd in seen["fds"][3:] if "/spool/" not in fd]
-        assert sorted(others) == ["pipe", "socket"]
+                assert fork[name] == fresh[name], name
+        assert fork["cwd"] == str(tmp_path)
+        assert fork["env"]["MINE"] == "1"
+        assert "HOME" not in fork["env"]
+        assert "OMP_NUM_THREADS" not in fork["env"] or "OMP_NUM_THREADS" in os.environ
+        assert fork["sid"] == fork["pid"]
+        kinds = [fd.partition(":")[2] for fd in fork["fds"][3:] if "/spool/" not in fd]
+        assert sorted(kinds) == ["pipe", "socket"]
 
 
 def waits_for(tmp_path: Path) -> tuple[dict[str, str], Path]:
@@ -74,16 +74,16 @@ def test_the_first_procs_need_not_wait_for_what_the_template_imports(tmp_path: P
     env, gate = waits_for(tmp_path)
     with hosted(env=env) as (handle, client):
         first = client.started(*client.spawn(4, heavy=False))
-        assert [one.how for one in first] == ["fork"] * 4
-        for one in first:
-            until(lambda pid=one.pid: parent_of(pid) == handle.pid)
+        assert [proc.how for proc in first] == ["fork"] * 4
+        for proc in first:
+            until(lambda pid=proc.pid: parent_of(pid) == handle.pid)
         os.kill(first[0].pid, signal.SIGKILL)
         until(lambda: not alive(first[0].pid))
         assert client.started(*client.spawn(1, heavy=False))[0].how == "fork"  # in the place of the one that died
         assert client.status().template_seconds is None
         more, heavy = client.spawn(1, heavy=False), client.spawn(1)  # one too many, and one that wants the imports
         gate.touch()
-        assert [one.how for one in client.started(*more, *heavy)] == ["fork"] * 2
+        assert [proc.how for proc in client.started(*more, *heavy)] == ["fork"] * 2
         status = client.status()
         assert status.template_threads == 1
         assert status.template_pid is not None
@@ -119,7 +119,7 @@ def test_nothing_of_templates_outlives_an_agent_that_is_killed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("wish", "why"),
+    ("wish", "reason"),
     [
         ({"bootstrap_env_cold": True}, "asked for"),
         ({"env": ({"OMP_PROC_BIND": "true"},)}, "OMP_PROC_BIND is read when libraries load"),
@@ -127,11 +127,11 @@ def test_nothing_of_templates_outlives_an_agent_that_is_killed(tmp_path: Path) -
         pytest.param({"python": sys.executable}, "another interpreter", marks=pytest.mark.slow),
     ],
 )
-def test_spawns_that_no_fork_can_honour_start_cold_and_say_why(wish: dict[str, Any], why: str) -> None:
+def test_spawns_that_no_fork_can_honour_start_cold_and_say_why(wish: dict[str, Any], reason: str) -> None:
     with hosted(prewarm=False) as (_, client):
         [address] = client.spawn(1, "facts", **wish)
         [started] = client.started(address)
-        assert (started.how, started.why) == ("cold", why)
+        assert (started.how, started.why) == ("cold", reason)
         assert facts(client, address)["spec"] == address
         assert client.status().template_pid is None
 
@@ -142,9 +142,9 @@ def test_device_visibility_and_thread_counts_are_put_right_in_a_fork() -> None:
         env = {"CUDA_VISIBLE_DEVICES": "3", "OMP_NUM_THREADS": "2"}
         [address] = client.spawn(1, "facts", env=(env,))
         assert client.started(address)[0].how == "fork"
-        seen = facts(client, address)
-        assert seen["env"]["CUDA_VISIBLE_DEVICES"] == "3"
-        assert seen["torch_threads"] in (2, None)
+        values = facts(client, address)
+        assert values["env"]["CUDA_VISIBLE_DEVICES"] == "3"
+        assert values["torch_threads"] in (2, None)
 
 
 @pytest.mark.slow
@@ -188,9 +188,9 @@ def test_a_template_killed_while_it_is_asked_costs_nothing_but_time() -> None:
 
 def test_a_missing_interpreter_is_a_clear_exit() -> None:
     with hosted(prewarm=False) as (_, client):
-        [gone] = client.exited(*client.spawn(1, python="/no/such/python"))
-        assert gone.reason.endswith("No such file or directory: /no/such/python")
-        assert gone.pid == 0
+        [exited] = client.exited(*client.spawn(1, python="/no/such/python"))
+        assert exited.reason.endswith("No such file or directory: /no/such/python")
+        assert exited.pid == 0
 
 
 @pytest.mark.slow
@@ -200,8 +200,8 @@ def test_no_descriptors_left_is_said_and_the_agent_lives_on(tmp_path: Path) -> N
     wrapper.chmod(0o700)
     with hosted(prewarm=False, python=str(wrapper)) as (_, client):
         addresses = client.spawn(40, bootstrap_env_cold=True)
-        gone = client.event(verbs.PROC_EXITED, timeout=30)
-        assert "no file descriptors left (limit 64)" in gone.reason
+        exited = client.event(verbs.PROC_EXITED, timeout=30)
+        assert "no file descriptors left (limit 64)" in exited.reason
         assert len(client.status().procs) == len(addresses)
 
 

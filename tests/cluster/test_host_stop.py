@@ -15,16 +15,16 @@ pytestmark = pytest.mark.timeout(120)
 def test_stopping_escalates_until_all_are_gone() -> None:
     with hosted() as (_, client):
         soft, deaf, frozen = client.spawn(1, "idle")[0], client.spawn(1, "deaf")[0], client.spawn(1, "idle")[0]
-        pids = {one.address: one.pid for one in client.started(soft, deaf, frozen)}
+        pids = {proc.address: proc.pid for proc in client.started(soft, deaf, frozen)}
         client.log(deaf, until="deaf now")
         freeze(pids[frozen])
         wish = protocol.Stop((soft, deaf, frozen), timeout_s=0.2, grace_s=1.0, reason="enough")
         ended = client.ask(verbs.STOP, wish)
-        exits = {one.address: one for one in ended.exits}
+        exits = {proc.address: proc for proc in ended.exits}
         assert exits[soft].signal == signal.SIGTERM
         assert exits[deaf].signal == signal.SIGKILL
         assert exits[frozen].signal == signal.SIGTERM
-        assert all(one.expected and one.reason == "enough" for one in exits.values())
+        assert all(proc.expected and proc.reason == "enough" for proc in exits.values())
         assert client.ask(verbs.STOP, wish).exits  # a second time: already gone
 
 
@@ -41,8 +41,8 @@ def test_an_interrupt_reaches_the_main_thread() -> None:
         [address] = client.spawn(1, "interruptible")
         client.log(address, until="waiting")
         client.ask(verbs.KILL, protocol.Kill((address,), signal.SIGINT))
-        gone = client.exited(address)[0]
-        assert (gone.exitcode, gone.last_lines[-1]) == (7, "interrupted")
+        exited = client.exited(address)[0]
+        assert (exited.exitcode, exited.last_lines[-1]) == (7, "interrupted")
 
 
 def test_a_proc_that_is_stopped_before_it_started_ends() -> None:

@@ -27,8 +27,8 @@ __all__ = ["apart", "key", "nothing_left"]
 
 @pytest.fixture(scope="module")
 def agents(tmp_path_factory: pytest.TempPathFactory, key: Path) -> Iterator[list[HostProcess]]:
-    with user_hosts(tmp_path_factory.mktemp("agents"), 2, key=key) as made:
-        yield made
+    with user_hosts(tmp_path_factory.mktemp("agents"), 2, key=key) as processes:
+        yield processes
         connect.shutdown()
 
 
@@ -62,12 +62,12 @@ def test_procs_on_different_hosts_call_each_other(four: ProcMesh) -> None:
 
 
 def test_attached_hosts_and_this_one_reach_each_other(four: ProcMesh) -> None:
-    near = this_host().spawn_procs(name="near")
-    here, there = near.spawn("here", Member), four.spawn("there", Member)
-    expected = here.where.call().get(SOON).values()
-    assert four.spawn("out", Caller).slice(hosts=1, slots=1).call.call_one(here).get(SOON) == expected
-    assert near.spawn("in", Caller).call.call_one(there).get(SOON) == there.where.call().get(SOON).values()
-    near.stop().get(SOON)
+    procs = this_host().spawn_procs(name="near")
+    local, attached = procs.spawn("here", Member), four.spawn("there", Member)
+    expected = local.where.call().get(SOON).values()
+    assert four.spawn("out", Caller).slice(hosts=1, slots=1).call.call_one(local).get(SOON) == expected
+    assert procs.spawn("in", Caller).call.call_one(attached).get(SOON) == attached.where.call().get(SOON).values()
+    procs.stop().get(SOON)
 
 
 def test_attaching_again_gives_the_same_hosts(pair: Any, agents: list[HostProcess], key: Path) -> None:
@@ -84,8 +84,8 @@ def test_stop_ends_the_procs_and_keeps_the_hosts(agents: list[HostProcess], key:
     until(lambda: not alive(pid))
     with pytest.raises(RuntimeError, match="stopped"):
         procs.spawn("more", Member)
-    [(_, other)] = again.spawn_procs(name="next").spawn("members", Member).where.call().get(SOON).values()
-    assert alive(other)
+    [(_, next_pid)] = again.spawn_procs(name="next").spawn("members", Member).where.call().get(SOON).values()
+    assert alive(next_pid)
 
 
 def test_hosts_survive_their_controller_and_its_procs_do_not(agents: list[HostProcess], key: Path) -> None:
@@ -143,13 +143,13 @@ def test_nobody_listening_is_told_within_the_bound(key: Path) -> None:
 
 def test_an_agent_that_starts_late_is_waited_for(tmp_path: Path, key: Path) -> None:
     endpoint = nobody()
-    found: list[Any] = []
-    waiter = threading.Thread(target=lambda: found.append(attach_hosts([endpoint], key=key, timeout=SOON)))
+    meshes: list[Any] = []
+    waiter = threading.Thread(target=lambda: meshes.append(attach_hosts([endpoint], key=key, timeout=SOON)))
     waiter.start()
     agent = HostProcess(tmp_path, key=key, tcp=endpoint)
     waiter.join(SOON)
-    assert found[0].sizes == {"hosts": 1}
-    found[0].shutdown().get(SOON)
+    assert meshes[0].sizes == {"hosts": 1}
+    meshes[0].shutdown().get(SOON)
     agent.close()
 
 
@@ -157,13 +157,13 @@ def test_an_agent_that_starts_late_is_waited_for(tmp_path: Path, key: Path) -> N
 def listener(says: bytes) -> Iterator[str]:
     """Somebody else, who says something and hangs on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        kept = []
+        connections = []
 
         def accept() -> None:
             with contextlib.suppress(OSError):
                 while True:
                     connection, _ = server.accept()
-                    kept.append(connection)
+                    connections.append(connection)
                     connection.sendall(says)
 
         thread = threading.Thread(target=accept)
@@ -173,17 +173,17 @@ def listener(says: bytes) -> Iterator[str]:
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
-            for connection in kept:
+            for connection in connections:
                 connection.close()
 
 
 @pytest.mark.parametrize(
-    ("says", "told"), [(b"SSH-2.0-OpenSSH_9.6\r\n", "it says b'SSH-2.0"), (b"", "says nothing"), (b"\xff", "it says")]
+    ("says", "text"), [(b"SSH-2.0-OpenSSH_9.6\r\n", "it says b'SSH-2.0"), (b"", "says nothing"), (b"\xff", "it says")]
 )
-def test_a_listener_of_another_kind_is_told(key: Path, says: bytes, told: str) -> None:
+def test_a_listener_of_another_kind_is_told(key: Path, says: bytes, text: str) -> None:
     with listener(says) as endpoint, pytest.raises(AttachError) as caught:
         attach_hosts([endpoint], key=key, timeout=2.0)
-    assert told in str(caught.value)
+    assert text in str(caught.value)
     assert endpoint in str(caught.value)
     assert "not a monarch-nb host agent" in str(caught.value)
 
@@ -199,10 +199,10 @@ def test_a_wrong_key_is_told_and_the_right_one_works_afterwards(tmp_path: Path, 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path, key: Path) -> None:
     wrong = nobody()
-    with user_hosts(tmp_path, 1, key=key) as [agent], listener(b"hello there") as other:
+    with user_hosts(tmp_path, 1, key=key) as [agent], listener(b"hello there") as stranger:
         with pytest.raises(AttachError) as caught:
-            attach_hosts([agent.endpoint, wrong, other], key=key, timeout=3.0)  # one of them is to answer in time
-        assert list(caught.value.errors) == [wrong, other]
+            attach_hosts([agent.endpoint, wrong, stranger], key=key, timeout=3.0)  # one of them is to answer in time
+        assert list(caught.value.errors) == [wrong, stranger]
         assert str(caught.value).startswith("2 of 3 hosts cannot be attached:")
         with pytest.raises(AttachError, match="is attached already"):
             attach_hosts([agent.endpoint, agent.endpoint], key=key)
@@ -236,10 +236,10 @@ def test_keys_on_one_side_only_are_told(tmp_path: Path, key: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("python", "version", "told"),
+    ("python", "version", "pattern"),
     [("3.99.1", __version__, r"runs Python 3\.99\.1, this process 3\."), ("", "0.0.9", r"runs monarch-nb 0\.0\.9")],
 )
-def test_another_python_or_version_is_refused_by_name(key: Path, python: str, version: str, told: str) -> None:
+def test_another_python_or_version_is_refused_by_name(key: Path, python: str, version: str, pattern: str) -> None:
     import sys
 
     state = p.HostState(host="hold", pid=1, procs=(), python=python or sys.version.split()[0], version=version)
@@ -252,7 +252,7 @@ def test_another_python_or_version_is_refused_by_name(key: Path, python: str, ve
                 tcp_bind="tcp://127.0.0.1:*")  # fmt: skip
     node.start()
     try:
-        with pytest.raises(AttachError, match=told) as caught:
+        with pytest.raises(AttachError, match=pattern) as caught:
             attach_hosts([str(node.tcp_endpoint)], key=key)
         assert str(node.tcp_endpoint) in str(caught.value)
     finally:

@@ -62,11 +62,11 @@ def by_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "DIRECT", 2)
 
 
-@pytest.mark.parametrize(("which", "hosts"), [pytest.param("six", 3, marks=pytest.mark.slow), ("many", 1)])
+@pytest.mark.parametrize(("fixture", "hosts"), [pytest.param("six", 3, marks=pytest.mark.slow), ("many", 1)])
 def test_answers_of_a_host_come_folded(
-    request: Any, which: str, hosts: int, arrived: Counter[Kind], by_tree: None
+    request: Any, fixture: str, hosts: int, arrived: Counter[Kind], by_tree: None
 ) -> None:
-    procs = request.getfixturevalue(which)
+    procs = request.getfixturevalue(fixture)
     members = procs.spawn("members", Member)
     members.where.call().get(SOON)
     for _ in range(3):  # a busy machine may make a rank late, and then its answer comes on its own
@@ -96,13 +96,13 @@ def test_actors_can_cast_across_hosts(six: ProcMesh, many: ProcMesh) -> None:
     assert callers.slice(hosts=2, slots=1).call.call_one(members).get(SOON) == list(expected)
 
 
-@pytest.mark.parametrize("which", ["six", pytest.param("many", marks=pytest.mark.slow)])
-def test_a_large_body_is_written_once_on_a_host(request: Any, which: str, by_tree: None) -> None:
-    members = request.getfixturevalue(which).spawn("members", Member)
+@pytest.mark.parametrize("fixture", ["six", pytest.param("many", marks=pytest.mark.slow)])
+def test_a_large_body_is_written_once_on_a_host(request: Any, fixture: str, by_tree: None) -> None:
+    members = request.getfixturevalue(fixture).spawn("members", Member)
     data = np.arange(500_000)
     files = members.keep.call(data).get(SOON).values()
-    assert all(len(each) == 1 for each in files)
-    assert len({inode for each in files for inode in each}) == 1  # all map the file that the caller has written
+    assert all(len(inodes) == 1 for inodes in files)
+    assert len({inode for inodes in files for inode in inodes}) == 1  # all map the file that the caller has written
     members.stop().get(SOON)
 
 
@@ -119,8 +119,8 @@ def test_large_bodies_cross_to_each_host_once_and_answers_return_folded(tmp_path
             members.where.call().get(SOON)
             before = [proxy.sent for proxy in proxies]
             assert members.length.call(data).get(SOON).values() == [8_000_000] * 4
-            for proxy, sent in zip(proxies, before, strict=True):
-                assert 8_000_000 < proxy.sent - sent < 8_800_000
+            for proxy, start in zip(proxies, before, strict=True):
+                assert 8_000_000 < proxy.sent - start < 8_800_000
             arrived.clear()
             members.where.call().get(SOON)
             assert sum(arrived[kind] for kind in (Kind.FOLDED, Kind.REPLY)) < 4
@@ -133,8 +133,8 @@ def test_large_bodies_cross_to_each_host_once_and_answers_return_folded(tmp_path
 def test_a_stream_is_not_held_up_by_a_slow_rank(many: ProcMesh, tmp_path: Path) -> None:
     members = many.spawn("members", Member)
     members.where.call().get(SOON)
-    *others, slow = members.held.stream(tmp_path / "go", 11)
-    assert sorted(future.get(SOON) for future in others) == [rank for rank in range(MANY) if rank != 11]
+    *fast, slow = members.held.stream(tmp_path / "go", 11)
+    assert sorted(future.get(SOON) for future in fast) == [rank for rank in range(MANY) if rank != 11]
     (tmp_path / "go").touch()
     assert slow.get(SOON) == 11
     members.stop().get(SOON)
@@ -147,7 +147,7 @@ def test_casts_and_direct_calls_keep_their_order(six: ProcMesh, by_tree: None) -
     generator = random.Random(5)
     slices = [members, members.slice(slots=0), members.slice(hosts=1), members.slice(hosts=slice(1, 3))]
     slices += [members.slice(hosts=host, slots=slot) for host in range(3) for slot in range(2)]
-    ranks = [[part._region.ranks()[place] for place in range(len(part._region))] for part in slices]
+    ranks = [[part._region.ranks()[index] for index in range(len(part._region))] for part in slices]
     expected: dict[int, list[int]] = {rank: [] for rank in range(6)}
     calls = []
     for number in range(3_000):
@@ -159,18 +159,18 @@ def test_casts_and_direct_calls_keep_their_order(six: ProcMesh, by_tree: None) -
         for rank in ranks[choice]:
             expected[rank].append(number)
     for rank in range(6):
-        one = members.slice(hosts=rank // 2, slots=rank % 2)
-        assert one.in_order.call_one("root", expected[rank]).get(SOON)
+        member = members.slice(hosts=rank // 2, slots=rank % 2)
+        assert member.in_order.call_one("root", expected[rank]).get(SOON)
     for call in calls:
         call.get(SOON)
     members.stop().get(SOON)
 
 
-@pytest.mark.parametrize(("which", "rank"), [("six", 3), ("many", 7)])
+@pytest.mark.parametrize(("fixture", "rank"), [("six", 3), ("many", 7)])
 def test_a_rank_that_dies_during_a_cast_fails_it_at_once(
-    request: Any, which: str, rank: int, faults: list[MeshFailure], by_tree: None
+    request: Any, fixture: str, rank: int, faults: list[MeshFailure], by_tree: None
 ) -> None:
-    members = request.getfixturevalue(which).spawn("members", Member)
+    members = request.getfixturevalue(fixture).spawn("members", Member)
     members.where.call().get(SOON)
     with pytest.raises(SupervisionError, match=r"exit.*3") as caught:
         members.die.call(rank).get(SOON)
@@ -184,8 +184,8 @@ def test_errors_of_several_hosts_are_one_error_naming_ranks_and_hosts(six: ProcM
     with pytest.raises(ActorError) as caught:
         run_on(six, "if rank in (1, 4, 5):\n    raise ValueError('spoilt')").get(SOON)
     first, _, last = six._state.layout.hosts
-    told = "The cell failed on 3 of 6 ranks of six: hosts=0 slots=1; hosts=2 slots=0-1; the same error"
-    assert str(caught.value).splitlines()[0] == f"{told} (hosts {host_name(first)}, {host_name(last)})"
+    summary = "The cell failed on 3 of 6 ranks of six: hosts=0 slots=1; hosts=2 slots=0-1; the same error"
+    assert str(caught.value).splitlines()[0] == f"{summary} (hosts {host_name(first)}, {host_name(last)})"
     assert list(caught.value.failures) == [1, 4, 5]
     with pytest.raises(ActorError, match=rf"on 2 of {MANY} ranks of many: slots=3,{MANY - 1}; 2 different errors"):
         run_on(many, f"if rank in (3, {MANY - 1}):\n    raise ValueError(f'spoilt {{rank}}')").get(SOON)
@@ -203,7 +203,7 @@ def test_failing_actors_of_every_host_are_reported_though_nobody_calls(
     six: ProcMesh, faults: list[MeshFailure]
 ) -> None:
     six.spawn("unmade", Unmade)
-    until(lambda: {rank for one in faults if one.mesh_name == "unmade" for rank in one.crashed_ranks} == {*range(6)})
+    until(lambda: {rank for item in faults if item.mesh_name == "unmade" for rank in item.crashed_ranks} == {*range(6)})
 
 
 @pytest.mark.slow

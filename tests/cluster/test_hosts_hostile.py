@@ -57,36 +57,36 @@ class Bomb:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hostile")
 
 
 @pytest.fixture(scope="module")
-def keys(place: Path) -> Keys:
-    return Keys.load_or_create(place / "job.key")
+def keys(folder: Path) -> Keys:
+    return Keys.load_or_create(folder / "job.key")
 
 
 @pytest.fixture(scope="module")
-def agent(place: Path, keys: Keys) -> Iterator[HostProcess]:
-    (place / "site").mkdir()
-    (place / "site" / "sitecustomize.py").write_text(AUDIT)
-    env = {"PYTHONPATH": str(place / "site"), "AUDIT": str(place / "audit")}
-    made = HostProcess(place, key=place / "job.key", env=env)
-    yield made
+def agent(folder: Path, keys: Keys) -> Iterator[HostProcess]:
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(AUDIT)
+    env = {"PYTHONPATH": str(folder / "site"), "AUDIT": str(folder / "audit")}
+    process = HostProcess(folder, key=folder / "job.key", env=env)
+    yield process
     connect.shutdown()
-    made.close()
+    process.close()
 
 
 @pytest.fixture(scope="module")
-def members(agent: HostProcess, place: Path) -> Any:
-    procs = attach_hosts([agent.endpoint], key=place / "job.key").spawn_procs(per_host={"slots": 2}, name="target")
+def members(agent: HostProcess, folder: Path) -> Any:
+    procs = attach_hosts([agent.endpoint], key=folder / "job.key").spawn_procs(per_host={"slots": 2}, name="target")
     members = procs.spawn("members", Member)
     members.where.call().get(SOON)
     return members
 
 
 @pytest.fixture
-def unharmed(members: Any, agent: HostProcess, place: Path) -> Iterator[None]:
+def unharmed(members: Any, agent: HostProcess, folder: Path) -> Iterator[None]:
     """During a test and after it calls are answered, nothing is unpickled by the agent, and it keeps no descriptor."""
     before = descriptors(agent.pid)
     pids = members.where.call().get(SOON).values()
@@ -104,8 +104,8 @@ def unharmed(members: Any, agent: HostProcess, place: Path) -> Iterator[None]:
     caller.join()
     assert all(answers)
     assert agent.process.poll() is None
-    assert (place / "audit").read_text().split() == ARMED
-    assert not (place / "bomb").exists()
+    assert (folder / "audit").read_text().split() == ARMED
+    assert not (folder / "bomb").exists()
     until(lambda: descriptors(agent.pid) <= before)
 
 
@@ -113,9 +113,9 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def messages(place: Path, host: str) -> "list[list[bytes]]":
+def messages(folder: Path, host: str) -> "list[list[bytes]]":
     """What might be taken for one of ours, and what might not."""
-    bomb = pickle.dumps(Bomb(place / "bomb"))
+    bomb = pickle.dumps(Bomb(folder / "bomb"))
     generator = random.Random(3)
     noise = [[generator.randbytes(generator.randrange(300)) for _ in range(1 + number % 4)] for number in range(200)]
     prefixed = [[bytes(50) + bomb, bomb], [bomb], [bomb, bomb, bomb], [b"", bomb], [b"\xff" * 80, bomb]]
@@ -123,32 +123,32 @@ def messages(place: Path, host: str) -> "list[list[bytes]]":
 
 
 def dealer(context: "zmq.Context[Any]", agent: HostProcess, name: bytes, keys: Keys | None) -> "zmq.Socket[bytes]":
-    made = context.socket(zmq.DEALER)
-    made.linger = 0
-    made.routing_id = name
+    peer = context.socket(zmq.DEALER)
+    peer.linger = 0
+    peer.routing_id = name
     if keys is not None:
-        made.curve_serverkey = keys.public
-        made.curve_publickey, made.curve_secretkey = keys.public, keys.secret
-    made.connect(agent.endpoint)
-    return made
+        peer.curve_serverkey = keys.public
+        peer.curve_publickey, peer.curve_secretkey = keys.public, keys.secret
+    peer.connect(agent.endpoint)
+    return peer
 
 
 @contextlib.contextmanager
 def context() -> "Iterator[zmq.Context[Any]]":
-    made: zmq.Context[Any] = zmq.Context()
+    ctx: zmq.Context[Any] = zmq.Context()
     try:
-        yield made
+        yield ctx
     finally:
-        made.destroy(0)
+        ctx.destroy(0)
 
 
-@pytest.mark.parametrize("whose", ["none", pytest.param("other", marks=pytest.mark.slow)])
-def test_strangers_who_speak_zeromq(unharmed: None, agent: HostProcess, place: Path, whose: str) -> None:
+@pytest.mark.parametrize("owner", ["none", pytest.param("other", marks=pytest.mark.slow)])
+def test_strangers_who_speak_zeromq(unharmed: None, agent: HostProcess, folder: Path, owner: str) -> None:
     with context() as ctx:
         for name in (b"h0/c|0|1", b"x", f"{current_runtime().address}|1|ffffffffffffffff".encode()):
-            with dealer(ctx, agent, name, Keys.create() if whose == "other" else None) as stranger:
+            with dealer(ctx, agent, name, Keys.create() if owner == "other" else None) as stranger:
                 with contextlib.suppress(zmq.Again):  # refused already: there is nobody to send to any more
-                    for message in messages(place, agent.host):
+                    for message in messages(folder, agent.host):
                         stranger.send_multipart(message, zmq.NOBLOCK)
                 assert stranger.poll(300) == 0
 
@@ -163,26 +163,26 @@ def test_port_scanners_and_garbage_do_no_harm(unharmed: None, agent: HostProcess
             stranger.sendall(words)
 
 
-def test_strangers_who_hang_on_do_not_keep_others_out(unharmed: None, agent: HostProcess, place: Path) -> None:
+def test_strangers_who_hang_on_do_not_keep_others_out(unharmed: None, agent: HostProcess, folder: Path) -> None:
     hanging = [socket.create_connection(("127.0.0.1", agent.port)) for _ in range(400)]
     try:
         for number, stranger in enumerate(hanging):
             with contextlib.suppress(OSError):
                 stranger.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f"[: number % 11])
-        assert attach_hosts([agent.endpoint], key=place / "job.key", timeout=SOON).initialized.get(SOON) is True
+        assert attach_hosts([agent.endpoint], key=folder / "job.key", timeout=SOON).initialized.get(SOON) is True
     finally:
         for stranger in hanging:
             stranger.close()
 
 
 def test_peers_with_the_key_that_send_nonsense_do_no_harm(
-    unharmed: None, agent: HostProcess, keys: Keys, place: Path
+    unharmed: None, agent: HostProcess, keys: Keys, folder: Path
 ) -> None:
     with context() as ctx:
         for name in (b"?", b"hbad/c|0|1", b"hbad/c|1|1", b"hbad/c|9|zz", b"|||"):
             with dealer(ctx, agent, name, keys) as mad:
                 with contextlib.suppress(zmq.Again):
-                    for message in messages(place, agent.host):
+                    for message in messages(folder, agent.host):
                         mad.send_multipart(message, zmq.NOBLOCK)
                     mad.send(b"x" * 3_000_000, zmq.NOBLOCK)  # larger than any frame of ours: it is cut off
                 mad.poll(100)

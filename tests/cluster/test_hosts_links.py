@@ -52,16 +52,16 @@ def test_a_host_behind_a_broken_connection_is_unreachable(proxied: Any, key: Pat
     far = attach_hosts([proxies[0].endpoint], key=key, lease=60.0).spawn_procs(name="far")
     far.initialized.get(SOON)
     proxies[0].cut()
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     def is_found() -> bool:
-        found[:] = diagnose(far, timeout=2).findings
-        return any(finding.kind == "unreachable" for finding in found)
+        findings[:] = diagnose(far, timeout=2).findings
+        return any(finding.kind == "unreachable" for finding in findings)
 
     until(is_found)
-    assert [(finding.mesh, finding.ranks, finding.sure) for finding in found] == [("far", (0,), True)]
-    assert "no connection to its agent at" in found[0].text
-    assert "the host counts as lost in" in found[0].text
+    assert [(finding.mesh, finding.ranks, finding.sure) for finding in findings] == [("far", (0,), True)]
+    assert "no connection to its agent at" in findings[0].text
+    assert "the host counts as lost in" in findings[0].text
     proxies[0].mend()
     until(lambda: not diagnose(far, timeout=2))
     far.stop().get(SOON)
@@ -76,7 +76,7 @@ def test_cuts_shorter_than_the_lease_lose_nothing_and_repeat_nothing(
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
     members.where.call().get(SOON)
     faults.clear()
-    told = callers.tell.call(members, 200, "callers")  # from host to host, meanwhile
+    request = callers.tell.call(members, 200, "callers")  # from host to host, meanwhile
     for number in range(2000):
         members.note.broadcast(number)
         if number % 250 == 100:
@@ -88,7 +88,7 @@ def test_cuts_shorter_than_the_lease_lose_nothing_and_repeat_nothing(
             for proxy in proxies:
                 proxy.mend()
             assert len(answer.get(SOON)) == 2
-    told.get(SOON)
+    request.get(SOON)
     assert members.in_order.call("root", list(range(2000))).get(SOON).values() == [True, True]
     until(lambda: members.count.call("callers").get(SOON).values() == [400, 400])
     assert faults == []
@@ -114,14 +114,14 @@ def test_a_cut_longer_than_the_lease_fails_the_host_which_heals(
     with pytest.raises(SupervisionError, match=f"the host {host_name(agents[1].host)} was lost"):
         members.where.call().get(SOON)
     proxies[1].mend()
-    back(hosts)
+    wait_for(hosts)
     heal_mesh(members)
     again = [pid for _, pid in members.where.call().get(SOON).values()]
     assert again[0] == pids[0]
     assert again[1] != pids[1]
 
 
-def back(hosts: Any) -> None:
+def wait_for(hosts: Any) -> None:
     """Wait until every host can be used again."""
     until(lambda: not any(current_runtime().part(HostRoutes).attached[host].lost for host in hosts.host_ids))
 
@@ -136,10 +136,10 @@ def test_worker_errors_and_logs_name_hosts_as_the_controller_does(
     procs = hosts.spawn_procs(name="pair")
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
     members.where.call().get(SOON)  # before one of them is busy for minutes
-    asked = callers.slice(hosts=0).nested.call_one(members.slice(hosts=1), 1, tmp_path / "asks", wraps)
+    request = callers.slice(hosts=0).nested.call_one(members.slice(hosts=1), 1, tmp_path / "asks", wraps)
     until((tmp_path / "asks").exists)
     agents[1].kill()
-    error, logs = asked.exception(SOON), current_runtime().part(MeshLogs).receiver
+    error, logs = request.exception(SOON), current_runtime().part(MeshLogs).receiver
     assert isinstance(error, monarch_nb.actor.ActorError)
     until(lambda: any("seen: " in block.text for block in logs.written(procs._state.address(0))))
     written = "".join(block.text for block in logs.written(procs._state.address(0)))
@@ -166,7 +166,7 @@ def test_a_killed_agent_is_reported_and_its_successor_takes_healed_procs(
         with pytest.raises(HealError, match=host_name(agents[1].host)):
             heal_mesh(members)
         agents.append(HostProcess(tmp_path, "--host", agents[1].host, tcp=agents[1].endpoint, key=key))
-        back(hosts)
+        wait_for(hosts)
         heal_mesh(members)
         second = members.where.call().get(SOON).values()
         assert second[0] == first[0]
@@ -185,7 +185,7 @@ def test_an_agent_restarted_at_once_is_known_to_be_new(tmp_path: Path, key: Path
         with pytest.raises(SupervisionError, match=r"was restarted|nobody listens") as caught:
             waiting.get(SOON)
         if "nobody listens" in str(caught.value):  # it was looked for between the two
-            back(hosts)
+            wait_for(hosts)
         heal_mesh(members)  # waits for a host whose agent is there
         assert len(members.where.call().get(SOON)) == 1
 
@@ -202,9 +202,9 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_procs_of_a_killed_controller_end_with_its_lease(
-    tmp_path: Path, key: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, key: Path, signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
     folders.sweep()  # what earlier modules have left
@@ -220,8 +220,8 @@ def test_procs_of_a_killed_controller_end_with_its_lease(
             assert len(pids) == 2
             time.sleep(1.6)  # longer than the lease: a living controller that says nothing keeps it
             assert all(map(alive, pids))
-            os.kill(controller.pid, how)
-            if how == signal.SIGSTOP:  # its machine answers, it does not: that is no reason to stop anything
+            os.kill(controller.pid, signum)
+            if signum == signal.SIGSTOP:  # its machine answers, it does not: that is no reason to stop anything
                 time.sleep(1.6)
                 assert all(map(alive, pids))
                 os.kill(controller.pid, signal.SIGKILL)
@@ -235,7 +235,7 @@ def test_procs_of_a_killed_controller_end_with_its_lease(
         assert len(procs.spawn("members", Member).where.call().get(SOON)) == 1
 
 
-def restarted(agent: HostProcess, folder: Path, key: Path) -> HostProcess:
+def restart(agent: HostProcess, folder: Path, key: Path) -> HostProcess:
     """Its agent is killed and started anew, at the same place."""
     agent.process.kill()
     agent.process.wait()
@@ -255,17 +255,17 @@ def test_hosts_with_restarted_agents_talk_to_each_other_after_a_heal(
         callers.call.call(members).get(SOON)
         for number in range(rounds):
             # One of them alone, then both one after the other: who was there before has other links than who is new.
-            for place in ([0], [1, 0], [1], [0, 1])[number % 4]:
-                agents[place] = restarted(agents[place], tmp_path, key)
+            for index in ([0], [1, 0], [1], [0, 1])[number % 4]:
+                agents[index] = restart(agents[index], tmp_path, key)
                 if dice.random() < 0.5:
-                    until(partial(_is_back, agents[place]))
+                    until(partial(_is_back, agents[index]))
                 time.sleep(dice.choice([0.0, 0.0, 0.3]))
             for agent in agents:
                 until(partial(_is_back, agent))
             heal_mesh(procs)
-            for place in dice.sample([0, 1, 0, 1], 4):
+            for index in dice.sample([0, 1, 0, 1], 4):
                 began = time.monotonic()
-                assert len(callers.slice(hosts=place).call.call_one(members).get(SOON)) == 2, number
+                assert len(callers.slice(hosts=index).call.call_one(members).get(SOON)) == 2, number
                 assert time.monotonic() - began < 15, "a question after a loss costs one second, a lost way sixty"
 
 

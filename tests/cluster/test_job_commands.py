@@ -29,8 +29,8 @@ def test_a_job_is_applied_and_commands_run_on_its_hosts(folder: Path, capfd: pyt
         assert (folder / ".monarch" / "mine" / "state.json").exists()
         script = folder / "script.sh"
         script.write_text('echo "$WORD"; exit 3')
-        said = capfd.readouterr().out
-        assert "Job is ready" in said
+        output = capfd.readouterr().out
+        assert "Job is ready" in output
         assert commands.exec_on_job([], script=str(script), env=["WORD=here"], point_str="hosts=1") == 3
         assert "here\n" in capfd.readouterr().out
         assert commands.exec_on_job(["sh", "-c", f"pwd > {folder}/at"], workdir="/", mesh_name="trainers") == 0

@@ -43,18 +43,18 @@ class Keeper(Actor):
 
     def __init__(self, hosts: HostMesh) -> None:
         self.trainers = where(hosts.spawn_procs(name="trained"))
-        self.told: list[tuple[bool, list[int], float | None]] = []
+        self.failures: list[tuple[bool, list[int], float | None]] = []
 
     @endpoint
     def pid(self) -> int:
         return int(self.trainers.pid.call_one().get(SOON))
 
     @endpoint
-    def heard(self) -> list[tuple[bool, list[int], float | None]]:
-        return self.told
+    def reports(self) -> list[tuple[bool, list[int], float | None]]:
+        return self.failures
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        self.told.append((failure.preempted, failure.crashed_ranks, failure.seconds_left))
+        self.failures.append((failure.preempted, failure.crashed_ranks, failure.seconds_left))
         return True
 
 
@@ -75,10 +75,10 @@ def test_the_first_sigterm_gives_notice_and_the_second_ends_the_host(host: Any, 
         keeper = beside.spawn("keeper", Keeper, hosts)
         pid, worker = keeper.pid.call_one().get(SOON), pid_of(job, "trainers_0")
         os.kill(worker, signal.SIGTERM)
-        until(lambda: keeper.heard.call_one().get(SOON), "the notice")
-        [(preempted, ranks, left)] = keeper.heard.call_one().get(SOON)
+        until(lambda: keeper.reports.call_one().get(SOON), "the notice")
+        [(preempted, ranks, seconds)] = keeper.reports.call_one().get(SOON)
         assert (preempted, ranks) == (True, [])
-        assert 35 < left <= 40
+        assert 35 < seconds <= 40
         assert keeper.pid.call_one().get(SOON) == pid, "all goes on"
         until(lambda: notices, "the controller's")
         assert "is about to be taken away (SIGTERM), in 40 s" in notices[0]
@@ -90,8 +90,8 @@ def test_the_first_sigterm_gives_notice_and_the_second_ends_the_host(host: Any, 
             return not alive(worker) and not alive(pid)
 
         until(ended, "its end")
-        until(lambda: len(keeper.heard.call_one().get(SOON)) == 2, "the failure")
-        assert keeper.heard.call_one().get(SOON)[1][:2] == (False, [0])
+        until(lambda: len(keeper.reports.call_one().get(SOON)) == 2, "the failure")
+        assert keeper.reports.call_one().get(SOON)[1][:2] == (False, [0])
         beside.stop().get(SOON)
     finally:
         job.kill()
@@ -242,10 +242,10 @@ def test_hosts_keep_their_places_when_others_are_replaced_or_come(tmp_path: Any,
         assert (hosts.host_ids[0], hosts.host_ids[2]) == (first[0], first[2])
         until(lambda: len(job.agents) == 4, "the lost ones were let go")
         names = ["trainers_0", "trainers_4", "trainers_2", "trainers_5"]
-        for there in (job, job_load(path)):
-            assert there._names("trainers") == names
-            assert there.state(None).trainers.host_ids == hosts.host_ids
-            assert there.progress == (4, tuple(names), {}, (), 0)
+        for copy in (job, job_load(path)):
+            assert copy._names("trainers") == names
+            assert copy.state(None).trainers.host_ids == hosts.host_ids
+            assert copy.progress == (4, tuple(names), {}, (), 0)
     finally:
         job.kill()
     assert str(job.progress) == "0/3 hosts joined"

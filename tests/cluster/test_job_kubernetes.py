@@ -56,25 +56,25 @@ def test_pods_are_made_joined_told_of_and_deleted(cluster: Cluster, operator: bo
         cluster.held = False
         for name in cluster.pods:
             cluster.run_pod(name)
-        there = state.trainers.spawn_procs().spawn("where", Where)
-        found = there.mark.call().get(SOON).values()
-        assert {mark for mark, _ in found} == {"of the user"}
+        actors = state.trainers.spawn_procs().spawn("where", Where)
+        replies = actors.mark.call().get(SOON).values()
+        assert {mark for mark, _ in replies} == {"of the user"}
         state.trainers.rotate_key()
         [secret] = [thing for thing in cluster.objects.values() if thing["kind"] == "Secret"]
         assert base64.b64decode(secret["data"]["key"]) == Path(job._folder, "key").read_bytes()
-        assert there.mark.call().get(SOON).values() == found
+        assert actors.mark.call().get(SOON).values() == replies
         kinds = sorted(thing["kind"] for thing in cluster.objects.values())
         assert kinds == (["MonarchMesh", "Secret"] if operator else ["Secret", "Service", "StatefulSet"])
         secrets = [thing["data"]["key"] for thing in cluster.objects.values() if thing["kind"] == "Secret"]
         specs = repr([thing["spec"] for thing in cluster.objects.values() if "spec" in thing])
         assert secrets[0] not in specs
         assert "of the user" not in specs
-        other = job_on(cluster)
-        other.add_mesh("trainers", 1, image_spec=IMAGE)
+        second = job_on(cluster)
+        second.add_mesh("trainers", 1, image_spec=IMAGE)
         with pytest.raises(EngineError, match="there is a Secret trainers-monarch-key in namespace lab already"):
-            other.apply()
+            second.apply()
         assert len(cluster.pods) == 2, "nothing of another job was deleted"
-        assert [each.apply_id for each in running_jobs("kubernetes")] == [job.apply_id]
+        assert [entry.apply_id for entry in running_jobs("kubernetes")] == [job.apply_id]
         again = job_load(str(tmp_path / "job.json"))
         assert again.can_run(job)
         cluster.evict("trainers-1")
@@ -82,12 +82,12 @@ def test_pods_are_made_joined_told_of_and_deleted(cluster: Cluster, operator: bo
             job.state()
         again.kill()
         assert (cluster.objects, cluster.pods) == ({}, {})
-        assert none_alive([pid for _, pid in found])
+        assert none_alive([pid for _, pid in replies])
     finally:
         job.kill()
 
 
-def asked_for(cluster: Cluster, job: KubernetesJob) -> tuple[list[str], list[str]]:
+def pods_and_agents(cluster: Cluster, job: KubernetesJob) -> tuple[list[str], list[str]]:
     """The pods that are there, and those that the agents of the job are."""
     return sorted(cluster.pods), sorted(agent.id.replace("/", "-") for agent in job._agents.values())
 
@@ -117,7 +117,7 @@ def test_a_set_scales_with_its_meshes_and_returns_its_last_pods(
     try:
         assert add("trainers_2", "trainers_3")["trainers_3"].id == "lab/trainers/3"
         pods = ["loaders-0", "trainers-0", "trainers-1", "trainers-2", "trainers-3"]
-        assert asked_for(cluster, job) == (pods, [f"lab-{pod}" for pod in pods])
+        assert pods_and_agents(cluster, job) == (pods, [f"lab-{pod}" for pod in pods])
         release("trainers_3")
         assert "trainers-3" not in cluster.pods
         with pytest.raises(EngineError, match="trainers-1: of the pods of a set only the last can be given back"):
@@ -140,23 +140,23 @@ def test_meshes_grow_onto_more_pods_and_evicted_pods_are_replaced(
     job.add_mesh("trainers", 1, image_spec=IMAGE)
     try:
         procs = job.state(cached_path=str(tmp_path / "job.json")).trainers.spawn_procs()
-        where = procs.spawn("where", Where)
-        where.mark.call().get(SOON)
-        told = procs.grow(hosts=1, timeout=SOON)
-        assert told.sizes["hosts"] == 2
-        marks = [mark for mark, _ in where.mark.call().get(SOON).values()]
+        actors = procs.spawn("where", Where)
+        actors.mark.call().get(SOON)
+        result = procs.grow(hosts=1, timeout=SOON)
+        assert result.sizes["hosts"] == 2
+        marks = [mark for mark, _ in actors.mark.call().get(SOON).values()]
         assert marks == ["of the user"] * 2
         cluster.evict("trainers-1")
         cluster.make_anew("trainers-1")
         until(lambda: "trainers_1 is gone: its pod has ended. In its place: pod trainers-1" in job._lost(), "the loss")
         with pytest.raises(SupervisionError):
-            until(lambda: where.mark.call().get(SOON) is None, "its end")
-        heal_mesh(where, replace=True, timeout=SOON)
-        assert len(where.mark.call().get(SOON).values()) == 2
+            until(lambda: actors.mark.call().get(SOON) is None, "its end")
+        heal_mesh(actors, replace=True, timeout=SOON)
+        assert len(actors.mark.call().get(SOON).values()) == 2
         assert sorted(cluster.pods) == ["trainers-0", "trainers-1"], "what the cluster has made anew was taken"
         again = job_load(str(tmp_path / "job.json"))
         assert isinstance(again, KubernetesJob)
-        assert asked_for(cluster, again)[1] == ["lab-trainers-0", "lab-trainers-1"]
+        assert pods_and_agents(cluster, again)[1] == ["lab-trainers-0", "lab-trainers-1"]
         assert procs.shrink(hosts=-1).freed
         until(lambda: sorted(cluster.pods) == ["trainers-0"], "it is given back")
     finally:
@@ -171,8 +171,8 @@ def test_pods_that_are_there_are_found_by_labels_and_stay(cluster: Cluster) -> N
     from monarch_nb.transport import Keys
 
     Keys.load_or_create(key)
-    made = secret("trainers", "x", key.read_bytes(), {"MARK": "theirs"})
-    cluster.objects["/api/v1/namespaces/lab/secrets/trainers-monarch-key"] = made
+    manifest = secret("trainers", "x", key.read_bytes(), {"MARK": "theirs"})
+    cluster.objects["/api/v1/namespaces/lab/secrets/trainers-monarch-key"] = manifest
     template = pod_template("trainers", {"image": "x", "port": 26611}, {"MARK": "theirs"})
     for rank in (1, 0):
         cluster.add_pod(f"mine-{rank}", rank, template)
@@ -181,13 +181,13 @@ def test_pods_that_are_there_are_found_by_labels_and_stay(cluster: Cluster) -> N
     try:
         state = job.state(cached_path=None)
         procs = state.trainers.spawn_procs()
-        where = procs.spawn("where", Where)
-        assert [mark for mark, _ in where.mark.call().get(SOON).values()] == ["theirs", "theirs"]
+        actors = procs.spawn("where", Where)
+        assert [mark for mark, _ in actors.mark.call().get(SOON).values()] == ["theirs", "theirs"]
         with pytest.raises(NoMoreHostsError, match=r"there are 2 pods of trainers .*, of which 0 are not used yet"):
             procs.grow(hosts=1)
         cluster.add_pod("mine-2", 2, template)
         procs.grow(hosts=1, timeout=SOON)
-        assert len(where.mark.call().get(SOON).values()) == 3
+        assert len(actors.mark.call().get(SOON).values()) == 3
         procs.shrink(hosts=-1)
     finally:
         job.kill()
@@ -206,11 +206,11 @@ def test_from_outside_one_forwarded_port_leads_to_all_pods(
     job.add_mesh("trainers", 2, image_spec=IMAGE, port=26612)
     try:
         state = job.state(cached_path=None)
-        there = state.trainers.spawn_procs().spawn("where", Where)
-        found = there.mark.call().get(SOON).values()
-        assert [mark for mark, _ in found] == ["far", "far"]
+        actors = state.trainers.spawn_procs().spawn("where", Where)
+        replies = actors.mark.call().get(SOON).values()
+        assert [mark for mark, _ in replies] == ["far", "far"]
         state.trainers.rotate_key()
-        assert there.mark.call().get(SOON).values() == found
+        assert actors.mark.call().get(SOON).values() == replies
     finally:
         job.kill()
     assert cluster.pods == {}
@@ -230,14 +230,14 @@ def test_what_pods_wait_for_and_what_never_comes_is_said(cluster: Cluster, caplo
         until(lambda: "(FailedCreate: forbidden: exceeded quota" in str(job.progress), "why there are no pods")
         assert not caplog.records, "the quota may become free"
         cluster.refused = False
-        [made] = [thing for thing in cluster.objects.values() if thing["kind"] == "StatefulSet"]
-        cluster.scale(made, 2)
+        [stateful_set] = [thing for thing in cluster.objects.values() if thing["kind"] == "StatefulSet"]
+        cluster.scale(stateful_set, 2)
         never = (
             "waits: pod trainers-0 is Pending (Unschedulable: 0/4 nodes have GPUs), and will for ever unless the "
             "cluster gets other nodes: it asks for nvidia.com/gpu=4, and of 2 nodes none has more than 2"
         )
         until(lambda: never in str(job.progress), "what no node has")
-        until(lambda: [each for each in caplog.messages if never in each], "it is said, though nobody asks")
+        until(lambda: [message for message in caplog.messages if never in message], "it is said, though nobody asks")
         kubelet = {"type": "Warning", "reason": "FailedMount", "message": "MountVolume.SetUp failed for monarch-key"}
         cluster.events["involvedObject.name=trainers-1"] = [kubelet]
         cluster.pods["trainers-1"]["status"]["conditions"] = []
@@ -258,21 +258,21 @@ def test_an_api_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_states_of_pods_are_told_in_words() -> None:
-    def told(status: dict[str, Any], **metadata: Any) -> str:
-        seen = seen_of({"metadata": {"name": "t-0", **metadata}, "spec": {"nodeName": "n1"}, "status": status}, 26600)
-        return f"{seen.state}: {seen.description} {' '.join(seen.joins)}".strip()
+    def describe(status: dict[str, Any], **metadata: Any) -> str:
+        agent = seen_of({"metadata": {"name": "t-0", **metadata}, "spec": {"nodeName": "n1"}, "status": status}, 26600)
+        return f"{agent.state}: {agent.description} {' '.join(agent.joins)}".strip()
 
     image = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image x"}}}
     crash = {"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
              "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}  # fmt: skip
-    assert told({"phase": "Pending", "containerStatuses": [image]}) == (
+    assert describe({"phase": "Pending", "containerStatuses": [image]}) == (
         "waiting: waits: pod t-0 on n1: ImagePullBackOff (Back-off pulling image x)"
     )
-    assert told({"phase": "Running", "containerStatuses": [crash]}).endswith(
+    assert describe({"phase": "Running", "containerStatuses": [crash]}).endswith(
         "(back-off 10s), OOMKilled, exit status 137"
     )
-    assert told({"phase": "Running", "podIP": "fd00::1"}) == "running: pod t-0 on n1 tcp://[fd00::1]:26600"
-    assert told({"phase": "Running"}, deletionTimestamp="now") == "ended: is gone: pod t-0 on n1 is being deleted"
+    assert describe({"phase": "Running", "podIP": "fd00::1"}) == "running: pod t-0 on n1 tcp://[fd00::1]:26600"
+    assert describe({"phase": "Running"}, deletionTimestamp="now") == "ended: is gone: pod t-0 on n1 is being deleted"
     assert rank_of({"metadata": {"name": "t-12"}}, "apps.kubernetes.io/pod-index") == 12
     assert rank_of({"metadata": {"name": "t-12"}}, "mine") is None
 

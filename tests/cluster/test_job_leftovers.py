@@ -46,29 +46,29 @@ def end(pid: int) -> None:
 
 
 def test_leftovers_of_an_ended_job_are_tidied_unless_still_in_use(capsys: pytest.CaptureFixture[str]) -> None:
-    job, other = ProcessJob({"trainers": 1}), ProcessJob({"loaders": 1})
+    job, second = ProcessJob({"trainers": 1}), ProcessJob({"loaders": 1})
     try:
         job.apply()
-        other.apply()
+        second.apply()
         folder = Path(job._folder)
         (folder / "key").touch()
         end(int(job._agents["trainers_0"].id.partition("@")[0]))
         assert list(tidied("process", PROCESSES, 0.0)) == []
         assert (folder / "key").exists(), "this process may ask for other hosts of the job yet"
-        for each in (job, other):
-            assert each._use is not None
-            each._use.close()  # as the system does at the end of a process
+        for instance in (job, second):
+            assert instance._use is not None
+            instance._use.close()  # as the system does at the end of a process
         assert list(tidied("process", PROCESSES)) == []
         assert (folder / "trainers_0.log").exists(), "for who wonders why"
         assert not (folder / "key").exists()
         assert main(["tidy"]) == 0
         assert f"removed: process job {str(job.apply_id)[:8]}, started " in capsys.readouterr().out
         assert not folder.exists()
-        assert Path(other._folder).exists(), "it lives"
+        assert Path(second._folder).exists(), "it lives"
         assert main(["tidy"]) == 0
         assert capsys.readouterr().out == "nothing is left of jobs that ended by themselves\n"
     finally:
-        other.kill()
+        second.kill()
         job.kill()
 
 
@@ -83,8 +83,8 @@ def test_the_job_of_a_killed_program_can_be_loaded_and_tidied(capsys: pytest.Cap
     finally:
         end(worker)
     assert main(["tidy"]) == 0
-    said = capsys.readouterr().out
-    assert "removed: process job" in said
+    output = capsys.readouterr().out
+    assert "removed: process job" in output
     Path(".monarch/jobs").mkdir(parents=True)
     os.rename("job.json", ".monarch/jobs/trainers.json")
     assert main(["tidy"]) == 0

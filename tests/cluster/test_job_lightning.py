@@ -64,9 +64,9 @@ class Service:
 
     def __init__(self, folder: Path) -> None:
         self.jobs: dict[str, list[Machine]] = {}
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.down = self.full = False
-        self.made = 0  # machines
+        self.count = 0  # machines
         service = self
 
         class Job:
@@ -82,15 +82,15 @@ class Service:
                 self.status, self.logs = first.status, first.logs
 
             @classmethod
-            def run(cls, **asked: Any) -> None:
+            def run(cls, **arguments: Any) -> None:
                 if service.full:
                     raise RuntimeError("no credits are left")
-                service.asked.append(asked)
-                assert asked["name"] not in service.jobs, "Lightning takes a name once"
-                machines = service.jobs[asked["name"]] = list[Machine]()
-                for rank in range(asked["num_machines"]):
-                    service.made += 1
-                    machines.append(Machine(folder, service.made, rank, asked["command"], asked["env"] or {}))
+                service.requests.append(arguments)
+                assert arguments["name"] not in service.jobs, "Lightning takes a name once"
+                machines = service.jobs[arguments["name"]] = list[Machine]()
+                for rank in range(arguments["num_machines"]):
+                    service.count += 1
+                    machines.append(Machine(folder, service.count, rank, arguments["command"], arguments["env"] or {}))
 
             def stop(self) -> None:
                 for machine in self.machines:
@@ -113,13 +113,13 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
 def test_machines_are_asked_for_joined_told_of_and_stopped(service: Service, tmp_path: Path) -> None:
     job = LightningJob({"trainers": 2}, "L4", python_exe=PYTHON, env={"MARK": "far", "MONARCH_NB_PRELOAD": ""})
     try:
-        found = job.state(str(tmp_path / "job.json")).trainers.spawn_procs().spawn("where", Where).mark.call().get(SOON)
-        assert [mark for mark, _ in found.values()] == ["far", "far"]
-        [asked] = service.asked
-        assert (asked["machine"], asked["num_machines"], asked["env"]["MARK"]) == ("L4", 2, "far")
+        marks = job.state(str(tmp_path / "job.json")).trainers.spawn_procs().spawn("where", Where).mark.call().get(SOON)
+        assert [mark for mark, _ in marks.values()] == ["far", "far"]
+        [request] = service.requests
+        assert (request["machine"], request["num_machines"], request["env"]["MARK"]) == ("L4", 2, "far")
         secret = Path(job._folder, "key").read_text().splitlines()[-1].strip()
-        assert secret not in repr(asked)
-        assert [each.apply_id for each in running_jobs("lightning")] == [job.apply_id]
+        assert secret not in repr(request)
+        assert [entry.apply_id for entry in running_jobs("lightning")] == [job.apply_id]
         assert job_load(str(tmp_path / "job.json")).can_run(job)
         [machines] = service.jobs.values()
         machines[1].process.kill()
@@ -129,7 +129,7 @@ def test_machines_are_asked_for_joined_told_of_and_stopped(service: Service, tmp
             job._adapter.look(job._job)
         service.down = False
         job_load(str(tmp_path / "job.json")).kill()
-        assert none_alive([pid for _, pid in found.values()])
+        assert none_alive([pid for _, pid in marks.values()])
         assert running_jobs("lightning") == []
     finally:
         job.kill()
@@ -140,15 +140,15 @@ def test_meshes_grow_by_a_lightning_job_that_ends_with_its_hosts(service: Servic
     job = LightningJob({"trainers": 1}, "L4", python_exe=PYTHON, env={"MARK": "far", "MONARCH_NB_PRELOAD": ""})
     try:
         procs = job.state(cached_path=None).trainers.spawn_procs()
-        where = procs.spawn("where", Where)
-        where.mark.call().get(SOON)
+        actors = procs.spawn("where", Where)
+        actors.mark.call().get(SOON)
         service.full = True
         with pytest.raises(NoMoreHostsError, match="nothing has changed: Lightning has started no job: no credits are"):
             procs.grow(hosts=1)
         service.full = False
         procs.grow(hosts=1, timeout=SOON)
-        assert [(asked["machine"], asked["num_machines"]) for asked in service.asked] == [("L4", 1), ("L4", 1)]
-        assert [mark for mark, _ in where.mark.call().get(SOON).values()] == ["far", "far"]
+        assert [(request["machine"], request["num_machines"]) for request in service.requests] == [("L4", 1), ("L4", 1)]
+        assert [mark for mark, _ in actors.mark.call().get(SOON).values()] == ["far", "far"]
         procs.shrink(hosts=-1)
         [first], [second] = service.jobs.values()
         assert (first.status, second.status) == ("Running", "Stopped")
@@ -168,15 +168,15 @@ def test_refusals_of_lightning_and_a_waiting_machine_are_reported(service: Servi
     with pytest.raises(EngineError, match="takes no image"):
         LightningJob({"trainers": Role(image="example/monarch:1")}).apply()
     service.full = False
-    other = LightningJob({"trainers": 1}, python_exe=PYTHON)
-    other.apply()
+    second = LightningJob({"trainers": 1}, python_exe=PYTHON)
+    second.apply()
     try:
         [[machine]] = service.jobs.values()
         machine.pending = True
-        [seen] = other._adapter.look(other._job).values()
-        assert (seen.state, seen.joins) == ("waiting", ())
-        assert seen.description.endswith("is Pending")
+        [agent] = second._adapter.look(second._job).values()
+        assert (agent.state, agent.joins) == ("waiting", ())
+        assert agent.description.endswith("is Pending")
     finally:
         machine.pending = False
-        other.kill()
+        second.kill()
     assert machine.status == "Stopped"

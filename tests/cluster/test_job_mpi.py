@@ -36,14 +36,14 @@ def test_each_rank_is_a_host_and_all_end_with_mpirun() -> None:
     try:
         state = job.state(cached_path=None)
         procs = state.trainers.spawn_procs()
-        found = procs.spawn("where", Where).where.call().get(SOON).values()
+        replies = procs.spawn("where", Where).where.call().get(SOON).values()
         with pytest.raises(NoMoreHostsError, match=r"an mpirun that was started takes no more ranks.*hosts=MPIJob"):
             procs.grow(hosts=1)
-        assert [(rank, mark) for rank, mark, _ in found] == [("0", "7"), ("1", "7")]
+        assert [(rank, mark) for rank, mark, _ in replies] == [("0", "7"), ("1", "7")]
         assert job.wait(SOON).missing == {}
         [listed] = running_jobs("mpi")
         listed.kill()
-        assert none_alive([pid for _, _, pid in found])
+        assert none_alive([pid for _, _, pid in replies])
         assert running_jobs("mpi") == []
     finally:
         job.kill()
@@ -51,27 +51,27 @@ def test_each_rank_is_a_host_and_all_end_with_mpirun() -> None:
 
 @pytest.mark.slow
 def test_a_mesh_shrinks_under_its_mpirun_and_grows_onto_another() -> None:
-    job, other = MPIJob({"trainers": 2}, PYTHON, ARGS, env=LIGHT), MPIJob({"more": 1}, PYTHON, ARGS, env=LIGHT)
+    job, second = MPIJob({"trainers": 2}, PYTHON, ARGS, env=LIGHT), MPIJob({"more": 1}, PYTHON, ARGS, env=LIGHT)
     try:
         procs = job.state(cached_path=None).trainers.spawn_procs()
-        where = procs.spawn("where", Where)
-        pids = [pid for _, _, pid in where.where.call().get(SOON).values()]
+        actors = procs.spawn("where", Where)
+        pids = [pid for _, _, pid in actors.where.call().get(SOON).values()]
         procs.shrink(hosts=[0])
         assert none_alive(pids[:1])
-        assert [pid for _, _, pid in where.where.call().get(SOON).values()] == pids[1:]
-        procs.grow(hosts=other.state(cached_path=None).more)
-        assert len(where.where.call().get(SOON).values()) == 2
+        assert [pid for _, _, pid in actors.where.call().get(SOON).values()] == pids[1:]
+        procs.grow(hosts=second.state(cached_path=None).more)
+        assert len(actors.where.call().get(SOON).values()) == 2
     finally:
         job.kill()
-        other.kill()
+        second.kill()
 
 
 @pytest.mark.slow
 def test_nothing_outlives_an_mpirun_whose_end_is_one_report(shown: list[Any]) -> None:
     job = MPIJob({"trainers": 3}, PYTHON, ARGS, env=LIGHT)
     try:
-        where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
-        pids = [pid for _, _, pid in where.where.call().get(SOON).values()]
+        actors = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+        pids = [pid for _, _, pid in actors.where.call().get(SOON).values()]
         os.kill(int(next(iter(job._agents.values())).id.partition("@")[0]), 9)
         assert none_alive(pids)
         with pytest.raises(RuntimeError, match=r"trainers_0 is gone: its mpirun \(process \d+\) has ended"):
@@ -93,7 +93,7 @@ def test_the_cause_that_mpirun_gives_first_is_told_once() -> None:
             job.state(cached_path=None).trainers.initialized.get(SOON)
     finally:
         job.kill()
-    told = str(caught.value)
-    assert "trainers_1 is gone" in told
-    assert told.count("unable to open the hostfile") == 1
-    assert told.count("/no/such/hosts") == 1
+    text = str(caught.value)
+    assert "trainers_1 is gone" in text
+    assert text.count("unable to open the hostfile") == 1
+    assert text.count("/no/such/hosts") == 1

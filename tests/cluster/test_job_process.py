@@ -68,8 +68,8 @@ def test_a_process_job_gives_meshes_of_hosts_and_ends_them(folder: Path) -> None
     try:
         assert (len(state.trainers), len(state.loaders)) == (2, 1)
         assert state.trainers.initialized.get(40) is True
-        found = where(state.trainers.spawn_procs()).environment.call("MONARCH_JOB_MARK").get(30)
-        assert found.values() == ["7", "7"]
+        marks = where(state.trainers.spawn_procs()).environment.call("MONARCH_JOB_MARK").get(30)
+        assert marks.values() == ["7", "7"]
         assert job.active
         with pytest.raises(
             AttributeError, match=r"'nobody' is not a host mesh of this job\. It has: loaders, trainers"
@@ -148,10 +148,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["kill", pytest.param("leave", marks=pytest.mark.slow)])
-def test_ctrl_c_ends_a_program_with_a_busy_job_at_once(folder: Path, how: str) -> None:
+@pytest.mark.parametrize("ending", ["kill", pytest.param("leave", marks=pytest.mark.slow)])
+def test_ctrl_c_ends_a_program_with_a_busy_job_at_once(folder: Path, ending: str) -> None:
     env = {**os.environ, "PYTHONPATH": ROOT}
-    line = [sys.executable, "-c", INTERRUPTED, str(folder / "begun"), how]
+    line = [sys.executable, "-c", INTERRUPTED, str(folder / "begun"), ending]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=env, stderr=subprocess.DEVNULL) as program:
         try:
             assert program.stdout is not None
@@ -160,12 +160,12 @@ def test_ctrl_c_ends_a_program_with_a_busy_job_at_once(folder: Path, how: str) -
             program.send_signal(signal.SIGINT)
             assert program.wait(20) == -signal.SIGINT
             assert not alive(pid)
-            if how == "leave":
-                worker, place = program.stdout.read().split()
+            if ending == "leave":
+                worker, job_folder = program.stdout.read().split()
                 assert alive(int(worker))
                 os.kill(int(worker), signal.SIGTERM)
                 until(lambda: not alive(int(worker)), "its end")
-                shutil.rmtree(place)
+                shutil.rmtree(job_folder)
         finally:
             program.kill()
 
@@ -185,9 +185,9 @@ print(job._agents["trainers_0"].id.partition("@")[0], flush=True)
 def test_unused_hosts_end_in_time_unless_a_mesh_was_detached_there(folder: Path) -> None:
     env = {**os.environ, "PYTHONPATH": ROOT, "XDG_STATE_HOME": str(folder)}
     done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, env=env, check=True)
-    left = time.monotonic()
+    start = time.monotonic()
     until(lambda: not alive(int(done.stdout)), "its end")
-    assert time.monotonic() - left > 1.5, "the lease of the mesh comes first"
+    assert time.monotonic() - start > 1.5, "the lease of the mesh comes first"
     job = job_load("job.json")
     with pytest.raises(RuntimeError, match=r"(?s)is gone: .* no program has used this host for 0\.6 s"):
         job.state(None)
@@ -233,9 +233,9 @@ def test_another_process_finds_the_job_and_learns_which_it_is(folder: Path, job:
     assert oct(os.stat(".monarch/job_state.json").st_mode & 0o777) == "0o600"
     done = elsewhere("kill")
     assert done.stdout == f"{job.apply_id} [1]\n"
-    told = " ".join(done.stderr.split())
-    assert f"using a job that runs already: ProcessJob {str(job.apply_id)[:8]} (trainers=1), started 20" in told
-    assert f"seconds ago) by process {os.getpid()}" in told
+    notice = " ".join(done.stderr.split())
+    assert f"using a job that runs already: ProcessJob {str(job.apply_id)[:8]} (trainers=1), started 20" in notice
+    assert f"seconds ago) by process {os.getpid()}" in notice
     until(lambda: not any(map(alive, pids_of(job))), "the end of the job")
     assert not Path(".monarch/job_state.json").exists()
 
@@ -273,11 +273,11 @@ def test_processes_that_reuse_a_pid_are_not_taken_for_the_job(folder: Path, job:
     text = json.loads(Path("saved.json").read_text())
     mine = text["fields"]["_agents"]["trainers_0"]
     mine[0] = f"{os.getpid()}@{mine[0].partition('@')[2]}"
-    other = job_loads(json.dumps(text).encode())
-    assert isinstance(other, ProcessJob)
-    assert not other.can_run(other)
-    other._folder = ""
-    other.kill()  # and it is not killed for it
+    copy = job_loads(json.dumps(text).encode())
+    assert isinstance(copy, ProcessJob)
+    assert not copy.can_run(copy)
+    copy._folder = ""
+    copy.kill()  # and it is not killed for it
 
 
 def test_a_job_of_another_specification_is_ended_with_a_notice(folder: Path, job: ProcessJob, caplog: Any) -> None:
@@ -354,9 +354,9 @@ def test_jobs_of_users_are_saved_without_what_they_call_transient(folder: Path, 
     again = Custom(9)
     assert again.state("mine.json").mine == host
     assert again.apply_id == job.apply_id
-    found = job_loads(job.dumps())
-    assert isinstance(found, Custom)
-    assert found.size == 4
+    copy = job_loads(job.dumps())
+    assert isinstance(copy, Custom)
+    assert copy.size == 4
     job.size = object()  # type: ignore[assignment]
     with pytest.raises(TypeError, match="its attribute 'size' is not plain data"):
         job.dumps()
@@ -425,15 +425,15 @@ def test_the_current_job_of_a_folder_is_found_by_its_name(folder: Path, monkeypa
 def test_hosts_from_config_are_two_workers() -> None:
     import atexit
 
-    kept: list[Any] = []
-    before, atexit.register = atexit.register, lambda function, *_: kept.append(function)  # type: ignore[assignment]
+    exits: list[Any] = []
+    before, atexit.register = atexit.register, lambda function, *_: exits.append(function)  # type: ignore[assignment]
     try:
         hosts = hosts_from_config("pool")
     finally:
         atexit.register = before
     assert dict(hosts.extent) == {"hosts": 2}
     assert hosts.initialized.get(40) is True
-    for function in kept:
+    for function in exits:
         function()
 
 
@@ -443,18 +443,18 @@ def test_each_state_has_host_meshes_of_its_own_that_stop_alone() -> None:
     try:
         first, second = job.state(cached_path=None).hosts, job.state(cached_path=None).hosts
         assert first is not second
-        one, two = (
+        first_actors, second_actors = (
             where(hosts.slice(hosts=slice(0, 2)).spawn_procs(per_host={"gpus": 1}, name=name))
             for hosts, name in ((first, "one"), (second, "two"))
         )
-        theirs, others = one.pid.call().get(60).values(), two.pid.call().get(60).values()
+        first_pids, second_pids = first_actors.pid.call().get(60).values(), second_actors.pid.call().get(60).values()
         first.stop().get(SOON)
-        until(lambda: not any(alive(pid) for pid in theirs), "the end of what ran on the first")
-        assert two.pid.call().get(SOON).values() == others
+        until(lambda: not any(alive(pid) for pid in first_pids), "the end of what ran on the first")
+        assert second_actors.pid.call().get(SOON).values() == second_pids
         again = where(first.spawn_procs())  # it can be used again
         assert len(again.pid.call().get(SOON)) == 2
         second.shutdown().get(SOON)
-        until(lambda: not any(alive(pid) for pid in others), "the end of what ran on the second")
+        until(lambda: not any(alive(pid) for pid in second_pids), "the end of what ran on the second")
     finally:
         job.kill()
 

@@ -73,9 +73,9 @@ def test_a_job_is_started_listed_read_entered_handed_over_and_ended(
         assert main(["attach", "lab"]) == 0
         assert job_load().apply_id == saved.apply_id
         assert doctor(["doctor", "lab", "--no-kernel"]) == 0
-        told = capsys.readouterr().out
-        assert "lab trainers_1\n✓ engine" in told
-        assert "✓ socket" in told
+        output = capsys.readouterr().out
+        assert "lab trainers_1\n✓ engine" in output
+        assert "✓ socket" in output
         assert main(["logs", "lab", "nobody"]) == 1
         assert "there is no host 'nobody': there are trainers_0, trainers_1" in capsys.readouterr().err
         assert main(["kill", "lab"]) == 0
@@ -92,8 +92,8 @@ def test_shell_mistakes_are_reported_in_one_line_with_the_remedy(
         assert main(words) == 1
         return capsys.readouterr().err
 
-    known = f"there is no job 'nope': {folder}/monarch.toml has far, lab\n"
-    assert refused("start", "nope") == f"monarch-nb job start: {known}"
+    message = f"there is no job 'nope': {folder}/monarch.toml has far, lab\n"
+    assert refused("start", "nope") == f"monarch-nb job start: {message}"
     for verb in ("attach", "logs", "ssh", "kill"):
         assert refused(verb, "lab") == (
             f"monarch-nb job {verb}: lab was not started from this folder: monarch-nb job start lab\n"
@@ -119,9 +119,9 @@ def test_dead_jobs_are_reported_and_writable_files_are_not_read(
         capsys.readouterr()
         for verb in ("attach", "ssh"):
             assert main([verb, "lab"]) == 1
-            told = capsys.readouterr().err
-            assert f"lab is gone: trainers_1 (process {pid}) has ended" in told
-            assert told.endswith("Start it anew: monarch-nb job start lab\n")
+            error = capsys.readouterr().err
+            assert f"lab is gone: trainers_1 (process {pid}) has ended" in error
+            assert error.endswith("Start it anew: monarch-nb job start lab\n")
         Path(".monarch/jobs/lab.json").chmod(0o666)
         for verb in ("attach", "kill", "logs", "ssh"):
             assert main([verb, "lab"]) == 1

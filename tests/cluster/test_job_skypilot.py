@@ -96,8 +96,8 @@ class Sky(types.ModuleType):
     def Task(self, name: str, **more: Any) -> Any:  # noqa: N802 - SkyPilot's name
         return {"name": name, **more}
 
-    def Resources(self, **asked: Any) -> Any:  # noqa: N802 - SkyPilot's name
-        return asked
+    def Resources(self, **arguments: Any) -> Any:  # noqa: N802 - SkyPilot's name
+        return arguments
 
     def _request(self, result: Any) -> str:
         if self.silent:
@@ -113,8 +113,8 @@ class Sky(types.ModuleType):
         return result
 
     def api_status(self, request_ids: list[str]) -> list[Any]:
-        found = self.requests[request_ids[0]]
-        status = "FAILED" if isinstance(found, Exception) else "RUNNING" if self.slow else "SUCCEEDED"
+        result = self.requests[request_ids[0]]
+        status = "FAILED" if isinstance(result, Exception) else "RUNNING" if self.slow else "SUCCEEDED"
         return [types.SimpleNamespace(status=status, status_msg="trying us-east-1")]
 
     def launch(self, task: Any, cluster_name: str, **options: Any) -> str:
@@ -164,10 +164,10 @@ ENV = {"MARK": "far", "MONARCH_NB_PRELOAD": ""}
 def test_nodes_are_launched_joined_reported_and_taken_down(sky: Sky, tmp_path: Path) -> None:
     job = SkyPilotJob({"trainers": 2}, infra="aws", accelerators="L4:1", python_exe=PYTHON, env=ENV)
     try:
-        where = job.state(str(tmp_path / "job.json")).trainers.spawn_procs().spawn("where", Where)
-        found = where.mark.call().get(SOON)
-        assert [mark for mark, _ in found.values()] == ["far", "far"]
-        assert where.environment.call("MONARCH_NB_KEY").get(SOON).values() == [None, None]
+        actors = job.state(str(tmp_path / "job.json")).trainers.spawn_procs().spawn("where", Where)
+        replies = actors.mark.call().get(SOON)
+        assert [mark for mark, _ in replies.values()] == ["far", "far"]
+        assert actors.environment.call("MONARCH_NB_KEY").get(SOON).values() == [None, None]
         [(cluster, task, options)] = sky.launched
         assert (task["num_nodes"], options["down"], options["idle_minutes_to_autostop"]) == (2, True, 10)
         assert {name: task["resources"][name] for name in ("infra", "accelerators", "ports", "use_spot")} == {
@@ -175,7 +175,7 @@ def test_nodes_are_launched_joined_reported_and_taken_down(sky: Sky, tmp_path: P
         }  # fmt: skip
         secret = Path(job._folder, "key").read_text().splitlines()[-1].strip()
         assert secret not in repr({name: value for name, value in task.items() if name != "secrets"})
-        assert [each.apply_id for each in running_jobs("skypilot")] == [job.apply_id]
+        assert [entry.apply_id for entry in running_jobs("skypilot")] == [job.apply_id]
         assert job._adapter.shell(job._job, "trainers_1") == ["ssh", f"{cluster}-worker1"]
         sky.silent = True
         with pytest.raises(EngineError, match=r"SkyPilot, asked for status: the API server is not healthy.*sky check"):
@@ -184,7 +184,7 @@ def test_nodes_are_launched_joined_reported_and_taken_down(sky: Sky, tmp_path: P
         sky.clusters[cluster].end_node(1)
         until(lambda: f"its task on SkyPilot's cluster {cluster} has failed" in job._lost(), "its end")
         job_load(str(tmp_path / "job.json")).kill()
-        assert none_alive([pid for _, pid in found.values()])
+        assert none_alive([pid for _, pid in replies.values()])
         assert (sky.clusters, running_jobs("skypilot")) == ({}, [])
     finally:
         job.kill()
@@ -195,14 +195,14 @@ def test_meshes_grow_by_another_cluster_that_goes_with_its_hosts(sky: Sky) -> No
     job = SkyPilotJob({"trainers": 1}, python_exe=PYTHON, env=ENV)
     try:
         procs = job.state(cached_path=None).trainers.spawn_procs()
-        where = procs.spawn("where", Where)
-        where.mark.call().get(SOON)
+        actors = procs.spawn("where", Where)
+        actors.mark.call().get(SOON)
         sky.unavailable = True
         with pytest.raises(NoMoreHostsError, match="no H100 in any region"):
             procs.grow(hosts=1, timeout=SOON)
         sky.unavailable = False
         procs.grow(hosts=1, timeout=SOON)
-        assert [mark for mark, _ in where.mark.call().get(SOON).values()] == ["far", "far"]
+        assert [mark for mark, _ in actors.mark.call().get(SOON).values()] == ["far", "far"]
         assert len(sky.clusters) == 2
         procs.shrink(hosts=-1)
         assert len(sky.clusters) == 1
@@ -218,18 +218,18 @@ def test_what_skypilot_waits_for_or_refuses_is_reported_in_its_words(sky: Sky) -
     assert isinstance(job, SkyPilotJob)
     [(_, task, _)] = sky.launched
     assert (task["resources"]["accelerators"], task["resources"]["memory"]) == ("H100:8", "64")
-    [seen] = job._adapter.look(job._job).values()
-    assert (seen.state, seen.joins) == ("waiting", ())
-    assert seen.description.endswith(": trying us-east-1")
+    [agent] = job._adapter.look(job._job).values()
+    assert (agent.state, agent.joins) == ("waiting", ())
+    assert agent.description.endswith(": trying us-east-1")
     job.kill()
     assert sky.clusters == {}
     sky.slow, sky.unavailable = False, True
-    other = SkyPilotJob({"trainers": 1})
-    other.apply()
-    [seen] = other._adapter.look(other._job).values()
-    assert seen.state == "ended"
-    assert re.search(r"SkyPilot has not launched the cluster monarch-\w+-0: no H100 in any region$", seen.description)
-    other.kill()
+    second = SkyPilotJob({"trainers": 1})
+    second.apply()
+    [agent] = second._adapter.look(second._job).values()
+    assert agent.state == "ended"
+    assert re.search(r"SkyPilot has not launched the cluster monarch-\w+-0: no H100 in any region$", agent.description)
+    second.kill()
     with pytest.raises(EngineError, match=r"of which kind\? accelerators='H100'"):
         SkyPilotJob({"trainers": Role(gpus=8)}).apply()
 

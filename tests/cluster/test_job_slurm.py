@@ -60,23 +60,23 @@ def test_each_node_is_a_host_and_another_process_ends_the_job(slurm: SlurmCluste
     job = SlurmJob({"trainers": 2, "loaders": 1}, PYTHON, partition="all", time_limit="0:10:00", env=LIGHT)
     try:
         state = job.state(cached_path=str(tmp_path / "job.json"))
-        where = state.trainers.spawn_procs(per_host={"gpus": 2}).spawn("where", Where)
-        found = where.where.call().get(SOON).values()
+        actors = state.trainers.spawn_procs(per_host={"gpus": 2}).spawn("where", Where)
+        replies = actors.where.call().get(SOON).values()
         print(f"first reply of 2 nodes after {time.monotonic() - begun:.1f} s")
-        assert len({node for node, _, _ in found}) == 2, "a node each"
-        assert {mark for _, mark, _ in found} == {LIGHT["MARK"]}
+        assert len({node for node, _, _ in replies}) == 2, "a node each"
+        assert {mark for _, mark, _ in replies} == {LIGHT["MARK"]}
         job.wait(SOON)
         shown = slurm.ask("scontrol", "show", "job", "-d", slurm_id(job)) + slurm.ask("ps", "axww", "-o", "args")
         secret = Path(job._folder, "key").read_text().splitlines()[-1].strip()
         assert secret not in shown
         assert LIGHT["MARK"] not in shown
         assert oct(os.stat(Path(job._folder, "key")).st_mode & 0o777) == "0o600"
-        assert [each.apply_id for each in running_jobs("slurm")] == [job.apply_id]
+        assert [entry.apply_id for entry in running_jobs("slurm")] == [job.apply_id]
         found_again = job_load(str(tmp_path / "job.json"))
         assert found_again.can_run(job)
         assert "--overlap" in job._adapter.shell(job._job, "trainers_1")
         found_again.kill()
-        assert none_alive([pid for _, _, pid in found])
+        assert none_alive([pid for _, _, pid in replies])
         until(lambda: slurm.ask("squeue", "-h") == "", "Slurm has tidied up")
         assert running_jobs("slurm") == []
     finally:
@@ -93,11 +93,11 @@ def test_a_mesh_grows_by_another_batch_job_and_gives_nodes_back(
     job = SlurmJob({"trainers": 2}, PYTHON, env=LIGHT)
     try:
         procs = job.state(cached_path=str(tmp_path / "job.json")).trainers.spawn_procs()
-        where = procs.spawn("where", Where)
-        assert [node for node, _, _ in where.where.call().get(SOON).values()] == ["n1", "n2"]
+        actors = procs.spawn("where", Where)
+        assert [node for node, _, _ in actors.where.call().get(SOON).values()] == ["n1", "n2"]
         procs.grow(hosts=["n4"], timeout=SOON)
-        found = where.where.call().get(SOON).values()
-        assert [(node, mark) for node, mark, _ in found] == [(node, LIGHT["MARK"]) for node in ("n1", "n2", "n4")]
+        replies = actors.where.call().get(SOON).values()
+        assert [(node, mark) for node, mark, _ in replies] == [(node, LIGHT["MARK"]) for node in ("n1", "n2", "n4")]
         assert used().split() == ["n[1-2]", "n4"]
         with pytest.raises(
             NoMoreHostsError, match=r"no 2 more hosts within 4 s: .*wait in Slurm's queue \(job \d+: Res"
@@ -106,26 +106,26 @@ def test_a_mesh_grows_by_another_batch_job_and_gives_nodes_back(
         assert used().split() == ["n[1-2]", "n4"], "nothing of it waits any longer"
         procs.grow(hosts=1, timeout=SOON)
         assert used().split() == ["n[1-2]", "n4", "n3"]
-        found = where.where.call().get(SOON).values()
+        replies = actors.where.call().get(SOON).values()
         procs.shrink(hosts=[1, 3])
         until(lambda: used().split() == ["n1", "n4"], "a node of a batch job, and the whole of another, are given back")
-        assert none_alive([found[1][2], found[3][2]])
-        assert [node for node, _, _ in where.where.call().get(SOON).values()] == ["n1", "n4"]
+        assert none_alive([replies[1][2], replies[3][2]])
+        assert [node for node, _, _ in actors.where.call().get(SOON).values()] == ["n1", "n4"]
         assert "--nodelist=n4" in job.adapter.shell(job._job, "trainers_2")
         slurm.ask("scancel", f"--signal={END.name[3:]}", slurm_id(job))  # its agents end at once
         with pytest.raises(SupervisionError):
-            until(lambda: where.where.call().get(SOON) is None, "its end")
+            until(lambda: actors.where.call().get(SOON) is None, "its end")
         slurm.answers(False)
         with pytest.raises(NoMoreHostsError, match=r"engine of SlurmJob \w+ has not answered within 4 s"):
-            heal_mesh(where)
+            heal_mesh(actors)
         slurm.answers(True)
-        heal_mesh(where, timeout=SOON)  # Slurm says that it has ended
-        found = where.where.call().get(SOON).values()
-        assert len({node for node, _, _ in found}) == 2
+        heal_mesh(actors, timeout=SOON)  # Slurm says that it has ended
+        replies = actors.where.call().get(SOON).values()
+        assert len({node for node, _, _ in replies}) == 2
         again = job_load(str(tmp_path / "job.json"))
         assert sorted(agent.id for agent in again._agents.values()) == sorted(agent.id for agent in job.agents.values())
         again.kill()
-        assert none_alive([pid for _, _, pid in found])
+        assert none_alive([pid for _, _, pid in replies])
         until(lambda: used() == "", "Slurm has tidied up")
     finally:
         job.kill()
@@ -153,20 +153,20 @@ def test_hosts_that_wait_in_the_queue_are_told_with_slurms_reason(slurm: SlurmCl
 def test_a_job_that_slurm_ends_is_one_report_in_its_words(slurm: SlurmCluster, shown: list[Any]) -> None:
     job = SlurmJob({"trainers": 3}, PYTHON, env=LIGHT)
     try:
-        where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
-        pids = [pid for _, _, pid in where.where.call().get(SOON).values()]
+        actors = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+        pids = [pid for _, _, pid in actors.where.call().get(SOON).values()]
         notices: list[str] = []
         current_runtime().part(HostNotices).present(lambda event: notices.append(event.text))
         slurm.ask("scancel", slurm_id(job))
         until(lambda: notices, "the notice")
-        told = rf"\(Slurm job {slurm_id(job)} (is being ended|was cancelled)\), in 2 s"
-        assert re.search(told, notices[0]), "for KillWait"
-        assert [pid for _, _, pid in where.where.call().get(SOON).values()] == pids, "it goes on for that time"
+        pattern = rf"\(Slurm job {slurm_id(job)} (is being ended|was cancelled)\), in 2 s"
+        assert re.search(pattern, notices[0]), "for KillWait"
+        assert [pid for _, _, pid in actors.where.call().get(SOON).values()] == pids, "it goes on for that time"
         until(lambda: shown, "its end is shown, though no call waits for it")
         assert shown[0].crashed_ranks == [0, 1, 2]
         assert shown[0].report().count(f"trainers_0, trainers_1, trainers_2 are gone: Slurm job {slurm_id(job)}") == 1
         with pytest.raises(SupervisionError, match=r"3 hosts .* were lost: trainers_0"):
-            where.where.call().get(SOON)
+            actors.where.call().get(SOON)
         until(lambda: "cancel" in job._lost(), "Slurm says so")
         with pytest.raises(RuntimeError, match=rf"is gone: Slurm job {slurm_id(job)} was cancelled"):
             job.state(None)

@@ -52,9 +52,9 @@ class Where(Actor):
 
 def workers_of(server: SSHServer) -> list[int]:
     """The processes of agents that were started through the server."""
-    found = subprocess.run(["pgrep", "-f", "monarch_nb.job.worker"], capture_output=True, text=True, check=False)
+    listing = subprocess.run(["pgrep", "-f", "monarch_nb.job.worker"], capture_output=True, text=True, check=False)
     mine = str(server.folder / "there")
-    return [pid for pid in map(int, found.stdout.split()) if mine in command_of(pid)]
+    return [pid for pid in map(int, listing.stdout.split()) if mine in command_of(pid)]
 
 
 def test_hosts_start_over_ssh_and_another_process_finds_and_ends_them(server: SSHServer, tmp_path: Path) -> None:
@@ -92,45 +92,45 @@ def test_hosts_start_over_ssh_and_another_process_finds_and_ends_them(server: SS
 def test_a_mesh_grows_onto_free_or_named_machines_and_returns_them(
     server: SSHServer, tmp_path: Path, shown: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    second, gone = SSHServer(server.folder), SSHServer(server.folder)
-    gone.close()
-    job = job_at(server, env=LIGHT, more=[gone.name, second.name])
+    second, closed = SSHServer(server.folder), SSHServer(server.folder)
+    closed.close()
+    job = job_at(server, env=LIGHT, more=[closed.name, second.name])
     try:
         procs = job.state(cached_path=str(tmp_path / "job.json")).trainers.spawn_procs()
-        where = procs.spawn("where", Where)
-        [[_, first, _]] = where.mark.call().get(SOON).values()
+        actors = procs.spawn("where", Where)
+        [[_, first, _]] = actors.mark.call().get(SOON).values()
         assert procs.grow(hosts=1, timeout=SOON).sizes["hosts"] == 2
-        found = where.mark.call().get(SOON).values()
-        assert [(mark, connection.split()[-1]) for mark, _, connection in found] == [
+        replies = actors.mark.call().get(SOON).values()
+        assert [(mark, connection.split()[-1]) for mark, _, connection in replies] == [
             ("ssh", str(server.port)),
             ("ssh", str(second.port)),
         ]
         with pytest.raises(
-            NoMoreHostsError, match=rf"(?s)do not suffice for 1 more .*hosts=\['node7'\].*{gone.name}: port "
+            NoMoreHostsError, match=rf"(?s)do not suffice for 1 more .*hosts=\['node7'\].*{closed.name}: port "
         ):
             procs.grow(hosts=1, timeout=SOON)
-        with pytest.raises(NoMoreHostsError, match=f"could not be started on {gone.name}"):
-            procs.grow(hosts=[server.name, gone.name], timeout=SOON)
+        with pytest.raises(NoMoreHostsError, match=f"could not be started on {closed.name}"):
+            procs.grow(hosts=[server.name, closed.name], timeout=SOON)
         assert len(workers_of(server)) == 2, "the one that could be started has ended again"
         assert procs.grow(hosts=[server.name], timeout=SOON).sizes["hosts"] == 3
-        pids = [pid for _, pid, _ in where.mark.call().get(SOON).values()]
+        pids = [pid for _, pid, _ in actors.mark.call().get(SOON).values()]
         assert pids[0] == first
-        other = job_load(str(tmp_path / "job.json"))
-        assert isinstance(other, SSHJob)
-        assert [agent.id for agent in other._agents.values()] == [server.name, second.name, server.name]
+        copy = job_load(str(tmp_path / "job.json"))
+        assert isinstance(copy, SSHJob)
+        assert [agent.id for agent in copy._agents.values()] == [server.name, second.name, server.name]
         assert procs.shrink(hosts=[1, 2]).sizes["hosts"] == 1
         assert none_alive(pids[1:])
         until(lambda: len(workers_of(server)) == 1, "their agents have ended")
         assert list(job.agents) == ["trainers_0"]
         os.kill(workers_of(server)[0], 9)
         with pytest.raises(SupervisionError):
-            until(lambda: where.mark.call().get(SOON) is None, "its end")
-        assert heal_mesh(where, replace=True, timeout=SOON) is where
-        [[_, _, connection]] = where.mark.call().get(SOON).values()
+            until(lambda: actors.mark.call().get(SOON) is None, "its end")
+        assert heal_mesh(actors, replace=True, timeout=SOON) is actors
+        [[_, _, connection]] = actors.mark.call().get(SOON).values()
         assert connection.split()[-1] == str(second.port)
         procs.grow(hosts=1, timeout=SOON)  # where the first has ended
-        pids = [pid for _, pid, _ in where.mark.call().get(SOON).values()]
-        other.kill()  # which has not heard of those that came later
+        pids = [pid for _, pid, _ in actors.mark.call().get(SOON).values()]
+        copy.kill()  # which has not heard of those that came later
         assert none_alive(pids)
         assert workers_of(server) == []
     finally:
@@ -142,14 +142,14 @@ def test_a_mesh_grows_onto_free_or_named_machines_and_returns_them(
 def test_a_tunnel_is_enough_and_returns_after_a_cut_connection(server: SSHServer) -> None:
     job = job_at(server, reach="tunnel", env=LIGHT)
     try:
-        where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
-        _, pid, _ = where.mark.call_one().get(SOON)
+        actors = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+        _, pid, _ = actors.mark.call_one().get(SOON)
         [join] = [remote.endpoint for remote in remotes() if not remote.lost]
         assert join.startswith("tcp://127.0.0.1:")
         server.cut()
         assert alive(pid)
         server.start()
-        assert where.mark.call_one().get(SOON)[1] == pid
+        assert actors.mark.call_one().get(SOON)[1] == pid
     finally:
         job.kill()
     assert none_alive([pid])
@@ -200,12 +200,12 @@ def remotes() -> list[Any]:
 def test_a_worker_killed_over_ssh_is_reported_with_its_machine(server: SSHServer, shown: list[Any]) -> None:
     job = job_at(server, env=LIGHT)
     try:
-        where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
-        where.mark.call_one().get(SOON)
+        actors = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+        actors.mark.call_one().get(SOON)
         [worker] = workers_of(server)
         os.kill(worker, 9)
         with pytest.raises(SupervisionError):
-            until(lambda: where.mark.call_one().get(SOON) is None, "its end")
+            until(lambda: actors.mark.call_one().get(SOON) is None, "its end")
         with pytest.raises(RuntimeError, match=rf"is gone: .* on {server.name}, \(process {worker}\) has ended"):
             job.state(None)
     finally:
@@ -213,7 +213,7 @@ def test_a_worker_killed_over_ssh_is_reported_with_its_machine(server: SSHServer
 
 
 @pytest.mark.parametrize(
-    ("change", "story"),
+    ("change", "pattern"),
     [
         ({"python_exe": "/no/such/python"}, r"/no/such/python with monarch-nb does not run there: .*[Nn]o such file"),
         ({"ssh_args": ""}, "the login was refused .* it must go without a password"),
@@ -223,14 +223,14 @@ def test_a_worker_killed_over_ssh_is_reported_with_its_machine(server: SSHServer
     ids=["python", "key", "host-key", "port"],
 )
 def test_faults_of_a_machine_are_reported_with_the_remedy_and_tidied(
-    server: SSHServer, change: dict[str, Any], story: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: SSHServer, change: dict[str, Any], pattern: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # with no keys of the user's own
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    given = {"python_exe": PYTHON, "ssh_args": f"-i {server.identity}", "known_hosts": str(server.known_hosts),
+    arguments = {"python_exe": PYTHON, "ssh_args": f"-i {server.identity}", "known_hosts": str(server.known_hosts),
              "meshes": {"trainers": [server.name]}, **change}  # fmt: skip
-    job = SSHJob(**given)
-    with pytest.raises(EngineError, match=rf"on 1 of 1 machines:\n.*{story}"):
+    job = SSHJob(**arguments)
+    with pytest.raises(EngineError, match=rf"on 1 of 1 machines:\n.*{pattern}"):
         job.apply()
     assert not job.active
     assert workers_of(server) == []
@@ -264,18 +264,18 @@ def test_the_last_machine_is_a_spare_that_replaces_a_lost_one(
     job = job_at(server, {"trainers": [server.name] * 2}, env=LIGHT, spares=1)
     try:
         hosts = job.state(cached_path=None).trainers
-        where = hosts.spawn_procs().spawn("where", Where)
-        _, pid, _ = where.mark.call_one().get(SOON)
+        actors = hosts.spawn_procs().spawn("where", Where)
+        _, pid, _ = actors.mark.call_one().get(SOON)
         until(lambda: hosts.spares, "the spare")
         [spare] = hosts.spares
         worker = next(
-            each for each in workers_of(server) if str(each) in job.adapter.look(job._job)["trainers_0"].description
+            agent for agent in workers_of(server) if str(agent) in job.adapter.look(job._job)["trainers_0"].description
         )
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(SupervisionError):
-            until(lambda: where.mark.call_one().get(SOON) is None, "its end")
-        heal_mesh(where, timeout=SOON)
-        assert where.mark.call_one().get(SOON)[1] != pid
+            until(lambda: actors.mark.call_one().get(SOON) is None, "its end")
+        heal_mesh(actors, timeout=SOON)
+        assert actors.mark.call_one().get(SOON)[1] != pid
         assert hosts.host_ids[0] == spare
         until(
             lambda: "there is no new spare host for trainers" in caplog.text or hosts.spares, "another one, or why not"

@@ -61,8 +61,8 @@ def test_each_machine_of_an_spmd_program_is_a_host(transport: str, tmp_path: Pat
     store = Store(str(tmp_path))
     env = {**os.environ, "RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     line = [sys.executable, "-c", OTHER, str(tmp_path), transport]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT) as other:
-        assert other.stdout is not None
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT) as program:
+        assert program.stdout is not None
         sizes = {"world_size": 4, "local_world_size": 2, "transport": transport}
         assert StoreJob.from_store(store, rank=1, local_rank=1, **sizes) is None
         hosts = host_mesh_from_store(store, rank=0, local_rank=0, name="spmd", **sizes)
@@ -73,7 +73,7 @@ def test_each_machine_of_an_spmd_program_is_a_host(transport: str, tmp_path: Pat
         assert len(agents) == 2
         assert all(map(alive, agents))
         procs.stop().get(SOON)
-        assert other.stdout.readline() == "ready\n"
+        assert program.stdout.readline() == "ready\n"
         hosts.shutdown().get(SOON)
         end_workers()
     until(lambda: not any(map(alive, agents)), "all have ended")
@@ -92,8 +92,8 @@ def test_jobs_are_given_on_rank_0_only_and_misfits_are_refused(tmp_path: Path, m
     with pytest.raises(ValueError, match="transport='ib' is none of 'ipc', 'tcp'"):
         StoreJob.from_store(store, world_size=2, transport="ib")
     assert not list(tmp_path.iterdir())
-    with socket.create_server(("0.0.0.0", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(RuntimeError, match=r"the worker w_0 did not start; it said:\n(?s:.*)in use"):
             StoreJob.from_store(store, world_size=2, transport="tcp", monarch_port=port, name="w")
     assert StoreJob.from_store(store, rank=1, local_rank=1, world_size=2) is None

@@ -31,9 +31,9 @@ def test_a_command_runs_on_every_rank_with_its_output_here(host: Any, capfd: Any
     script = "echo $MONARCH_RANK_x of $MONARCH_SIZE_x $WORD; echo oops >&2; exit $MONARCH_RANK_x"
     future = exec_command(host, ["sh", "-c", script], env={"WORD": "yes"}, per_host={"x": 3})
     assert future.get(SOON) == 2
-    said = capfd.readouterr()
-    assert sorted(said.out.splitlines()) == ["0 of 3 yes", "1 of 3 yes", "2 of 3 yes"]
-    assert said.err.splitlines().count("oops") == 3
+    output = capfd.readouterr()
+    assert sorted(output.out.splitlines()) == ["0 of 3 yes", "1 of 3 yes", "2 of 3 yes"]
+    assert output.err.splitlines().count("oops") == 3
 
 
 def test_a_command_may_run_elsewhere_and_write_to_files(host: Any, tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_a_shell_forwards_input_and_output_and_gives_its_status() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SHELL], input=typed.encode(), capture_output=True, env=env, timeout=40, check=False
     )
-    said = done.stdout.decode()
-    assert done.returncode == 5, (said, done.stderr)
+    output = done.stdout.decode()
+    assert done.returncode == 5, (output, done.stderr)
     for part in ("is a terminal\n", "\ngrün in /", "\n24 80"):
-        assert part in said.replace("\r", "")
+        assert part in output.replace("\r", "")
 
 
 class OpenShell:
@@ -96,9 +96,9 @@ class OpenShell:
 
     def expect(self, pattern: bytes) -> "re.Match[bytes]":
         assert self.process.stdout is not None
-        while (found := re.search(pattern, self.seen)) is None:
+        while (match := re.search(pattern, self.seen)) is None:
             self.seen += os.read(self.process.stdout.fileno(), 4096)
-        return found
+        return match
 
     def end_of_input(self) -> int:
         """Its status once its input has ended."""
@@ -199,16 +199,16 @@ def exchange(port: int, data: bytes) -> bytes:
 @pytest.mark.slow
 def test_many_connections_go_both_ways_and_end_cleanly(host: Any, echo: int) -> None:
     ports = free_ports(2)
-    with spawned(host, 2, "there") as there, spawned(host, 2, "here") as here, forwarder() as forward:
-        forward.forward.call(there, echo, here, lambda point: f"127.0.0.1:{ports[point['gpus']]}").get(SOON)
+    with spawned(host, 2, "there") as remote, spawned(host, 2, "here") as local, forwarder() as forward:
+        forward.forward.call(remote, echo, local, lambda point: f"127.0.0.1:{ports[point['gpus']]}").get(SOON)
         large = os.urandom(12 << 20)  # larger than what may be on its way at once
         assert exchange(ports[0], large) == large + b"end %d" % len(large)
         results: dict[int, bytes] = {}
 
-        def one(number: int) -> None:
+        def connect(number: int) -> None:
             results[number] = exchange(ports[number % 2], b"%d" % number * 1000)
 
-        threads = [threading.Thread(target=one, args=(number,)) for number in range(20)]
+        threads = [threading.Thread(target=connect, args=(number,)) for number in range(20)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -234,14 +234,14 @@ def test_stopping_the_forwarder_closes_what_it_forwarded(host: Any, echo: int) -
 
 
 def test_a_connection_nobody_accepts_is_cut_and_others_go_on(host: Any, echo: int) -> None:
-    closed, port, other = free_ports(3)
+    closed, port, open_port = free_ports(3)
     with spawned(host, 1) as procs, forwarder() as forward:
         forward.forward.call(procs, closed, procs, f"127.0.0.1:{port}").get(SOON)
-        forward.forward.call(procs, echo, procs, f"127.0.0.1:{other}").get(SOON)
+        forward.forward.call(procs, echo, procs, f"127.0.0.1:{open_port}").get(SOON)
         address = ("127.0.0.1", port)
         with socket.create_connection(address, timeout=SOON) as connection, contextlib.suppress(ConnectionResetError):
             assert connection.recv(10) == b""
-        assert exchange(other, b"x") == b"xend 1"
+        assert exchange(open_port, b"x") == b"xend 1"
 
 
 def test_ranks_of_one_machine_may_share_an_address_that_is_free(host: Any, echo: int) -> None:
@@ -256,27 +256,27 @@ def test_ranks_of_one_machine_may_share_an_address_that_is_free(host: Any, echo:
 
 def test_a_forward_that_fails_on_one_rank_leaves_none_listening(host: Any, echo: int) -> None:
     ports = free_ports(2)
-    with spawned(host, 2) as procs, forwarder() as forward, socket.socket() as taken:
-        taken.bind(("127.0.0.1", ports[1]))
-        taken.listen()
+    with spawned(host, 2) as procs, forwarder() as forward, socket.socket() as listener:
+        listener.bind(("127.0.0.1", ports[1]))
+        listener.listen()
         with pytest.raises(ActorError, match="already in use"):
             forward.forward.call(procs, echo, procs, lambda point: f"127.0.0.1:{ports[point['gpus']]}").get(SOON)
         with pytest.raises(ActorError, match="from 1 to 65535"):
             forward.forward.call(procs, lambda point: 80 * point["gpus"], procs, "127.0.0.1:8080").get(SOON)
         with socket.socket() as free:
             free.bind(("127.0.0.1", ports[0]))
-        other = free_port()
-        forward.forward.call(procs, echo, procs, f"127.0.0.1:{other}").get(SOON)  # it lives
-        assert exchange(other, b"x") == b"xend 1"
+        spare = free_port()
+        forward.forward.call(procs, echo, procs, f"127.0.0.1:{spare}").get(SOON)  # it lives
+        assert exchange(spare, b"x") == b"xend 1"
 
 
 def test_ports_that_cannot_be_forwarded_are_refused(host: Any) -> None:
-    with spawned(host, 1) as one, spawned(host, 2) as two, forwarder() as forward:
-        for arguments, told in (
-            ((one, 80, two, "127.0.0.1:8080"), "the same shape"),
-            ((one, 0, one, "127.0.0.1:8080"), "from 1 to 65535"),
-            ((one, 80, one, "8080"), "127.0.0.1:8080"),
-            ((one, lambda point: "80", one, "127.0.0.1:8080"), "from 1 to 65535"),
+    with spawned(host, 1) as single, spawned(host, 2) as pair, forwarder() as forward:
+        for arguments, pattern in (
+            ((single, 80, pair, "127.0.0.1:8080"), "the same shape"),
+            ((single, 0, single, "127.0.0.1:8080"), "from 1 to 65535"),
+            ((single, 80, single, "8080"), "127.0.0.1:8080"),
+            ((single, lambda point: "80", single, "127.0.0.1:8080"), "from 1 to 65535"),
         ):
-            with pytest.raises((ActorError, RuntimeError), match=told):
+            with pytest.raises((ActorError, RuntimeError), match=pattern):
                 forward.forward.call(*arguments).get(SOON)

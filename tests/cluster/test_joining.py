@@ -31,11 +31,11 @@ __all__ = ["apart", "faults", "key", "nothing_left"]
 class DiallingHost(HostProcess):
     """`python -m monarch_nb.host --dial`, as a user starts it."""
 
-    def __init__(self, folder: Path, at: str, key: Path, *options: str) -> None:
+    def __init__(self, folder: Path, endpoint: str, key: Path, *options: str) -> None:
         self.errors = folder / f"agent-{os.urandom(4).hex()}.log"
         with open(self.errors, "ab") as errors:
             self.process = subprocess.Popen(
-                command("monarch_nb.host.agent", "--dial", at, "--key", str(key), "--keep", *options),
+                command("monarch_nb.host.agent", "--dial", endpoint, "--key", str(key), "--keep", *options),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
         assert self.process.stdout is not None
@@ -51,30 +51,30 @@ def free_endpoint() -> str:
 
 
 @pytest.fixture(scope="module")
-def at() -> str:
+def endpoint() -> str:
     return free_endpoint()
 
 
 @pytest.fixture
-def elsewhere() -> str:
+def address() -> str:
     """An endpoint that those of `diallers` do not call."""
     return free_endpoint()
 
 
 @pytest.fixture(scope="module")
-def diallers(tmp_path_factory: pytest.TempPathFactory, key: Path, at: str) -> Iterator[list[DiallingHost]]:
+def diallers(tmp_path_factory: pytest.TempPathFactory, key: Path, endpoint: str) -> Iterator[list[DiallingHost]]:
     """Two hosts that call for as long as nobody answers."""
     folder = tmp_path_factory.mktemp("agents")
-    made = [DiallingHost(folder, at, key) for _ in range(2)]
-    yield made
+    hosts = [DiallingHost(folder, endpoint, key) for _ in range(2)]
+    yield hosts
     connect.shutdown()
-    for one in made:
-        one.close()
+    for host in hosts:
+        host.close()
 
 
 @pytest.fixture
-def pair(diallers: list[DiallingHost], at: str, key: Path) -> Iterator[Any]:
-    yield accept_hosts(2, at=at, key=key, timeout=SOON)
+def pair(diallers: list[DiallingHost], endpoint: str, key: Path) -> Iterator[Any]:
+    yield accept_hosts(2, at=endpoint, key=key, timeout=SOON)
     connect.shutdown()
 
 
@@ -82,7 +82,7 @@ def pair(diallers: list[DiallingHost], at: str, key: Path) -> Iterator[Any]:
 def test_hosts_that_dial_are_a_mesh_like_any_other(
     pair: Any, diallers: list[DiallingHost], tmp_path: Path, key: Path
 ) -> None:
-    assert set(pair.host_ids) == {one.host for one in diallers}
+    assert set(pair.host_ids) == {dialler.host for dialler in diallers}
     assert pair.initialized.get(SOON) is True
     procs = pair.spawn_procs(per_host={"slots": 2}, name="far")
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
@@ -91,24 +91,24 @@ def test_hosts_that_dial_are_a_mesh_like_any_other(
     assert list(callers.call.call(members).get(SOON).values()) == [everybody] * 4
     data = bytes(3_000_000)
     assert list(members.length.call(data).get(SOON).values()) == [len(data)] * 4
-    near = this_host().spawn_procs(name="near")
-    assert near.spawn("in", Caller).call.call_one(members).get(SOON) == everybody
-    here = near.spawn("here", Member)
-    assert callers.slice(hosts=1, slots=0).call.call_one(here).get(SOON) == here.where.call().get(SOON).values()
+    local = this_host().spawn_procs(name="near")
+    assert local.spawn("in", Caller).call.call_one(members).get(SOON) == everybody
+    targets = local.spawn("here", Member)
+    assert callers.slice(hosts=1, slots=0).call.call_one(targets).get(SOON) == targets.where.call().get(SOON).values()
     with user_hosts(tmp_path, 1, key=key, shutdown=False) as [agent]:
-        other = attach_hosts([agent.endpoint], key=key)
-        there = other.spawn_procs(name="there").spawn("there", Caller)
-        assert list(there.call.call(members).get(SOON).values()) == [everybody]
-        other.shutdown().get(SOON)
-    near.stop().get(SOON)
+        attached = attach_hosts([agent.endpoint], key=key)
+        more_callers = attached.spawn_procs(name="there").spawn("there", Caller)
+        assert list(more_callers.call.call(members).get(SOON).values()) == [everybody]
+        attached.shutdown().get(SOON)
+    local.stop().get(SOON)
 
 
 @pytest.mark.slow
-def test_procs_end_with_the_controller_and_hosts_join_the_next(pair: Any, at: str, key: Path) -> None:
+def test_procs_end_with_the_controller_and_hosts_join_the_next(pair: Any, endpoint: str, key: Path) -> None:
     first = pair.spawn_procs(name="first").spawn("members", Member).where.call().get(SOON).values()
     shutdown_context().get(SOON)
     until(lambda: not any(alive(pid) for _, pid in first))
-    again = accept_hosts(2, at=at, key=key, timeout=SOON)
+    again = accept_hosts(2, at=endpoint, key=key, timeout=SOON)
     assert set(again.host_ids) == set(pair.host_ids)
     assert len(again.spawn_procs(name="next").spawn("members", Member).where.call().get(SOON)) == 2
 
@@ -126,11 +126,11 @@ def test_a_rank_dying_on_a_joined_host_is_reported_and_healed(pair: Any, faults:
 
 
 @pytest.mark.slow
-def test_a_connection_that_breaks_is_dialled_again_and_loses_nothing(tmp_path: Path, key: Path, elsewhere: str) -> None:
-    proxy = Proxy(elsewhere)
+def test_a_connection_that_breaks_is_dialled_again_and_loses_nothing(tmp_path: Path, key: Path, address: str) -> None:
+    proxy = Proxy(address)
     dialler = DiallingHost(tmp_path, proxy.endpoint, key)
     try:
-        members = accept_hosts(1, at=elsewhere, key=key, timeout=SOON).spawn_procs(name="far").spawn("members", Member)
+        members = accept_hosts(1, at=address, key=key, timeout=SOON).spawn_procs(name="far").spawn("members", Member)
         members.where.call().get(SOON)
         for number in range(200):
             if number == 100:
@@ -144,12 +144,12 @@ def test_a_connection_that_breaks_is_dialled_again_and_loses_nothing(tmp_path: P
 
 
 def test_a_host_that_does_not_redial_is_lost_until_it_returns(
-    tmp_path: Path, key: Path, elsewhere: str, faults: list[MeshFailure]
+    tmp_path: Path, key: Path, address: str, faults: list[MeshFailure]
 ) -> None:
-    proxy = Proxy(elsewhere)
+    proxy = Proxy(address)
     dialler = DiallingHost(tmp_path, proxy.endpoint, key)
     try:
-        hosts = accept_hosts(1, at=elsewhere, key=key, lease=1.0, timeout=SOON)
+        hosts = accept_hosts(1, at=address, key=key, lease=1.0, timeout=SOON)
         members = hosts.spawn_procs(name="far").spawn("members", Member)
         [(_, pid)] = members.where.call().get(SOON).values()
         waiting = members.nap.call(300, 0)
@@ -171,20 +171,20 @@ def test_a_host_that_does_not_redial_is_lost_until_it_returns(
 
 @pytest.mark.slow
 def test_two_agents_of_one_name_have_it_one_after_the_other(
-    tmp_path: Path, key: Path, elsewhere: str, faults: list[MeshFailure], apart: Path
+    tmp_path: Path, key: Path, address: str, faults: list[MeshFailure], apart: Path
 ) -> None:
-    first = DiallingHost(tmp_path, elsewhere, key, "--host", "h0a0a0a")
+    first = DiallingHost(tmp_path, address, key, "--host", "h0a0a0a")
     dialled = [first]
     try:
-        hosts = accept_hosts(1, at=elsewhere, key=key, timeout=SOON)
+        hosts = accept_hosts(1, at=address, key=key, timeout=SOON)
         members = hosts.spawn_procs(name="far").spawn("members", Member)
         before = members.where.call().get(SOON).values()
-        second = DiallingHost(tmp_path, elsewhere, key, "--host", "h0a0a0a", "--run-folder", str(apart))
+        second = DiallingHost(tmp_path, address, key, "--host", "h0a0a0a", "--run-folder", str(apart))
         dialled.append(second)
-        told = f"host h0a0a0a has joined by another agent, process {first.process.pid}: this one, process"
-        until(lambda: told in second.errors.read_text())
+        message = f"host h0a0a0a has joined by another agent, process {first.process.pid}: this one, process"
+        until(lambda: message in second.errors.read_text())
         with pytest.raises(AttachError, match="an id of its own"):
-            accept_hosts(1, at=elsewhere, key=key, timeout=0.1)
+            accept_hosts(1, at=address, key=key, timeout=0.1)
         assert members.where.call().get(SOON).values() == before, "nothing happens to the first"
         host = current_runtime().part(HostRoutes).attached["h0a0a0a"]
         was = host.incarnation
@@ -199,26 +199,26 @@ def test_two_agents_of_one_name_have_it_one_after_the_other(
             dialler.close()
 
 
-def test_hosts_that_did_not_join_are_reported_with_the_remedy(key: Path, elsewhere: str) -> None:
+def test_hosts_that_did_not_join_are_reported_with_the_remedy(key: Path, address: str) -> None:
     with pytest.raises(TrustError, match="needs a key"):
-        accept_hosts(1, at=elsewhere)
+        accept_hosts(1, at=address)
     with pytest.raises(AttachError, match=r"0 of 1 host joined .*--dial tcp://HERE:\d+"):
-        accept_hosts(1, at=elsewhere, key=key, timeout=0.2)
+        accept_hosts(1, at=address, key=key, timeout=0.2)
     with pytest.raises(ValueError, match="already"):
         accept_hosts(1, at="tcp://127.0.0.1:1", key=key)
     with pytest.raises(ValueError, match="at least 1"):
-        accept_hosts(0, at=elsewhere, key=key)
+        accept_hosts(0, at=address, key=key)
     connect.shutdown()
 
 
 @pytest.mark.slow
-def test_a_host_with_another_key_does_not_get_in(key: Path, elsewhere: str, tmp_path: Path) -> None:
-    other = tmp_path / "other.key"
-    Keys.load_or_create(other)
-    dialler = DiallingHost(tmp_path, elsewhere, other)
+def test_a_host_with_another_key_does_not_get_in(key: Path, address: str, tmp_path: Path) -> None:
+    wrong_key = tmp_path / "other.key"
+    Keys.load_or_create(wrong_key)
+    dialler = DiallingHost(tmp_path, address, wrong_key)
     try:
         with pytest.raises(AttachError, match="0 of 1"):
-            accept_hosts(1, at=elsewhere, key=key, timeout=1.5)
+            accept_hosts(1, at=address, key=key, timeout=1.5)
         until(lambda: "does not accept this key" in dialler.errors.read_text())
     finally:
         connect.shutdown()

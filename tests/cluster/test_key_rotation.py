@@ -44,7 +44,7 @@ run_worker_until_killed(sys.argv[1], Path(sys.argv[2]))
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
+def key(tmp_path: Path) -> Path:
     """The key file of this process; each agent has its own copy."""
     keys = Keys.create()
     for name in ("here", "0", "1"):
@@ -53,7 +53,7 @@ def here(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def agents(here: Path, tmp_path: Path) -> Iterator[list[HostProcess]]:
+def agents(key: Path, tmp_path: Path) -> Iterator[list[HostProcess]]:
     with (
         user_hosts(tmp_path, 1, key=tmp_path / "0.key") as first,
         user_hosts(tmp_path, 1, key=tmp_path / "1.key") as second,
@@ -62,17 +62,17 @@ def agents(here: Path, tmp_path: Path) -> Iterator[list[HostProcess]]:
         connect.shutdown()
 
 
-def attached(agents: list[HostProcess], key: Path) -> Any:
+def attach(agents: list[HostProcess], key: Path) -> Any:
     return attach_hosts([agent.endpoint for agent in agents], key=key, timeout=SOON)
 
 
-def spawned(hosts: Any) -> Any:
+def spawn(hosts: Any) -> Any:
     return hosts.spawn_procs(per_host={"slots": 1}, name="members").spawn("members", Member)
 
 
-def test_calls_go_on_while_the_key_changes(agents: list[HostProcess], here: Path, tmp_path: Path) -> None:
-    former = Keys.load(here)
-    hosts = attached(agents, here)
+def test_calls_go_on_while_the_key_changes(agents: list[HostProcess], key: Path, tmp_path: Path) -> None:
+    former = Keys.load(key)
+    hosts = attach(agents, key)
     procs: ProcMesh = hosts.spawn_procs(per_host={"slots": 1}, name="pair")
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
     done, count = threading.Event(), 0
@@ -87,7 +87,7 @@ def test_calls_go_on_while_the_key_changes(agents: list[HostProcess], here: Path
     thread.start()
     waiting = members.held.call(tmp_path / "go", 1)
     for _ in range(3):
-        hosts.rotate_key(here)
+        hosts.rotate_key(key)
     (tmp_path / "go").touch()
     assert waiting.get(SOON).values() == [0, 1]
     callers.tell.call(members, 10, "each other").get(SOON)  # over connections between the hosts
@@ -95,49 +95,49 @@ def test_calls_go_on_while_the_key_changes(agents: list[HostProcess], here: Path
     done.set()
     thread.join()
     assert members.in_order.call("root", list(range(count))).get(SOON).values() == [True, True]
-    new = Keys.load(here)
+    new = Keys.load(key)
     assert new != former
     assert [Keys.load(tmp_path / f"{name}.key") for name in "01"] == [new, new]
     with pytest.raises(AttachError, match="does not accept this key"):
         attach_hosts([agents[0].endpoint], key=former, timeout=5)
 
 
-def test_hosts_that_dial_dial_with_the_new_key(here: Path, tmp_path: Path) -> None:
-    at = f"tcp://127.0.0.1:{free_port()}"
-    agent = DiallingHost(tmp_path, at, tmp_path / "0.key")
+def test_hosts_that_dial_dial_with_the_new_key(key: Path, tmp_path: Path) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    agent = DiallingHost(tmp_path, endpoint, tmp_path / "0.key")
     try:
-        hosts = accept_hosts(1, at=at, key=here)
-        members = spawned(hosts)
+        hosts = accept_hosts(1, at=endpoint, key=key)
+        members = spawn(hosts)
         members.where.call().get(SOON)
-        hosts.rotate_key(here)
+        hosts.rotate_key(key)
         assert members.where.call().get(SOON)
-        assert Keys.load(tmp_path / "0.key") == Keys.load(here)
+        assert Keys.load(tmp_path / "0.key") == Keys.load(key)
     finally:
         connect.shutdown()
         agent.close()
 
 
-def test_a_host_that_is_used_by_another_program_keeps_its_key(agents: list[HostProcess], here: Path) -> None:
-    former = Keys.load(here)
-    hosts = attached(agents, here)
-    words = [sys.executable, "-c", OTHER, str(here), agents[1].endpoint]
+def test_a_host_that_is_used_by_another_program_keeps_its_key(agents: list[HostProcess], key: Path) -> None:
+    former = Keys.load(key)
+    hosts = attach(agents, key)
+    words = [sys.executable, "-c", OTHER, str(key), agents[1].endpoint]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": ROOT}, **pipes) as other:  # type: ignore[call-overload]
-        assert other.stdout.readline() == b"attached\n"
+    with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": ROOT}, **pipes) as user:  # type: ignore[call-overload]
+        assert user.stdout.readline() == b"attached\n"
         with pytest.raises(TrustError, match="other programs use the hosts"):
-            hosts.rotate_key(here)
-        assert Keys.load(here) == former
-        assert spawned(hosts).where.call().get(SOON)
-        hosts.rotate_key(here, force=True)
-        other.stdin.close()
-    assert Keys.load(here) != former
+            hosts.rotate_key(key)
+        assert Keys.load(key) == former
+        assert spawn(hosts).where.call().get(SOON)
+        hosts.rotate_key(key, force=True)
+        user.stdin.close()
+    assert Keys.load(key) != former
 
 
-def test_a_file_that_cannot_be_written_changes_nothing(agents: list[HostProcess], here: Path, tmp_path: Path) -> None:
-    hosts = attached(agents, here)
+def test_a_file_that_cannot_be_written_changes_nothing(agents: list[HostProcess], key: Path, tmp_path: Path) -> None:
+    hosts = attach(agents, key)
     with pytest.raises(TrustError, match=r"nowhere/job\.key cannot be written: No such file"):
         hosts.rotate_key(tmp_path / "nowhere" / "job.key")
-    assert spawned(hosts).where.call().get(SOON)
+    assert spawn(hosts).where.call().get(SOON)
     with pytest.raises(ValueError, match="name the file"):
         hosts.rotate_key()
     job = ProcessJob({"keyless": 1})
@@ -147,40 +147,40 @@ def test_a_file_that_cannot_be_written_changes_nothing(agents: list[HostProcess]
 
 
 def test_a_host_that_is_silent_gets_the_new_key_later(
-    agents: list[HostProcess], here: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    agents: list[HostProcess], key: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hosts = attached(agents, here)
-    members = spawned(hosts)
+    hosts = attach(agents, key)
+    members = spawn(hosts)
     members.where.call().get(SOON)
     os.kill(agents[1].pid, signal.SIGSTOP)
     with pytest.raises(TrustError, match="it has not answered"):
-        hosts.rotate_key(here, timeout=1)
+        hosts.rotate_key(key, timeout=1)
     os.kill(agents[1].pid, signal.SIGCONT)
     assert members.where.call().get(SOON)
     save = Keys.save
 
-    def stopped(keys: Keys, path: Path) -> None:
+    def save_and_stop(keys: Keys, path: Path) -> None:
         save(keys, path)
         os.kill(agents[1].pid, signal.SIGSTOP)
 
-    monkeypatch.setattr(Keys, "save", stopped)
-    hosts.rotate_key(here, timeout=1)
+    monkeypatch.setattr(Keys, "save", save_and_stop)
+    hosts.rotate_key(key, timeout=1)
     assert "out of touch, and to get it once back: " in caplog.text
     assert members.slice(hosts=0).where.call().get(SOON)
     os.kill(agents[1].pid, signal.SIGCONT)
     assert members.where.call().get(SOON)
-    until(lambda: Keys.load(here.with_name("1.key")) == Keys.load(here))
+    until(lambda: Keys.load(key.with_name("1.key")) == Keys.load(key))
 
 
-def test_an_agent_that_is_started_again_has_the_new_key(here: Path, tmp_path: Path, faults: list[Any]) -> None:
-    at = f"tcp://127.0.0.1:{free_port()}"
+def test_an_agent_that_is_started_again_has_the_new_key(key: Path, tmp_path: Path, faults: list[Any]) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER, at, str(tmp_path / "0.key")], env={**os.environ, "PYTHONPATH": ROOT}
+        [sys.executable, "-c", WORKER, endpoint, str(tmp_path / "0.key")], env={**os.environ, "PYTHONPATH": ROOT}
     )
     try:
-        hosts = attach_hosts([at], key=here, timeout=SOON)
-        members = spawned(hosts)
-        hosts.rotate_key(here)
+        hosts = attach_hosts([endpoint], key=key, timeout=SOON)
+        members = spawn(hosts)
+        hosts.rotate_key(key)
         [(_, pid)] = members.where.call().get(SOON).values()
         agent = int(Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0])
         os.kill(agent, signal.SIGKILL)
@@ -195,19 +195,19 @@ def test_an_agent_that_is_started_again_has_the_new_key(here: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_records_of_kept_meshes_have_the_new_key(
-    agents: list[HostProcess], here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+    agents: list[HostProcess], key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with configured(mesh_keep="5m" if kept else "0s"):
-        hosts = attached(agents, here)
-        members = spawned(hosts)
+        hosts = attach(agents, key)
+        members = spawn(hosts)
         members.where.call().get(SOON)
-        found = (tmp_path / "state").rglob("*.json")
+        paths = (tmp_path / "state").rglob("*.json")
         if kept:
             until(lambda: any((tmp_path / "state").rglob("*.json")))
-        hosts.rotate_key(here)
-        records = [mesh_files.read(path) for path in found]
+        hosts.rotate_key(key)
+        records = [mesh_files.read(path) for path in paths]
         keys = {way.key.encode() for record in records if record is not None for way in record.ways}
-        assert keys == ({here.read_bytes()} if kept else set())
+        assert keys == ({key.read_bytes()} if kept else set())
         assert members.where.call().get(SOON)
         connect.shutdown()

@@ -61,13 +61,13 @@ def data() -> Any:
 
 
 def trainer(mesh: ProcMesh | None, **options: Any) -> Any:
-    given = {"logger": False, "enable_checkpointing": False, "max_epochs": 8, **options}
-    given.setdefault("strategy", MonarchStrategy(mesh))
+    arguments = {"logger": False, "enable_checkpointing": False, "max_epochs": 8, **options}
+    arguments.setdefault("strategy", MonarchStrategy(mesh))
     return L.Trainer(
         accelerator="cpu",
         enable_progress_bar=False,
         enable_model_summary=False,
-        **given,
+        **arguments,
     )
 
 

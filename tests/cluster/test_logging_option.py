@@ -110,7 +110,7 @@ def test_healed_processes_have_the_level_too(procs, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "told"),
+    ("options", "error", "message"),
     [
         ({"aggregate_window_sec": 3}, RuntimeError, "needs stream_to_client=True"),
         ({"stream_to_client": False, "aggregate_window_sec": 3}, RuntimeError, "needs stream_to_client=True"),
@@ -121,6 +121,6 @@ def test_healed_processes_have_the_level_too(procs, monkeypatch) -> None:
         ({"level": "INFO"}, ValueError, "0 to 255"),
     ],
 )
-def test_senseless_logging_options_are_refused(procs, given, error, told) -> None:
-    with pytest.raises(error, match=told):
-        asyncio.run(procs.logging_option(**given))
+def test_senseless_logging_options_are_refused(procs, options, error, message) -> None:
+    with pytest.raises(error, match=message):
+        asyncio.run(procs.logging_option(**options))

@@ -51,21 +51,21 @@ class Trainer(Actor):
 
 
 @pytest.mark.parametrize(
-    ("keeps", "line", "held"), [("graph", "randn(512, 64)", "tensors"), ("objects", "str(each) * 9", "objects")]
+    ("keeps", "line", "kind"), [("graph", "randn(512, 64)", "tensors"), ("objects", "str(each) * 9", "objects")]
 )
-def test_the_line_that_allocates_what_stays_is_found(keeps: str, line: str, held: str) -> None:
+def test_the_line_that_allocates_what_stays_is_found(keeps: str, line: str, kind: str) -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="trainers")
     trainers = procs.spawn("trainers", Trainer)
     trainers.step.call("", 2).get(SECONDS)
-    with MemoryWatch(trainers) as found:
+    with MemoryWatch(trainers) as watch:
         trainers.slice(gpus=1).step.call(keeps, 60).get(SECONDS)
-    (finding,) = found.diagnosis.findings
+    (finding,) = watch.diagnosis.findings
     assert (finding.kind, finding.ranks, finding.mesh, finding.sure) == ("memory", (1,), "trainers", True)
     assert finding.source.endswith(line_of(__file__, line))
-    assert held in finding.text
-    with MemoryWatch(trainers) as found:
+    assert kind in finding.text
+    with MemoryWatch(trainers) as watch:
         trainers.step.call("", 20).get(SECONDS)
-    assert found.diagnosis.findings == (), found
+    assert watch.diagnosis.findings == (), watch
     procs.stop().get(SECONDS)
 
 
@@ -83,14 +83,14 @@ def test_a_rank_that_uses_much_more_is_named_while_it_runs() -> None:
 def test_a_peak_is_named_by_parameter_and_module() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="trainers")
     trainers = procs.spawn("trainers", Trainer)
-    with MemoryWatch(trainers) as found:
+    with MemoryWatch(trainers) as watch:
         trainers.step.call("", 3).get(SECONDS)
-    assert found.peaks.keys() == {0, 1}
-    held = {(part.held.kind, part.held.name): part.held.size for part in found.peaks[0][0].parts}
-    assert held["parameters", "Linear.weight"] == 64 * 64 * 4
-    assert held["optimizer states", "AdamW exp_avg of Linear.weight"] == 64 * 64 * 4
-    assert held["activations", "Linear"] == 512 * 64 * 4
-    text = str(found)
+    assert watch.peaks.keys() == {0, 1}
+    sizes = {(part.held.kind, part.held.name): part.held.size for part in watch.peaks[0][0].parts}
+    assert sizes["parameters", "Linear.weight"] == 64 * 64 * 4
+    assert sizes["optimizer states", "AdamW exp_avg of Linear.weight"] == 64 * 64 * 4
+    assert sizes["activations", "Linear"] == 512 * 64 * 4
+    text = str(watch)
     assert "the highest peak of tensors was that of gpus=" in text
     assert "parameters 16.2 kB: Linear.weight 16.0 kB, Linear.bias 256 B" in text
     procs.stop().get(SECONDS)
@@ -102,21 +102,21 @@ def test_a_peak_of_sharded_tensors_has_the_names_of_the_program() -> None:
     model = monarch_nb.module_to_mesh(torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)), mesh)
     optimizer = torch.optim.AdamW(model.parameters())
     rows = monarch_nb.distribute(torch.ones(64, 64), mesh, ["data", None])
-    with MemoryWatch(mesh) as found:
+    with MemoryWatch(mesh) as watch:
         for _ in range(2):
             model(rows).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
         mesh.synchronise()
-    assert found.peaks.keys() == {0, 1}
-    held = {(part.held.kind, part.held.name): part.held.size for part in found.peaks[0][0].parts}
-    assert held["parameters", "Sequential.0.weight"] == 64 * 512 * 4
-    assert held["optimizer states", "AdamW exp_avg of Sequential.0.weight"] == 64 * 512 * 4
-    made = [part.held for part in found.peaks[0][0].parts if part.held.kind == "made in backward passes"]
-    assert ("Sequential.1", 64 * 512 * 4) in [(each.name, each.size) for each in made]
+    assert watch.peaks.keys() == {0, 1}
+    sizes = {(part.held.kind, part.held.name): part.held.size for part in watch.peaks[0][0].parts}
+    assert sizes["parameters", "Sequential.0.weight"] == 64 * 512 * 4
+    assert sizes["optimizer states", "AdamW exp_avg of Sequential.0.weight"] == 64 * 512 * 4
+    blocks = [part.held for part in watch.peaks[0][0].parts if part.held.kind == "made in backward passes"]
+    assert ("Sequential.1", 64 * 512 * 4) in [(block.name, block.size) for block in blocks]
     line = line_of(__file__, "model(rows)" + ".square()").rpartition("/")[2]
-    assert f" at {line}" in str(found)
-    assert "the highest peak of tensors was that of data=" in str(found)
+    assert f" at {line}" in str(watch)
+    assert "the highest peak of tensors was that of data=" in str(watch)
     procs.stop().get(SECONDS)
 
 
@@ -124,12 +124,12 @@ def test_tensors_of_ranks_have_the_names_of_the_program() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="trainers")
     with procs.activate() as mesh:
         model = torch.nn.Linear(64, 512)
-        with MemoryWatch(mesh) as found:
+        with MemoryWatch(mesh) as watch:
             model(torch.rand(16, 64)).square().sum().backward()
             monarch_nb.inspect(model.bias)
-        held = {(part.held.kind, part.held.name): part.held.size for part in found.peaks[1][0].parts}
-        assert held["parameters", "Linear.weight"] == held["gradients", "Linear.weight"] == 64 * 512 * 4
-        assert "2 ranks of trainers for" in str(found)
+        sizes = {(part.held.kind, part.held.name): part.held.size for part in watch.peaks[1][0].parts}
+        assert sizes["parameters", "Linear.weight"] == sizes["gradients", "Linear.weight"] == 64 * 512 * 4
+        assert "2 ranks of trainers for" in str(watch)
         with pytest.raises(TensorError, match="hold on rank 0, by name") as raised:
             monarch_nb.inspect(torch.empty(1 << 58))
     assert "parameters 130 kB: Linear.weight 128 kB, Linear.bias 2.00 kB" in str(raised.value)
@@ -153,14 +153,14 @@ def test_an_operation_without_memory_raises_what_holds_it() -> None:
     procs = this_host().spawn_procs(per_host={"data": 2}, name="trainers")
     mesh = Mesh.of(procs)
     model = monarch_nb.module_to_mesh(torch.nn.Linear(64, 512), mesh)
-    other = monarch_nb.distribute(torch.ones(300, 4), mesh)
+    ones = monarch_nb.distribute(torch.ones(300, 4), mesh)
     with pytest.raises(TensorError, match="can't allocate memory") as raised:
         torch.empty(1 << 58, device=mesh.device).sum().item()
     text = str(raised.value)
     assert "hold on rank" in text
     assert "parameters 130 kB: Linear.weight 128 kB, Linear.bias 2.00 kB" in text
     assert "other tensors 4.69 kB: float32 [300, 4] 4.69 kB" in text
-    assert float((other + model.bias[0].detach()).sum()) != 0, "the mesh is usable"
+    assert float((ones + model.bias[0].detach()).sum()) != 0, "the mesh is usable"
     procs.stop().get(SECONDS)
 
 
@@ -168,10 +168,10 @@ def test_what_ranks_have_on_a_gpu_is_compared() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 2}, env={"MONARCH_NB_GPU": "pretence"}, name="trainers")
     trainers = procs.spawn("trainers", Trainer)
     trainers.use_gpu.call(64, 0.5).get(SECONDS)
-    found = compare_memory(trainers)
-    assert "on GPUs 64.0 MB (0 B in tensors), busy for 50 % of the time" in found.inspected
-    assert "parameters 16.2 kB: Linear.weight 16.0 kB" in found.inspected
-    assert found.findings == ()
+    diagnosis = compare_memory(trainers)
+    assert "on GPUs 64.0 MB (0 B in tensors), busy for 50 % of the time" in diagnosis.inspected
+    assert "parameters 16.2 kB: Linear.weight 16.0 kB" in diagnosis.inspected
+    assert diagnosis.findings == ()
     trainers.slice(gpus=1).use_gpu.call_one(900, 1.0).get(SECONDS)
     (finding,) = compare_memory(trainers).findings
     assert finding.ranks == (1,)

@@ -27,7 +27,7 @@ class Learner(Actor):
             monarch_nb.telemetry.log(step=step, loss=step + 10 * current_rank().rank)
 
 
-class Recorded:
+class Target:
     """A target of the test, which fails while `broken` is set."""
 
     def __init__(self, name: str, broken: str = "") -> None:
@@ -44,25 +44,25 @@ class Recorded:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
+def targets(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
     """The targets that exports have made."""
-    found: list[Recorded] = []
+    targets: list[Target] = []
 
-    def make(name: str, **options: Any) -> Recorded:
-        found.append(Recorded(name, **options))
-        return found[-1]
+    def make(name: str, **options: Any) -> Target:
+        targets.append(Target(name, **options))
+        return targets[-1]
 
     monkeypatch.setitem(exports.TARGETS, "test", make)
-    return found
+    return targets
 
 
-def test_former_and_later_values_are_written_once_by_rank(own_procs: ProcMesh, made: list[Recorded]) -> None:
+def test_former_and_later_values_are_written_once_by_rank(own_procs: ProcMesh, targets: list[Target]) -> None:
     learners = own_procs.spawn("learners", Learner)
     learners.learn.call(1).get()
     assert len(learners.metrics) == 1  # they have arrived
     with learners.metrics.export("test") as export:
         learners.learn.call(2, 3).get()
-    [target] = made
+    [target] = targets
     assert target.closed
     assert target.name == "learners"
     expected = [(f"gpus={rank}", "loss", step, step + 10.0 * rank) for rank in range(2) for step in (1, 2, 3)]
@@ -73,20 +73,20 @@ def test_former_and_later_values_are_written_once_by_rank(own_procs: ProcMesh, m
     assert repr(export) == "<export of learners's metrics to test: 6 values written, closed>"
 
 
-def test_an_export_of_processes_has_actors_that_come_later(own_procs: ProcMesh, made: list[Recorded]) -> None:
+def test_an_export_of_processes_has_actors_that_come_later(own_procs: ProcMesh, targets: list[Target]) -> None:
     with own_procs.slice(gpus=1).metrics.export("test"):
         own_procs.spawn("learners", Learner).learn.call(7).get()
-    assert made[0].values == [("", "loss", 7, 17.0)]
+    assert targets[0].values == [("", "loss", 7, 17.0)]
 
 
-def test_an_export_ends_with_its_mesh(own_procs: ProcMesh, made: list[Recorded]) -> None:
+def test_an_export_ends_with_its_mesh(own_procs: ProcMesh, targets: list[Target]) -> None:
     own_procs.spawn("learners", Learner).metrics.export("test")
     own_procs.stop().get()
-    until(lambda: made[0].closed)
+    until(lambda: targets[0].closed)
 
 
 def test_a_failed_write_is_reported_once_and_later_ones_are_tried(
-    own_procs: ProcMesh, made: list[Recorded], caplog: pytest.LogCaptureFixture
+    own_procs: ProcMesh, targets: list[Target], caplog: pytest.LogCaptureFixture
 ) -> None:
     learners = own_procs.slice(gpus=0).spawn("learners", Learner)
     export = learners.metrics.export("test", broken="no space is left")
@@ -95,10 +95,10 @@ def test_a_failed_write_is_reported_once_and_later_ones_are_tried(
         assert learners.metrics.latest()["loss"][0] == step
     until(lambda: bool(export.error))
     assert "failed: OSError: [Errno 28] no space is left" in repr(export)
-    made[0].broken = ""
+    targets[0].broken = ""
     learners.learn.call(3).get()
     export.close()
-    assert made[0].values[-1] == ("", "loss", 3, 3.0)
+    assert targets[0].values[-1] == ("", "loss", 3, 3.0)
     assert [record.message.partition(":")[0] for record in caplog.records if "metrics of" in record.message] == [
         "metrics of learners are not written to test"
     ]
@@ -186,5 +186,5 @@ def test_real_packages_have_the_values_of_each_rank(tmp_path: Path, target: str)
         assert done.returncode == 0, done.stdout + done.stderr
         outputs.append(done.stdout.splitlines())
     assert "6 " in outputs[0], outputs
-    found = {rank: sorted(values) for rank, values in json.loads(outputs[1][-1]).items()}
-    assert found == {f"gpus={rank}": [[step, step + 10 * rank] for step in (1, 2, 3)] for rank in (0, 1)}
+    series = {rank: sorted(values) for rank, values in json.loads(outputs[1][-1]).items()}
+    assert series == {f"gpus={rank}": [[step, step + 10 * rank] for step in (1, 2, 3)] for rank in (0, 1)}

@@ -45,10 +45,10 @@ def source(tmp_path: Path) -> Path:
     return root
 
 
-def same(source: Path, copy: Path) -> bool:
-    wanted, have = copying.tree_of(source), copying.tree_of(copy)
-    files = [name for name, entry in wanted.items() if entry.kind == "file"]
-    return wanted == have and all((source / name).read_bytes() == (copy / name).read_bytes() for name in files)
+def is_copy(source: Path, copy: Path) -> bool:
+    expected, actual = copying.tree_of(source), copying.tree_of(copy)
+    files = [name for name, entry in expected.items() if entry.kind == "file"]
+    return expected == actual and all((source / name).read_bytes() == (copy / name).read_bytes() for name in files)
 
 
 def test_a_folder_is_mounted_on_each_host_and_follows_changes(
@@ -60,7 +60,7 @@ def test_a_folder_is_mounted_on_each_host_and_follows_changes(
         mount.refresh()
     mount.open()
     copies = [tmp_path / "on-hosts_0", tmp_path / "on-hosts_1"]
-    assert all(same(source, copy) for copy in copies)
+    assert all(is_copy(source, copy) for copy in copies)
     assert not (copies[0] / ".monarch").exists()
     read = open(copies[0] / "package" / "code.py")  # noqa: SIM115 - it stays open over the change
     (source / "package" / "code.py").write_text("x = 22\n")
@@ -72,7 +72,7 @@ def test_a_folder_is_mounted_on_each_host_and_follows_changes(
     pieces = mounting.read_pieces
     monkeypatch.setattr(mounting, "read_pieces", lambda root, names: pieces(root, [sent.append(n) or n for n in names]))
     mount.refresh(str(source))
-    assert all(same(source, copy) for copy in copies)
+    assert all(is_copy(source, copy) for copy in copies)
     assert sorted(sent) == ["empty/new", "package/code.py"]
     assert read.read() == "x = 1\n"
     read.close()
@@ -81,7 +81,7 @@ def test_a_folder_is_mounted_on_each_host_and_follows_changes(
     mount.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
     mount.open()
-    assert same(source, copies[1])
+    assert is_copy(source, copies[1])
     mount.close()
     mount.close()
 
@@ -91,8 +91,8 @@ def test_existing_files_are_never_replaced_by_a_mount(hosts: HostMesh, source: P
     theirs.mkdir()
     (theirs / "precious").write_text("x")
     (tmp_path / "link").symlink_to(theirs)
-    for point, told in ((theirs, "with files in it"), (tmp_path / "link", "is a link"), (theirs / "precious", "file")):
-        with pytest.raises(ActorError, match=told):
+    for point, text in ((theirs, "with files in it"), (tmp_path / "link", "is a link"), (theirs / "precious", "file")):
+        with pytest.raises(ActorError, match=text):
             remotemount(hosts.slice(hosts=0), str(source), str(point)).open()
     assert (theirs / "precious").read_text() == "x"
     with pytest.raises(NotADirectoryError):
@@ -114,7 +114,7 @@ def test_mounts_left_by_a_killed_program_make_room(hosts: HostMesh, source: Path
     assert point.is_symlink()
     (source / "empty").write_text("now")
     with remotemount(this_host(), str(source), str(point)):
-        assert same(source, point)
+        assert is_copy(source, point)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
@@ -137,7 +137,7 @@ def test_folders_of_hosts_are_gathered_and_followed(hosts: HostMesh, tmp_path: P
                 writer.write.call(str(tmp_path / "there"), text).get(20)
                 for rank in range(2):
                     log = local / f"hosts_{rank}" / "out" / "log.txt"
-                    until(lambda log=log, told=f"{text} {rank}": log.exists() and log.read_text() == told, "it is here")  # type: ignore[misc]
+                    until(lambda log=log, line=f"{text} {rank}": log.exists() and log.read_text() == line, "it is here")  # type: ignore[misc]
         assert list(local.iterdir()) == []
     finally:
         procs.stop().get(20)
@@ -159,12 +159,12 @@ def test_a_job_mounts_folders_on_its_meshes_and_gathers_others(job: ProcessJob, 
     job.gather_mount(str(tmp_path / "written"), str(tmp_path / "gathered"))
     trainers = job.state(None).trainers
     copies = [tmp_path / "on-hosts_0", tmp_path / "on-hosts_1"]
-    assert all(same(source, copy) for copy in copies)
+    assert all(is_copy(source, copy) for copy in copies)
     (source / "empty").write_text("new")
     (tmp_path / "written").mkdir()
     (tmp_path / "written" / "by-all").write_text("text")
     assert job.state(None).trainers.extent == trainers.extent
-    assert all(same(source, copy) for copy in copies)
+    assert all(is_copy(source, copy) for copy in copies)
     texts = {path.relative_to(tmp_path / "gathered") for path in (tmp_path / "gathered").rglob("by-all")}
     assert texts == {Path("trainers/hosts_0/by-all"), Path("trainers/hosts_1/by-all"), Path("readers/hosts_0/by-all")}
     job.kill()
@@ -177,7 +177,7 @@ def test_the_mounts_of_a_job_are_saved_with_it(source: Path, tmp_path: Path) -> 
     job.remote_mount(str(source), str(tmp_path / "point"), python_exe=None)
     loaded = job_loads(job.dumps())
     loaded.state(None)
-    assert same(source, tmp_path / "point")
+    assert is_copy(source, tmp_path / "point")
     loaded.kill()
 
 

@@ -83,13 +83,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("where", ["here", pytest.param("workers", marks=pytest.mark.slow)])
-def test_a_killed_child_process_ends_only_the_meshes_it_spawned(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["here", pytest.param("workers", marks=pytest.mark.slow)])
+def test_a_killed_child_process_ends_only_the_meshes_it_spawned(kind: str, tmp_path: Path) -> None:
     script, folder = tmp_path / "program.py", tmp_path / "cleaned"
     script.write_text(PROGRAM)
     folder.mkdir()
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/kernel_ext"}
-    command = [sys.executable, str(script), where, str(folder)]
+    command = [sys.executable, str(script), kind, str(folder)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "all of it\n", "")
 

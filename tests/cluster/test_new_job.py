@@ -71,18 +71,18 @@ class Racks(JobAdapter):
 
     def look(self, job: Running) -> Mapping[str, Seen]:
         self.looks += 1
-        seen = {}
+        states = {}
         for name, agent in job.agents.items():
             status = self.machines[agent.id].poll()
             if self.taken:
-                seen[name] = Seen("ended", "was taken back for the night")
+                states[name] = Seen("ended", "was taken back for the night")
             elif status is not None:
-                seen[name] = Seen("ended", f"was taken back with status {status}")
+                states[name] = Seen("ended", f"was taken back with status {status}")
             elif self.full and agent.id != "rack-0":
-                seen[name] = Seen("waiting", "all racks are taken")
+                states[name] = Seen("waiting", "all racks are taken")
             else:
-                seen[name] = Seen("running", f"in {agent.id}", (agent.join,), gpus=2)
-        return seen
+                states[name] = Seen("running", f"in {agent.id}", (agent.join,), gpus=2)
+        return states
 
     def kill(self, job: Running) -> None:
         for agent in job.agents.values():
@@ -116,8 +116,8 @@ def test_an_external_job_kind_gives_hosts_is_listed_and_reports_deaths(racks: Ra
     assert len(secret) == 40
     assert not any(secret in word for line in racks.lines for word in line)
 
-    found = job_loads(job.dumps())  # as from its file, in another process
-    assert (found.apply_id, found.can_run(job)) == (job.apply_id, True)
+    copy = job_loads(job.dumps())  # as from its file, in another process
+    assert (copy.apply_id, copy.can_run(job)) == (job.apply_id, True)
     [listed] = running_jobs("racks")  # where the file is lost
     assert (listed.apply_id, list(listed.state().loaders.extent.items())) == (job.apply_id, [("hosts", 1)])
 
@@ -156,9 +156,9 @@ def test_missing_hosts_are_named_with_the_reason_until_they_come(racks: Racks) -
         assert str(job.progress) == "1/3 hosts joined. Missing: loaders_0, loaders_1 all racks are taken"
         with pytest.raises(TimeoutError, match="1/3 hosts joined"):
             job.wait(0.05)
-        racks.full, told = False, list[str]()
-        assert job.wait(SOON, lambda progress: told.append(str(progress))).missing == {}
-        assert told[-1] == "3/3 hosts joined"
+        racks.full, messages = False, list[str]()
+        assert job.wait(SOON, lambda progress: messages.append(str(progress))).missing == {}
+        assert messages[-1] == "3/3 hosts joined"
         assert len(state.loaders.host_ids) == 2
     finally:
         job.kill()
@@ -209,17 +209,17 @@ def test_too_few_gpus_and_an_engine_that_never_starts_are_refused(racks: Racks) 
 def test_hosts_taken_back_are_lost_in_the_words_of_their_engine(racks: Racks, shown: list[Any]) -> None:
     job = AdapterJob("racks", {"trainers": 1}, env={"MONARCH_JOB_MARK": "r"})
     trainers = job.state(cached_path=None).trainers
-    where = trainers.spawn_procs().spawn("where", Where)
-    assert where.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "r"
+    actors = trainers.spawn_procs().spawn("where", Where)
+    assert actors.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "r"
     racks.taken, racks.looks = True, 0
     until(lambda: racks.looks > 0, "the engine's word was read")
-    assert where.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "r", "its agent answers"
+    assert actors.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "r", "its agent answers"
     agent = current_runtime().part(HostRoutes).attached[trainers.host_ids[0]]
     os.kill(agent.pid, signal.SIGKILL)  # else it reports its own end
     for machine in racks.machines.values():
         machine.kill()
     with pytest.raises(SupervisionError, match="trainers_0 was taken back for the night"):
-        until(lambda: where.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "", "its end")
+        until(lambda: actors.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "", "its end")
     job.kill()
 
 
@@ -233,15 +233,15 @@ def test_killing_a_loaded_job_gives_up_its_hosts_first(
             assert racks.machines[agent.id].wait(SOON) != -signal.SIGKILL
 
     job = AdapterJob("racks", {"trainers": 1}, env={"MONARCH_JOB_MARK": "r"})
-    where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
-    assert where.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "r"
+    actors = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+    assert actors.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "r"
     monkeypatch.setattr(racks, "kill", kill)
-    other = job_loads(job.dumps())
+    copy = job_loads(job.dumps())
     if forgotten:  # as after an attach by name
         monkeypatch.setattr(adapter_job, "_jobs", weakref.WeakSet())
-    other.kill()
+    copy.kill()
     with pytest.raises(SupervisionError, match="status: stopped"):
-        where.environment.call_one("MONARCH_JOB_MARK").get(SOON)
+        actors.environment.call_one("MONARCH_JOB_MARK").get(SOON)
     assert (shown, [line for line in caplog.messages if "taken away" in line]) == ([], [])
     job.kill()
 

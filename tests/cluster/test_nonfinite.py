@@ -182,44 +182,44 @@ def trainers() -> Iterator[ActorMesh[Trainer]]:
 def test_the_rank_operation_module_and_line_are_named(
     trainers: Any, name: str, ranks: tuple[int, ...], text: str
 ) -> None:
-    with monarch_nb.watch(trainers) as found:
+    with monarch_nb.watch(trainers) as watch:
         trainers.healthy.call().get()
         getattr(trainers, name).call().get()
-    assert [(finding.kind, finding.ranks, finding.sure) for finding in found.findings] == [("nonfinite", ranks, True)]
-    assert text in str(found)
-    assert f"in call 2 of {name}()" in str(found)
+    assert [(finding.kind, finding.ranks, finding.sure) for finding in watch.findings] == [("nonfinite", ranks, True)]
+    assert text in str(watch)
+    assert f"in call 2 of {name}()" in str(watch)
 
 
 def test_healthy_steps_are_not_accused(trainers: Any) -> None:
-    with monarch_nb.watch(trainers) as found:
+    with monarch_nb.watch(trainers) as watch:
         for _ in range(3):
             trainers.healthy.call().get()
-    assert (found.findings, str(found)) == ((), "no NaN was found")
+    assert (watch.findings, str(watch)) == ((), "no NaN was found")
     trainers.forward.call().get()
     for last in (trainers.healthy, trainers.refused_step, trainers.healthy):
-        with monarch_nb.watch(trainers) as found:
+        with monarch_nb.watch(trainers) as watch:
             last.call().get()
-        assert not found.findings
+        assert not watch.findings
 
 
 def test_data_with_nan_differs_from_numbers_that_overflow(trainers: Any) -> None:
-    with monarch_nb.watch(trainers) as found:
+    with monarch_nb.watch(trainers) as watch:
         trainers.batch.call(torch.tensor([1.0, float("nan")])).get()
-    assert "its inputs had NaN already" in found.findings[0].text
-    with monarch_nb.watch(trainers) as found:
+    assert "its inputs had NaN already" in watch.findings[0].text
+    with monarch_nb.watch(trainers) as watch:
         trainers.large.call().get()
-    assert [finding.sure for finding in found.findings] == [False]
-    assert str(found).startswith("perhaps: ")
+    assert [finding.sure for finding in watch.findings] == [False]
+    assert str(watch).startswith("perhaps: ")
 
 
 def test_ranks_that_receive_a_nan_and_fsdp_buffers_are_not_named() -> None:
     for sharded in joined(Sharded):
-        with monarch_nb.watch(sharded) as found:
+        with monarch_nb.watch(sharded) as watch:
             sharded.train.call().get()
-        assert not found.findings
-        with monarch_nb.watch(sharded) as found:
+        assert not watch.findings
+        with monarch_nb.watch(sharded) as watch:
             sharded.share.call().get()
-        assert [finding.ranks for finding in found.findings] == [(1,)]
+        assert [finding.ranks for finding in watch.findings] == [(1,)]
 
 
 def test_slices_are_watched_and_errors_carry_the_finding(trainers: Any) -> None:
@@ -235,12 +235,12 @@ def test_slices_are_watched_and_errors_carry_the_finding(trainers: Any) -> None:
 def test_async_actors_and_cells_on_processes_are_watched() -> None:
     for procs in spawned(2, "cells"):
         concurrent = procs.spawn("concurrent", Concurrent)
-        with monarch_nb.watch(concurrent) as found:
+        with monarch_nb.watch(concurrent) as watch:
             concurrent.divide.call().get()
-        assert "in call 1 of divide() aten.div.Tensor gave 2 NaN" in str(found)
-        with monarch_nb.watch(procs) as found:
+        assert "in call 1 of divide() aten.div.Tensor gave 2 NaN" in str(watch)
+        with monarch_nb.watch(procs) as watch:
             run_on(procs, "import torch\nif rank == 1: torch.log(torch.tensor(-1.0))").get()
-        assert [finding.ranks for finding in found.findings] == [(1,)]
+        assert [finding.ranks for finding in watch.findings] == [(1,)]
 
 
 def step_of(x: torch.Tensor) -> torch.Tensor:
@@ -284,7 +284,7 @@ def test_operations_of_all_streams_are_watched() -> None:
             with first.activate():
                 x = torch.ones(2)
                 monarch_nb.inspect(x)
-            with monarch_nb.watch(mesh) as known, first.activate():
+            with monarch_nb.watch(mesh) as existing, first.activate():
                 torch.log(x - 5)
             with monarch_nb.watch(mesh) as begun, second.activate():  # a stream that begins meanwhile
                 torch.log(1 - 2 * mesh.rank_tensor("gpus"))
@@ -298,7 +298,7 @@ def test_operations_of_all_streams_are_watched() -> None:
                 monarch_nb.remote(lambda x: (x - 7).log(), propagate=lambda x: x.clone())(x)
             with monarch_nb.watch(mesh) as healthy, first.activate():
                 x + 1
-        assert "aten.log.default gave 2 NaN in float32[2] (test_nonfinite.py:" in str(known)
+        assert "aten.log.default gave 2 NaN in float32[2] (test_nonfinite.py:" in str(existing)
         assert [finding.ranks for finding in begun.findings] == [(1,)]
         assert [("sqrt_" in finding.text, finding.ranks) for finding in lent.findings] == [(True, (1,))]
         assert "aten.log.default gave 2 NaN" in str(function)
@@ -329,12 +329,12 @@ def test_gradients_that_are_not_finite_are_said_without_being_asked(capfd: pytes
     actors.steps.call(2, scaled=True).get(60)
     actors.slice(gpus=1).steps.call(2).get(60)
     actors.slice(gpus=1).steps.call(1).get(60)
-    said = ""
-    while "%%watch" not in said:
-        said += "".join(capfd.readouterr())
-    assert said.count("gradients are not finite") == 1
-    assert "before step 3 of AdamW (test_nonfinite.py:" in said
-    assert "4 of 4 gradients are not finite, first that of group 0, parameter 0; `loss` is nan. Run the steps" in said
+    output = ""
+    while "%%watch" not in output:
+        output += "".join(capfd.readouterr())
+    assert output.count("gradients are not finite") == 1
+    assert "before step 3 of AdamW (test_nonfinite.py:" in output
+    assert "4 of 4 gradients are not finite, first that of group 0, parameter 0; `loss` is nan. Run the steps" in output
     next(spawning, None)
 
 
@@ -342,8 +342,8 @@ class Cautious(torch.optim.SGD):
     """Leaves out steps whose gradients are not finite."""
 
     def step(self, closure: Any = None) -> Any:
-        parameters = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
-        return super().step(closure) if all(each.grad.isfinite().all() for each in parameters) else None
+        parameters = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+        return super().step(closure) if all(weight.grad.isfinite().all() for weight in parameters) else None
 
 
 class Clipped(Actor):
@@ -376,9 +376,9 @@ def test_the_step_after_one_that_was_left_out_is_watched(
     spawning = spawned(1, "workers")
     actors: Any = next(spawning).spawn("clipped", Clipped)
     actors.steps.call(zeros, mode).get(60)
-    said = ""
-    while expected not in said:
-        said += "".join(capfd.readouterr())
-    assert "before step 3 of Cautious (test_nonfinite.py:" in said
-    assert ("The parameters are still finite, and the next step is watched." in said) == (not mode)
+    output = ""
+    while expected not in output:
+        output += "".join(capfd.readouterr())
+    assert "before step 3 of Cautious (test_nonfinite.py:" in output
+    assert ("The parameters are still finite, and the next step is watched." in output) == (not mode)
     next(spawning, None)

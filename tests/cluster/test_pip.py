@@ -15,13 +15,13 @@ def wheel(folder: Path, version: str) -> str:
     """A package `toy_of_test` that knows its version."""
     file = folder / f"toy_of_test-{version}-py3-none-any.whl"
     info = f"toy_of_test-{version}.dist-info"
-    with zipfile.ZipFile(file, "w") as made:
-        made.writestr("toy_of_test.py", f"version = {version!r}\n")
-        made.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: toy_of_test\nVersion: {version}\n")
-        made.writestr(
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("toy_of_test.py", f"version = {version!r}\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: toy_of_test\nVersion: {version}\n")
+        archive.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
-        made.writestr(f"{info}/RECORD", f"toy_of_test.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+        archive.writestr(f"{info}/RECORD", f"toy_of_test.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
     return str(file)
 
 
@@ -34,13 +34,13 @@ def version() -> str:
 def test_ranks_import_installed_packages_and_stale_ones_are_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    there = tmp_path / "packages"
-    there.mkdir()
-    procs = this_host().spawn_procs({"gpus": 2}, name="trainers", env={"PYTHONPATH": str(there)})
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    procs = this_host().spawn_procs({"gpus": 2}, name="trainers", env={"PYTHONPATH": str(folder)})
     try:
-        words = ["install", "--no-index", "--no-deps", "--target", str(there)]
-        told = run_pip(procs, [*words, wheel(tmp_path, "1.0")])
-        assert repr(told).endswith("): toy_of_test 1.0")
+        words = ["install", "--no-index", "--no-deps", "--target", str(folder)]
+        result = run_pip(procs, [*words, wheel(tmp_path, "1.0")])
+        assert repr(result).endswith("): toy_of_test 1.0")
         assert "Successfully installed toy-of-test-1.0" in capfd.readouterr().out
         assert list(procs.run(version).get(20).values()) == ["1.0", "1.0"]
         loaded = procs.run(packages._loaded_packages, ["toy_of_test", "never-installed"]).get(20).values()

@@ -83,18 +83,18 @@ def trainers(procs: Any) -> Any:
     return mesh
 
 
-def paths(profile: Profile, rank: int) -> dict[str, float]:
+def shares_of(profile: Profile, rank: int) -> dict[str, float]:
     """The share of a rank's time by function."""
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
 
-    def look(node: Any) -> None:
+    def add(node: Any) -> None:
         for child in node.children([rank]):
             name = child.place.function
-            found[name] = found.get(name, 0.0) + child.share([rank])
-            look(child)
+            shares[name] = shares.get(name, 0.0) + child.share([rank])
+            add(child)
 
-    look(profile.tree([rank]))
-    return found
+    add(profile.tree([rank]))
+    return shares
 
 
 @pytest.mark.slow
@@ -106,15 +106,15 @@ def test_the_rank_that_loads_longer_is_a_group_that_names_loading(trainers: Any)
     assert sorted(len(group) for group in profile.groups) == [1, RANKS - 1]
     assert (SLOW,) in profile.groups
     assert "Trainer.step → Trainer.load" in repr(profile).partition("what differs")[2].splitlines()[1]
-    slow = paths(profile, SLOW)
-    assert slow["Trainer.load"] > paths(profile, 0)["Trainer.load"] + 0.1
+    slow = shares_of(profile, SLOW)
+    assert slow["Trainer.load"] > shares_of(profile, 0)["Trainer.load"] + 0.1
     load, learn = (
-        next(each for each in profile.tree([SLOW]).children([SLOW])[0].children([SLOW]) if each.place.function == name)
+        next(node for node in profile.tree([SLOW]).children([SLOW])[0].children([SLOW]) if node.place.function == name)
         for name in ("Trainer.load", "Trainer.learn")
     )
     assert learn.on_processor([SLOW]) > 2 * load.on_processor([SLOW])  # it shares two processors with others
     assert load.place.file == __file__
-    assert all(each.place.users for each in (load, learn))
+    assert all(node.place.users for node in (load, learn))
 
 
 def test_a_slice_is_sampled_alone_and_only_inside_the_block(trainers: Any) -> None:
@@ -123,7 +123,7 @@ def test_a_slice_is_sampled_alone_and_only_inside_the_block(trainers: Any) -> No
     assert set(profile.ranks) == {2}
     before = profile.samples
     names = run_on(trainers, "import threading; [thread.name for thread in threading.enumerate()]").get(SECONDS)
-    assert [rank for rank, (_, found) in enumerate(names.items()) if "monarch-profile" in found] == []
+    assert [rank for rank, (_, threads) in enumerate(names.items()) if "monarch-profile" in threads] == []
     assert profile.samples == before
 
 
@@ -131,16 +131,16 @@ def test_c_calls_that_hold_the_gil_count_for_their_whole_time(trainers: Any) -> 
     with monarch.profile(trainers) as profile:
         trainers.hold.call(4).get(SECONDS)
     # A sampler that the system wakes late sees what came after the last of the calls.
-    assert paths(profile, 0)["Trainer.hold"] * profile.ranks[0].seconds > 3.2
+    assert shares_of(profile, 0)["Trainer.hold"] * profile.ranks[0].seconds > 3.2
 
 
 def test_a_coroutine_that_waits_is_seen_where_it_waits(procs: Any) -> None:
     waiters = procs.spawn("waiters", Waiter)
     with monarch.profile(waiters) as profile:
         waiters.wait.call(0.4).get(SECONDS)
-    found = paths(profile, 0)
-    assert found["Waiter.wait"] > 0.5
-    assert found["sleep"] == pytest.approx(found["Waiter.wait"])
+    shares = shares_of(profile, 0)
+    assert shares["Waiter.wait"] > 0.5
+    assert shares["sleep"] == pytest.approx(shares["Waiter.wait"])
     waiters.stop().get(SECONDS)
 
 
@@ -149,29 +149,29 @@ def test_of_a_mesh_of_processes_all_actors_and_cells_are_seen(procs: Any, traine
         future = trainers.step.call(0.2)
         run_on(procs, "import time\ndef nap():\n    time.sleep(0.3)\nnap()").get(SECONDS)
         future.get(SECONDS)
-    found = paths(profile, 0)
-    assert {"trainers", "Trainer.step", "nap"} <= set(found)
+    shares = shares_of(profile, 0)
+    assert {"trainers", "Trainer.step", "nap"} <= set(shares)
 
 
 @pytest.mark.slow
 def test_an_error_and_an_interrupt_in_the_block_leave_nothing_running(trainers: Any) -> None:
     for error in (ZeroDivisionError, KeyboardInterrupt):
-        found = []
+        profiles = []
         with pytest.raises(error):
-            broken(trainers, error, found)
-        (profile,) = found
+            run_and_raise(trainers, error, profiles)
+        (profile,) = profiles
         assert profile.samples > 0
         assert profile.seconds > 0
-    seen = "import threading; [thread.name for thread in threading.enumerate()]"
+    code = "import threading; [thread.name for thread in threading.enumerate()]"
     until(  # the word to end goes out with the interrupt, and nobody waits for it
-        lambda: all("monarch-profile" not in names for names in run_on(trainers, seen).get(SECONDS).values()),
+        lambda: all("monarch-profile" not in names for names in run_on(trainers, code).get(SECONDS).values()),
         "no thread of a profile",
     )
 
 
-def broken(trainers: Any, error: type[BaseException], found: list[Profile]) -> None:
+def run_and_raise(trainers: Any, error: type[BaseException], profiles: list[Profile]) -> None:
     with monarch.profile(trainers) as profile:
-        found.append(profile)
+        profiles.append(profile)
         trainers.step.call(0.05).get(SECONDS)
         raise error
 
@@ -186,7 +186,7 @@ def test_samples_of_a_rank_that_dies_are_kept_with_its_death(faults: Faults) -> 
                 call.get(SECONDS)
             mesh.slice(gpus=0).step.call_one(0.05).get(SECONDS)
         assert set(profile.ranks) == {0, 1}
-        assert paths(profile, 1)["Trainer.load"] > 0.5
+        assert shares_of(profile, 1)["Trainer.load"] > 0.5
         (note,) = profile.notes
         assert "mortals gpus=1" in note
         assert "SIGKILL" in note

@@ -44,8 +44,8 @@ class User(Actor):
     def memory(self) -> tuple[int, int]:
         """Bytes of this process alone, and shared with others."""
         smaps = Path("/proc/self/smaps_rollup").read_text()
-        found = {line.split(":")[0]: int(line.split()[1]) << 10 for line in smaps.splitlines()[1:]}
-        return found["Private_Dirty"] + found["Private_Clean"], found["Shared_Clean"] + found["Shared_Dirty"]
+        sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in smaps.splitlines()[1:]}
+        return sizes["Private_Dirty"] + sizes["Private_Clean"], sizes["Shared_Clean"] + sizes["Shared_Dirty"]
 
     @endpoint
     def pid(self) -> int:
@@ -119,20 +119,20 @@ def test_values_that_nobody_refers_to_stay_until_there_are_too_many(users: Any) 
             pickled.append(value.__reduce_ex__(2))
             del value
             gc.collect()
-        revived = [_again(form) for form in pickled]
-        gone = [one for one in revived if _is_gone(one)]
-        assert 3 <= len(gone) < 6, "three of 800 kB fit"
-        assert not _is_gone(revived[-1]), "the newest stays"
-        assert not _is_gone(kept), "what somebody refers to stays"
+        revived = [_revive(form) for form in pickled]
+        dropped = [copy for copy in revived if _is_dropped(copy)]
+        assert 3 <= len(dropped) < 6, "three of 800 kB fit"
+        assert not _is_dropped(revived[-1]), "the newest stays"
+        assert not _is_dropped(kept), "what somebody refers to stays"
 
 
-def _again(form: Any) -> Put[Any]:
+def _revive(form: Any) -> Put[Any]:
     value: Put[Any] = Put.__new__(Put)
     value.__setstate__(form[2])
     return value
 
 
-def _is_gone(value: Put[Any]) -> bool:
+def _is_dropped(value: Put[Any]) -> bool:
     try:
         value.get()
     except BufferDroppedError:

@@ -29,7 +29,7 @@ MOVERS = [
 ]
 
 
-class Later(Actor):
+class AsyncReader(Actor):
     """An async actor that reads."""
 
     @endpoint
@@ -131,14 +131,14 @@ def test_atomic_steps_of_many_threads_all_count(holder: Any) -> None:
 def test_actors_read_from_actors_and_from_the_controller(procs: ProcMesh, holder: Any) -> None:
     theirs = holder.slice(gpus=0).offer.call_one(1000, 9).get()
     mine = RDMABuffer(bytearray(b"m" * 500))
-    later = procs.spawn("later", Later)
-    for reader in (holder.slice(gpus=1).read, later.slice(gpus=1).read):
+    readers = procs.spawn("later", AsyncReader)
+    for reader in (holder.slice(gpus=1).read, readers.slice(gpus=1).read):
         assert reader.call_one(theirs).get() == b"\x09" * 1000
         assert reader.call_one(mine).get() == b"m" * 500
     mine.drop().get()
     with pytest.raises(ActorError, match="BufferDroppedError"):
-        later.slice(gpus=0).read.call_one(mine).get()
-    later.stop().get()
+        readers.slice(gpus=0).read.call_one(mine).get()
+    readers.stop().get()
 
 
 def test_a_buffer_is_read_in_its_own_process_too() -> None:
@@ -251,7 +251,7 @@ def test_forbidden_sockets_are_named_in_the_error_with_the_setting(holder: Any) 
         monarch_nb.configure(rdma_movers="", rdma_allow_tcp_fallback=True)
 
 
-def offered() -> float:
+def offered_bytes() -> float:
     """Bytes that the controller offers to others, as the table says it; other tests may have left some."""
     sizes = [size.split() for name, _, size in transfers().offered if name == "controller"]
     return sum(float(number) * {"B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}[unit] for number, unit in sizes)
@@ -263,14 +263,14 @@ def test_transfers_of_all_processes_are_told_to_the_controller(procs: ProcMesh, 
     mine = RDMABuffer(bytearray(5_000_000))
     mine.read_into(bytearray(5_000_000)).get()
 
-    def told() -> bool:
+    def is_reported() -> bool:
         rows = {(source, target): (mover, moved) for source, target, mover, moved, *_ in transfers().moved}
         between = rows.get(("rdma_procs gpus=0", "rdma_procs gpus=1"))
         return between == ("cross-memory", "3.00 MB") and ("controller", "controller") in rows
 
-    until(told)
-    before = offered()
+    until(is_reported)
+    before = offered_bytes()
     assert before >= 4.9e6
     mine.drop().get()
-    until(lambda: offered() <= before - 5e6 + 1e5)
+    until(lambda: offered_bytes() <= before - 5e6 + 1e5)
     assert "cross-memory" in repr(transfers())

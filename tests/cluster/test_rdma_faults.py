@@ -207,11 +207,11 @@ from tests.cluster.rdma_conformance import WITHOUT_TORCH, Holder, mover_of
 warnings.simplefilter("ignore")
 procs = attach_hosts(sys.argv[2:], key=sys.argv[1]).spawn_procs(per_host={"gpus": 3}, name="all")
 holder = procs.slice(gpus=0).spawn("holder", Holder)
-for movers, which in (("", "streams"), ("messages", "messages")):
+for movers, mover in (("", "streams"), ("messages", "messages")):
     monarch_nb.configure(rdma_movers=movers)
     for check in WITHOUT_TORCH:
         check(holder)
-        assert mover_of(holder) == which, routes()
+        assert mover_of(holder) == mover, routes()
     if not movers:
         [route] = routes()
         assert "another container" in "; ".join(route.reasons), route.reasons

@@ -134,10 +134,10 @@ def test_a_buffer_of_the_host_is_copied_to_the_gpu(owner: Any, user: Any) -> Non
 
 
 def test_buffers_of_host_and_gpu_of_one_process_take_turns(owner: Any, user: Any) -> None:
-    one, other = owner.offer.call_one(COUNT, 1).get(SECONDS), owner.offer_host.call_one(COUNT, 2).get(SECONDS)
+    on_gpu, on_host = owner.offer.call_one(COUNT, 1).get(SECONDS), owner.offer_host.call_one(COUNT, 2).get(SECONDS)
     for _ in range(3):
-        assert user.read.call_one(one, gpu=True).get(SECONDS) == (1, 1, "gpu")
-        assert user.read.call_one(other, gpu=True).get(SECONDS) == (2, 2, "cross-memory")
+        assert user.read.call_one(on_gpu, gpu=True).get(SECONDS) == (1, 1, "gpu")
+        assert user.read.call_one(on_host, gpu=True).get(SECONDS) == (2, 2, "cross-memory")
 
 
 @pytest.mark.parametrize("mover", ["streams", "messages"])
@@ -155,8 +155,8 @@ def test_a_process_that_uses_no_gpu_reads_through_the_host(owner: Any, procs: Pr
     room = torch.zeros(COUNT, dtype=torch.uint8)
     buffer.read_into(room).get(SECONDS)
     assert (int(room.min()), int(room.max())) == (6, 6)
-    other = procs.slice(ranks=1).spawn("other", User, uses_gpu=False)
-    assert other.read.call_one(buffer, gpu=False).get(SECONDS)[:2] == (6, 6)
+    reader = procs.slice(ranks=1).spawn("other", User, uses_gpu=False)
+    assert reader.read.call_one(buffer, gpu=False).get(SECONDS)[:2] == (6, 6)
 
 
 def test_a_dropped_or_read_only_gpu_buffer_is_an_error(owner: Any, user: Any) -> None:

@@ -56,10 +56,10 @@ class Forker(Actor):
                     os.write(writing, f"{error}\n".encode())
             os._exit(0)
         os.close(writing)
-        with open(reading) as told:
-            said = told.read().splitlines()
+        with open(reading) as stream:
+            errors = stream.read().splitlines()
         assert os.waitpid(child, 0)[1] == 0
-        return way, said
+        return way, errors
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +130,10 @@ def test_transfers_of_many_threads_share_the_agent(owner: Any) -> None:
 def test_a_forked_child_learns_that_the_libraries_do_not_survive_that(procs: ProcMesh, owner: Any) -> None:
     buffer = owner.offer.call_one(1000, 3).get()
     forking = this_host().spawn_procs(per_host={"gpus": 1}, name="forking")
-    way, said = forking.spawn("forker", Forker).read.call_one(buffer).get(60)
+    way, errors = forking.spawn("forker", Forker).read.call_one(buffer).get(60)
     forking.stop().get()
     assert way == "nixl"
-    assert ["forked from one that may use NIXL" in line for line in said] == [True, True]
+    assert ["forked from one that may use NIXL" in line for line in errors] == [True, True]
 
 
 PROGRAM = """

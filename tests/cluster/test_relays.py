@@ -21,9 +21,9 @@ SOON = 20.0
 class Listener(Actor):
     @endpoint
     def listen(self, relays: Port[str]) -> None:
-        taken = current_runtime().verbs
-        taken.release(verbs.RELAY_CHANGED)
-        taken.handle(verbs.RELAY_CHANGED, lambda changed, asker: relays.send(changed.relay))
+        registry = current_runtime().verbs
+        registry.release(verbs.RELAY_CHANGED)
+        registry.handle(verbs.RELAY_CHANGED, lambda changed, asker: relays.send(changed.relay))
 
 
 def test_processes_hear_of_a_relay_that_another_replaces(quad: ProcMesh) -> None:

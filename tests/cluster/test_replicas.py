@@ -97,9 +97,9 @@ def test_the_rank_that_has_drifted_is_named(trainers: Any, kind: str, sure: bool
 
 def test_the_step_since_which_a_rank_differs_is_named(trainers: Any) -> None:
     trainers.build.call("ddp").get(SECONDS)
-    with ReplicaWatch(trainers) as found:
+    with ReplicaWatch(trainers) as drifting:
         trainers.steps.call(300, 201, 2).get(SECONDS)
-    (finding,) = found.diagnosis.findings
+    (finding,) = drifting.diagnosis.findings
     assert (finding.kind, finding.ranks, finding.sure) == ("diverged", (2,), True)
     # After 300 steps those are compared that are divisible by four.
     assert finding.text.startswith("after step 204, gpus=2 has other values than the rest in 1 of 17 tensors, first in")

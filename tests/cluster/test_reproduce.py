@@ -77,27 +77,27 @@ def flaky(procs: ProcMesh) -> Iterator[Any]:
     mesh.stop().get(SECONDS)
 
 
-def failed(call: Any) -> ActorError:
+def error_of(call: Any) -> ActorError:
     with pytest.raises(ActorError) as caught:
         call.get(SECONDS)
     return caught.value
 
 
 def test_failure_of_the_rank_alone_names_what_differs(flaky: Any) -> None:
-    error = failed(flaky.check.call(7))
-    with pytest.warns(UserWarning, match="did not fail again here") as found:
+    error = error_of(flaky.check.call(7))
+    with pytest.warns(UserWarning, match="did not fail again here") as records:
         assert error.reproduce() == 7
-    text = str(found[0].message)
+    text = str(records[0].message)
     assert "environment variables " in text
     assert "RANK" in text
     assert "not brought here: self.log, an _io.TextIOWrapper (" in text
     assert "locks are new ones, and free: self.lock" in text
-    assert found[0].filename == __file__
+    assert records[0].filename == __file__
 
 
 def test_open_file_raises_where_it_is_used(flaky: Any) -> None:
     with pytest.raises(DebugError, match=r"this is not here: self\.log, an _io.TextIOWrapper"):
-        failed(flaky.write.call()).reproduce()
+        error_of(flaky.write.call()).reproduce()
 
 
 @needs_torch
@@ -105,7 +105,7 @@ def test_tensors_keep_what_they_share(procs: ProcMesh) -> None:
     import torch
 
     learners = procs.spawn("learners", Learner)
-    error = failed(learners.step.call(torch.zeros(2)))
+    error = error_of(learners.step.call(torch.zeros(2)))
     with pytest.raises(ValueError) as caught:
         error.reproduce(rank=1)
     assert caught.value.args == (4.0, 4.0, 1)
@@ -114,7 +114,7 @@ def test_tensors_keep_what_they_share(procs: ProcMesh) -> None:
 
 
 def test_large_state_comes_if_the_limit_allows_it(flaky: Any) -> None:
-    error = failed(flaky.slice(gpus=0).hold.call_one(30 << 20))
+    error = error_of(flaky.slice(gpus=0).hold.call_one(30 << 20))
     with pytest.raises(DebugError, match=r"more than 20,000,000 bytes: reproduce\(limit=...\) takes larger ones"):
         error.reproduce(limit=20_000_000)
     with pytest.raises(ValueError, match="held"):
@@ -122,7 +122,7 @@ def test_large_state_comes_if_the_limit_allows_it(flaky: Any) -> None:
 
 
 def test_rank_that_is_busy_is_waited_for_and_named(flaky: Any, tmp_path: Path) -> None:
-    error = failed(flaky.slice(gpus=0).check.call_one(1))
+    error = error_of(flaky.slice(gpus=0).check.call_one(1))
     future = flaky.wait.call(str(tmp_path / "go"))
     with pytest.raises(TimeoutError, match="gpus=0 of flaky has not sent its actor within 0"):
         error.reproduce(timeout=0.2)
@@ -134,7 +134,7 @@ def test_rank_that_is_busy_is_waited_for_and_named(flaky: Any, tmp_path: Path) -
 
 def test_successful_calls_keep_nothing(flaky: Any) -> None:
     with configured(debug_keep_failures=3):
-        error = failed(flaky.slice(gpus=0).check.call_one(1))
+        error = error_of(flaky.slice(gpus=0).check.call_one(1))
     debug.release(flaky)
     with pytest.raises(DebugError, match="has nothing of it any more"):
         error.reproduce()

@@ -21,5 +21,5 @@ def test_64_processes_of_10_actors_are_spawned_called_healed_and_stopped() -> No
         text=True,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    for what in ("spawned", "all called", "told", "healed", "stopped"):
-        assert f'"scale: {what}"' in done.stdout
+    for step in ("spawned", "all called", "told", "healed", "stopped"):
+        assert f'"scale: {step}"' in done.stdout

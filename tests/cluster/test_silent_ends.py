@@ -27,7 +27,7 @@ def run(job: tuple[str, int]) -> tuple[str, int, int, str]:
 
 def loud(jobs: list[tuple[str, int]], side_by_side: int) -> list[tuple[str, int, int, str]]:
     with ThreadPoolExecutor(side_by_side) as pool:
-        return [found for found in pool.map(run, jobs) if found[2] or found[3]]
+        return [result for result in pool.map(run, jobs) if result[2] or result[3]]
 
 
 @pytest.mark.slow

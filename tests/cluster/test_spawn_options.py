@@ -62,8 +62,8 @@ def probes(procs: Any) -> Any:
 def test_a_bootstrap_command_brings_its_environment() -> None:
     command = default_bootstrap_cmd().with_env({"MONARCH_TEST_ONE": "1", "LANG": None})
     procs = this_host().spawn_procs(per_host={"x": 2}, bootstrap_command=command)
-    found = probes(procs).environment.call("MONARCH_TEST_ONE", "LANG", "LOCAL_RANK").get(30)
-    assert found.values() == [["1", None, "0"], ["1", None, "1"]]
+    variables = probes(procs).environment.call("MONARCH_TEST_ONE", "LANG", "LOCAL_RANK").get(30)
+    assert variables.values() == [["1", None, "0"], ["1", None, "1"]]
     procs.stop().get(20)
 
 

@@ -70,8 +70,8 @@ def test_ranks_have_what_torchrun_would_give_them(host: Any) -> None:
         setup_torch_elastic_env(procs, "trainer-0", 29500)
         trainer: Any = procs.spawn("trainer", Trainer)
         names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-        found = trainer.environment.call(*names).get(SOON).values()
-        assert found == [["trainer-0", "29500", rank, "2", rank, "2", "0"] for rank in "01"]
+        values = trainer.environment.call(*names).get(SOON).values()
+        assert values == [["trainer-0", "29500", rank, "2", rank, "2", "0"] for rank in "01"]
 
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
@@ -80,8 +80,8 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "
 def test_processes_are_born_with_what_torchrun_would_give_them(host: Any) -> None:
     with spawned(host, 2, env={"MASTER_PORT": "29511"}) as procs:
         trainer: Any = procs.spawn("trainer", Trainer)
-        found = trainer.environment.call(*NAMES, "MASTER_PORT").get(SOON).values()
-        assert found == [[rank, "2", rank, "2", "0", "localhost", "29511"] for rank in "01"]
+        values = trainer.environment.call(*NAMES, "MASTER_PORT").get(SOON).values()
+        assert values == [[rank, "2", rank, "2", "0", "localhost", "29511"] for rank in "01"]
         setup_torch_elastic_env(procs)
         ports = [port for (port,) in trainer.environment.call("MASTER_PORT").get(SOON).values()]
         assert ports[0] == ports[1] != "29511"
@@ -136,8 +136,8 @@ def test_scripts_run_with_their_arguments(host: Any, tmp_path: Path) -> None:
         assert name.count(".") == 3
         assert actors.main.call(name, port, [str(script), f"{tmp_path}/out"]).get(SOON).values() == [True, True]
         assert (tmp_path / "out1").read_text() == "__main__"
-        for arguments, told in (([], "neither a script"), (["-m", "no_such_module_xyz"], "no_such_module_xyz")):
-            with pytest.raises(ActorError, match=told):
+        for arguments, message in (([], "neither a script"), (["-m", "no_such_module_xyz"], "no_such_module_xyz")):
+            with pytest.raises(ActorError, match=message):
                 actors.main.call(name, port, arguments).get(SOON)
 
 
@@ -160,7 +160,7 @@ def test_the_environment_follows_the_size_of_the_mesh() -> None:
         procs.spawn("picky", Picky).initialized.get(SOON)
         with pytest.raises(HealError, match="has not grown"):
             procs.grow(hosts=1)
-        assert [each[1] for each in trainers.environment.call(*names).get(SOON).values()] == ["2", "2"]
+        assert [values[1] for values in trainers.environment.call(*names).get(SOON).values()] == ["2", "2"]
         ports = trainers.environment.call("MASTER_PORT").get(SOON).values()
         procs.shrink(hosts=[0])
         assert trainers.environment.call(*names).get(SOON).values() == [["0", "1", "0", "1", "0"]]

@@ -71,9 +71,9 @@ class Trainer(Actor):
         self.objects = [{1: [number]} for number in range(count)]
 
     @endpoint
-    def train(self, in_what: str) -> None:
-        slow = in_what if dist.get_rank() == 1 else ""
-        self.net.slow = slow == "forward" or in_what == "all alike"
+    def train(self, cause: str) -> None:
+        slow = cause if dist.get_rank() == 1 else ""
+        self.net.slow = slow == "forward" or cause == "all alike"
         hooks = []
         if slow == "backward":
             hooks.append(self.net.layers[0].weight.register_hook(lambda _: time.sleep(LATE_S)))  # grieving
@@ -101,16 +101,16 @@ def trainers() -> Iterator[Any]:
     yield from joined(Trainer)
 
 
-def compared(trainers: Any, in_what: str) -> Diagnosis:
+def compare(trainers: Any, cause: str) -> Diagnosis:
     """What is found while they train."""
-    trainers.slice(gpus=1).hold.call_one(50_000 if in_what == "collection" else 0).get(SECONDS)
-    with StragglerWatch(trainers) as found:
-        trainers.train.call(in_what).get(SECONDS)
-    return found.diagnosis
+    trainers.slice(gpus=1).hold.call_one(50_000 if cause == "collection" else 0).get(SECONDS)
+    with StragglerWatch(trainers) as watch:
+        trainers.train.call(cause).get(SECONDS)
+    return watch.diagnosis
 
 
 @pytest.mark.parametrize(
-    ("in_what", "phase", "comment"),
+    ("cause", "phase", "comment"),
     [
         ("data", "in the data iterator, at test_stragglers.py", "reading"),
         ("forward", "in the forward pass, at test_stragglers.py", "thinking"),
@@ -119,8 +119,8 @@ def compared(trainers: Any, in_what: str) -> Diagnosis:
         ("collection", "garbage collection", "sweeping"),
     ],
 )
-def test_the_slow_rank_is_named_with_its_phase_and_line(trainers: Any, in_what: str, phase: str, comment: str) -> None:
-    diagnosis = compared(trainers, in_what)
+def test_the_slow_rank_is_named_with_its_phase_and_line(trainers: Any, cause: str, phase: str, comment: str) -> None:
+    diagnosis = compare(trainers, cause)
     (finding,) = diagnosis.findings
     assert (finding.kind, finding.ranks, finding.source, finding.sure) == (
         "slow",
@@ -132,24 +132,24 @@ def test_the_slow_rank_is_named_with_its_phase_and_line(trainers: Any, in_what: 
 
 
 def test_equal_ranks_have_no_sure_finding(trainers: Any) -> None:
-    diagnosis = compared(trainers, "all alike")
+    diagnosis = compare(trainers, "all alike")
     assert not any(finding.sure for finding in diagnosis.findings), diagnosis
     assert "3 processes of" in diagnosis.inspected
 
 
 def test_ranks_without_collectives_are_compared_by_calls(trainers: Any) -> None:
-    with StragglerWatch(trainers) as found:
+    with StragglerWatch(trainers) as watch:
         for _ in range(25):
             calls = [trainers.slice(gpus=index).work.call_one(index) for index in range(3)]
             for call in calls:
                 call.get(SECONDS)
-    assert found.diagnosis.findings == ()  # each was a call of its own: nobody waits for another's
-    with StragglerWatch(trainers) as found:
+    assert watch.diagnosis.findings == ()  # each was a call of its own: nobody waits for another's
+    with StragglerWatch(trainers) as watch:
         for _ in range(STEPS):
             trainers.together.call().get(SECONDS)
     expected = ("slow", (1,), line_of(__file__, "# together"), True)
-    finding = next(iter(found.diagnosis.findings), Finding("dead", "", (), ""))
-    assert (finding.kind, finding.ranks, finding.source, finding.sure) == expected, found
+    finding = next(iter(watch.diagnosis.findings), Finding("dead", "", (), ""))
+    assert (finding.kind, finding.ranks, finding.source, finding.sure) == expected, watch
 
 
 class SlowProducts(TorchDispatchMode):
@@ -172,10 +172,10 @@ def test_the_slow_operation_of_sharded_tensors_is_named() -> None:
         x = mesh.distribute(torch.randn(8, 8), ("data", None))
         w = mesh.distribute(torch.randn(8, 8))
         (x @ w).sum().item()
-        with StragglerWatch(mesh) as found:
+        with StragglerWatch(mesh) as watch:
             for _ in range(STEPS):
                 (x @ w).sum().item()
-        finding = found.diagnosis.findings[0]
+        finding = watch.diagnosis.findings[0]
         assert (finding.kind, finding.ranks, finding.sure) == ("slow", (1,), True)
         assert finding.source == "aten.mm.default"
         assert "most of the difference is in aten.mm.default" in finding.text
