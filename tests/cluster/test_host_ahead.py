@@ -31,7 +31,7 @@ print(actor.environ.call_one("LANG").get(30), [agent.pid for agent in agents] ==
 
 
 def output_of(program: str, **environ: str) -> list[str]:
-    """What a fresh program writes."""
+    """Output of a new program."""
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True, timeout=50
     )

@@ -20,7 +20,7 @@ def test_a_cast_reaches_every_proc_once_and_its_answers_come_folded() -> None:
     with hosted() as (_, client):
         layout = Layout("p", (client.host,), 4)
         client.started(*client.spawn(4, "echoes", layout=layout))
-        client.answers(client.cast(layout, [Run(0, 4)], "hello"), 4)  # all can hear now, which takes each its time
+        client.answers(client.cast(layout, [Run(0, 4)], "hello"), 4)  # now all procs are connected
         answers, messages = client.answers(client.cast(layout, [Run(0, 4, seq=5)], "hello", b"x" * 100), 4)
         assert answers == {n: [f"{n}.0.5".encode(), b"x" * 100] for n in range(4)}
         assert len(messages) < 4
@@ -62,7 +62,7 @@ def test_living_procs_answer_a_cast_though_one_dies() -> None:
         client.started(*addresses)
         port = client.cast(layout, [Run(0, 3)], "die")
         answers: dict[int, list[bytes]] = {}
-        while not {0, 2} <= answers.keys():  # that of the dead may be sent back, if it died at its first word
+        while not {0, 2} <= answers.keys():  # the dead rank's message may be returned, if it died at once
             answers |= client.answers(port, 1)[0]
         assert [answers[n][0] for n in (0, 2)] == [b"0.0.-1", b"2.0.-1"]
         assert client.exited(addresses[1])[0].exitcode == 9
@@ -74,7 +74,7 @@ def test_living_procs_answer_a_cast_though_one_dies() -> None:
 
 @contextlib.contextmanager
 def three_hosts() -> Iterator[tuple[list[Client], Layout]]:
-    """Three agents that know each other by TCP, with two echoing procs each; one client each."""
+    """Three agents connected by TCP, each with two echoing procs and one client."""
     with contextlib.ExitStack() as stack:
         pairs = [
             stack.enter_context(hosted(tcp="tcp://127.0.0.1:0", insecure_loopback=True, prewarm=False))
@@ -107,7 +107,7 @@ def test_losing_a_host_under_a_cast_does_not_delay_the_others() -> None:
         os.kill(clients[2].status().pid, signal.SIGKILL)
         port = clients[0].cast(layout, [Run(0, 6)], "hello")
         answers: dict[int, list[bytes]] = {}
-        while not {0, 1, 2, 3} <= answers.keys():  # those of the lost host may be sent back at any time
+        while not {0, 1, 2, 3} <= answers.keys():  # messages to the lost host may be returned any time
             answers |= clients[0].answers(port, 1)[0]
 
 

@@ -1,4 +1,4 @@
-"""How the end of a proc is told."""
+"""Reports of ended procs."""
 
 import os
 import signal

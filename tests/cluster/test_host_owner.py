@@ -1,4 +1,4 @@
-"""Who keeps a host and its procs alive, and what happens when they are gone."""
+"""Owners keep hosts and procs alive; hosts and procs end with them."""
 
 import contextlib
 import os
@@ -34,9 +34,9 @@ time.sleep(1000)
 """
 
 
-def owner(folder: Path, *more: str) -> tuple["subprocess.Popen[str]", list[int]]:
+def owner(folder: Path, *arguments: str) -> tuple["subprocess.Popen[str]", list[int]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, *more], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", OWNER, *arguments], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "OWN_HOST": str(os.getpid()), "OWN_FOLDER": str(folder)},
         start_new_session=True,
     )  # fmt: skip
@@ -71,7 +71,7 @@ def test_interrupting_the_owners_process_group_does_not_reach_the_host(tmp_path:
     assert process.pid not in groups | sessions
     assert len(groups) == 3
     for pid in pids[:1]:
-        os.kill(pid, signal.SIGINT)  # agents ignore it even when it does come
+        os.kill(pid, signal.SIGINT)  # agents ignore these signals too
         os.kill(pid, signal.SIGHUP)
     os.killpg(process.pid, signal.SIGINT)
     process.wait()
@@ -126,7 +126,7 @@ def test_a_kept_host_survives_owners_but_their_procs_do_not(tmp_path: Path) -> N
         [address] = second.spawn(1, layout=Layout("q", ("hkept",), 1))
         second.ask(verbs.WATCH, protocol.Addresses((lost,)))
         [kept_pid] = [proc.pid for proc in second.started(address)]
-        # Not before both run: neither answers pings, and a start may take longer than that.
+        # Only once both run: neither answers pings, and a start may outlast the lease.
         first.ask(verbs.LEASE, protocol.OwnerLease(seconds=1.0))
         first.close()
         assert "it was silent for longer than its lease" in second.exited(lost)[0].reason
@@ -145,21 +145,21 @@ def test_a_kept_host_survives_owners_but_their_procs_do_not(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_remote_owner_that_answers_keeps_its_lease() -> None:
     with hosted(lease_s=4.0) as (handle, client):
-        far = Client(handle.host, handle.run_folder, "c", at="hfar")
-        far.answers_pings = True
+        remote = Client(handle.host, handle.run_folder, "c", at="hfar")
+        remote.answers_pings = True
         try:
-            [address] = far.spawn(1)
-            [started] = far.started(address)
+            [address] = remote.spawn(1)
+            [started] = remote.started(address)
             client.ask(verbs.WATCH, protocol.Addresses((address,)))
             deadline = time.monotonic() + 7.0
             while time.monotonic() < deadline and not client.events:
                 assert alive(started.pid)
-                until(lambda: far.pings > 0)
-                far.pings = 0
-            far.answers_pings = False
+                until(lambda: remote.pings > 0)
+                remote.pings = 0
+            remote.answers_pings = False
             assert "it was silent" in client.exited(address)[0].reason
         finally:
-            far.close()
+            remote.close()
 
 
 def test_hosts_with_a_kept_mesh_outlive_their_owner_for_a_lease(tmp_path: Path) -> None:

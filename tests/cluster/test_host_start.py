@@ -1,4 +1,4 @@
-"""Starting procs: from the template, by the cold path, and what they find around them."""
+"""Procs started by fork from the template or cold, and their environment."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_a_forked_proc_looks_like_a_fresh_one(tmp_path: Path) -> None:
 
 
 def waits_for(tmp_path: Path) -> tuple[dict[str, str], Path]:
-    """An environment whose template imports until a file is there, and that file."""
+    """An environment whose template imports until a file exists, and that file."""
     gate = tmp_path / "gate"
     (tmp_path / "slow_module.py").write_text(
         f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
@@ -79,11 +79,11 @@ def test_the_first_procs_need_not_wait_for_what_the_template_imports(tmp_path: P
             until(lambda pid=proc.pid: parent_of(pid) == handle.pid)
         os.kill(first[0].pid, signal.SIGKILL)
         until(lambda: not alive(first[0].pid))
-        assert client.started(*client.spawn(1, heavy=False))[0].how == "fork"  # in the place of the one that died
+        assert client.started(*client.spawn(1, heavy=False))[0].how == "fork"  # replaces the killed one
         assert client.status().template_seconds is None
-        more, heavy = client.spawn(1, heavy=False), client.spawn(1)  # one too many, and one that wants the imports
+        extra, heavy = client.spawn(1, heavy=False), client.spawn(1)  # one too many, and one that needs the imports
         gate.touch()
-        assert [proc.how for proc in client.started(*more, *heavy)] == ["fork"] * 2
+        assert [proc.how for proc in client.started(*extra, *heavy)] == ["fork"] * 2
         status = client.status()
         assert status.template_threads == 1
         assert status.template_pid is not None
@@ -111,7 +111,7 @@ def test_nothing_of_templates_outlives_an_agent_that_is_killed(tmp_path: Path) -
         def children() -> set[int]:
             return set(map(int, Path(f"/proc/{handle.pid}/task/{handle.pid}/children").read_text().split()))
 
-        until(lambda: {template, started.pid} < children())  # adopted, beside the light one
+        until(lambda: {template, started.pid} < children())  # adopted, like the light one
         family = children()
         os.kill(handle.pid, signal.SIGKILL)
         for pid in family:
@@ -208,13 +208,13 @@ def test_no_descriptors_left_is_said_and_the_agent_lives_on(tmp_path: Path) -> N
 def test_a_life_is_started_once() -> None:
     with hosted() as (_, client):
         client.started(*client.spawn(1))
-        layout = client.status().procs[0].address.partition("/")[2].partition(".")[0]
+        name = client.status().procs[0].address.partition("/")[2].partition(".")[0]
         from monarch_nb.wire.header import Layout
 
-        again = Layout(layout, (client.host,), 1)
+        layout = Layout(name, (client.host,), 1)
         with pytest.raises(Refusal, match="its next start needs a new incarnation"):
-            client.spawn(1, layout=again)
-        assert client.started(*client.spawn(1, layout=again, incarnations=(1,)))
+            client.spawn(1, layout=layout)
+        assert client.started(*client.spawn(1, layout=layout, incarnations=(1,)))
 
 
 def test_an_agent_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_stopping_escalates_until_all_are_gone() -> None:
         assert exits[deaf].signal == signal.SIGKILL
         assert exits[frozen].signal == signal.SIGTERM
         assert all(proc.expected and proc.reason == "enough" for proc in exits.values())
-        assert client.ask(verbs.STOP, wish).exits  # a second time: already gone
+        assert client.ask(verbs.STOP, wish).exits  # again: already ended
 
 
 def test_a_stopped_process_can_be_killed() -> None:

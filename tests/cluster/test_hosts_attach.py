@@ -1,4 +1,4 @@
-"""Hosts that users started: attached with their key, refused with a reason, and still there afterwards."""
+"""Hosts that users started: attached with their key, refused with a reason, and alive afterwards."""
 
 import contextlib
 import socket
@@ -55,8 +55,8 @@ def test_procs_on_attached_hosts_are_a_mesh_like_any_other(four: ProcMesh) -> No
 
 def test_procs_on_different_hosts_call_each_other(four: ProcMesh) -> None:
     members, callers = four.spawn("members", Member), four.spawn("callers", Caller)
-    everybody = members.where.call().get(SOON).values()
-    assert list(callers.call.call(members).get(SOON).values()) == [everybody] * 4
+    expected = members.where.call().get(SOON).values()
+    assert list(callers.call.call(members).get(SOON).values()) == [expected] * 4
     callers.tell.call(members.slice(hosts=1), 100, "all").get(SOON)
     until(lambda: members.slice(hosts=1).count.call("all").get(SOON).values() == [400, 400])
 
@@ -71,20 +71,20 @@ def test_attached_hosts_and_this_one_reach_each_other(four: ProcMesh) -> None:
 
 
 def test_attaching_again_gives_the_same_hosts(pair: Any, agents: list[HostProcess], key: Path) -> None:
-    again = attach_hosts([agent.endpoint for agent in reversed(agents)], key=Keys.load(key), name="again")
-    assert again.host_ids == tuple(reversed(pair.host_ids))
-    assert again.initialized.get(SOON) is True
+    hosts = attach_hosts([agent.endpoint for agent in reversed(agents)], key=Keys.load(key), name="again")
+    assert hosts.host_ids == tuple(reversed(pair.host_ids))
+    assert hosts.initialized.get(SOON) is True
 
 
 def test_stop_ends_the_procs_and_keeps_the_hosts(agents: list[HostProcess], key: Path, four: ProcMesh) -> None:
-    again = attach_hosts([agents[0].endpoint], key=key)
-    procs = again.spawn_procs(name="short")
+    hosts = attach_hosts([agents[0].endpoint], key=key)
+    procs = hosts.spawn_procs(name="short")
     [(_, pid)] = procs.spawn("members", Member).where.call().get(SOON).values()
-    again.stop().get(SOON)
+    hosts.stop().get(SOON)
     until(lambda: not alive(pid))
     with pytest.raises(RuntimeError, match="stopped"):
         procs.spawn("more", Member)
-    [(_, next_pid)] = again.spawn_procs(name="next").spawn("members", Member).where.call().get(SOON).values()
+    [(_, next_pid)] = hosts.spawn_procs(name="next").spawn("members", Member).where.call().get(SOON).values()
     assert alive(next_pid)
 
 
@@ -109,7 +109,7 @@ def test_shutdown_ends_attached_hosts(tmp_path: Path, key: Path) -> None:
             hosts.spawn_procs(name="late")
 
 
-# what cannot be attached
+# refused attaches
 
 
 def nobody() -> str:
@@ -155,7 +155,7 @@ def test_an_agent_that_starts_late_is_waited_for(tmp_path: Path, key: Path) -> N
 
 @contextlib.contextmanager
 def listener(says: bytes) -> Iterator[str]:
-    """Somebody else, who says something and hangs on."""
+    """A foreign server that sends bytes and stays."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         connections = []
 
@@ -201,7 +201,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path, key: Path) -> None:
     wrong = nobody()
     with user_hosts(tmp_path, 1, key=key) as [agent], listener(b"hello there") as stranger:
         with pytest.raises(AttachError) as caught:
-            attach_hosts([agent.endpoint, wrong, stranger], key=key, timeout=3.0)  # one of them is to answer in time
+            attach_hosts([agent.endpoint, wrong, stranger], key=key, timeout=3.0)  # the agent must answer in time
         assert list(caught.value.errors) == [wrong, stranger]
         assert str(caught.value).startswith("2 of 3 hosts cannot be attached:")
         with pytest.raises(AttachError, match="is attached already"):
@@ -211,7 +211,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path, key: Path) -> None:
 def test_an_agent_with_the_name_of_a_living_host_is_refused(
     agents: list[HostProcess], tmp_path: Path, key: Path, apart: Path
 ) -> None:
-    hosts = attach_hosts([agent.endpoint for agent in agents], key=key)  # `pair` is another cluster's by now
+    hosts = attach_hosts([agent.endpoint for agent in agents], key=key)  # `pair` is of an earlier cluster
     members = hosts.spawn_procs(name="members").spawn("members", Member)
     before = members.where.call().get(SOON).values()
     with user_hosts(tmp_path, 1, "--host", agents[0].host, "--run-folder", str(apart), key=key, shutdown=False) as [
@@ -225,12 +225,12 @@ def test_an_agent_with_the_name_of_a_living_host_is_refused(
 
 @pytest.mark.slow
 def test_keys_on_one_side_only_are_told(tmp_path: Path, key: Path) -> None:
-    with user_hosts(tmp_path, 1, "--insecure-loopback") as [open_one], user_hosts(tmp_path, 1, key=key) as [closed]:
+    with user_hosts(tmp_path, 1, "--insecure-loopback") as [keyless], user_hosts(tmp_path, 1, key=key) as [keyed]:
         with pytest.raises(AttachError, match=r"was started without a key.*--key FILE"):
-            attach_hosts([open_one.endpoint], key=key)
+            attach_hosts([keyless.endpoint], key=key)
         with pytest.raises(AttachError, match="needs a key: pass key="):
-            attach_hosts([closed.endpoint], insecure_loopback=True)
-        procs = attach_hosts([open_one.endpoint], insecure_loopback=True).spawn_procs(name="open")
+            attach_hosts([keyed.endpoint], insecure_loopback=True)
+        procs = attach_hosts([keyless.endpoint], insecure_loopback=True).spawn_procs(name="open")
         assert len(procs.spawn("members", Member).where.call().get(SOON)) == 1
         connect.shutdown()
 

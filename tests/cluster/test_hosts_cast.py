@@ -1,4 +1,4 @@
-"""One message to many: along the tree of agents, bodies written once per host, answers folded on the way back."""
+"""Casts: sent along the tree of agents, bodies written once per host, answers folded on the way back."""
 
 import os
 import random
@@ -27,7 +27,7 @@ MANY = sending.DIRECT + 2
 
 @pytest.fixture(scope="module")
 def six(nothing_left: None) -> ProcMesh:
-    """Three hosts, which are all this machine, with two procs each."""
+    """Three hosts, all on this machine, with two procs each."""
     procs = local_hosts(3).spawn_procs(per_host={"slots": 2}, name="six")
     procs.initialized.get(60)
     return procs
@@ -35,7 +35,7 @@ def six(nothing_left: None) -> ProcMesh:
 
 @pytest.fixture(scope="module")
 def many(six: ProcMesh) -> ProcMesh:
-    """More procs on one host than are sent to one by one."""
+    """More procs on one host than get single messages."""
     procs = this_host().spawn_procs(per_host={"slots": MANY}, name="many")
     procs.initialized.get(60)
     return procs
@@ -43,7 +43,7 @@ def many(six: ProcMesh) -> ProcMesh:
 
 @pytest.fixture
 def arrived(monkeypatch: pytest.MonkeyPatch) -> Counter[Kind]:
-    """How many messages of each kind have come to the controller."""
+    """Counts messages to the controller by kind."""
     kinds: Counter[Kind] = Counter()
     node = current_runtime().node
     handler = node._handler
@@ -58,7 +58,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> Counter[Kind]:
 
 @pytest.fixture
 def by_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than two ranks are not sent to one by one."""
+    """Casts to more than two ranks use the tree."""
     monkeypatch.setattr(sending, "DIRECT", 2)
 
 
@@ -69,7 +69,7 @@ def test_answers_of_a_host_come_folded(
     procs = request.getfixturevalue(fixture)
     members = procs.spawn("members", Member)
     members.where.call().get(SOON)
-    for _ in range(3):  # a busy machine may make a rank late, and then its answer comes on its own
+    for _ in range(3):  # on a busy machine a late rank may answer on its own
         arrived.clear()
         answers = members.where.call().get(SOON)
         assert [rank for rank, _ in answers.values()] == list(range(len(procs)))
@@ -102,7 +102,7 @@ def test_a_large_body_is_written_once_on_a_host(request: Any, fixture: str, by_t
     data = np.arange(500_000)
     files = members.keep.call(data).get(SOON).values()
     assert all(len(inodes) == 1 for inodes in files)
-    assert len({inode for inodes in files for inode in inodes}) == 1  # all map the file that the caller has written
+    assert len({inode for inodes in files for inode in inodes}) == 1  # all map the file that the caller wrote
     members.stop().get(SOON)
 
 
@@ -207,7 +207,7 @@ def test_failing_actors_of_every_host_are_reported_though_nobody_calls(
 
 
 @pytest.mark.slow
-# The last one: it ends the meshes that the tests above share.
+# Last: it ends the meshes that the tests above share.
 def test_this_machine_spawns_again_after_its_attached_hosts_shut_down(faults: list[MeshFailure]) -> None:
     hosts = local_hosts(2)
     before = this_host().spawn_procs(name="before")

@@ -1,4 +1,4 @@
-"""Strangers, and peers gone mad, at the TCP port of a host: the mesh goes on, and no agent ever unpickles anything."""
+"""Strangers and broken peers at the TCP port of a host: the mesh keeps working, and agents unpickle nothing."""
 
 import contextlib
 import os
@@ -28,11 +28,11 @@ AUDIT = """
 import os, sys
 if any("monarch_nb.host.agent" in word for word in sys.orig_argv):
     import pickle, _pickle
-    said = os.open(os.environ["AUDIT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    me = os.getpid()
+    log = os.open(os.environ["AUDIT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    pid = os.getpid()
     def note(word):
-        if os.getpid() == me:
-            os.write(said, f"{word}\\n".encode())
+        if os.getpid() == pid:
+            os.write(log, f"{word}\\n".encode())
     sys.addaudithook(lambda event, arguments: note(event) if event == "pickle.find_class" else None)
     for module in (pickle, _pickle):
         for name in ("load", "loads"):
@@ -42,7 +42,7 @@ if any("monarch_nb.host.agent" in word for word in sys.orig_argv):
             note("Unpickler")
             super().__init__(*a, **k)
     pickle.Unpickler = _pickle.Unpickler = Unpickler
-    pickle.loads(pickle.dumps(os.getpid))  # so that the test sees what it would see
+    pickle.loads(pickle.dumps(os.getpid))  # proves that the hooks report
     note("armed")
 """
 ARMED = ["loads", "pickle.find_class", "armed"]
@@ -87,7 +87,7 @@ def members(agent: HostProcess, folder: Path) -> Any:
 
 @pytest.fixture
 def unharmed(members: Any, agent: HostProcess, folder: Path) -> Iterator[None]:
-    """During a test and after it calls are answered, nothing is unpickled by the agent, and it keeps no descriptor."""
+    """Checks that calls are answered, and that the agent unpickles nothing and leaks no descriptor."""
     before = descriptors(agent.pid)
     pids = members.where.call().get(SOON).values()
     over = threading.Event()
@@ -114,7 +114,7 @@ def descriptors(pid: int) -> int:
 
 
 def messages(folder: Path, host: str) -> "list[list[bytes]]":
-    """What might be taken for one of ours, and what might not."""
+    """Messages that resemble ours, and noise."""
     bomb = pickle.dumps(Bomb(folder / "bomb"))
     generator = random.Random(3)
     noise = [[generator.randbytes(generator.randrange(300)) for _ in range(1 + number % 4)] for number in range(200)]
@@ -147,7 +147,7 @@ def test_strangers_who_speak_zeromq(unharmed: None, agent: HostProcess, folder: 
     with context() as ctx:
         for name in (b"h0/c|0|1", b"x", f"{current_runtime().address}|1|ffffffffffffffff".encode()):
             with dealer(ctx, agent, name, Keys.create() if owner == "other" else None) as stranger:
-                with contextlib.suppress(zmq.Again):  # refused already: there is nobody to send to any more
+                with contextlib.suppress(zmq.Again):  # refused already: no peer is left to send to
                     for message in messages(folder, agent.host):
                         stranger.send_multipart(message, zmq.NOBLOCK)
                 assert stranger.poll(300) == 0
@@ -164,14 +164,14 @@ def test_port_scanners_and_garbage_do_no_harm(unharmed: None, agent: HostProcess
 
 
 def test_strangers_who_hang_on_do_not_keep_others_out(unharmed: None, agent: HostProcess, folder: Path) -> None:
-    hanging = [socket.create_connection(("127.0.0.1", agent.port)) for _ in range(400)]
+    sockets = [socket.create_connection(("127.0.0.1", agent.port)) for _ in range(400)]
     try:
-        for number, stranger in enumerate(hanging):
+        for number, stranger in enumerate(sockets):
             with contextlib.suppress(OSError):
                 stranger.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f"[: number % 11])
         assert attach_hosts([agent.endpoint], key=folder / "job.key", timeout=SOON).initialized.get(SOON) is True
     finally:
-        for stranger in hanging:
+        for stranger in sockets:
             stranger.close()
 
 
@@ -184,7 +184,7 @@ def test_peers_with_the_key_that_send_nonsense_do_no_harm(
                 with contextlib.suppress(zmq.Again):
                     for message in messages(folder, agent.host):
                         mad.send_multipart(message, zmq.NOBLOCK)
-                    mad.send(b"x" * 3_000_000, zmq.NOBLOCK)  # larger than any frame of ours: it is cut off
+                    mad.send(b"x" * 3_000_000, zmq.NOBLOCK)  # larger than any of our frames: cut off
                 mad.poll(100)
 
 

@@ -76,15 +76,15 @@ def test_cuts_shorter_than_the_lease_lose_nothing_and_repeat_nothing(
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
     members.where.call().get(SOON)
     faults.clear()
-    request = callers.tell.call(members, 200, "callers")  # from host to host, meanwhile
+    request = callers.tell.call(members, 200, "callers")  # from host to host
     for number in range(2000):
         members.note.broadcast(number)
         if number % 250 == 100:
             answer = members.where.call()
             for proxy in proxies:
                 proxy.cut()
-            for late in range(20):
-                members.slice(hosts=late % 2).length.call_one(b"x" * 100_000)
+            for index in range(20):
+                members.slice(hosts=index % 2).length.call_one(b"x" * 100_000)
             for proxy in proxies:
                 proxy.mend()
             assert len(answer.get(SOON)) == 2
@@ -102,13 +102,13 @@ def test_a_cut_longer_than_the_lease_fails_the_host_which_heals(
     hosts = attach_hosts([proxy.endpoint for proxy in proxies], key=key, lease=1.5)
     members = hosts.spawn_procs(name="pair").spawn("members", Member)
     pids = [pid for _, pid in members.where.call().get(SOON).values()]
-    waiting = members.nap.call(300, 1)
+    nap = members.nap.call(300, 1)
     proxies[1].cut()
     with pytest.raises(SupervisionError) as caught:
-        waiting.get(SOON)
+        nap.get(SOON)
     assert f"no connection to its agent at {proxies[1].endpoint} for 1.5 s" in str(caught.value)
     assert f"the host {host_name(agents[1].host)} was lost" in str(caught.value)
-    until(lambda: not alive(pids[1]))  # over there the lease is over, too
+    until(lambda: not alive(pids[1]))  # its host's lease expired, too
     assert alive(pids[0])
     assert members.slice(hosts=0).where.call_one().get(SOON)[1] == pids[0]
     with pytest.raises(SupervisionError, match=f"the host {host_name(agents[1].host)} was lost"):
@@ -116,13 +116,13 @@ def test_a_cut_longer_than_the_lease_fails_the_host_which_heals(
     proxies[1].mend()
     wait_for(hosts)
     heal_mesh(members)
-    again = [pid for _, pid in members.where.call().get(SOON).values()]
-    assert again[0] == pids[0]
-    assert again[1] != pids[1]
+    healed_pids = [pid for _, pid in members.where.call().get(SOON).values()]
+    assert healed_pids[0] == pids[0]
+    assert healed_pids[1] != pids[1]
 
 
 def wait_for(hosts: Any) -> None:
-    """Wait until every host can be used again."""
+    """Wait until all hosts are usable again."""
     until(lambda: not any(current_runtime().part(HostRoutes).attached[host].lost for host in hosts.host_ids))
 
 
@@ -135,7 +135,7 @@ def test_worker_errors_and_logs_name_hosts_as_the_controller_does(
     hosts = attach_hosts([agents[0].endpoint, proxies[1].endpoint], key=key, lease=1.0)
     procs = hosts.spawn_procs(name="pair")
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
-    members.where.call().get(SOON)  # before one of them is busy for minutes
+    members.where.call().get(SOON)  # before one is busy for minutes
     request = callers.slice(hosts=0).nested.call_one(members.slice(hosts=1), 1, tmp_path / "asks", wraps)
     until((tmp_path / "asks").exists)
     agents[1].kill()
@@ -157,10 +157,10 @@ def test_a_killed_agent_is_reported_and_its_successor_takes_healed_procs(
         hosts = attach_hosts([agent.endpoint for agent in agents], key=key)
         members = hosts.spawn_procs(name="pair").spawn("members", Member)
         first = members.where.call().get(SOON).values()
-        waiting = members.nap.call(300, 1)
+        nap = members.nap.call(300, 1)
         agents[1].kill()
         with pytest.raises(SupervisionError) as caught:
-            waiting.get(SOON)
+            nap.get(SOON)
         assert f"its agent has ended: nobody listens at {agents[1].endpoint}" in str(caught.value)
         assert f"the host {host_name(agents[1].host)} was lost" in str(caught.value)
         with pytest.raises(HealError, match=host_name(agents[1].host)):
@@ -179,14 +179,14 @@ def test_an_agent_restarted_at_once_is_known_to_be_new(tmp_path: Path, key: Path
         hosts = attach_hosts([agents[0].endpoint], key=key)
         members = hosts.spawn_procs(name="one").spawn("members", Member)
         members.where.call().get(SOON)
-        waiting = members.nap.call(300, 0)
+        nap = members.nap.call(300, 0)
         agents[0].kill()
         agents.append(HostProcess(tmp_path, "--host", agents[0].host, tcp=agents[0].endpoint, key=key))
         with pytest.raises(SupervisionError, match=r"was restarted|nobody listens") as caught:
-            waiting.get(SOON)
-        if "nobody listens" in str(caught.value):  # it was looked for between the two
+            nap.get(SOON)
+        if "nobody listens" in str(caught.value):  # sought between the two agents
             wait_for(hosts)
-        heal_mesh(members)  # waits for a host whose agent is there
+        heal_mesh(members)  # waits for the host of a new agent
         assert len(members.where.call().get(SOON)) == 1
 
 
@@ -207,7 +207,7 @@ def test_procs_of_a_killed_controller_end_with_its_lease(
     tmp_path: Path, key: Path, signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
-    folders.sweep()  # what earlier modules have left
+    folders.sweep()  # left by earlier modules
     with user_hosts(tmp_path, 1, "--lease-s", "1", key=key) as [agent]:
         controller = subprocess.Popen(
             [sys.executable, "-c", CONTROLLER, agent.endpoint, str(key)], stdout=subprocess.PIPE, text=True,
@@ -218,10 +218,10 @@ def test_procs_of_a_killed_controller_end_with_its_lease(
             with controller.stdout as out:
                 pids = [int(word) for word in out.readline().split()]
             assert len(pids) == 2
-            time.sleep(1.6)  # longer than the lease: a living controller that says nothing keeps it
+            time.sleep(1.6)  # longer than the lease: an idle controller keeps it
             assert all(map(alive, pids))
             os.kill(controller.pid, signum)
-            if signum == signal.SIGSTOP:  # its machine answers, it does not: that is no reason to stop anything
+            if signum == signal.SIGSTOP:  # its machine answers, it does not: nothing is stopped
                 time.sleep(1.6)
                 assert all(map(alive, pids))
                 os.kill(controller.pid, signal.SIGKILL)
@@ -236,7 +236,7 @@ def test_procs_of_a_killed_controller_end_with_its_lease(
 
 
 def restart(agent: HostProcess, folder: Path, key: Path) -> HostProcess:
-    """Its agent is killed and started anew, at the same place."""
+    """Kill its agent and start one at the same endpoint."""
     agent.process.kill()
     agent.process.wait()
     return HostProcess(folder, "--host", agent.host, tcp=agent.endpoint, key=key)
@@ -254,7 +254,7 @@ def test_hosts_with_restarted_agents_talk_to_each_other_after_a_heal(
         members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
         callers.call.call(members).get(SOON)
         for number in range(rounds):
-            # One of them alone, then both one after the other: who was there before has other links than who is new.
+            # One alone, then both in turn: links of an old agent differ from those of a new one.
             for index in ([0], [1, 0], [1], [0, 1])[number % 4]:
                 agents[index] = restart(agents[index], tmp_path, key)
                 if dice.random() < 0.5:

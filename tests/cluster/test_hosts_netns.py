@@ -24,17 +24,17 @@ print("ready", flush=True)
 assert sys.stdin.readline() == "pulled\\n"
 for number in range(500):
     members.note.broadcast(number)
-there, between = members.slice(hosts=1), callers.call.call(members)
-far = there.where.call_one()
-near = members.slice(hosts=0).in_order.call_one("root", list(range(500))).get(SOON)
+remote, calls = members.slice(hosts=1), callers.call.call(members)
+reply = remote.where.call_one()
+in_order = members.slice(hosts=0).in_order.call_one("root", list(range(500))).get(SOON)
 try:
-    far.get(1)
+    reply.get(1)
 except TimeoutError:
-    print("cut" if near else "lost", flush=True)
+    print("cut" if in_order else "lost", flush=True)
 assert sys.stdin.readline() == "back\\n"
-far.get(40)
+reply.get(40)
 in_order = members.in_order.call("root", list(range(500))).get(SOON).values()
-print("whole" if in_order == [True, True] and len(between.get(SOON)) == 2 else "broken", flush=True)
+print("whole" if in_order == [True, True] and len(calls.get(SOON)) == 2 else "broken", flush=True)
 """
 
 

@@ -1,4 +1,4 @@
-"""What torchmonarch's command line does, as functions on our jobs."""
+"""Functions of torchmonarch's command line, on our jobs."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Hosts of a job that are told of their end, and those that wait to take the place of one that is lost."""
+"""Hosts of a job that get notice of their end, and spare hosts that replace lost ones."""
 
 import contextlib
 import logging
@@ -71,8 +71,8 @@ def test_the_first_sigterm_gives_notice_and_the_second_ends_the_host(host: Any, 
     try:
         hosts = job.state(cached_path=None).trainers
         current_runtime().part(HostNotices).present(lambda event: notices.append(event.text))
-        beside = host.spawn_procs(name="beside")
-        keeper = beside.spawn("keeper", Keeper, hosts)
+        procs = host.spawn_procs(name="beside")
+        keeper = procs.spawn("keeper", Keeper, hosts)
         pid, worker = keeper.pid.call_one().get(SOON), pid_of(job, "trainers_0")
         os.kill(worker, signal.SIGTERM)
         until(lambda: keeper.reports.call_one().get(SOON), "the notice")
@@ -86,13 +86,13 @@ def test_the_first_sigterm_gives_notice_and_the_second_ends_the_host(host: Any, 
 
         def ended() -> bool:
             if alive(worker):
-                os.kill(worker, signal.SIGTERM)  # those that come at once after the first are the same notice
+                os.kill(worker, signal.SIGTERM)  # signals right after the first count as the same notice
             return not alive(worker) and not alive(pid)
 
         until(ended, "its end")
         until(lambda: len(keeper.reports.call_one().get(SOON)) == 2, "the failure")
         assert keeper.reports.call_one().get(SOON)[1][:2] == (False, [0])
-        beside.stop().get(SOON)
+        procs.stop().get(SOON)
     finally:
         job.kill()
 
@@ -110,7 +110,7 @@ def test_an_unused_host_of_a_job_ends_at_the_first_sigterm() -> None:
 
 
 def agents_of(worker: int) -> list[int]:
-    """The processes of the agents that a worker has, once they have begun; none of a worker that has ended."""
+    """The agent processes of a worker once they have started; none if the worker has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [child.pid for child in psutil.Process(worker).children() if child.name() == "mnb-agent"]
     return []
@@ -143,7 +143,7 @@ def test_a_killed_agent_is_started_again_and_healed_in_place(worker: tuple[int, 
     until(lambda: agents_of(pid) not in ([], agent), "another agent")
 
     def healed() -> bool:
-        with contextlib.suppress(HealError):  # until its agent is found again
+        with contextlib.suppress(HealError):  # until its agent is back
             return heal_mesh(trainers, timeout=SOON) is trainers
         return False
 
@@ -202,9 +202,9 @@ def test_a_spare_replaces_a_dead_host_and_another_spare_comes(
                 until(lambda: trainers.pid.call().get(SOON) is None, "its end")
             until(lambda: "Missing: trainers_0 is lost: " in str(job.progress), "progress shows it")
             assert str(job.progress).startswith("1/2 hosts joined, 1/1 spare. Missing: trainers_0 is lost")
-            begun = time.monotonic()
+            start = time.monotonic()
             assert heal_mesh(trainers, timeout=SOON) is trainers
-            print(f"healed onto the spare after {time.monotonic() - begun:.2f} s")
+            print(f"healed onto the spare after {time.monotonic() - start:.2f} s")
             assert len(trainers.pid.call().get(SOON)) == 2
             assert f"the spare host trainers_2 ({host_name(spare)}) took the place of trainers_0" in caplog.text
             assert state.trainers.host_ids == job.state(None).trainers.host_ids
@@ -236,7 +236,7 @@ def test_hosts_keep_their_places_when_others_are_replaced_or_come(tmp_path: Any,
         for name in ("trainers_1", "trainers_3"):
             os.kill(pid_of(job, name), signal.SIGKILL)
         until(lambda: len(job.progress.missing) == 2, "both are lost")
-        assert heal_mesh(trainers, timeout=SOON) is trainers  # they have ended, as their engine says
+        assert heal_mesh(trainers, timeout=SOON) is trainers  # their engine reports them as ended
         after = list(trainers.pid.call().get(SOON).values())
         assert (after[0], after[2]) == (before[0], before[2])
         assert (hosts.host_ids[0], hosts.host_ids[2]) == (first[0], first[2])
@@ -256,15 +256,15 @@ def test_agents_started_by_hand_give_notice_and_end_with_their_users(
     tmp_path: Any, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(GRACE, "20")
-    with user_hosts(tmp_path, 1, "--insecure-loopback") as [mine]:
-        hosts = attach_hosts([mine.endpoint], insecure_loopback=True)
+    with user_hosts(tmp_path, 1, "--insecure-loopback") as [agent]:
+        hosts = attach_hosts([agent.endpoint], insecure_loopback=True)
         current_runtime().part(HostNotices).present(lambda event: notices.append(event.text))
         procs = hosts.spawn_procs(name="trained")
         assert len(where(procs).pid.call().get(SOON).values()) == 1
-        mine.process.send_signal(signal.SIGTERM)
+        agent.process.send_signal(signal.SIGTERM)
         until(lambda: notices, "the notice")
-        assert f"Host {host_name(mine.host)} is about to be taken away (SIGTERM), in 20 s:\n  trained" in notices[0]
+        assert f"Host {host_name(agent.host)} is about to be taken away (SIGTERM), in 20 s:\n  trained" in notices[0]
         assert len(where(procs).pid.call().get(SOON).values()) == 1, "it can be used for that time"
         procs.stop().get(SOON)
-        shutdown()  # the last who uses it leaves
-        assert mine.process.wait(SOON) == 0
+        shutdown()  # its last user leaves
+        assert agent.process.wait(SOON) == 0

@@ -38,9 +38,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: bool) -> 
     cluster.close()
 
 
-def job_on(cluster: Cluster, **more: Any) -> KubernetesJob:
-    """One whose pods can be dialled from here, though the API is reached by a file."""
-    job = KubernetesJob("lab", kubeconfig=KubeConfig.from_path(str(cluster.config)), **more)
+def job_on(cluster: Cluster, **options: Any) -> KubernetesJob:
+    """A job with directly reachable pods, and an API configured by a file."""
+    job = KubernetesJob("lab", kubeconfig=KubeConfig.from_path(str(cluster.config)), **options)
     del job._options["through_first"]
     return job
 
@@ -75,12 +75,12 @@ def test_pods_are_made_joined_told_of_and_deleted(cluster: Cluster, operator: bo
             second.apply()
         assert len(cluster.pods) == 2, "nothing of another job was deleted"
         assert [entry.apply_id for entry in running_jobs("kubernetes")] == [job.apply_id]
-        again = job_load(str(tmp_path / "job.json"))
-        assert again.can_run(job)
+        copy = job_load(str(tmp_path / "job.json"))
+        assert copy.can_run(job)
         cluster.evict("trainers-1")
         with pytest.raises(RuntimeError, match=r"trainers_1 is gone: pod trainers-1 has ended \(Evicted: The node was"):
             job.state()
-        again.kill()
+        copy.kill()
         assert (cluster.objects, cluster.pods) == ({}, {})
         assert none_alive([pid for _, pid in replies])
     finally:
@@ -88,14 +88,14 @@ def test_pods_are_made_joined_told_of_and_deleted(cluster: Cluster, operator: bo
 
 
 def pods_and_agents(cluster: Cluster, job: KubernetesJob) -> tuple[list[str], list[str]]:
-    """The pods that are there, and those that the agents of the job are."""
+    """The existing pods, and the pods of the agents of the job."""
     return sorted(cluster.pods), sorted(agent.id.replace("/", "-") for agent in job._agents.values())
 
 
 def test_a_set_scales_with_its_meshes_and_returns_its_last_pods(
     cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.held = True  # no pod runs: what is asked for is enough here
+    cluster.held = True  # no pod runs: the requests suffice here
     job = job_on(cluster)
     job.add_mesh("trainers", 2, image_spec=IMAGE)
     job.add_mesh("loaders", 1, image_spec=IMAGE)
@@ -108,11 +108,11 @@ def test_a_set_scales_with_its_meshes_and_returns_its_last_pods(
         return new
 
     def release(*names: str) -> None:
-        going = {name: agent for name, agent in job.agents.items() if name in names}
-        stays = {name: agent for name, agent in job.agents.items() if name not in names}
+        released = {name: agent for name, agent in job.agents.items() if name in names}
+        remaining = {name: agent for name, agent in job.agents.items() if name not in names}
         before = job._job
-        job.keep_agents(stays)
-        adapter.release(job.running(going), before)
+        job.keep_agents(remaining)
+        adapter.release(job.running(released), before)
 
     try:
         assert add("trainers_2", "trainers_3")["trainers_3"].id == "lab/trainers/3"
@@ -154,9 +154,9 @@ def test_meshes_grow_onto_more_pods_and_evicted_pods_are_replaced(
         heal_mesh(actors, replace=True, timeout=SOON)
         assert len(actors.mark.call().get(SOON).values()) == 2
         assert sorted(cluster.pods) == ["trainers-0", "trainers-1"], "what the cluster has made anew was taken"
-        again = job_load(str(tmp_path / "job.json"))
-        assert isinstance(again, KubernetesJob)
-        assert pods_and_agents(cluster, again)[1] == ["lab-trainers-0", "lab-trainers-1"]
+        copy = job_load(str(tmp_path / "job.json"))
+        assert isinstance(copy, KubernetesJob)
+        assert pods_and_agents(cluster, copy)[1] == ["lab-trainers-0", "lab-trainers-1"]
         assert procs.shrink(hosts=-1).freed
         until(lambda: sorted(cluster.pods) == ["trainers-0"], "it is given back")
     finally:
@@ -214,7 +214,7 @@ def test_from_outside_one_forwarded_port_leads_to_all_pods(
     finally:
         job.kill()
     assert cluster.pods == {}
-    shutdown()  # a gateway is for good
+    shutdown()  # gateways are kept
 
 
 @pytest.mark.parametrize("operator", [False], ids=["StatefulSet"], indirect=True)
@@ -244,7 +244,7 @@ def test_what_pods_wait_for_and_what_never_comes_is_said(cluster: Cluster, caplo
         until(lambda: "trainers-1 is Pending (FailedMount: MountVolume" in str(job.progress), "the event of a pod")
     finally:
         job.kill()
-        shutdown()  # where this test is the first of its process, the controller came with the job
+        shutdown()  # if this test is the first of its process, the job started the controller
 
 
 def test_an_api_that_does_not_answer_is_one_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What jobs leave behind that ended by themselves is tidied, and nothing of those that live or that somebody uses."""
+"""Leftovers of jobs that ended by themselves are tidied, but none of running or used jobs."""
 
 import os
 import subprocess
@@ -57,7 +57,7 @@ def test_leftovers_of_an_ended_job_are_tidied_unless_still_in_use(capsys: pytest
         assert (folder / "key").exists(), "this process may ask for other hosts of the job yet"
         for instance in (job, second):
             assert instance._use is not None
-            instance._use.close()  # as the system does at the end of a process
+            instance._use.close()  # as the system does when a process ends
         assert list(tidied("process", PROCESSES)) == []
         assert (folder / "trainers_0.log").exists(), "for who wonders why"
         assert not (folder / "key").exists()
@@ -97,8 +97,8 @@ def test_a_machine_keeps_logs_of_ended_agents_for_a_day(tmp_path: Path) -> None:
     for name, agent in {"old": Agent("4194999@1"), "new": Agent("4194999@1"), "living": None}.items():
         folder = folders[name] = tmp_path / "state" / "monarch-nb" / "jobs" / f"mnb-agents-{name}"
         folder.mkdir(parents=True)
-        own = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
-        agents = {"a_0": agent or Agent(f"{os.getpid()}@{own}")}
+        start_time = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
+        agents = {"a_0": agent or Agent(f"{os.getpid()}@{start_time}")}
         (folder / f"{os.uname().nodename}.agents.json").write_bytes(msgspec.json.encode(agents))
         (folder / "a_0.log").write_text("its last words")
         if name != "new":

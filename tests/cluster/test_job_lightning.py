@@ -25,7 +25,7 @@ GRACE_S = 2.0  # between SIGTERM and SIGKILL
 
 
 class Machine:
-    """One machine, at a loopback address of its own."""
+    """A machine with its own loopback address."""
 
     def __init__(self, folder: Path, number: int, rank: int, command: str, env: dict[str, str]) -> None:
         self.rank, self.private_ip_address = rank, own_address()
@@ -54,13 +54,13 @@ class Machine:
         self.process.terminate()
         try:
             self.process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:  # a host that is in use goes on for as long as its engine lets it
+        except subprocess.TimeoutExpired:  # a host in use runs for as long as its engine allows
             self.process.kill()
             self.process.wait(20)
 
 
 class Service:
-    """What the stub's class of jobs belongs to."""
+    """The stub, with its class `Job`."""
 
     def __init__(self, folder: Path) -> None:
         self.jobs: dict[str, list[Machine]] = {}

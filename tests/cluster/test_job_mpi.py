@@ -41,8 +41,8 @@ def test_each_rank_is_a_host_and_all_end_with_mpirun() -> None:
             procs.grow(hosts=1)
         assert [(rank, mark) for rank, mark, _ in replies] == [("0", "7"), ("1", "7")]
         assert job.wait(SOON).missing == {}
-        [listed] = running_jobs("mpi")
-        listed.kill()
+        [entry] = running_jobs("mpi")
+        entry.kill()
         assert none_alive([pid for _, _, pid in replies])
         assert running_jobs("mpi") == []
     finally:

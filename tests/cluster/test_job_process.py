@@ -1,4 +1,4 @@
-"""Jobs: made, found again by another process, noticed when they are gone, ended."""
+"""Process jobs: created, loaded by another process, reported if lost, ended."""
 
 import json
 import logging
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def job() -> Iterator[ProcessJob]:
-    """One that is gone at the end."""
+    """A job killed at the end."""
     job = ProcessJob({"trainers": 1}, env={"MONARCH_JOB_MARK": "x"})
     yield job
     job.kill()
@@ -94,8 +94,8 @@ class Busy(Actor):
         return os.getpid()
 
     @endpoint
-    def spin(self, begun: str) -> None:
-        Path(begun).touch()
+    def spin(self, path: str) -> None:
+        Path(path).touch()
         while True:
             pass
 
@@ -108,7 +108,7 @@ def test_killing_a_busy_job_asks_nobody_and_is_no_failure(folder: Path, job: Pro
     run_folder = Path(os.path.realpath(f"{job._folder}/trainers_0")).parent
     began = time.monotonic()
     job.kill()
-    assert time.monotonic() - began < 3  # a tenth of a second on a quiet machine; 8 where ranks are asked
+    assert time.monotonic() - began < 3  # 0.1 s on a quiet machine; 8 s if ranks were asked
     assert not any(map(alive, pids))
     assert not run_folder.exists()
     with pytest.raises(SupervisionError, match="stopped"):
@@ -213,10 +213,10 @@ from monarch_nb.job import ProcessJob, job_load
 job = ProcessJob({"trainers": 1}, env={"MONARCH_JOB_MARK": "x"})
 class A(Actor):
     @endpoint
-    def one(self): return 1
+    def number(self): return 1
 state = job.state()
 procs = state.trainers.spawn_procs()
-print(job.apply_id, procs.spawn("a", A).one.call().get(30).values(), flush=True)
+print(job.apply_id, procs.spawn("a", A).number.call().get(30).values(), flush=True)
 if "kill" in sys.argv:
     job.kill()
 """
@@ -229,7 +229,7 @@ def elsewhere(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_another_process_finds_the_job_and_learns_which_it_is(folder: Path, job: ProcessJob) -> None:
-    job.state().trainers.initialized.get(60)  # what is still being reached when the job ends is tried for a while
+    job.state().trainers.initialized.get(60)  # a host not yet reached when the job ends is retried for a while
     assert oct(os.stat(".monarch/job_state.json").st_mode & 0o777) == "0o600"
     done = elsewhere("kill")
     assert done.stdout == f"{job.apply_id} [1]\n"
@@ -256,28 +256,28 @@ def test_a_job_that_is_gone_is_noticed_and_told(folder: Path, job: ProcessJob, c
     until(lambda: not alive(pid), "its end")
     with pytest.raises(RuntimeError, match=f"the job is gone: .*process {pid}"):
         job.state()
-    again = ProcessJob({"trainers": 1}, env={"MONARCH_JOB_MARK": "x"})
+    second = ProcessJob({"trainers": 1}, env={"MONARCH_JOB_MARK": "x"})
     try:
         with caplog.at_level(logging.WARNING, "monarch_nb.job"):
-            assert again.state().trainers.initialized.get(30) is True
+            assert second.state().trainers.initialized.get(30) is True
         assert f"names a job that is gone: ProcessJob {str(first)[:8]} (trainers=1), started 20" in caplog.text
         assert f"trainers_0 (process {pid}) has ended" in caplog.text
-        assert again.apply_id != first
+        assert second.apply_id != first
     finally:
-        again.kill()
+        second.kill()
 
 
 def test_processes_that_reuse_a_pid_are_not_taken_for_the_job(folder: Path, job: ProcessJob) -> None:
     job.apply()
     job.dump("saved.json")
     text = json.loads(Path("saved.json").read_text())
-    mine = text["fields"]["_agents"]["trainers_0"]
-    mine[0] = f"{os.getpid()}@{mine[0].partition('@')[2]}"
+    agent = text["fields"]["_agents"]["trainers_0"]
+    agent[0] = f"{os.getpid()}@{agent[0].partition('@')[2]}"
     copy = job_loads(json.dumps(text).encode())
     assert isinstance(copy, ProcessJob)
     assert not copy.can_run(copy)
     copy._folder = ""
-    copy.kill()  # and it is not killed for it
+    copy.kill()  # it must spare this process
 
 
 def test_a_job_of_another_specification_is_ended_with_a_notice(folder: Path, job: ProcessJob, caplog: Any) -> None:
@@ -351,9 +351,9 @@ class Custom(JobTrait):
 def test_jobs_of_users_are_saved_without_what_they_call_transient(folder: Path, host: Any, caplog: Any) -> None:
     job = Custom(3)
     assert job.state("mine.json").mine == host
-    again = Custom(9)
-    assert again.state("mine.json").mine == host
-    assert again.apply_id == job.apply_id
+    second = Custom(9)
+    assert second.state("mine.json").mine == host
+    assert second.apply_id == job.apply_id
     copy = job_loads(job.dumps())
     assert isinstance(copy, Custom)
     assert copy.size == 4
@@ -378,7 +378,7 @@ def test_local_jobs_give_this_host_under_each_name_and_run_scripts(folder: Path,
 
 CLIENT = """
 from monarch_nb.job import LocalJob, ProcessJob
-for job in LocalJob(), ProcessJob({"trainers": 1}):  # as it says when somebody starts it by hand
+for job in LocalJob(), ProcessJob({"trainers": 1}):  # as if started by hand
     print(*job.state()._hosts, job.apply_id)
 print(*LocalJob().state(None)._hosts)
 job.kill()
@@ -393,7 +393,7 @@ def test_a_client_script_gets_the_hosts_of_its_job(folder: Path) -> None:
     assert job.process.wait(SOON) == 0
     [out] = Path(".monarch/logs").glob("*/stdout.log")
     assert out.read_text().splitlines() == [f"trainers loaders {job.apply_id}"] * 2 + ["hosts"]
-    assert [path.name for path in out.parent.iterdir() if path.suffix == ".json"] == []  # it has ended the job
+    assert [path.name for path in out.parent.iterdir() if path.suffix == ".json"] == []  # it ended the job
     assert not Path(".monarch/job_state.json").exists()
 
 
@@ -451,8 +451,8 @@ def test_each_state_has_host_meshes_of_its_own_that_stop_alone() -> None:
         first.stop().get(SOON)
         until(lambda: not any(alive(pid) for pid in first_pids), "the end of what ran on the first")
         assert second_actors.pid.call().get(SOON).values() == second_pids
-        again = where(first.spawn_procs())  # it can be used again
-        assert len(again.pid.call().get(SOON)) == 2
+        actors = where(first.spawn_procs())  # it can be used again
+        assert len(actors.pid.call().get(SOON)) == 2
         second.shutdown().get(SOON)
         until(lambda: not any(alive(pid) for pid in second_pids), "the end of what ran on the second")
     finally:
@@ -460,7 +460,7 @@ def test_each_state_has_host_meshes_of_its_own_that_stop_alone() -> None:
 
 
 class OwnWorkers(ProcessJob):
-    """Starts its workers as programs of torchmonarch do that need more of them."""
+    """Starts its own workers, as some programs of torchmonarch do."""
 
     def _create(self, client_script: str | None) -> None:
         self._tmpdir = tempfile.mkdtemp(prefix="own")

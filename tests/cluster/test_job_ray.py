@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("ray", reason="NOT TESTED HERE: pip install 'monarch-nb[ray]'")
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(180), pytest.mark.slow]
 
-# In a process of its own: Ray's client leaves threads and sockets behind in the process that it was used in.
+# In a separate process: Ray's client leaves threads and sockets behind in the process that uses it.
 HEAD = """
 import os, time
 import ray
@@ -36,31 +36,31 @@ monarch_nb.actor.unhandled_fault_hook = lambda failure: None  # a host is lost, 
 if __name__ == "__main__":
     job = RayJob({"trainers": 2}, strategy="PACK", env={"MARK": "ray", "MONARCH_NB_PRELOAD": ""})
     state = job.state(cached_path=None)
-    found = state.trainers.spawn_procs().spawn("where", Where).where.call().get(90).values()
-    print("marks", *[mark for mark, _ in found], flush=True)
-    more = RayJob({"others": Role(cpus=2)}, strategy="PACK")
-    more.state(cached_path=None)
+    ranks = state.trainers.spawn_procs().spawn("where", Where).where.call().get(90).values()
+    print("marks", *[mark for mark, _ in ranks], flush=True)
+    second = RayJob({"others": Role(cpus=2)}, strategy="PACK")
+    second.state(cached_path=None)
     try:
-        more.wait(4)
+        second.wait(4)
     except TimeoutError as error:
         print("waiting", "waits for a node of Ray's" in str(error), flush=True)
-    more.kill()
-    for wanted in ({"large": Role(hosts=1, gpus=8)}, {"far": 2}):  # never
-        never = RayJob(wanted, strategy="STRICT_SPREAD")
-        never.state(cached_path=None)
-        until = time.monotonic() + 30
-        while "for ever" not in str(never.progress) and time.monotonic() < until:
+    second.kill()
+    for meshes in ({"large": Role(hosts=1, gpus=8)}, {"far": 2}):  # never
+        pending = RayJob(meshes, strategy="STRICT_SPREAD")
+        pending.state(cached_path=None)
+        end = time.monotonic() + 30
+        while "for ever" not in str(pending.progress) and time.monotonic() < end:
             time.sleep(0.1)
-        print("never", str(never.progress).partition("Missing: ")[2], flush=True)
-        never.kill()
-    print("listed", [each.apply_id for each in running_jobs("ray")] == [job.apply_id], flush=True)
+        print("never", str(pending.progress).partition("Missing: ")[2], flush=True)
+        pending.kill()
+    print("listed", [entry.apply_id for entry in running_jobs("ray")] == [job.apply_id], flush=True)
     ray.kill(ray.get_actor(job._agents["trainers_1"].id, namespace="monarch-nb"))  # as when its node is removed
-    until = time.monotonic() + 30
-    while "trainers_1 is gone: " not in job._lost() and time.monotonic() < until:
+    end = time.monotonic() + 30
+    while "trainers_1 is gone: " not in job._lost() and time.monotonic() < end:
         time.sleep(0.2)
-    while alive(found[1][1]) and time.monotonic() < until:
+    while alive(ranks[1][1]) and time.monotonic() < end:
         time.sleep(0.2)
-    print("lost", job._lost().startswith("trainers_1 is gone: "), alive(found[1][1]), alive(found[0][1]), flush=True)
+    print("lost", job._lost().startswith("trainers_1 is gone: "), alive(ranks[1][1]), alive(ranks[0][1]), flush=True)
     short = RayJob({"short": 1}, strategy="PACK")
     short.keep_for("2s")
     short.state(cached_path=None)
@@ -68,24 +68,24 @@ if __name__ == "__main__":
     from monarch_nb.connect import shutdown
     job.kill()
     shutdown()
-    until = time.monotonic() + 40
+    end = time.monotonic() + 40
     name = short._agents["short_0"].id
-    while name in {one["name"] for one in ray.util.list_named_actors(all_namespaces=True)} and time.monotonic() < until:
+    while name in {info["name"] for info in ray.util.list_named_actors(all_namespaces=True)} and time.monotonic() < end:
         time.sleep(0.2)
-    left = [one["state"] for one in ray.util.placement_group_table().values() if one["name"] == str(short.apply_id)]
-    print("unused", time.monotonic() < until, left, flush=True)
-    print("gone", not any(alive(pid) for _, pid in found), running_jobs("ray"), flush=True)
+    states = [row["state"] for row in ray.util.placement_group_table().values() if row["name"] == str(short.apply_id)]
+    print("unused", time.monotonic() < end, states, flush=True)
+    print("gone", not any(alive(pid) for _, pid in ranks), running_jobs("ray"), flush=True)
     ray.shutdown()
 """
 
-# Three nodes, each an agent's own.
+# Three nodes, one per agent.
 SPREAD = """
 from ray.cluster_utils import Cluster
 
 def groups():
-    found = [one for one in ray.util.placement_group_table().values() if one["state"] != "REMOVED"]
-    nodes = {node for one in found for node in one["bundles_to_node_id"].values()}
-    return sorted(one["state"] for one in found), len(nodes)
+    table = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+    nodes = {node for group in table for node in group["bundles_to_node_id"].values()}
+    return sorted(group["state"] for group in table), len(nodes)
 
 def until(condition):
     end = time.monotonic() + 30
@@ -101,22 +101,22 @@ if __name__ == "__main__":
     job = RayJob({"trainers": 1}, env={"MARK": "ray", "MONARCH_NB_PRELOAD": ""})
     try:
         procs = job.state(cached_path=None).trainers.spawn_procs()
-        where = procs.spawn("where", Where)
-        where.where.call().get(90)
+        actors = procs.spawn("where", Where)
+        actors.where.call().get(90)
         print("grown", procs.grow(hosts=1, timeout=60).sizes["hosts"], *groups(), flush=True)
         try:
             procs.grow(hosts=2, timeout=5)
         except NoMoreHostsError as error:
             print("waits", "wait for a node of Ray's" in str(error), *groups(), flush=True)
         procs.grow(hosts=1, timeout=60)
-        found = where.where.call().get(30).values()
-        print("all", [mark for mark, _ in found], *groups(), flush=True)
+        replies = actors.where.call().get(30).values()
+        print("all", [mark for mark, _ in replies], *groups(), flush=True)
         procs.shrink(hosts=[1])
-        print("given back", until(lambda: groups()[0] == ["CREATED"] * 2), alive(found[1][1]), flush=True)
-        print("left", len(where.where.call().get(30).values()), sorted(job.agents), flush=True)
+        print("given back", until(lambda: groups()[0] == ["CREATED"] * 2), alive(replies[1][1]), flush=True)
+        print("left", len(actors.where.call().get(30).values()), sorted(job.agents), flush=True)
     finally:
         job.kill()
-        print("gone", any(alive(pid) for _, pid in found), groups()[0], running_jobs("ray"), flush=True)
+        print("gone", any(alive(pid) for _, pid in replies), groups()[0], running_jobs("ray"), flush=True)
         ray.shutdown()
         cluster.shutdown()
 """

@@ -1,4 +1,4 @@
-"""`monarch-nb job` as it is typed in a shell, with what goes wrong there."""
+"""`monarch-nb job` as typed in a shell, with its errors."""
 
 import os
 import re
@@ -47,9 +47,9 @@ def job(*words: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
 def test_without_asyncssh_jobs_are_listed_and_its_absence_is_named(folder: Path) -> None:
     without = "import sys\nsys.modules['asyncssh'] = None\nfrom monarch_nb.job.cli import main\nmain(['ls'])"
     line, env = [sys.executable, "-c", without], {**os.environ, "PYTHONPATH": str(ROOT)}
-    listed = subprocess.run(line, capture_output=True, text=True, check=False, env=env)
-    assert [row.split()[0] for row in listed.stdout.splitlines()] == ["JOB", "lab"]
-    assert re.fullmatch(r".*\bneed the package asyncssh: install monarch-nb\[ssh\]\n", listed.stderr)
+    result = subprocess.run(line, capture_output=True, text=True, check=False, env=env)
+    assert [row.split()[0] for row in result.stdout.splitlines()] == ["JOB", "lab"]
+    assert re.fullmatch(r".*\bneed the package asyncssh: install monarch-nb\[ssh\]\n", result.stderr)
 
 
 def test_a_job_is_started_listed_read_entered_handed_over_and_ended(

@@ -33,12 +33,12 @@ JobStatus = Enum("JobStatus", ["SETTING_UP", "RUNNING", "SUCCEEDED", "FAILED"])
 
 
 class ClusterDoesNotExist(ValueError):
-    """As SkyPilot raises it."""
+    """SkyPilot's exception."""
 
 
 @dataclass
 class Cluster:
-    """One cluster, each of whose nodes has a loopback address of its own."""
+    """A cluster whose nodes have their own loopback addresses."""
 
     task: Any
     folder: Path
@@ -93,8 +93,8 @@ class Sky(types.ModuleType):
         self.requests: dict[str, Any] = {}
         self.unavailable = self.slow = self.silent = False
 
-    def Task(self, name: str, **more: Any) -> Any:  # noqa: N802 - SkyPilot's name
-        return {"name": name, **more}
+    def Task(self, name: str, **options: Any) -> Any:  # noqa: N802 - SkyPilot's name
+        return {"name": name, **options}
 
     def Resources(self, **arguments: Any) -> Any:  # noqa: N802 - SkyPilot's name
         return arguments
@@ -247,8 +247,8 @@ def test_skypilots_own_functions_take_what_they_are_given() -> None:
         "api_status": ((), {"request_ids": ["r"]}),
         "tail_logs": (("c", None, False, 0, io.StringIO()), {}),
     }
-    for name, (arguments, more) in calls.items():
-        inspect.signature(getattr(sky, name)).bind(*arguments, **more)
+    for name, (arguments, options) in calls.items():
+        inspect.signature(getattr(sky, name)).bind(*arguments, **options)
     resources = sky.Resources(infra="aws", accelerators="L4:1", ports=["26600"], use_spot=False, cpus="4", memory="16")
     task = sky.Task("t", setup=None, run="true", num_nodes=2, envs={}, secrets={"A": "b\nc"}, resources=resources)
     assert task.num_nodes == 2

@@ -56,13 +56,13 @@ def slurm_id(job: SlurmJob) -> str:
 
 
 def test_each_node_is_a_host_and_another_process_ends_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
-    begun = time.monotonic()
+    start = time.monotonic()
     job = SlurmJob({"trainers": 2, "loaders": 1}, PYTHON, partition="all", time_limit="0:10:00", env=LIGHT)
     try:
         state = job.state(cached_path=str(tmp_path / "job.json"))
         actors = state.trainers.spawn_procs(per_host={"gpus": 2}).spawn("where", Where)
         replies = actors.where.call().get(SOON).values()
-        print(f"first reply of 2 nodes after {time.monotonic() - begun:.1f} s")
+        print(f"first reply of 2 nodes after {time.monotonic() - start:.1f} s")
         assert len({node for node, _, _ in replies}) == 2, "a node each"
         assert {mark for _, mark, _ in replies} == {LIGHT["MARK"]}
         job.wait(SOON)
@@ -72,10 +72,10 @@ def test_each_node_is_a_host_and_another_process_ends_the_job(slurm: SlurmCluste
         assert LIGHT["MARK"] not in shown
         assert oct(os.stat(Path(job._folder, "key")).st_mode & 0o777) == "0o600"
         assert [entry.apply_id for entry in running_jobs("slurm")] == [job.apply_id]
-        found_again = job_load(str(tmp_path / "job.json"))
-        assert found_again.can_run(job)
+        copy = job_load(str(tmp_path / "job.json"))
+        assert copy.can_run(job)
         assert "--overlap" in job._adapter.shell(job._job, "trainers_1")
-        found_again.kill()
+        copy.kill()
         assert none_alive([pid for _, _, pid in replies])
         until(lambda: slurm.ask("squeue", "-h") == "", "Slurm has tidied up")
         assert running_jobs("slurm") == []
@@ -119,12 +119,12 @@ def test_a_mesh_grows_by_another_batch_job_and_gives_nodes_back(
         with pytest.raises(NoMoreHostsError, match=r"engine of SlurmJob \w+ has not answered within 4 s"):
             heal_mesh(actors)
         slurm.answers(True)
-        heal_mesh(actors, timeout=SOON)  # Slurm says that it has ended
+        heal_mesh(actors, timeout=SOON)  # Slurm reports its end
         replies = actors.where.call().get(SOON).values()
         assert len({node for node, _, _ in replies}) == 2
-        again = job_load(str(tmp_path / "job.json"))
-        assert sorted(agent.id for agent in again._agents.values()) == sorted(agent.id for agent in job.agents.values())
-        again.kill()
+        copy = job_load(str(tmp_path / "job.json"))
+        assert sorted(agent.id for agent in copy._agents.values()) == sorted(agent.id for agent in job.agents.values())
+        copy.kill()
         assert none_alive([pid for _, _, pid in replies])
         until(lambda: used() == "", "Slurm has tidied up")
     finally:
@@ -135,18 +135,18 @@ def test_a_mesh_grows_by_another_batch_job_and_gives_nodes_back(
 def test_hosts_that_wait_in_the_queue_are_told_with_slurms_reason(slurm: SlurmCluster) -> None:
     job = SlurmJob({"trainers": 3}, PYTHON, env=LIGHT)
     job.state(cached_path=None)
-    more = SlurmJob({"loaders": Role(hosts=2), "others": Role(hosts=1, cpus=1)}, PYTHON, env=LIGHT)
+    second = SlurmJob({"loaders": Role(hosts=2), "others": Role(hosts=1, cpus=1)}, PYTHON, env=LIGHT)
     try:
-        state = more.state(cached_path=None)
-        assert state.others.initialized.get(SOON) is True  # its nodes are other ones: a batch job of its own
-        until(lambda: re.search(r"1/3 hosts joined.*waits? in Slurm's queue \(job \d+: \w+\)", str(more.progress)),
+        state = second.state(cached_path=None)
+        assert state.others.initialized.get(SOON) is True  # on other nodes: its own batch job
+        until(lambda: re.search(r"1/3 hosts joined.*waits? in Slurm's queue \(job \d+: \w+\)", str(second.progress)),
               "Slurm's reason")  # fmt: skip
         job.kill()
-        more.wait(SOON)
-        assert str(more.progress) == "3/3 hosts joined"
+        second.wait(SOON)
+        assert str(second.progress) == "3/3 hosts joined"
     finally:
         job.kill()
-        more.kill()
+        second.kill()
 
 
 @pytest.mark.slow

@@ -39,9 +39,9 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def job_at(server: SSHServer, machines: Any = None, **more: Any) -> SSHJob:
+def job_at(server: SSHServer, machines: Any = None, **options: Any) -> SSHJob:
     meshes = machines or {"trainers": [server.name]}
-    return SSHJob(PYTHON, f"-i {server.identity}", known_hosts=str(server.known_hosts), meshes=meshes, **more)
+    return SSHJob(PYTHON, f"-i {server.identity}", known_hosts=str(server.known_hosts), meshes=meshes, **options)
 
 
 class Where(Actor):
@@ -51,21 +51,21 @@ class Where(Actor):
 
 
 def workers_of(server: SSHServer) -> list[int]:
-    """The processes of agents that were started through the server."""
+    """Pids of the agents started through the server."""
     listing = subprocess.run(["pgrep", "-f", "monarch_nb.job.worker"], capture_output=True, text=True, check=False)
-    mine = str(server.folder / "there")
-    return [pid for pid in map(int, listing.stdout.split()) if mine in command_of(pid)]
+    folder = str(server.folder / "there")
+    return [pid for pid in map(int, listing.stdout.split()) if folder in command_of(pid)]
 
 
 def test_hosts_start_over_ssh_and_another_process_finds_and_ends_them(server: SSHServer, tmp_path: Path) -> None:
-    begun = time.monotonic()
+    start = time.monotonic()
     job = job_at(server, {"trainers": [server.name] * 2, "loaders": [server.name]}, env=LIGHT)
     try:
         state = job.state(cached_path=str(tmp_path / "job.json"))
         procs = state.trainers.spawn_procs(per_host={"gpus": 2})
         marks = procs.spawn("where", Where).mark.call().get(SOON).values()
-        took = time.monotonic() - begun
-        assert took < 15, took  # 3 on a quiet machine
+        seconds = time.monotonic() - start
+        assert seconds < 15, seconds  # 3 on a quiet machine
         assert {mark for mark, _, _ in marks} == {"ssh"}
         assert all(connection for _, _, connection in marks), "it was sshd that started them"
         job.wait(SOON)
@@ -75,8 +75,8 @@ def test_hosts_start_over_ssh_and_another_process_finds_and_ends_them(server: SS
         for pid in workers:
             assert secret not in Path(f"/proc/{pid}/cmdline").read_text()
             assert secret.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
-        [listed] = running_jobs("ssh")
-        assert listed.apply_id == job.apply_id
+        [entry] = running_jobs("ssh")
+        assert entry.apply_id == job.apply_id
         code = f"from monarch_nb.job import job_load; job_load({str(tmp_path / 'job.json')!r}).kill()"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
         assert none_alive(workers)
@@ -128,9 +128,9 @@ def test_a_mesh_grows_onto_free_or_named_machines_and_returns_them(
         assert heal_mesh(actors, replace=True, timeout=SOON) is actors
         [[_, _, connection]] = actors.mark.call().get(SOON).values()
         assert connection.split()[-1] == str(second.port)
-        procs.grow(hosts=1, timeout=SOON)  # where the first has ended
+        procs.grow(hosts=1, timeout=SOON)  # where the first ended
         pids = [pid for _, pid, _ in actors.mark.call().get(SOON).values()]
-        copy.kill()  # which has not heard of those that came later
+        copy.kill()  # which does not know the later ones
         assert none_alive(pids)
         assert workers_of(server) == []
     finally:
@@ -225,7 +225,7 @@ def test_a_worker_killed_over_ssh_is_reported_with_its_machine(server: SSHServer
 def test_faults_of_a_machine_are_reported_with_the_remedy_and_tidied(
     server: SSHServer, change: dict[str, Any], pattern: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # with no keys of the user's own
+    monkeypatch.setenv("HOME", str(tmp_path))  # without the user's own keys
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     arguments = {"python_exe": PYTHON, "ssh_args": f"-i {server.identity}", "known_hosts": str(server.known_hosts),
              "meshes": {"trainers": [server.name]}, **change}  # fmt: skip

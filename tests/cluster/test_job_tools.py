@@ -83,7 +83,7 @@ def test_a_shell_forwards_input_and_output_and_gives_its_status() -> None:
 
 
 class OpenShell:
-    """A shell that is typed at; `seen` has what it has said so far."""
+    """A shell with typed input; `seen` is its output so far."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.process = process
@@ -101,7 +101,7 @@ class OpenShell:
         return match
 
     def end_of_input(self) -> int:
-        """Its status once its input has ended."""
+        """End its input; returns its status."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(SOON)
@@ -113,12 +113,12 @@ def open_shell() -> Iterator[OpenShell]:
     command = [sys.executable, "-c", SHELL]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
         yield OpenShell(process)
-        process.kill()  # else leaving would wait for it
+        process.kill()  # else Popen waits for it
 
 
 @pytest.mark.slow
 def test_a_shell_ends_with_its_input_and_gets_ctrl_c(open_shell: OpenShell) -> None:
-    # It speaks and sleeps itself: between speaking and starting a child, the shell would miss the signal.
+    # `sh` prints and then is `sleep`: between printing and forking, a shell would miss the signal.
     open_shell.type(b"sh -c \"echo be''gun; exec sleep 1000\"\n")
     open_shell.expect(b"begun")
     open_shell.type(b"\x03echo st''ill here\n")
@@ -147,9 +147,9 @@ def test_a_shell_is_for_one_host(host: Any) -> None:
 
 
 class Echo(socketserver.ThreadingTCPServer):
-    """Says back what it hears, then that it heard the end."""
+    """Echoes its input, then counts it at the end."""
 
-    allow_reuse_address = True  # its threads are waited for: a connection that stays open hangs the test
+    allow_reuse_address = True  # its threads are joined: an open connection hangs the test
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -182,18 +182,18 @@ def forwarder() -> Iterator[Any]:
 
 def exchange(port: int, data: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", port), timeout=SOON) as connection:
-        heard = bytearray()
+        answer = bytearray()
 
         def listen() -> None:
             while part := connection.recv(1 << 16):
-                heard.extend(part)
+                answer.extend(part)
 
         thread = threading.Thread(target=listen)
         thread.start()
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         thread.join(SOON)
-        return bytes(heard)
+        return bytes(answer)
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_many_connections_go_both_ways_and_end_cleanly(host: Any, echo: int) -> 
     ports = free_ports(2)
     with spawned(host, 2, "there") as remote, spawned(host, 2, "here") as local, forwarder() as forward:
         forward.forward.call(remote, echo, local, lambda point: f"127.0.0.1:{ports[point['gpus']]}").get(SOON)
-        large = os.urandom(12 << 20)  # larger than what may be on its way at once
+        large = os.urandom(12 << 20)  # larger than the limit in flight
         assert exchange(ports[0], large) == large + b"end %d" % len(large)
         results: dict[int, bytes] = {}
 

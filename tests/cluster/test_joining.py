@@ -57,13 +57,13 @@ def endpoint() -> str:
 
 @pytest.fixture
 def address() -> str:
-    """An endpoint that those of `diallers` do not call."""
+    """An endpoint that `diallers` do not call."""
     return free_endpoint()
 
 
 @pytest.fixture(scope="module")
 def diallers(tmp_path_factory: pytest.TempPathFactory, key: Path, endpoint: str) -> Iterator[list[DiallingHost]]:
-    """Two hosts that call for as long as nobody answers."""
+    """Two hosts that dial until a controller answers."""
     folder = tmp_path_factory.mktemp("agents")
     hosts = [DiallingHost(folder, endpoint, key) for _ in range(2)]
     yield hosts
@@ -86,19 +86,19 @@ def test_hosts_that_dial_are_a_mesh_like_any_other(
     assert pair.initialized.get(SOON) is True
     procs = pair.spawn_procs(per_host={"slots": 2}, name="far")
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
-    everybody = members.where.call().get(SOON).values()
-    assert [rank for rank, _ in everybody] == [0, 1, 2, 3]
-    assert list(callers.call.call(members).get(SOON).values()) == [everybody] * 4
+    expected = members.where.call().get(SOON).values()
+    assert [rank for rank, _ in expected] == [0, 1, 2, 3]
+    assert list(callers.call.call(members).get(SOON).values()) == [expected] * 4
     data = bytes(3_000_000)
     assert list(members.length.call(data).get(SOON).values()) == [len(data)] * 4
     local = this_host().spawn_procs(name="near")
-    assert local.spawn("in", Caller).call.call_one(members).get(SOON) == everybody
+    assert local.spawn("in", Caller).call.call_one(members).get(SOON) == expected
     targets = local.spawn("here", Member)
     assert callers.slice(hosts=1, slots=0).call.call_one(targets).get(SOON) == targets.where.call().get(SOON).values()
     with user_hosts(tmp_path, 1, key=key, shutdown=False) as [agent]:
         attached = attach_hosts([agent.endpoint], key=key)
         more_callers = attached.spawn_procs(name="there").spawn("there", Caller)
-        assert list(more_callers.call.call(members).get(SOON).values()) == [everybody]
+        assert list(more_callers.call.call(members).get(SOON).values()) == [expected]
         attached.shutdown().get(SOON)
     local.stop().get(SOON)
 
@@ -108,19 +108,19 @@ def test_procs_end_with_the_controller_and_hosts_join_the_next(pair: Any, endpoi
     first = pair.spawn_procs(name="first").spawn("members", Member).where.call().get(SOON).values()
     shutdown_context().get(SOON)
     until(lambda: not any(alive(pid) for _, pid in first))
-    again = accept_hosts(2, at=endpoint, key=key, timeout=SOON)
-    assert set(again.host_ids) == set(pair.host_ids)
-    assert len(again.spawn_procs(name="next").spawn("members", Member).where.call().get(SOON)) == 2
+    hosts = accept_hosts(2, at=endpoint, key=key, timeout=SOON)
+    assert set(hosts.host_ids) == set(pair.host_ids)
+    assert len(hosts.spawn_procs(name="next").spawn("members", Member).where.call().get(SOON)) == 2
 
 
 @pytest.mark.slow
 def test_a_rank_dying_on_a_joined_host_is_reported_and_healed(pair: Any, faults: list[MeshFailure]) -> None:
     members = pair.spawn_procs(name="far").spawn("members", Member)
     pids = [pid for _, pid in members.where.call().get(SOON).values()]
-    waiting = members.nap.call(300, 1)
+    nap = members.nap.call(300, 1)
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(SupervisionError, match="SIGKILL"):
-        waiting.get(SOON)
+        nap.get(SOON)
     heal_mesh(members)
     assert members.where.call().get(SOON).values()[0][1] == pids[0]
 
@@ -152,10 +152,10 @@ def test_a_host_that_does_not_redial_is_lost_until_it_returns(
         hosts = accept_hosts(1, at=address, key=key, lease=1.0, timeout=SOON)
         members = hosts.spawn_procs(name="far").spawn("members", Member)
         [(_, pid)] = members.where.call().get(SOON).values()
-        waiting = members.nap.call(300, 0)
+        nap = members.nap.call(300, 0)
         proxy.cut()
         with pytest.raises(SupervisionError, match=r"closed its connection and has not dialled again for 1 s"):
-            waiting.get(SOON)
+            nap.get(SOON)
         until(lambda: not alive(pid))
         proxy.mend()
         until(lambda: not current_runtime().part(HostRoutes).attached[dialler.host].lost)
@@ -187,9 +187,9 @@ def test_two_agents_of_one_name_have_it_one_after_the_other(
             accept_hosts(1, at=address, key=key, timeout=0.1)
         assert members.where.call().get(SOON).values() == before, "nothing happens to the first"
         host = current_runtime().part(HostRoutes).attached["h0a0a0a"]
-        was = host.incarnation
+        incarnation = host.incarnation
         first.process.kill()
-        until(lambda: host.incarnation != was and not host.lost)
+        until(lambda: host.incarnation != incarnation and not host.lost)
         assert faults[-1].mesh_name == "members"
         heal_mesh(members)
         assert members.where.call().get(SOON).values() != before

@@ -1,4 +1,4 @@
-"""Hosts get another key while they work: calls go on, and whoever has only the former one stays out."""
+"""Hosts change keys at work: calls go on, and holders of the former key are refused."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ def spawn(hosts: Any) -> Any:
 
 
 def test_calls_go_on_while_the_key_changes(agents: list[HostProcess], key: Path, tmp_path: Path) -> None:
-    former = Keys.load(key)
+    old_keys = Keys.load(key)
     hosts = attach(agents, key)
     procs: ProcMesh = hosts.spawn_procs(per_host={"slots": 1}, name="pair")
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
@@ -85,21 +85,21 @@ def test_calls_go_on_while_the_key_changes(agents: list[HostProcess], key: Path,
 
     thread = threading.Thread(target=note)
     thread.start()
-    waiting = members.held.call(tmp_path / "go", 1)
+    request = members.held.call(tmp_path / "go", 1)
     for _ in range(3):
         hosts.rotate_key(key)
     (tmp_path / "go").touch()
-    assert waiting.get(SOON).values() == [0, 1]
+    assert request.get(SOON).values() == [0, 1]
     callers.tell.call(members, 10, "each other").get(SOON)  # over connections between the hosts
     until(lambda: members.count.call("each other").get(SOON).values() == [20, 20])
     done.set()
     thread.join()
     assert members.in_order.call("root", list(range(count))).get(SOON).values() == [True, True]
-    new = Keys.load(key)
-    assert new != former
-    assert [Keys.load(tmp_path / f"{name}.key") for name in "01"] == [new, new]
+    new_keys = Keys.load(key)
+    assert new_keys != old_keys
+    assert [Keys.load(tmp_path / f"{name}.key") for name in "01"] == [new_keys, new_keys]
     with pytest.raises(AttachError, match="does not accept this key"):
-        attach_hosts([agents[0].endpoint], key=former, timeout=5)
+        attach_hosts([agents[0].endpoint], key=old_keys, timeout=5)
 
 
 def test_hosts_that_dial_dial_with_the_new_key(key: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_hosts_that_dial_dial_with_the_new_key(key: Path, tmp_path: Path) -> Non
 
 
 def test_a_host_that_is_used_by_another_program_keeps_its_key(agents: list[HostProcess], key: Path) -> None:
-    former = Keys.load(key)
+    old_keys = Keys.load(key)
     hosts = attach(agents, key)
     words = [sys.executable, "-c", OTHER, str(key), agents[1].endpoint]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -126,11 +126,11 @@ def test_a_host_that_is_used_by_another_program_keeps_its_key(agents: list[HostP
         assert user.stdout.readline() == b"attached\n"
         with pytest.raises(TrustError, match="other programs use the hosts"):
             hosts.rotate_key(key)
-        assert Keys.load(key) == former
+        assert Keys.load(key) == old_keys
         assert spawn(hosts).where.call().get(SOON)
         hosts.rotate_key(key, force=True)
         user.stdin.close()
-    assert Keys.load(key) != former
+    assert Keys.load(key) != old_keys
 
 
 def test_a_file_that_cannot_be_written_changes_nothing(agents: list[HostProcess], key: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A `Trainer` made here runs on the ranks of a mesh, and has afterwards what a training in this process leaves."""
+"""A `Trainer` created here runs on the ranks of a mesh, and ends in the state of a local training."""
 
 import os
 import signal

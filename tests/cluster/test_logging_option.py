@@ -43,7 +43,7 @@ def option(**kwargs):
 
 
 def run(tmp_path: Path, body: str) -> list[str]:
-    """The lines a program writes on its standard output, in order."""
+    """The lines that a program prints, in order."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM + body)
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=50, check=False)
@@ -65,7 +65,7 @@ print('end')
 """
     lines = run(tmp_path, body)
     assert [*sorted(lines[:2]), lines[2]] == ["[talk gpus=0] before", "[talk gpus=1] before", "[talk gpus=0-1] same"]
-    # one rank's may come after another's goodbye
+    # one rank's line may follow another's bye
     words = [f"[talk gpus={rank}] {word}" for word in ("after", "bye") for rank in range(2)]
     assert sorted(lines[3:-1]) == sorted(words)
     assert lines[-1] == "end"
@@ -105,7 +105,7 @@ def test_healed_processes_have_the_level_too(procs, monkeypatch) -> None:
     with pytest.raises(RuntimeError):
         [actors.level.call().get(20) for _ in range(100)]
     heal_mesh(procs)
-    # it is told to the new process right after the heal
+    # the new process gets it right after the heal
     until(lambda: actors.level.call().get(20).values() == [13, 13], "the level of the new process")
 
 

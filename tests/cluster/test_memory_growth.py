@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class Trainer(Actor):
-    """Trains, and keeps more than it needs if it is asked to."""
+    """Trains, and keeps too much on request."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""What ranks report, written by the controller: to targets of the test, and to the real packages where they are."""
+"""Metrics of ranks, written by the controller to targets of the test, and to real packages if installed."""
 
 import importlib.util
 import json
@@ -45,7 +45,7 @@ class Target:
 
 @pytest.fixture
 def targets(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
-    """The targets that exports have made."""
+    """The targets that exports created."""
     targets: list[Target] = []
 
     def make(name: str, **options: Any) -> Target:
@@ -133,28 +133,28 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 for folder in Path("runs/learners").iterdir():
     events = EventAccumulator(str(folder))
     events.Reload()
-    found[folder.name] = [[event.step, event.value] for event in events.Scalars("loss")]
+    table[folder.name] = [[event.step, event.value] for event in events.Scalars("loss")]
 """,
     "wandb": """
 from pathlib import Path
 [file] = Path("wandb").glob("offline-run-*/run-*.wandb")
 import struct
 from wandb.proto import wandb_internal_pb2
-data, at, message = file.read_bytes(), 7, b""  # a log as LevelDB's, in blocks of 32 kB
-while at + 7 <= len(data):
-    if 32768 - at % 32768 < 7:
-        at += 32768 - at % 32768
+data, offset, message = file.read_bytes(), 7, b""  # a log as LevelDB's, in blocks of 32 kB
+while offset + 7 <= len(data):
+    if 32768 - offset % 32768 < 7:
+        offset += 32768 - offset % 32768
         continue
-    _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-    message += data[at + 7 : at + 7 + length]
-    at += 7 + length
+    _, length, kind = struct.unpack("<IHB", data[offset : offset + 7])
+    message += data[offset + 7 : offset + 7 + length]
+    offset += 7 + length
     if kind not in (1, 4):  # whole, or the last part
         continue
     record, message = wandb_internal_pb2.Record.FromString(message), b""
     row = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
     for name, value in row.items():
         if name.startswith("loss/"):
-            found.setdefault(name.removeprefix("loss/"), []).append([row["step"], value])
+            table.setdefault(name.removeprefix("loss/"), []).append([row["step"], value])
 """,
     "mlflow": """
 import mlflow
@@ -163,7 +163,7 @@ client = mlflow.MlflowClient()
 assert run.info.status == "FINISHED", run.info.status
 for name in run.data.metrics:
     rank = name.removeprefix("loss/").replace("-", "=")
-    found[rank] = [[point.step, point.value] for point in client.get_metric_history(run.info.run_id, name)]
+    table[rank] = [[point.step, point.value] for point in client.get_metric_history(run.info.run_id, name)]
 """,
 }
 OPTIONS = {"tensorboard": {}, "wandb": {"project": "trial"}, "mlflow": {"experiment": "trial"}}
@@ -178,7 +178,7 @@ def test_real_packages_have_the_values_of_each_rank(tmp_path: Path, target: str)
         "MLFLOW_TRACKING_URI": f"file://{tmp_path}/mlruns", "MLFLOW_ALLOW_FILE_STORE": "true",
     }  # fmt: skip
     program = PROGRAM.format(tests=os.getcwd(), target=target, options=OPTIONS[target])
-    read = f"import json\nfound = {{}}\n{READ[target]}\nprint(json.dumps(found))"
+    read = f"import json\ntable = {{}}\n{READ[target]}\nprint(json.dumps(table))"
     outputs = []
     for source in (program, read):
         done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, env=env, capture_output=True, text=True,

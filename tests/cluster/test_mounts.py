@@ -87,14 +87,14 @@ def test_a_folder_is_mounted_on_each_host_and_follows_changes(
 
 
 def test_existing_files_are_never_replaced_by_a_mount(hosts: HostMesh, source: Path, tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "precious").write_text("x")
-    (tmp_path / "link").symlink_to(theirs)
-    for point, text in ((theirs, "with files in it"), (tmp_path / "link", "is a link"), (theirs / "precious", "file")):
+    target = tmp_path / "theirs"
+    target.mkdir()
+    (target / "precious").write_text("x")
+    (tmp_path / "link").symlink_to(target)
+    for point, text in ((target, "with files in it"), (tmp_path / "link", "is a link"), (target / "precious", "file")):
         with pytest.raises(ActorError, match=text):
             remotemount(hosts.slice(hosts=0), str(source), str(point)).open()
-    assert (theirs / "precious").read_text() == "x"
+    assert (target / "precious").read_text() == "x"
     with pytest.raises(NotADirectoryError):
         remotemount(hosts, str(source / "link"), str(tmp_path / "m")).open()
 

@@ -1,4 +1,4 @@
-"""Meshes that are handed to a child of `multiprocessing`, where frameworks run an engine in a process of its own."""
+"""Meshes passed to a child of `multiprocessing`, as by frameworks that run an engine in its own process."""
 
 import os
 import subprocess
@@ -24,9 +24,9 @@ class Where(Actor):
     @endpoint
     def pid(self): return os.getpid()
     @endpoint
-    def take(self, other): self.other = other
+    def take(self, target): self.target = target
     @endpoint
-    def ask(self): return self.other.pid.call().get(20).values()
+    def ask(self): return self.target.pid.call().get(20).values()
     @endpoint
     def note(self, folder): self.folder = folder
     def __cleanup__(self, exc):
@@ -35,16 +35,16 @@ class Where(Actor):
 
 def pids(actors): return sorted(actors.pid.call().get(40).values())
 
-def child(handed, folder, pipe):
-    procs, actors, hosts = pickle.loads(handed)
+def child(pickled, folder, pipe):
+    procs, actors, hosts = pickle.loads(pickled)
     assert pids(actors) == pids(procs.spawn("mine_on_theirs", Where))
     noting = procs.spawn("noting", Where)
     noting.note.call(folder).get(20)
     own = this_host().spawn_procs(name="own").spawn("own", Where)
-    there = hosts.spawn_procs(name="there").spawn("there", Where)
+    remote = hosts.spawn_procs(name="there").spawn("there", Where)
     actors.take.call(own).get(20)
     assert all(answer == pids(own) for answer in actors.ask.call().get(20).values())
-    pipe.send(pids(own) + pids(there))
+    pipe.send(pids(own) + pids(remote))
     time.sleep(1000)
 
 def alive(pid):
@@ -64,7 +64,7 @@ if __name__ == "__main__":
     hosts = this_host() if job is None else job.state(cached_path=None).hosts
     procs = hosts.spawn_procs(per_host={"gpus": 2})
     actors = procs.spawn("actors", Where)
-    given = pids(actors)
+    actor_pids = pids(actors)
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=child, args=(pickle.dumps((procs, actors, hosts)), sys.argv[2], theirs))
@@ -74,8 +74,8 @@ if __name__ == "__main__":
     process.kill()
     process.join()
     until(lambda: not any(alive(pid) for pid in spawned))
-    until(lambda: sorted(int(path.name) for path in Path(sys.argv[2]).iterdir()) == given)
-    assert pids(actors) == given
+    until(lambda: sorted(int(path.name) for path in Path(sys.argv[2]).iterdir()) == actor_pids)
+    assert pids(actors) == actor_pids
     procs.stop().get(20)
     if job is not None:
         job.kill()

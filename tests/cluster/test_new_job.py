@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("host")]
 
 
 class Racks(JobAdapter):
-    """An engine that keeps a book of what it runs, as schedulers do; its machines are met over TCP, with the key."""
+    """An engine that records what it runs, as schedulers do; its machines listen on TCP, with the key."""
 
     watch_s = 0.1
 
@@ -116,17 +116,17 @@ def test_an_external_job_kind_gives_hosts_is_listed_and_reports_deaths(racks: Ra
     assert len(secret) == 40
     assert not any(secret in word for line in racks.lines for word in line)
 
-    copy = job_loads(job.dumps())  # as from its file, in another process
+    copy = job_loads(job.dumps())  # as another process loads it
     assert (copy.apply_id, copy.can_run(job)) == (job.apply_id, True)
-    [listed] = running_jobs("racks")  # where the file is lost
-    assert (listed.apply_id, list(listed.state().loaders.extent.items())) == (job.apply_id, [("hosts", 1)])
+    [entry] = running_jobs("racks")  # if the file is lost
+    assert (entry.apply_id, list(entry.state().loaders.extent.items())) == (job.apply_id, [("hosts", 1)])
 
     racks.machines["rack-1"].kill()
     racks.machines["rack-1"].wait()
     with pytest.raises(RuntimeError, match=r"the job is gone: .*: loaders_0 was taken back with status -9"):
         job.state()
     pid = racks.machines["rack-0"].pid
-    listed.kill()
+    entry.kill()
     until(lambda: not alive(pid), "the end of the job")
     assert (running_jobs("racks"), folder.exists()) == ([], False)
 
@@ -227,7 +227,7 @@ def test_hosts_taken_back_are_lost_in_the_words_of_their_engine(racks: Racks, sh
 def test_killing_a_loaded_job_gives_up_its_hosts_first(
     racks: Racks, shown: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, forgotten: bool
 ) -> None:
-    def kill(job: Running) -> None:  # as Slurm does: SIGTERM is notice to a host that somebody uses
+    def kill(job: Running) -> None:  # as Slurm does: SIGTERM gives notice to a host in use
         for agent in job.agents.values():
             racks.machines[agent.id].terminate()
             assert racks.machines[agent.id].wait(SOON) != -signal.SIGKILL

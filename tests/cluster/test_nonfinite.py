@@ -1,4 +1,4 @@
-"""`watch` finds the first NaN on real processes, and accuses nobody where there is none."""
+"""`watch` finds the first NaN on real processes, and accuses no rank without one."""
 
 import asyncio
 import contextlib
@@ -80,7 +80,7 @@ class Trainer(Actor):
 
     @endpoint
     def healthy(self) -> None:
-        """Has infinities and memory that nobody has written, and nothing wrong."""
+        """Uses infinities and unwritten memory, with no fault."""
         self._step(bad=False)
         queries = torch.randn(1, 2, 5, 8, requires_grad=True)
         mask = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
@@ -103,7 +103,7 @@ class Trainer(Actor):
 
     @endpoint
     def optimizer(self) -> None:
-        """Divides by zero where a gradient is zero, after a step that is refused halfway."""
+        """Divides by zero where a gradient is zero, after an aborted step."""
         net = nn.Linear(4, 4)
         optimizer = torch.optim.AdamW(net.parameters(), eps=0.0)
         refusal = optimizer.register_step_pre_hook(_refuse)
@@ -133,7 +133,7 @@ class Trainer(Actor):
 
 
 class Sharded(Actor):
-    """Trains with FSDP, whose buffers hold whatever was in the memory before, or sums up a batch of one rank."""
+    """Trains with FSDP, whose buffers hold former contents of memory, or sums up the batch of a rank."""
 
     @endpoint
     def join(self) -> None:
@@ -286,7 +286,7 @@ def test_operations_of_all_streams_are_watched() -> None:
                 monarch_nb.inspect(x)
             with monarch_nb.watch(mesh) as existing, first.activate():
                 torch.log(x - 5)
-            with monarch_nb.watch(mesh) as begun, second.activate():  # a stream that begins meanwhile
+            with monarch_nb.watch(mesh) as fresh, second.activate():  # a stream that begins now
                 torch.log(1 - 2 * mesh.rank_tensor("gpus"))
             with monarch_nb.watch(mesh) as lent:
                 value = 1.0 - 2 * rank
@@ -299,7 +299,7 @@ def test_operations_of_all_streams_are_watched() -> None:
             with monarch_nb.watch(mesh) as healthy, first.activate():
                 x + 1
         assert "aten.log.default gave 2 NaN in float32[2] (test_nonfinite.py:" in str(existing)
-        assert [finding.ranks for finding in begun.findings] == [(1,)]
+        assert [finding.ranks for finding in fresh.findings] == [(1,)]
         assert [("sqrt_" in finding.text, finding.ranks) for finding in lent.findings] == [(True, (1,))]
         assert "aten.log.default gave 2 NaN" in str(function)
         assert not healthy.findings
@@ -339,7 +339,7 @@ def test_gradients_that_are_not_finite_are_said_without_being_asked(capfd: pytes
 
 
 class Cautious(torch.optim.SGD):
-    """Leaves out steps whose gradients are not finite."""
+    """Skips steps with gradients that are not finite."""
 
     def step(self, closure: Any = None) -> Any:
         parameters = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
@@ -347,7 +347,7 @@ class Cautious(torch.optim.SGD):
 
 
 class Clipped(Actor):
-    """Trains on data that are zero now and then, of which it takes the logarithm, and leaves out such steps."""
+    """Takes the logarithm of data that are sometimes zero, and skips such steps."""
 
     @endpoint
     def steps(self, zeros: tuple[int, ...], mode: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""pip itself, where the ranks of a mesh run."""
+"""pip itself, on the ranks of a mesh."""
 
 import zipfile
 from pathlib import Path
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.slow, pytest.mark.usefixture
 
 
 def wheel(folder: Path, version: str) -> str:
-    """A package `toy_of_test` that knows its version."""
+    """A package `toy_of_test` with its version."""
     file = folder / f"toy_of_test-{version}-py3-none-any.whl"
     info = f"toy_of_test-{version}.dist-info"
     with zipfile.ZipFile(file, "w") as archive:

@@ -1,4 +1,4 @@
-"""Planted faults and healthy programs: a few of those in tests/planted_faults, and the page about all of them."""
+"""A few of the planted faults and healthy programs of tests/planted_faults, and the page about them all."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`monarch.profile` on real processes: what their ranks do, also one that dies, one in C, async ones and cells."""
+"""`monarch.profile` of real ranks: busy, dying, in C, async, and running cells."""
 
 import ctypes
 import gzip
@@ -84,7 +84,7 @@ def trainers(procs: Any) -> Any:
 
 
 def shares_of(profile: Profile, rank: int) -> dict[str, float]:
-    """The share of a rank's time by function."""
+    """Shares of a rank's time by function."""
     shares: dict[str, float] = {}
 
     def add(node: Any) -> None:
@@ -130,7 +130,7 @@ def test_a_slice_is_sampled_alone_and_only_inside_the_block(trainers: Any) -> No
 def test_c_calls_that_hold_the_gil_count_for_their_whole_time(trainers: Any) -> None:
     with monarch.profile(trainers) as profile:
         trainers.hold.call(4).get(SECONDS)
-    # A sampler that the system wakes late sees what came after the last of the calls.
+    # A sampler that wakes late sees what follows the last call.
     assert shares_of(profile, 0)["Trainer.hold"] * profile.ranks[0].seconds > 3.2
 
 
@@ -163,7 +163,7 @@ def test_an_error_and_an_interrupt_in_the_block_leave_nothing_running(trainers: 
         assert profile.samples > 0
         assert profile.seconds > 0
     code = "import threading; [thread.name for thread in threading.enumerate()]"
-    until(  # the word to end goes out with the interrupt, and nobody waits for it
+    until(  # the end is sent with the interrupt, without waiting for a reply
         lambda: all("monarch-profile" not in names for names in run_on(trainers, code).get(SECONDS).values()),
         "no thread of a profile",
     )
@@ -177,11 +177,11 @@ def run_and_raise(trainers: Any, error: type[BaseException], profiles: list[Prof
 
 
 def test_samples_of_a_rank_that_dies_are_kept_with_its_death(faults: Faults) -> None:
-    for own in spawned(2, "mortal"):
-        mesh = own.spawn("mortals", Trainer)
+    for procs in spawned(2, "mortal"):
+        mesh = procs.spawn("mortals", Trainer)
         mesh.step.call(0.0).get(SECONDS)
         with monarch.profile(mesh) as profile:
-            call = mesh.slice(gpus=1).die_after.call_one(2.4)  # two messages have come by then
+            call = mesh.slice(gpus=1).die_after.call_one(2.4)  # two messages arrive before
             with pytest.raises(SupervisionError):
                 call.get(SECONDS)
             mesh.slice(gpus=0).step.call_one(0.05).get(SECONDS)
@@ -205,12 +205,12 @@ def profile_of_broken(mesh: Any) -> None:
 
 @pytest.mark.slow
 def test_a_mesh_stopped_before_or_during_a_profile_says_so(procs: Any) -> None:
-    short = procs.spawn("short", Trainer)
-    with monarch.profile(short) as profile:
-        short.step.call(0.1).get(SECONDS)
-        short.stop().get(SECONDS)
+    mesh = procs.spawn("short", Trainer)
+    with monarch.profile(mesh) as profile:
+        mesh.step.call(0.1).get(SECONDS)
+        mesh.stop().get(SECONDS)
     assert profile.samples > 0
-    with pytest.raises(RuntimeError, match=r"short was stopped .* spawn it again"), monarch.profile(short):
+    with pytest.raises(RuntimeError, match=r"short was stopped .* spawn it again"), monarch.profile(mesh):
         pass
 
 

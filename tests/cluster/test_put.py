@@ -1,4 +1,4 @@
-"""`put`: one copy on a host for all who need a value, each with a snapshot of its own."""
+"""`put`: one copy of a value per host for all readers, each with its own snapshot."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class User(Actor):
-    """Uses values that others have put."""
+    """Reads values that others put."""
 
     def __init__(self) -> None:
         self.kept: Any = None
@@ -42,7 +42,7 @@ class User(Actor):
 
     @endpoint
     def memory(self) -> tuple[int, int]:
-        """Bytes of this process alone, and shared with others."""
+        """Returns this process's private and shared bytes."""
         smaps = Path("/proc/self/smaps_rollup").read_text()
         sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in smaps.splitlines()[1:]}
         return sizes["Private_Dirty"] + sizes["Private_Clean"], sizes["Shared_Clean"] + sizes["Shared_Dirty"]
@@ -79,9 +79,9 @@ def test_a_large_value_is_in_memory_once(users: Any) -> None:
     value = put({"x": np.ones(size, np.uint8)})
     before = users.memory.call().get(30).values()
     assert list(users.total.call(value).get(30).values()) == [float(size)] * 2
-    for (alone, shared), (first, first_shared) in zip(users.memory.call().get(30).values(), before, strict=True):
-        assert alone - first < size // 2, "no process has a copy of its own"
-        assert shared - first_shared > size // 2
+    for (private, shared), (old_private, old_shared) in zip(users.memory.call().get(30).values(), before, strict=True):
+        assert private - old_private < size // 2, "no process has a copy of its own"
+        assert shared - old_shared > size // 2
 
 
 def test_values_of_actors_are_for_others_too_and_end_with_them(procs: ProcMesh, users: Any) -> None:
@@ -99,10 +99,10 @@ def test_values_of_actors_are_for_others_too_and_end_with_them(procs: ProcMesh, 
 
 def test_a_dropped_value_says_so_and_earlier_gets_stay_valid(users: Any) -> None:
     value = put({"x": np.ones(50_000)})
-    mine = value.get()
+    snapshot = value.get()
     value.drop()
     value.drop()
-    assert mine["x"].sum() == 50_000.0
+    assert snapshot["x"].sum() == 50_000.0
     with pytest.raises(ActorError, match="BufferDroppedError"):
         users.total.call(value).get(30)
 
@@ -144,10 +144,10 @@ def test_a_value_goes_with_the_killed_process_that_put_it(users: Any, faults: Fa
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="short")
     mortal = procs.spawn("mortal", User)
     value, pid = mortal.own.call_one(1000).get(30), mortal.pid.call_one().get(30)
-    got = value.get()
+    snapshot = value.get()
     os.kill(pid, signal.SIGKILL)
     assert faults.next().mesh_name == "mortal"
-    assert got["x"].sum() == 2000.0
+    assert snapshot["x"].sum() == 2000.0
     with pytest.raises((OwnerLostError, BufferDroppedError)):
         value.get()
     procs.stop().get()

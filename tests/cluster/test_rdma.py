@@ -34,9 +34,9 @@ class AsyncReader(Actor):
 
     @endpoint
     async def read(self, buffer: RDMABuffer) -> bytes:
-        mine = bytearray(buffer.size())
-        await buffer.read_into(mine)
-        return bytes(mine)
+        target = bytearray(buffer.size())
+        await buffer.read_into(target)
+        return bytes(target)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def holder(procs: ProcMesh) -> Iterator[Any]:
 
 @pytest.fixture(scope="module", params=["same process", "processes"])
 def owner(request: pytest.FixtureRequest, procs: ProcMesh) -> Iterator[Any]:
-    """One that owns memory, somewhere."""
+    """An actor that owns memory."""
     mesh = procs.slice(gpus=0) if request.param == "processes" else this_proc()
     owner = mesh.spawn("holder", Holder)
     yield owner
@@ -109,7 +109,7 @@ def test_an_owner_that_cannot_listen_is_reached_by_messages() -> None:
         assert "streams: its process cannot listen: OSError: [Errno 24]" in reason
     finally:
         monarch_nb.configure(rdma_movers="")
-        mesh.limit_descriptors.call_one(before).get()  # without any it could not even end
+        mesh.limit_descriptors.call_one(before).get()  # it needs some to end
         procs.stop().get()
 
 
@@ -129,15 +129,15 @@ def test_atomic_steps_of_many_threads_all_count(holder: Any) -> None:
 
 
 def test_actors_read_from_actors_and_from_the_controller(procs: ProcMesh, holder: Any) -> None:
-    theirs = holder.slice(gpus=0).offer.call_one(1000, 9).get()
-    mine = RDMABuffer(bytearray(b"m" * 500))
+    remote = holder.slice(gpus=0).offer.call_one(1000, 9).get()
+    local = RDMABuffer(bytearray(b"m" * 500))
     readers = procs.spawn("later", AsyncReader)
     for reader in (holder.slice(gpus=1).read, readers.slice(gpus=1).read):
-        assert reader.call_one(theirs).get() == b"\x09" * 1000
-        assert reader.call_one(mine).get() == b"m" * 500
-    mine.drop().get()
+        assert reader.call_one(remote).get() == b"\x09" * 1000
+        assert reader.call_one(local).get() == b"m" * 500
+    local.drop().get()
     with pytest.raises(ActorError, match="BufferDroppedError"):
-        readers.slice(gpus=0).read.call_one(mine).get()
+        readers.slice(gpus=0).read.call_one(local).get()
     readers.stop().get()
 
 
@@ -236,8 +236,8 @@ def test_await_works_outside_of_actors(holder: Any) -> None:
 def test_routes_are_shown_as_a_table(holder: Any) -> None:
     buffer = holder.slice(gpus=0).offer.call_one(1000, 2).get()
     buffer.read_into(bytearray(1000)).get()
-    mine = {route.process: route for route in routes()}[buffer.handle.process]
-    assert (mine.mover, mine.read >= 1000, mine.transfers >= 1) == ("cross-memory", True, True)
+    row = {route.process: route for route in routes()}[buffer.handle.process]
+    assert (row.mover, row.read >= 1000, row.transfers >= 1) == ("cross-memory", True, True)
     assert "cross-memory" in repr(routes())
 
 
@@ -252,7 +252,7 @@ def test_forbidden_sockets_are_named_in_the_error_with_the_setting(holder: Any) 
 
 
 def offered_bytes() -> float:
-    """Bytes that the controller offers to others, as the table says it; other tests may have left some."""
+    """Bytes that the controller offers, by the table; other tests may have left some."""
     sizes = [size.split() for name, _, size in transfers().offered if name == "controller"]
     return sum(float(number) * {"B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}[unit] for number, unit in sizes)
 
@@ -260,17 +260,17 @@ def offered_bytes() -> float:
 def test_transfers_of_all_processes_are_told_to_the_controller(procs: ProcMesh, holder: Any) -> None:
     buffer = holder.slice(gpus=0).offer.call_one(3 << 20, 9).get()
     holder.slice(gpus=1).read.call_one(buffer).get()
-    mine = RDMABuffer(bytearray(5_000_000))
-    mine.read_into(bytearray(5_000_000)).get()
+    local = RDMABuffer(bytearray(5_000_000))
+    local.read_into(bytearray(5_000_000)).get()
 
     def is_reported() -> bool:
         rows = {(source, target): (mover, moved) for source, target, mover, moved, *_ in transfers().moved}
-        between = rows.get(("rdma_procs gpus=0", "rdma_procs gpus=1"))
-        return between == ("cross-memory", "3.00 MB") and ("controller", "controller") in rows
+        row = rows.get(("rdma_procs gpus=0", "rdma_procs gpus=1"))
+        return row == ("cross-memory", "3.00 MB") and ("controller", "controller") in rows
 
     until(is_reported)
     before = offered_bytes()
     assert before >= 4.9e6
-    mine.drop().get()
+    local.drop().get()
     until(lambda: offered_bytes() <= before - 5e6 + 1e5)
     assert "cross-memory" in repr(transfers())

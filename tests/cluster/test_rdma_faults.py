@@ -1,4 +1,4 @@
-"""What befalls transfers of memory: owners that die in the middle, cut networks, drops, strangers; nothing is left."""
+"""Faults of transfers of memory: owners that die midway, cut networks, drops, strangers; no leaks."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ def mover(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 class Dropper(Actor):
-    """Offers memory and takes the offer back."""
+    """Offers memory and drops it again."""
 
     def __init__(self) -> None:
         self.offers: list[RDMABuffer] = []
@@ -134,7 +134,7 @@ def test_strangers_at_the_listening_socket_get_nothing_and_harm_nobody() -> None
             stranger.close()
         until(lambda: buffer.read_into(target).exception(20) is None and target == b"\x07" * 1000)
         for stranger in strangers[1::2]:
-            stranger.settimeout(0)  # what has come until now: the transfers above are over
+            stranger.settimeout(0)  # reads what came so far: the transfers above are over
             with contextlib.suppress(OSError):
                 while answer := stranger.recv(1 << 16):
                     assert b"\x07" * 16 not in answer
@@ -186,7 +186,7 @@ print(target.count(9) == LARGE - 1000, flush=True)
 @pytest.mark.slow
 def test_streams_cross_networks_and_a_cut_is_a_healable_named_error(cable: tuple[str, str], tmp_path: Path) -> None:
     with controller_of_both(cable, tmp_path, CONTROLLER, MONARCH_NB_RDMA_MOVERS="streams") as (say, expect):
-        expect("streams")  # every mover has been seen to do what it should, across networks
+        expect("streams")  # every mover works across networks
         ip("-n", cable[1], "link", "set", cable[1], "down")
         say("pulled")
         expect("TimeoutError", "OwnerLostError", "RDMAError")
@@ -219,11 +219,11 @@ value = put(bytes(range(256)) * 10_000)
 holders = procs.spawn("holder", Holder)
 began = time.monotonic()
 assert list(holders.length.call(value).get(60).values()) == [2_560_000] * 3
-patient = time.monotonic() - began < 15  # who waits longer for another fetches it itself
+patient = time.monotonic() - began < 15  # a rank that waits longer fetches it itself
 fetched = sum(holders.held.call().get(20).values())
 assert fetched == 1 or not patient, f"one fetches it for all, and {fetched} did"
 value.drop()
-until(lambda: sum(holders.held.call().get(20).values()) == 0)  # they are told while the call is on its way
+until(lambda: sum(holders.held.call().get(20).values()) == 0)  # ranks learn of it in parallel to the call
 """
 
 

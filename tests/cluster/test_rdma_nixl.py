@@ -1,4 +1,4 @@
-"""What is particular to the mover for RDMA devices. UCX does without a device where this mover is asked for by name."""
+"""Features of the mover for RDMA devices. UCX needs no device if this mover is configured by name."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(not nixl_name(), reas
 
 
 class Owner(Holder):
-    """Says what this costs."""
+    """Reports its costs."""
 
     @endpoint
     def seconds(self) -> float:

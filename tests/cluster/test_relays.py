@@ -1,4 +1,4 @@
-"""What agents say to their processes of those who pass on messages between hosts."""
+"""Agents tell their processes which agents relay messages between hosts."""
 
 from typing import Any
 

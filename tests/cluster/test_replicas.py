@@ -67,7 +67,7 @@ class Trainer(Actor):
 
     @endpoint
     def normalize(self) -> None:
-        """Adds a layer whose buffers are another's on each rank."""
+        """Adds a layer whose buffers differ by rank."""
         self.norm = torch.nn.BatchNorm1d(4, affine=False)
         self.norm(torch.arange(8.0).view(2, 4) + dist.get_rank())
 
@@ -101,7 +101,7 @@ def test_the_step_since_which_a_rank_differs_is_named(trainers: Any) -> None:
         trainers.steps.call(300, 201, 2).get(SECONDS)
     (finding,) = drifting.diagnosis.findings
     assert (finding.kind, finding.ranks, finding.sure) == ("diverged", (2,), True)
-    # After 300 steps those are compared that are divisible by four.
+    # After 300 steps, every fourth step is compared.
     assert finding.text.startswith("after step 204, gpus=2 has other values than the rest in 1 of 17 tensors, first in")
     assert finding.text.endswith("; after step 200 they were equal")
     trainers.build.call("ddp").get(SECONDS)

@@ -1,4 +1,4 @@
-"""A failed call is run again here, with what comes from another process: tensors, locks, and an environment."""
+"""A failed call runs again here, with state of another process: tensors, locks, and an environment."""
 
 import importlib.util
 import os
@@ -21,7 +21,7 @@ needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="
 
 
 class Flaky(Actor):
-    """Fails where it runs in a process of a mesh only."""
+    """Fails only in a process of a mesh."""
 
     def __init__(self, pid: int) -> None:
         self.controller = pid
@@ -60,7 +60,7 @@ class Learner(Actor):
 
     @endpoint
     def step(self, batch: Any) -> None:
-        batch += 1  # in place: the argument is as the call has left it
+        batch += 1  # in place: the argument stays as the call left it
         self.parameters[0].data.fill_(2.0)
         raise ValueError(self.model.weight.sum().item(), batch.sum().item(), current_rank().rank)
 

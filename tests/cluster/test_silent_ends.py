@@ -1,4 +1,4 @@
-"""A program may end in the middle of anything: that is silent."""
+"""A program may end at any point, and does so silently."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from tests.cluster.ending_programs import SCENARIOS
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["threads", "peers"]
-TIMES = 25  # each of all; by the hundred at night
+TIMES = 25  # each scenario; hundreds at night
 
 
 def run(job: tuple[str, int]) -> tuple[str, int, int, str]:

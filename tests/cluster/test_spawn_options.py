@@ -1,4 +1,4 @@
-"""Processes with a command, an interpreter or processors of their own, and who hears of them."""
+"""Processes with their own command, interpreter or processors, and spawn callbacks."""
 
 import os
 import sys
@@ -130,15 +130,15 @@ def test_another_interpreter_is_inherited_by_this_host_inside(tmp_path: Path) ->
 
 
 def test_callbacks_hear_of_each_proc_mesh_and_active_ones_are_listed() -> None:
-    heard: list[Any] = []
-    register_proc_mesh_spawn_callback(heard.append)
+    meshes: list[Any] = []
+    register_proc_mesh_spawn_callback(meshes.append)
     try:
         procs = this_host().spawn_procs(name="watched")
     finally:
-        unregister_proc_mesh_spawn_callback(heard.append)
-    assert heard == [procs]
+        unregister_proc_mesh_spawn_callback(meshes.append)
+    assert meshes == [procs]
     assert procs in get_active_proc_meshes()
     procs.stop().get(20)
     assert procs not in get_active_proc_meshes()
     with pytest.raises(ValueError, match="not in list"):
-        unregister_proc_mesh_spawn_callback(heard.append)
+        unregister_proc_mesh_spawn_callback(meshes.append)

@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def born_with_torch() -> Iterator[None]:
-    """As procs of users are; its import takes longer than all else here."""
+    """As procs of users are; importing torch dominates these tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MONARCH_NB_PRELOAD", raising=False)
         yield
@@ -49,12 +49,12 @@ class Trainer(Actor):
         torch.distributed.init_process_group("gloo")
 
     @endpoint
-    def total(self, value: float, begun: Any = None) -> float:
+    def total(self, value: float, port: Any = None) -> float:
         import torch
 
         tensor = torch.tensor([value + torch.distributed.get_rank()])
-        if begun is not None:
-            begun.send(1)
+        if port is not None:
+            port.send(1)
         torch.distributed.all_reduce(tensor)
         return tensor.item()
 
@@ -115,14 +115,14 @@ def test_groups_are_rebuilt_on_survivors_after_a_heal(host: Any, shown: list[Any
         with pytest.raises(SupervisionError):
             trainer.slice(gpus=2).pid.call_one().get(SOON)
         heal_mesh(trainer, timeout=SOON)
-        setup_torch_elastic_env(procs)  # lets go of the groups in which the two wait for the dead one
+        setup_torch_elastic_env(procs)  # frees the groups in which two ranks wait for the dead one
         with pytest.raises(ActorError):
             under_way.get(SOON)
         trainer.begin.call().get(SOON)
         assert trainer.total.call(20.0).get(SOON).values() == [63.0] * 3
-        now = trainer.pid.call().get(SOON).values()
-        assert now[:2] == pids[:2]
-        assert now[2] != pids[2]
+        new_pids = trainer.pid.call().get(SOON).values()
+        assert new_pids[:2] == pids[:2]
+        assert new_pids[2] != pids[2]
         trainer.end.call().get(SOON)
 
 

@@ -1,4 +1,4 @@
-"""Slow ranks among real ones, found while they train."""
+"""Slow ranks found among real ones in training."""
 
 import gc
 import time
@@ -67,7 +67,7 @@ class Trainer(Actor):
 
     @endpoint
     def hold(self, count: int) -> None:
-        """Objects that a collection of garbage goes through."""
+        """Creates objects for the garbage collector."""
         self.objects = [{1: [number]} for number in range(count)]
 
     @endpoint
@@ -102,7 +102,7 @@ def trainers() -> Iterator[Any]:
 
 
 def compare(trainers: Any, cause: str) -> Diagnosis:
-    """What is found while they train."""
+    """The diagnosis of a training."""
     trainers.slice(gpus=1).hold.call_one(50_000 if cause == "collection" else 0).get(SECONDS)
     with StragglerWatch(trainers) as watch:
         trainers.train.call(cause).get(SECONDS)
@@ -143,7 +143,7 @@ def test_ranks_without_collectives_are_compared_by_calls(trainers: Any) -> None:
             calls = [trainers.slice(gpus=index).work.call_one(index) for index in range(3)]
             for call in calls:
                 call.get(SECONDS)
-    assert watch.diagnosis.findings == ()  # each was a call of its own: nobody waits for another's
+    assert watch.diagnosis.findings == ()  # separate calls: no rank waits for another
     with StragglerWatch(trainers) as watch:
         for _ in range(STEPS):
             trainers.together.call().get(SECONDS)
