@@ -25,9 +25,9 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-class Where(Actor):
+class Probe(Actor):
     @endpoint
-    def where(self) -> tuple[str, str, int]:
+    def facts(self) -> tuple[str, str, int]:
         return os.environ["OMPI_COMM_WORLD_RANK"], os.environ["MARK"], os.getpid()
 
 
@@ -36,7 +36,7 @@ def test_each_rank_is_a_host_and_all_end_with_mpirun() -> None:
     try:
         state = job.state(cached_path=None)
         procs = state.trainers.spawn_procs()
-        replies = procs.spawn("where", Where).where.call().get(SOON).values()
+        replies = procs.spawn("probe", Probe).facts.call().get(SOON).values()
         with pytest.raises(NoMoreHostsError, match=r"an mpirun that was started takes no more ranks.*hosts=MPIJob"):
             procs.grow(hosts=1)
         assert [(rank, mark) for rank, mark, _ in replies] == [("0", "7"), ("1", "7")]
@@ -54,13 +54,13 @@ def test_a_mesh_shrinks_under_its_mpirun_and_grows_onto_another() -> None:
     job, second = MPIJob({"trainers": 2}, PYTHON, ARGS, env=LIGHT), MPIJob({"more": 1}, PYTHON, ARGS, env=LIGHT)
     try:
         procs = job.state(cached_path=None).trainers.spawn_procs()
-        actors = procs.spawn("where", Where)
-        pids = [pid for _, _, pid in actors.where.call().get(SOON).values()]
+        actors = procs.spawn("probe", Probe)
+        pids = [pid for _, _, pid in actors.facts.call().get(SOON).values()]
         procs.shrink(hosts=[0])
         assert none_alive(pids[:1])
-        assert [pid for _, _, pid in actors.where.call().get(SOON).values()] == pids[1:]
+        assert [pid for _, _, pid in actors.facts.call().get(SOON).values()] == pids[1:]
         procs.grow(hosts=second.state(cached_path=None).more)
-        assert len(actors.where.call().get(SOON).values()) == 2
+        assert len(actors.facts.call().get(SOON).values()) == 2
     finally:
         job.kill()
         second.kill()
@@ -70,8 +70,8 @@ def test_a_mesh_shrinks_under_its_mpirun_and_grows_onto_another() -> None:
 def test_nothing_outlives_an_mpirun_whose_end_is_one_report(shown: list[Any]) -> None:
     job = MPIJob({"trainers": 3}, PYTHON, ARGS, env=LIGHT)
     try:
-        actors = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
-        pids = [pid for _, _, pid in actors.where.call().get(SOON).values()]
+        actors = job.state(cached_path=None).trainers.spawn_procs().spawn("probe", Probe)
+        pids = [pid for _, _, pid in actors.facts.call().get(SOON).values()]
         os.kill(int(next(iter(job._agents.values())).id.partition("@")[0]), 9)
         assert none_alive(pids)
         with pytest.raises(RuntimeError, match=r"trainers_0 is gone: its mpirun \(process \d+\) has ended"):

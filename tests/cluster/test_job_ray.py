@@ -20,9 +20,9 @@ from monarch_nb.actor import Actor, endpoint
 from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import RayJob, Role, running_jobs
 
-class Where(Actor):
+class Probe(Actor):
     @endpoint
-    def where(self):
+    def facts(self):
         return os.environ["MARK"], os.getpid()
 
 def alive(pid):
@@ -36,7 +36,7 @@ monarch_nb.actor.unhandled_fault_hook = lambda failure: None  # a host is lost, 
 if __name__ == "__main__":
     job = RayJob({"trainers": 2}, strategy="PACK", env={"MARK": "ray", "MONARCH_NB_PRELOAD": ""})
     state = job.state(cached_path=None)
-    ranks = state.trainers.spawn_procs().spawn("where", Where).where.call().get(90).values()
+    ranks = state.trainers.spawn_procs().spawn("probe", Probe).facts.call().get(90).values()
     print("marks", *[mark for mark, _ in ranks], flush=True)
     second = RayJob({"others": Role(cpus=2)}, strategy="PACK")
     second.state(cached_path=None)
@@ -101,19 +101,19 @@ if __name__ == "__main__":
     job = RayJob({"trainers": 1}, env={"MARK": "ray", "MONARCH_NB_PRELOAD": ""})
     try:
         procs = job.state(cached_path=None).trainers.spawn_procs()
-        actors = procs.spawn("where", Where)
-        actors.where.call().get(90)
+        actors = procs.spawn("probe", Probe)
+        actors.facts.call().get(90)
         print("grown", procs.grow(hosts=1, timeout=60).sizes["hosts"], *groups(), flush=True)
         try:
             procs.grow(hosts=2, timeout=5)
         except NoMoreHostsError as error:
             print("waits", "wait for a node of Ray's" in str(error), *groups(), flush=True)
         procs.grow(hosts=1, timeout=60)
-        replies = actors.where.call().get(30).values()
+        replies = actors.facts.call().get(30).values()
         print("all", [mark for mark, _ in replies], *groups(), flush=True)
         procs.shrink(hosts=[1])
         print("given back", until(lambda: groups()[0] == ["CREATED"] * 2), alive(replies[1][1]), flush=True)
-        print("left", len(actors.where.call().get(30).values()), sorted(job.agents), flush=True)
+        print("left", len(actors.facts.call().get(30).values()), sorted(job.agents), flush=True)
     finally:
         job.kill()
         print("gone", any(alive(pid) for _, pid in replies), groups()[0], running_jobs("ray"), flush=True)

@@ -45,9 +45,9 @@ def state_home(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-class Where(Actor):
+class Probe(Actor):
     @endpoint
-    def where(self) -> tuple[str, str, int]:
+    def facts(self) -> tuple[str, str, int]:
         return os.environ["SLURMD_NODENAME"], os.environ["MARK"], os.getpid()
 
 
@@ -60,8 +60,8 @@ def test_each_node_is_a_host_and_another_process_ends_the_job(slurm: SlurmCluste
     job = SlurmJob({"trainers": 2, "loaders": 1}, PYTHON, partition="all", time_limit="0:10:00", env=LIGHT)
     try:
         state = job.state(cached_path=str(tmp_path / "job.json"))
-        actors = state.trainers.spawn_procs(per_host={"gpus": 2}).spawn("where", Where)
-        replies = actors.where.call().get(SOON).values()
+        actors = state.trainers.spawn_procs(per_host={"gpus": 2}).spawn("probe", Probe)
+        replies = actors.facts.call().get(SOON).values()
         print(f"first reply of 2 nodes after {time.monotonic() - start:.1f} s")
         assert len({node for node, _, _ in replies}) == 2, "a node each"
         assert {mark for _, mark, _ in replies} == {LIGHT["MARK"]}
@@ -93,10 +93,10 @@ def test_a_mesh_grows_by_another_batch_job_and_gives_nodes_back(
     job = SlurmJob({"trainers": 2}, PYTHON, env=LIGHT)
     try:
         procs = job.state(cached_path=str(tmp_path / "job.json")).trainers.spawn_procs()
-        actors = procs.spawn("where", Where)
-        assert [node for node, _, _ in actors.where.call().get(SOON).values()] == ["n1", "n2"]
+        actors = procs.spawn("probe", Probe)
+        assert [node for node, _, _ in actors.facts.call().get(SOON).values()] == ["n1", "n2"]
         procs.grow(hosts=["n4"], timeout=SOON)
-        replies = actors.where.call().get(SOON).values()
+        replies = actors.facts.call().get(SOON).values()
         assert [(node, mark) for node, mark, _ in replies] == [(node, LIGHT["MARK"]) for node in ("n1", "n2", "n4")]
         assert used().split() == ["n[1-2]", "n4"]
         with pytest.raises(
@@ -106,21 +106,21 @@ def test_a_mesh_grows_by_another_batch_job_and_gives_nodes_back(
         assert used().split() == ["n[1-2]", "n4"], "nothing of it waits any longer"
         procs.grow(hosts=1, timeout=SOON)
         assert used().split() == ["n[1-2]", "n4", "n3"]
-        replies = actors.where.call().get(SOON).values()
+        replies = actors.facts.call().get(SOON).values()
         procs.shrink(hosts=[1, 3])
         until(lambda: used().split() == ["n1", "n4"], "a node of a batch job, and the whole of another, are given back")
         assert none_alive([replies[1][2], replies[3][2]])
-        assert [node for node, _, _ in actors.where.call().get(SOON).values()] == ["n1", "n4"]
+        assert [node for node, _, _ in actors.facts.call().get(SOON).values()] == ["n1", "n4"]
         assert "--nodelist=n4" in job.adapter.shell(job._job, "trainers_2")
         slurm.ask("scancel", f"--signal={END.name[3:]}", slurm_id(job))  # its agents end at once
         with pytest.raises(SupervisionError):
-            until(lambda: actors.where.call().get(SOON) is None, "its end")
+            until(lambda: actors.facts.call().get(SOON) is None, "its end")
         slurm.answers(False)
         with pytest.raises(NoMoreHostsError, match=r"engine of SlurmJob \w+ has not answered within 4 s"):
             heal_mesh(actors)
         slurm.answers(True)
         heal_mesh(actors, timeout=SOON)  # Slurm reports its end
-        replies = actors.where.call().get(SOON).values()
+        replies = actors.facts.call().get(SOON).values()
         assert len({node for node, _, _ in replies}) == 2
         copy = job_load(str(tmp_path / "job.json"))
         assert sorted(agent.id for agent in copy._agents.values()) == sorted(agent.id for agent in job.agents.values())
@@ -153,20 +153,20 @@ def test_hosts_that_wait_in_the_queue_are_told_with_slurms_reason(slurm: SlurmCl
 def test_a_job_that_slurm_ends_is_one_report_in_its_words(slurm: SlurmCluster, shown: list[Any]) -> None:
     job = SlurmJob({"trainers": 3}, PYTHON, env=LIGHT)
     try:
-        actors = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
-        pids = [pid for _, _, pid in actors.where.call().get(SOON).values()]
+        actors = job.state(cached_path=None).trainers.spawn_procs().spawn("probe", Probe)
+        pids = [pid for _, _, pid in actors.facts.call().get(SOON).values()]
         notices: list[str] = []
         current_runtime().part(HostNotices).present(lambda event: notices.append(event.text))
         slurm.ask("scancel", slurm_id(job))
         until(lambda: notices, "the notice")
         pattern = rf"\(Slurm job {slurm_id(job)} (is being ended|was cancelled)\), in 2 s"
         assert re.search(pattern, notices[0]), "for KillWait"
-        assert [pid for _, _, pid in actors.where.call().get(SOON).values()] == pids, "it goes on for that time"
+        assert [pid for _, _, pid in actors.facts.call().get(SOON).values()] == pids, "it goes on for that time"
         until(lambda: shown, "its end is shown, though no call waits for it")
         assert shown[0].crashed_ranks == [0, 1, 2]
         assert shown[0].report().count(f"trainers_0, trainers_1, trainers_2 are gone: Slurm job {slurm_id(job)}") == 1
         with pytest.raises(SupervisionError, match=r"3 hosts .* were lost: trainers_0"):
-            actors.where.call().get(SOON)
+            actors.facts.call().get(SOON)
         until(lambda: "cancel" in job._lost(), "Slurm says so")
         with pytest.raises(RuntimeError, match=rf"is gone: Slurm job {slurm_id(job)} was cancelled"):
             job.state(None)

@@ -44,7 +44,7 @@ def job_at(server: SSHServer, machines: Any = None, **options: Any) -> SSHJob:
     return SSHJob(PYTHON, f"-i {server.identity}", known_hosts=str(server.known_hosts), meshes=meshes, **options)
 
 
-class Where(Actor):
+class Probe(Actor):
     @endpoint
     def mark(self) -> tuple[str, int, str]:
         return os.environ["MARK"], os.getpid(), os.environ.get("SSH_CONNECTION", "")
@@ -63,7 +63,7 @@ def test_hosts_start_over_ssh_and_another_process_finds_and_ends_them(server: SS
     try:
         state = job.state(cached_path=str(tmp_path / "job.json"))
         procs = state.trainers.spawn_procs(per_host={"gpus": 2})
-        marks = procs.spawn("where", Where).mark.call().get(SOON).values()
+        marks = procs.spawn("probe", Probe).mark.call().get(SOON).values()
         seconds = time.monotonic() - start
         assert seconds < 15, seconds  # 3 on a quiet machine
         assert {mark for mark, _, _ in marks} == {"ssh"}
@@ -97,7 +97,7 @@ def test_a_mesh_grows_onto_free_or_named_machines_and_returns_them(
     job = job_at(server, env=LIGHT, more=[closed.name, second.name])
     try:
         procs = job.state(cached_path=str(tmp_path / "job.json")).trainers.spawn_procs()
-        actors = procs.spawn("where", Where)
+        actors = procs.spawn("probe", Probe)
         [[_, first, _]] = actors.mark.call().get(SOON).values()
         assert procs.grow(hosts=1, timeout=SOON).sizes["hosts"] == 2
         replies = actors.mark.call().get(SOON).values()
@@ -142,7 +142,7 @@ def test_a_mesh_grows_onto_free_or_named_machines_and_returns_them(
 def test_a_tunnel_is_enough_and_returns_after_a_cut_connection(server: SSHServer) -> None:
     job = job_at(server, reach="tunnel", env=LIGHT)
     try:
-        actors = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+        actors = job.state(cached_path=None).trainers.spawn_procs().spawn("probe", Probe)
         _, pid, _ = actors.mark.call_one().get(SOON)
         [join] = [remote.endpoint for remote in remotes() if not remote.lost]
         assert join.startswith("tcp://127.0.0.1:")
@@ -200,7 +200,7 @@ def remotes() -> list[Any]:
 def test_a_worker_killed_over_ssh_is_reported_with_its_machine(server: SSHServer, shown: list[Any]) -> None:
     job = job_at(server, env=LIGHT)
     try:
-        actors = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+        actors = job.state(cached_path=None).trainers.spawn_procs().spawn("probe", Probe)
         actors.mark.call_one().get(SOON)
         [worker] = workers_of(server)
         os.kill(worker, 9)
@@ -264,7 +264,7 @@ def test_the_last_machine_is_a_spare_that_replaces_a_lost_one(
     job = job_at(server, {"trainers": [server.name] * 2}, env=LIGHT, spares=1)
     try:
         hosts = job.state(cached_path=None).trainers
-        actors = hosts.spawn_procs().spawn("where", Where)
+        actors = hosts.spawn_procs().spawn("probe", Probe)
         _, pid, _ = actors.mark.call_one().get(SOON)
         until(lambda: hosts.spares, "the spare")
         [spare] = hosts.spares

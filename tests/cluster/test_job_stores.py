@@ -29,17 +29,17 @@ class Store:
     def set(self, key: str, value: str | bytes) -> None:
         draft = self.folder / secrets.token_hex(4)
         draft.write_bytes(value.encode() if isinstance(value, str) else value)
-        draft.replace(self._at(key))
+        draft.replace(self._path(key))
 
     def get(self, key: str) -> bytes:
-        until(self._at(key).exists, key)
-        return self._at(key).read_bytes()
+        until(self._path(key).exists, key)
+        return self._path(key).read_bytes()
 
-    def _at(self, key: str) -> Path:
+    def _path(self, key: str) -> Path:
         return self.folder / key.replace("/", "-")
 
 
-class Where(Actor):
+class Probe(Actor):
     @endpoint
     def parent(self) -> int:
         return os.getppid()
@@ -69,7 +69,7 @@ def test_each_machine_of_an_spmd_program_is_a_host(transport: str, tmp_path: Pat
         assert hosts is not None
         assert hosts.sizes == {"hosts": 2}
         procs = hosts.spawn_procs({"gpus": 2})
-        agents = set(procs.spawn("where", Where).parent.call().get(SOON).values())
+        agents = set(procs.spawn("probe", Probe).parent.call().get(SOON).values())
         assert len(agents) == 2
         assert all(map(alive, agents))
         procs.stop().get(SOON)

@@ -83,11 +83,11 @@ def test_a_shell_forwards_input_and_output_and_gives_its_status() -> None:
 
 
 class OpenShell:
-    """A shell with typed input; `seen` is its output so far."""
+    """A shell with typed input; `output` is all that it printed."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.process = process
-        self.seen = b""
+        self.output = b""
 
     def type(self, text: bytes) -> None:
         assert self.process.stdin is not None
@@ -96,8 +96,8 @@ class OpenShell:
 
     def expect(self, pattern: bytes) -> "re.Match[bytes]":
         assert self.process.stdout is not None
-        while (match := re.search(pattern, self.seen)) is None:
-            self.seen += os.read(self.process.stdout.fileno(), 4096)
+        while (match := re.search(pattern, self.output)) is None:
+            self.output += os.read(self.process.stdout.fileno(), 4096)
         return match
 
     def end_of_input(self) -> int:

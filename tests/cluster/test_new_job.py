@@ -48,7 +48,7 @@ class Racks(JobAdapter):
     watch_s = 0.1
 
     def __init__(self) -> None:
-        self.full = self.taken = False
+        self.full = self.revoked = False
         self.looks = 0
         self.jobs: dict[str, Running] = {}
         self.machines: dict[str, subprocess.Popen[bytes]] = {}
@@ -74,7 +74,7 @@ class Racks(JobAdapter):
         states = {}
         for name, agent in job.agents.items():
             status = self.machines[agent.id].poll()
-            if self.taken:
+            if self.revoked:
                 states[name] = Seen("ended", "was taken back for the night")
             elif status is not None:
                 states[name] = Seen("ended", f"was taken back with status {status}")
@@ -211,7 +211,7 @@ def test_hosts_taken_back_are_lost_in_the_words_of_their_engine(racks: Racks, sh
     trainers = job.state(cached_path=None).trainers
     actors = trainers.spawn_procs().spawn("where", Where)
     assert actors.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "r"
-    racks.taken, racks.looks = True, 0
+    racks.revoked, racks.looks = True, 0
     until(lambda: racks.looks > 0, "the engine's word was read")
     assert actors.environment.call_one("MONARCH_JOB_MARK").get(SOON) == "r", "its agent answers"
     agent = current_runtime().part(HostRoutes).attached[trainers.host_ids[0]]

@@ -22,12 +22,12 @@ class User(Actor):
     """Reads values that others put."""
 
     def __init__(self) -> None:
-        self.kept: Any = None
+        self.value: Any = None
 
     @endpoint
     def total(self, value: Put[Any]) -> float:
-        self.kept = value.get()
-        return float(self.kept["x"].sum())
+        self.value = value.get()
+        return float(self.value["x"].sum())
 
     @endpoint
     def change(self, value: Put[Any]) -> float:
@@ -37,8 +37,8 @@ class User(Actor):
 
     @endpoint
     def own(self, count: int) -> Put[Any]:
-        self.kept = put({"x": np.full(count, 2.0)})
-        return self.kept
+        self.value = put({"x": np.full(count, 2.0)})
+        return self.value
 
     @endpoint
     def memory(self) -> tuple[int, int]:
