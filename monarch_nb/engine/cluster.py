@@ -61,25 +61,25 @@ class _MemoryOperations(ProcessOperations):
         self._lost = lost
 
     def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
-        """Returns those of the hosts that were killed, or cut off."""
+        """Returns the hosts among `hosts` that were killed or cut off, with the reason."""
         return {host: "it was killed, or cut off" for host in hosts if host in self._lost}
 
     def own_host(self) -> tuple[str, str | None]:
-        """The first host."""
+        """Returns the id of the first host."""
         return self._runtime.host, None
 
 
 class MemoryPace(waiting.WaitObserver):
     """Lets time pass while code outside actors waits: at once where all others wait too, else as real time does.
 
-    `begin` is called for each wait of this process, with the time-out of `Future.get`, which is real time: the
-    simulated time does not run ahead of it by more.
+    `begin` is called for each wait of this process, with the time-out of `Future.get`, which is real time: simulated
+    time runs ahead of it by no more.
     """
 
     def __init__(self, time: MemoryTime, runtimes: Callable[[], Iterable[Runtime]]) -> None:
         self._time, self._runtimes = time, runtimes
         self._changed = threading.Condition()
-        self._inside: defaultdict[ActorCell, list[Future[object]]] = defaultdict(list)  # what each actor waits for
+        self._inside: defaultdict[ActorCell, list[Future[object]]] = defaultdict(list)  # awaited futures by actor
         self._outside: dict[
             int, tuple[Future[object], float]
         ] = {}  # waits of other code: how far time may pass for them
@@ -89,7 +89,7 @@ class MemoryPace(waiting.WaitObserver):
         self._thread.start()
 
     def begin(self, future: Future[object], timeout: float | None) -> Callable[[], None]:
-        """A wait begins; what is returned ends it."""
+        """Begins a wait; the returned function ends it."""
         context = current.get()
         cell = context.actor_instance.cell if context is not None else None
         if isinstance(cell, ActorCell):
@@ -105,7 +105,7 @@ class MemoryPace(waiting.WaitObserver):
     def settle(self) -> None:
         """Blocks until messages have arrived and actors do nothing but wait.
 
-        Returns after `QUIET_S` in which nothing has arrived, and after `SETTLES_S` in any case.
+        Returns after `QUIET_S` without arrivals, and after `SETTLES_S` in any case.
         """
         start = wall.monotonic()
         until, last_count = start + QUIET_S, -1
@@ -160,7 +160,7 @@ class MemoryPace(waiting.WaitObserver):
             now, due = self._time.monotonic(), self._time.next_due
             at_rest = total >= 0 and total == previous
             if at_rest and due is not None and due <= limit:
-                now = max(now, due)  # and no further: its consequences take their own time
+                now = max(now, due)  # and no further: the consequences take their own time
             else:
                 now += real_now - earlier
             self._time.pass_to(now)
@@ -185,15 +185,15 @@ class MemoryPace(waiting.WaitObserver):
 
 
 def _loop_rests(loop: asyncio.AbstractEventLoop | None) -> bool:
-    """Whether a loop runs nothing, waits for no point in time and for no thread of its own; False where asyncio does
-    not show that."""
+    """Returns whether a loop runs nothing, and waits for no point in time and no thread of its own; False where asyncio
+    does not show that."""
     if loop is None or asyncio.current_task(loop) is not None:
         return False
     return not any(getattr(loop, name, True) for name in ("_ready", "_scheduled", "_default_executor"))
 
 
 class Cluster:
-    """Hosts in memory, and this process as their controller. Leave it with `with`, or `close`.
+    """Hosts in memory, and this process as their controller. Use it with `with`, or end it by `close`.
 
     Actors run for real, each on its own thread or loop; time-outs, lost links, killed processes, delays and partitions
     are simulated. Time passes by `advance`, by the delays of messages, and while code outside actors waits for a
@@ -232,7 +232,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Ends everything in it; blocks. This process is part of no cluster then."""
+        """Ends all hosts and actors of the cluster; blocks. Afterwards this process is part of no cluster."""
         if self._closed:
             return
         self._closed = True
@@ -251,11 +251,11 @@ class Cluster:
     # -- hosts ------------------------------------------------------------------------------------------------------
 
     def this_host(self) -> HostMesh:
-        """The controller's host, without dimensions."""
+        """Returns the controller's host, without dimensions."""
         return HostMesh.of_host(self._runtime.host)
 
     def hosts(self) -> HostMesh:
-        """All hosts, with dimension `hosts`. The controller runs on the first."""
+        """Returns all hosts, with dimension `hosts`. The controller runs on the first."""
         names = tuple(self._hosts)
         return HostMesh("hosts", names, host_labels(names), owned=True)
 
@@ -280,7 +280,7 @@ class Cluster:
         self.settle()
 
     def preempt_host(self, number: int, seconds: float | None = None, by: str = "SIGTERM") -> None:
-        """Has a host give notice that it is about to be taken away, in so many seconds; `kill_host` does it then.
+        """Makes a host give notice that it will be ended in so many seconds; call `kill_host` to end it then.
 
         Owners of meshes there are notified by `__supervise__`.
         """
@@ -330,11 +330,11 @@ class Cluster:
 
     @property
     def now(self) -> float:
-        """Seconds that have passed in it."""
+        """Simulated seconds since the cluster's start."""
         return self._time.monotonic()
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass. What falls due is done at its time, and actors react to it before time goes on."""
+        """Lets time pass. Events happen at their times, and actors react to each before time goes on."""
         end = self._time.monotonic() + seconds
         self.settle()
         while (due := self._time.next_due) is not None and due <= end:
@@ -350,7 +350,7 @@ class Cluster:
     def result(self, future: Future[R], within: float = 60.0) -> R:
         """Returns a future's result, letting time pass for it, `within` seconds at most. Raises like `Future.get`."""
         end = self._time.monotonic() + within
-        future.wait(0)  # one that begins when it is observed begins now
+        future.wait(0)  # starts a future that begins when it is observed
         self.settle()
         while not future.wait(0):
             due = self._time.next_due
@@ -365,7 +365,7 @@ class Cluster:
     def _pass_to(self, when: float) -> None:
         before = self._time.deliveries
         self._time.pass_to(when)
-        if self._time.deliveries != before:  # else it was of interest to links only
+        if self._time.deliveries != before:  # else it concerned links only
             self.settle()
 
     def _name(self, number: int) -> str:
@@ -379,7 +379,7 @@ class Cluster:
         return MemoryHost(self._time, name)
 
     def _transport(self, address: str, failed: Callable[[Header, Parcel, str], None]) -> MemoryTransport:
-        """The controller's place on the network."""
+        """Returns the controller's transport."""
         return MemoryTransport(self._time, address, handler=self._take, on_link_failed=failed)
 
     def _enter(self, function: Callable[[], object]) -> object:
@@ -396,7 +396,7 @@ class Cluster:
             hook(failure)
 
     def _away(self, isolated: set[str]) -> set[str]:
-        """The hosts on the far side of a partition, as the controller sees it."""
+        """Returns the hosts on the far side of a partition, as the controller sees it."""
         return set(self._hosts) - isolated if self._runtime.host in isolated else isolated
 
     def _expire(self, name: str) -> None:
@@ -420,8 +420,8 @@ class Cluster:
 
 
 def cluster(*, hosts: int = 1, seed: int = 0, faults: NetworkFaults | None = None) -> Cluster:
-    """A cluster inside this process: `hosts` simulated hosts, and this process as their controller.
+    """Returns a cluster inside this process: `hosts` simulated hosts, and this process as their controller.
 
-    Blocks for nothing. Raises RuntimeError where this process is part of a cluster already.
+    Does not block. Raises RuntimeError where this process is part of a cluster already.
     """
     return Cluster(hosts=hosts, seed=seed, faults=faults)

@@ -1,4 +1,4 @@
-"""One process: its parts, and how they are connected."""
+"""The parts of one process, and their connections."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ from monarch_nb.runtime import Future, Instance, Loader, Parts, ProcessTables, R
 from monarch_nb.supervision import ActorEnd, Driver, MeshFailure, RankIncarnation
 from monarch_nb.transport import Clock, Transport
 
-RUNNER = "monarch_nb.engine.worker:run_proc"  # what a process of a mesh runs: a name, as it crosses to other processes
-DIAGNOSER = "monarch_nb.diagnosis.unwatched:begin"  # what a host agent diagnoses detached meshes with
+RUNNER = "monarch_nb.engine.worker:run_proc"  # main function of a mesh's processes: a name, as other processes get it
+DIAGNOSER = "monarch_nb.diagnosis.unwatched:begin"  # diagnoses detached meshes in a host agent
 # Features that a process loads at their first use, or when one of their verbs arrives: one line each.
 FEATURES: dict[str, Loader] = {
     "debug": lambda runtime: import_module("monarch_nb.debug.service").attach(runtime),
@@ -58,16 +58,16 @@ def _open_tunnel(written: str) -> str:
 
 @dataclass(frozen=True)
 class ProcessRole:
-    """What differs between processes."""
+    """Properties in which processes differ."""
 
     agent: str  # the address of its host agent
-    is_worker: bool = False  # a host agent has started it, to hold actors
-    root_id: str = "<root>"  # how code outside actors is named
+    is_worker: bool = False  # started by a host agent, to hold actors
+    root_id: str = "<root>"  # name of code outside actors
     fatal: Callable[[MeshFailure], None] | None = None  # takes unhandled failures
-    show: Callable[[MeshFailure], None] | None = None  # and of one that ends nothing
+    show: Callable[[MeshFailure], None] | None = None  # takes failures that end nothing
     notice: Show = log_notice  # shows users the hosts that are about to be ended
     revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
-    await_host: Callable[[str, float], None] = lambda host, seconds: None  # until one that has come back can be used
+    await_host: Callable[[str, float], None] = lambda host, seconds: None  # blocks until a returning host can be used
     python: str | None = None  # the requested interpreter
 
 
@@ -98,7 +98,7 @@ class MeshEffects:
         self._parts.get(Handover).report_to_owner(process, end)
 
     def watch_owner(self, process: str) -> None:
-        """An actor of an owner in that process incarnations here: it ends when that process does."""
+        """Watches the process of an owner of actors here: they end when it does."""
         self._parts.get(ProcessWatcher).watch_owner(process)
 
     def await_stops(self, instance: Instance) -> None:
@@ -114,7 +114,7 @@ def compose(
     *,
     operations: Callable[[Runtime], Operations] = ProcessOperations,
 ) -> Runtime:
-    """A process that takes no messages yet."""
+    """Returns the runtime of a process that takes no messages yet."""
     parts = Parts()
     effects = MeshEffects(parts)
     root = None if role.is_worker else local.root

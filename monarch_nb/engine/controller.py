@@ -19,11 +19,11 @@ from monarch_nb.supervision import Driver
 from monarch_nb.transport import Node, ThreadClock
 from monarch_nb.wire import agent_of, begin_host_names, controller_address, host_name, register_pickle_by_value
 
-LONG_S = 1.0  # of a wait, before what may explain it is loaded
+LONG_S = 1.0  # length of a wait from which the module that explains it is loaded
 
 
 class LongWaits(waiting.WaitObserver):
-    """Explains long waits where no other observer does: in scripts. The first one loads the module for it."""
+    """Explains long waits where no other observer does: in scripts. The first long wait loads the module."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -37,7 +37,7 @@ class LongWaits(waiting.WaitObserver):
             try:
                 self._report = import_module("monarch_nb.diagnosis.hangs").HangReport(self._runtime)
             except OSError:
-                return  # no descriptor is left to read it with, which may be why it waits: a later tick tries again
+                return  # no descriptor is left to read it with, which may be why this waits: a later tick tries again
         self._report.tick(future, seconds)
 
 
@@ -49,7 +49,7 @@ def become_controller() -> Runtime:
     folder = run_folder_for(host)
     make_run_folder(folder)
     local = ProcessTables(controller_address(host, secrets.token_hex(4)))
-    host_name(host)  # the first that is met has the plain name of this machine
+    host_name(host)  # the first host gets the plain name of this machine
     node = Node(
         local.address,
         run_folders={host: Path(folder)},
@@ -73,7 +73,7 @@ def become_controller() -> Runtime:
     install_breakpoints()  # for actors of this process
     waiting.join(LongWaits(runtime))
     main = sys.modules.get("__mp_main__")
-    if main is not None:  # that is what the script is called in a child of multiprocessing, and nowhere else
+    if main is not None:  # the script's name in a child of multiprocessing, and only there
         register_pickle_by_value(main)
     unhandled.prepare()
     if unhandled.in_marimo():

@@ -62,7 +62,7 @@ class InlineConsole(Console):
 
 
 class InlineHost:
-    """Plays the host agent, and the processes, of one host id."""
+    """Simulates the host agent, and the processes, of one host id."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -94,7 +94,7 @@ class InlineHost:
         if header.method in self._verbs:
             self._verbs.take(header, parcel.frames[0])
         else:
-            self._answer(header, Status.VALUE, Done(), Lane.URGENT)  # leases, logs, and what else a real agent sees to
+            self._answer(header, Status.VALUE, Done(), Lane.URGENT)  # requests about leases, logs, and more
 
     def _answer(self, header: Header, status: Status, body: msgspec.Struct, lane: Lane) -> None:
         if header.port:
@@ -170,7 +170,7 @@ class InlineHost:
 
 
 def in_process_host() -> HostMesh:
-    """A host without dimensions that lives inside this process: what is spawned on it starts no process.
+    """Returns a host without dimensions inside this process: meshes spawned on it start no process.
 
     Messages, ordering, pickling, supervision and heal are the real ones; `os.getpid()` is the same everywhere, and one
     actor that holds the interpreter holds all.
@@ -179,7 +179,7 @@ def in_process_host() -> HostMesh:
 
 
 def inline_host(runtime: Runtime) -> InlineHost:
-    """The one of this process."""
+    """Returns the inline host of this process."""
     inner = _inline_host(runtime)
     if inner is None:
         inner = runtime.add_part(InlineHost, InlineHost(runtime))

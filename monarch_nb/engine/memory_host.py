@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
 
 KILLED = "it was killed: signal 9"
-_PATIENCE = 2.0  # seconds in which a process that others know of already is started here
+_PATIENCE = 2.0  # seconds in which a process that others know already is started here
 _pids = itertools.count(1_000_001)  # no process of a real system has these
 _MUTE = 0.0
 
 
 class MemoryConsole(InlineConsole):
-    """Runs the set-up and cells of such a process."""
+    """Runs the set-up and cells of a simulated process."""
 
     @endpoint
     def setup(
@@ -62,7 +62,7 @@ class MemoryWorker:
         waiting.join(self.runtime.waits)
 
     def start(self) -> None:
-        """Takes messages from now on; actors are constructed once its set-up is done."""
+        """Starts to take messages; actors are constructed once the set-up is done."""
         constructed = threading.Event()
         self._console.executor.post_control(constructed.set)
         self._console.executor.start()
@@ -71,13 +71,13 @@ class MemoryWorker:
         self.runtime.start()
 
     def stop(self, reason: str, timeout: float) -> None:
-        """Ends its actors with their clean-up, then itself; blocks."""
+        """Ends the actors with their clean-up, then the process; blocks."""
         self.runtime.stop_actors(reason, timeout)
         self._console.stop(reason)
         self._end(linger=0.1)
 
     def kill(self, reason: str) -> None:
-        """Ends it as SIGKILL does: no actor of it answers any more, no clean-up is run."""
+        """Ends the process as SIGKILL does: its actors answer no more, and no clean-up runs."""
         self.runtime.node.close(_MUTE)
         for cell in tuple(self.runtime.cells.values()):
             cell.abandon(reason)
@@ -90,7 +90,7 @@ class MemoryWorker:
         waiting.leave(self.runtime.waits)
         self.runtime.close(linger)
 
-    # its messages are handled as its own code, for which this is the current process
+    # messages are handled as code of the simulated process, which is the current process meanwhile
 
     def _enter(self, function: Callable[[], object]) -> object:
         token = current.set(self.runtime.root_context)
@@ -112,7 +112,7 @@ class MemoryHost:
     def __init__(self, time: MemoryTime, host: str) -> None:
         self.host = host
         self.address = agent_of(host)
-        self.workers: dict[str, MemoryWorker] = {}  # that live, by address
+        self.workers: dict[str, MemoryWorker] = {}  # living ones, by address
         self._time = time
         self._exits: dict[str, p.Exited] = {}
         self._watchers: dict[str, set[str]] = {}
@@ -239,7 +239,7 @@ class MemoryHost:
     # -- ends -------------------------------------------------------------------------------------------------------
 
     def stop(self, addresses: Iterable[str], reason: str, timeout: float) -> list[p.Exited]:
-        """Ends processes with the clean-up of their actors; blocks. How each has ended."""
+        """Ends processes with the clean-up of their actors; blocks. Returns how each has ended."""
         exits = []
         for address in addresses:
             worker = self.workers.get(address)

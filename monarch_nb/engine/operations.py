@@ -107,12 +107,12 @@ class ProcessOperations:
         connect.connect_named_hosts(self._runtime, hosts, name)
 
     def own_host(self) -> tuple[str, str | None]:
-        """The id of this process's host, whose agent is started if need be, and the interpreter for processes there."""
+        """Returns the id of this process's host, whose agent is started if need be, and the interpreter there."""
         connect.ensure_host(self._runtime)
         return self._runtime.host, self._runtime.part(MeshRegistry).python
 
     def is_own_host(self, host: str) -> bool:
-        """Whether this process is the controller, and this its host."""
+        """Returns whether this process is the controller, and `host` its host."""
         return host == self._runtime.host and not self._runtime.is_worker
 
     def hosts_answer(self, hosts: Sequence[str]) -> Future[object]:
@@ -120,12 +120,12 @@ class ProcessOperations:
         return connect.hosts_answer(hosts)
 
     def preempted(self, hosts: Collection[str]) -> dict[str, float | None]:
-        """Returns those of the hosts that are about to be ended, and the seconds that each has left, if known."""
+        """Returns the hosts among `hosts` that are about to be ended, and the seconds that each has left, if known."""
         now, notices = time.time(), self._runtime.part(HostNotices).of(sorted(hosts))
         return {notice.host: None if notice.until is None else max(0.0, notice.until - now) for notice in notices}
 
     def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
-        """Returns those of the hosts known as unreachable, and why; a worker attaches none and knows none."""
+        """Returns the hosts known as unreachable, and why; a worker attaches none and knows none."""
         routes = self._runtime.part(HostRoutes)
         if self._runtime.is_worker:
             return {}
@@ -135,12 +135,12 @@ class ProcessOperations:
         return absent | {host: reason for host, reason in lost.items() if reason}
 
     def outage(self, host: str) -> str:
-        """Since when and why a host cannot be reached; "" for one that can, or that is not known here."""
+        """Returns since when and why a host cannot be reached; "" for one that can, or that is not known here."""
         attached = self._runtime.part(HostRoutes).attached.get(host)
         return "" if attached is None else attached.outage()
 
     def meeting_point(self, hosts: Sequence[str]) -> str:
-        """The name or address by which all of these hosts reach the first; "" where that is not known."""
+        """Returns the name or address by which all of these hosts reach the first; "" where that is not known."""
         routes = self._runtime.part(HostRoutes)
         remote = [host for host in hosts if host in routes.attached and not routes.attached[host].is_local]
         if len(hosts) == 1 or not remote:
@@ -192,7 +192,7 @@ class ProcessOperations:
         return put(value)
 
     def simulated_mesh(self, procs: Handle[ProcState]) -> Any:
-        """A mesh of simulated ranks, with the dimensions of these processes."""
+        """Returns a mesh of simulated ranks, with the dimensions of these processes."""
         from monarch_nb.tensor.simulated.simulator import simulated_engine
 
         return simulated_engine(region_of(procs).extent)
@@ -219,14 +219,14 @@ class ProcessOperations:
     def lent_frames(
         self, actors: Handle[ActorState], title: str, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> LentFrames:
-        """The body of a call with tensors of the ranks' own values among its arguments."""
+        """Returns the body of a call with tensors of the ranks' own values among its arguments."""
         frames: LentFrames = self._tensors().lent_frames(actors, title, args, kwargs)
         return frames
 
     def frames_by_rank(
         self, procs: Handle[ProcState], title: str, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> list[OutFrame]:
-        """The body of arguments with such tensors among them, for actors that are spawned: each gets a copy."""
+        """Returns the body of arguments with such tensors, for actors that are spawned: each gets a copy."""
         frames: list[OutFrame] = self._tensors().frames_by_rank(procs, title, args, kwargs)
         return frames
 
@@ -243,13 +243,13 @@ class ProcessOperations:
         return self._tensors().tensors_of(actors, title, propagate, args, kwargs, post)
 
     def metrics(self, mesh: Handle[MeshState]) -> Any:
-        """Values that actors have logged with `monarch.telemetry.log`."""
+        """Returns the values that actors have logged with `monarch.telemetry.log`."""
         from monarch_nb.telemetry.points import METRICS
 
         return self._runtime.feature(METRICS).of_mesh(mesh)
 
     def procs_of(self, actors: Handle[ActorState]) -> Handle[ProcState]:
-        """The processes in which the actors of a mesh, or of a slice, live."""
+        """Returns the processes in which the actors of a mesh, or of a slice, live."""
         return ProcMesh(state_of(actors).procs, region_of(actors))
 
     def shared(self, mesh: object, initialized: Future[object]) -> object:

@@ -20,7 +20,7 @@ from monarch_nb.wire import Verb, VerbTakenError
 
 
 def verbs_of(modules: Iterable[ModuleType]) -> dict[str, Verb[Any, Any]]:
-    """The verbs that modules declare, by name, in order. Raises VerbTakenError where two have one name."""
+    """Returns the verbs that modules declare, by name, in order. Raises VerbTakenError where two have one name."""
     verbs: dict[str, Verb[Any, Any]] = {}
     for module in modules:
         for verb in vars(module).values():

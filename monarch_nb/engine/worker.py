@@ -113,14 +113,14 @@ def run_proc(spec: ProcSpec) -> int:
 
 
 def _constructed() -> tuple[str, int] | None:
-    """The actor whose `__init__` runs on this thread."""
+    """Returns the actor whose `__init__` runs on this thread."""
     context = current.get()
     cell = context.actor_instance.cell if context is not None else None
     return (cell.mesh, cell.rank) if isinstance(cell, ActorCell) and cell.constructing else None
 
 
 def host_console(runtime: Runtime, spec: ProcSpec, console: Actor, *, runs_on: RunsOn = RunsOn.ITS_OWN) -> ActorCell:
-    """The actor on which a worker's set-up and cells run."""
+    """Returns the actor on which a worker's set-up and cells run."""
     actor_spec = SpawnActor(
         name=spec.name,
         class_name="Console",

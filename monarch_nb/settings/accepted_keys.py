@@ -25,7 +25,7 @@ _KINDS: dict[Any, Kind] = {
 
 
 class AcceptedArgs(TypedDict, total=False):
-    """Each with its type, its value where nobody sets one (durations in seconds), and names in the environment."""
+    """Each key with its type, its default (durations in seconds), and its environment variables."""
 
     actor_queue_dispatch: Annotated[bool, True]
     channel_net_rx_buffer_full_check_interval: Annotated[Duration, 5]
@@ -112,11 +112,11 @@ AT_LEAST_ONE = frozenset(
         "tokio_worker_threads",
     }
 )
-"""Counts of which 0 is refused, as there."""
+"""Counts that must be at least 1, as in torchmonarch."""
 
 
 def accepted() -> Iterator[Setting[object]]:
-    """Yields these keys."""
+    """Yields the settings of these keys."""
     for name, annotation in AcceptedArgs.__annotations__.items():
         value_type, default, *env = get_args(annotation)
         kind = _KINDS[value_type]

@@ -7,7 +7,7 @@ from monarch_nb.settings.setting import ChannelTransport
 
 
 class ConfigureArgs(AcceptedArgs, total=False):
-    """Keys and the types of their values; what they mean is in the manual's page on configuration."""
+    """Keys and the types of their values; the manual's page on configuration explains them."""
 
     actor_spawn_max_idle: Duration | None
     call_error_window: Duration

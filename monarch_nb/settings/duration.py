@@ -36,11 +36,11 @@ _MOST = 2**63 - 1  # nanoseconds, 292 years
 
 
 class DurationError(ValueError, TypeError):
-    """Not a duration; both a ValueError and, for those who expect that, a TypeError."""
+    """A value is not a duration. Both a ValueError and a TypeError, as callers may expect either."""
 
 
 def parse_duration(value: object) -> int:
-    """A duration in nanoseconds: text such as "1h 30m", a number of seconds, or a timedelta.
+    """Returns a duration in nanoseconds, from text such as "1h 30m", a number of seconds, or a timedelta.
 
     Raises DurationError for anything else, for negative durations and for those above 292 years.
     """
@@ -96,7 +96,7 @@ def _parse_text(text: str) -> int:
 
 
 def format_duration(nanoseconds: int) -> str:
-    """The shortest usual text: "1h 30m", "1s 500ms", "0s"."""
+    """Returns the shortest usual text: "1h 30m", "1s 500ms", "0s"."""
     parts = []
     for size, singular, plural in _SHOWN:
         count, nanoseconds = divmod(nanoseconds, size)

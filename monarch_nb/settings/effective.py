@@ -6,7 +6,7 @@ _MIB = 1 << 20
 
 
 class Effective:
-    """Durations are in seconds, sizes in bytes."""
+    """Keys as attributes; durations are in seconds, sizes in bytes."""
 
     # Messages
     message_delivery_timeout = seconds(30, "how long a message may take before it counts as lost")

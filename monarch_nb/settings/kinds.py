@@ -26,7 +26,10 @@ SHORT_TRANSPORTS = {
 
 
 def transport(value: object) -> "ChannelTransport | str":
-    """One of the enum, its short word ("tcp", "ipc"…), or an address. Raises ValueError, or TypeError for non-text."""
+    """Returns a transport in its stored form: a member of the enum, a short word ("tcp", "ipc"…), or an address.
+
+    Raises ValueError, or TypeError for values of other types.
+    """
     if isinstance(value, ChannelTransport):
         return value
     if not isinstance(value, str):
@@ -85,7 +88,7 @@ def _ports(value: object) -> slice:
 
 
 def _sharing(value: object) -> bool | str:
-    """Of GPUs."""
+    """Checks how GPUs are shared."""
     if not isinstance(value, bool | str):
         raise TypeError("a bool, 'mps' or 'mps-equal' is expected")
     if isinstance(value, str) and value not in ("mps", "mps-equal"):
@@ -133,7 +136,7 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 
 def from_text(key: Setting[object], text: str) -> Value:
-    """The value that a word of the environment means. Raises TypeError or ValueError like `checked`."""
+    """Returns the value of an environment variable's text. Raises TypeError or ValueError like `checked`."""
     text = text.strip()
     if key.optional and text.lower() in ("", "none"):
         return key.default
@@ -153,7 +156,7 @@ def from_text(key: Setting[object], text: str) -> Value:
 
 
 def to_text(key: Setting[object], value: Value) -> str:
-    """The word that `from_text` reads back."""
+    """Returns the text that `from_text` parses."""
     if value is None:
         return "none"
     if key.kind == "duration" and isinstance(value, int):

@@ -13,7 +13,7 @@ SECOND = 10**9
 
 
 class Encoding(Enum):
-    """How torchmonarch writes messages. Accepted; messages have one form here."""
+    """Torchmonarch's formats of messages. Accepted without effect: messages have one format here."""
 
     Bincode = 0
     Json = 1
@@ -21,7 +21,7 @@ class Encoding(Enum):
 
 
 class ChannelTransport(Enum):
-    """How processes of different hosts reach each other; within a host it is always a local socket."""
+    """Transports between processes of different hosts; within a host, a local socket is always used."""
 
     TcpWithLocalhost = "tcp(localhost)"
     TcpWithHostname = "tcp(hostname)"
@@ -40,7 +40,7 @@ Value: TypeAlias = bool | int | float | str | slice | Encoding | ChannelTranspor
 
 
 class Setting(Generic[T]):
-    """A key: its kind, its value where nobody sets one, and what it means; "" for one that does nothing here.
+    """A key: its kind, its default, and its meaning; "" for one that does nothing here.
 
     Durations are stored in nanoseconds and read in seconds.
     """
@@ -62,7 +62,7 @@ class Setting(Generic[T]):
         self.name = name
         self.optional = optional  # None may be set: it is the default
         self.env = env  # names of the environment besides those of all keys
-        self.least = least  # of a count
+        self.least = least  # minimum of a count
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -82,20 +82,20 @@ class Setting(Generic[T]):
 
 
 def seconds(default: float, meaning: str, *, optional: bool = False) -> Setting[float]:
-    """A duration."""
+    """Declares a duration."""
     return Setting("duration", round(default * SECOND), meaning, optional=optional)
 
 
 def flag(default: bool, meaning: str) -> Setting[bool]:
-    """A yes or no."""
+    """Declares a flag."""
     return Setting("flag", default, meaning)
 
 
 def count(default: int, meaning: str, *, least: int = 0) -> Setting[int]:
-    """A whole number."""
+    """Declares a whole number."""
     return Setting("count", default, meaning, least=least)
 
 
 def text(default: str, meaning: str) -> Setting[str]:
-    """Some text."""
+    """Declares a text."""
     return Setting("text", default, meaning)

@@ -1,5 +1,5 @@
-"""The configuration of this process, in layers: what a key is by itself, the environment, what the controller of this
-process has set, and what the program sets here. The last layer with a value counts.
+"""The configuration of this process, in layers: defaults, the environment, the settings of its controller, and those
+of the program here. The last layer that has a value counts.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from monarch_nb.settings.setting import Setting, Value
 
 logger = logging.getLogger(__name__)
 
-TRAVELS_IN = "MONARCH_NB_CONFIG"  # the environment that a controller's settings reach its processes in
+TRAVELS_IN = "MONARCH_NB_CONFIG"  # environment variable that passes a controller's settings to its processes
 _PREFIXES = ("MONARCH_NB_", "HYPERACTOR_MESH_", "HYPERACTOR_", "MONARCH_HYPERACTOR_", "MONARCH_")
 _effective = [value for value in vars(Effective).values() if isinstance(value, Setting)]
 KEYS: dict[str, Setting[object]] = {
@@ -31,8 +31,8 @@ class Settings(Effective):
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
         self._lock = threading.RLock()
-        self._env: dict[str, Value] | None = None  # None where it is to be read
-        self._set: dict[str, Value] | None = None  # all layers as one; None where one has changed
+        self._env: dict[str, Value] | None = None  # None while it has to be read
+        self._set: dict[str, Value] | None = None  # all layers merged; None after one has changed
         self._sent: dict[str, Value] = {}
         self._runtime: dict[str, Value] = {}
         self._warned: set[str] = set()
@@ -40,11 +40,11 @@ class Settings(Effective):
     # -- what the engine reads ----------------------------------------------------------------------------------------
 
     def explicit(self, name: str) -> bool:
-        """Whether any layer has set a key."""
+        """Returns whether any layer has set a key."""
         return name in self._merged()
 
     def value_of(self, key: Setting[object]) -> Value:
-        """The value of a key in force, durations in nanoseconds."""
+        """Returns the value of a key in force, durations in nanoseconds."""
         values = self._set
         return (self._merged() if values is None else values).get(key.name, key.default)
 
@@ -96,7 +96,7 @@ class Settings(Effective):
         return {name: public_value(KEYS[name], value) for name, value in self._runtime.items()}
 
     def everything(self) -> dict[str, Value]:
-        """All keys with the values in force, durations as text."""
+        """Returns all keys with the values in force, durations as text."""
         return {key.name: public_value(key, self.value_of(key)) for key in KEYS.values()}
 
     def _warn_if_unused(self, key: Setting[object], value: Value) -> None:
@@ -113,8 +113,8 @@ class Settings(Effective):
         return json.dumps({name: to_text(KEYS[name], value) for name, value in sorted(layer.items())}) if layer else ""
 
     def receive(self, text: str) -> None:
-        """Takes settings that the controller has passed on, and reads the environment again. Unknown ones are left
-        out: it may come from a newer version.
+        """Takes over settings from the controller, and reads the environment again. Ignores unknown ones, as the
+        controller may be newer.
         """
         try:
             layer = json.loads(text) if text else {}
@@ -132,7 +132,7 @@ class Settings(Effective):
             self._env = self._set = None
 
     def reload(self) -> None:
-        """Has the environment read again at the next use."""
+        """Makes the next use read the environment again."""
         with self._lock:
             self._env = self._set = None
 
@@ -147,4 +147,4 @@ def _key(name: str) -> Setting[object]:
 
 
 settings = Settings()
-"""Those of this process."""
+"""The settings of this process."""
