@@ -13,17 +13,17 @@ _callbacks: list[Callback] = []
 
 
 def register_proc_mesh_spawn_callback(callback: Callback) -> None:
-    """Has `callback(proc_mesh)` called whenever this process has spawned one, before the caller gets it."""
+    """Calls `callback(proc_mesh)` whenever this process has spawned a mesh, before the caller gets it."""
     _callbacks.append(callback)
 
 
 def unregister_proc_mesh_spawn_callback(callback: Callback) -> None:
-    """Takes a callback back. Raises ValueError if it is not registered."""
+    """Unregisters a callback. Raises ValueError if it is not registered."""
     _callbacks.remove(callback)
 
 
 def announce(mesh: ProcMesh) -> None:
-    """Runs the callbacks; an error in one is logged, since the processes exist all the same."""
+    """Runs the callbacks; logs errors in them, since the processes exist all the same."""
     for callback in tuple(_callbacks):
         try:
             callback(mesh)

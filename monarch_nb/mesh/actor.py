@@ -19,7 +19,7 @@ class ActorMesh(Handle[ActorState], Generic[A]):
     """A reference to a mesh of actors, or a slice of one: its endpoints are attributes. Cheap to copy and to send."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_state":  # an object that is being unpickled or copied has none yet
+        if name == "_state":  # an object being unpickled or copied has no record yet
             raise AttributeError(name)
         cls = self._state.cls
         declared = _lookup(cls, name)
@@ -31,11 +31,11 @@ class ActorMesh(Handle[ActorState], Generic[A]):
             raise AttributeError(name)
         if declared is not None and callable(declared):
             return NotAnEndpoint(self, name, declared)
-        if name == "metrics":  # values logged with `monarch.telemetry.log`; an endpoint of that name goes before
+        if name == "metrics":  # values logged with `monarch.telemetry.log`; an endpoint of that name comes first
             return operations().metrics(self)
-        if name == "logs":  # unless the class has something of that name
+        if name == "logs":  # unless the class has an attribute of that name
             return operations().logs(self)
-        if name == "detach":  # leaves its processes, with all on them
+        if name == "detach":  # detaches the actors' processes, with all on them
             return partial(operations().detach, self._state.procs)
         endpoints = ", ".join(sorted(endpoints_of(cls))) or "none"
         raise AttributeError(f"{self._state.name} ({cls.__name__}) has no endpoint {name!r}; it has: {endpoints}")
@@ -89,7 +89,7 @@ def init_of(cls: type) -> Callable[..., object]:
 
 
 def check_class(cls: object) -> None:
-    """Raises ValueError for what cannot be spawned."""
+    """Raises ValueError for a class that cannot be spawned."""
     if not isinstance(cls, type) or not issubclass(cls, Actor):
         raise ValueError(f"{cls!r} cannot be spawned: it must be a class derived from monarch.actor.Actor")
     for name in endpoints_of(cls):

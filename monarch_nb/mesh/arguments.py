@@ -15,11 +15,11 @@ class HeldByRanksError(TypeError):
 
 
 class LentFrames(list[OutFrame]):
-    """The body of a call with arguments that are in the processes of its actors already; see `LentArguments`."""
+    """The body of a call whose arguments are in its actors' processes already; see `LentArguments`."""
 
     @abstractmethod
     def sending(self, call: str, pending: PendingCall[object] | None = None) -> AbstractContextManager[None]:
-        """Surrounds the sending of a call, by id, after which the arguments are given, in order with their operations.
+        """Surrounds the sending of a call, by id; then the arguments are passed, in order with their operations.
 
         `pending` waits for its answers.
         """
@@ -39,7 +39,7 @@ def callers_signature(method: Callable[..., object], hidden: int) -> inspect.Sig
 
 @functools.lru_cache(maxsize=1024)
 def _arity(method: Callable[..., object], hidden: int) -> tuple[inspect.Signature, int, int]:
-    """The signature without its `hidden` first parameters; how few and how many positional arguments surely fit."""
+    """Returns the signature without `hidden` first parameters, and the least and most positional arguments that fit."""
     signature = callers_signature(method, hidden)
     parameters = signature.parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -62,7 +62,7 @@ def check_arguments(
 
 
 def arguments_that_fit(declared: AnyEndpoint) -> range:
-    """How many positional arguments surely fit an endpoint."""
+    """Returns the numbers of positional arguments that surely fit an endpoint."""
     _, least, most = _arity(declared.method, hidden_from_callers(declared))
     return range(least, most + 1)
 
@@ -74,7 +74,7 @@ def encode_arguments(
     method: Callable[..., object] | None = None,
     hidden: int = 0,
 ) -> list[OutFrame]:
-    """The body of a call. Raises TypeError that names the argument which cannot be sent, and the way to the culprit."""
+    """Returns the body of a call. Raises TypeError with the argument that cannot be sent, and the path to its cause."""
     try:
         runtime = current_runtime()
         return encode((args, kwargs), runtime, gpu=runtime.is_worker)

@@ -37,8 +37,8 @@ UNDONE_S = 5.0  # for ranks to end a watch that others could not begin
 
 def run_on(mesh: AnyMesh, source: str, *, filename: str = "<cell>") -> Future[ValueMesh[Any]]:
     """Runs a cell's source on every rank: on a ProcMesh in the lasting namespace of each process, with `rank`, `point`
-    and `mesh` in it; on an ActorMesh between messages, with `self` as well. Gives the values of its last expression;
-    one that cannot be sent, or a large object that has only a repr to show, stays there and is shown by its repr.
+    and `mesh` in it; on an ActorMesh between messages, with `self` as well. Returns the values of its last expression;
+    a value that cannot be sent, or a large object with no display but a repr, stays there and is shown by its repr.
 
     Raises SyntaxError here, before anything is sent.
     """
@@ -63,7 +63,7 @@ def run_on_each(mesh: AnyMesh, source: str, *, filename: str = "<cell>") -> dict
 
 
 def values_or_errors(futures: Mapping[int, Future[ValueMesh[T]]], seconds: float | None) -> dict[int, T | Exception]:
-    """The value of each rank, or the error in its place; blocks for at most `seconds` in all."""
+    """Returns the value of each rank, or the error in its place; blocks for at most `seconds` in all."""
     until = None if seconds is None else time.monotonic() + seconds
     results: dict[int, T | Exception] = {}
     for rank, future in futures.items():
@@ -75,7 +75,7 @@ def values_or_errors(futures: Mapping[int, Future[ValueMesh[T]]], seconds: float
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of a rank's error, or that it has no PyTorch."""
+    """Returns the first line of a rank's error, or a note that the rank has no PyTorch."""
     text = text_of(error)
     return WITHOUT_TORCH if "No module named 'torch'" in text else text.partition("\n")[0]
 
@@ -83,8 +83,8 @@ def reason_of(error: Exception) -> str:
 class RankWatch(Generic[R]):
     """A watch that runs on every rank of a mesh, on the thread that runs its endpoints.
 
-    `name` is the full name of a class: an instance is made where it begins, and what its method `end()` returns is the
-    answer of the rank. `last` is the last argument of the class, as an expression that each rank evaluates, such as
+    `name` is the full name of a class: an instance is made where the watch begins, and its method `end()` returns the
+    rank's answer. `last` is the last argument of the class, as an expression that each rank evaluates, such as
     `self`.
     """
 
@@ -95,9 +95,9 @@ class RankWatch(Generic[R]):
         self.procs = proc_state_of(self.state)
 
     def begin(self, *arguments: object) -> None:
-        """Begins on all ranks, after their current message. Blocks until then.
+        """Begins the watch on all ranks, after their current message. Blocks until then.
 
-        Raises RuntimeError where a watch needs PyTorch and ranks have none, else what a rank raised.
+        Raises RuntimeError where a watch needs PyTorch and ranks have none; else the error of a rank.
         """
         code = ", ".join([*map(repr, (self._number, self._name, *arguments)), *filter(None, [self._last])])
         answers = values_or_errors(run_on_each(self._mesh, _source("begin_watch", code), filename=_FILE), None)
@@ -109,7 +109,7 @@ class RankWatch(Generic[R]):
             raise failure
 
     def end(self, within: float, matter: str) -> tuple[dict[int, R], list[str]]:
-        """Ends on all ranks. Returns their answers by base rank, and notes on those that did not report `matter`."""
+        """Ends the watch on all ranks. Returns answers by base rank, and notes on ranks that reported no `matter`."""
         results, notes = dict[int, R](), list[str]()
         answers: Mapping[int, R | Exception | None] = values_or_errors(self._end(), within)
         for rank, answer in answers.items():
@@ -133,13 +133,13 @@ _ends: dict[int, Callable[[], object]] = {}  # of the watches that run in this p
 
 
 def begin_watch(number: int, name: str, *arguments: object) -> None:
-    """Begins the share of this rank in a `RankWatch`."""
+    """Begins this rank's part of a `RankWatch`."""
     module, _, kind = name.rpartition(".")
     _ends[number] = getattr(importlib.import_module(module), kind)(*arguments).end
 
 
 def end_watch(number: int) -> object:
-    """Ends it, and returns its result. Raises RuntimeError if none runs."""
+    """Ends this rank's part of a watch, and returns its result. Raises RuntimeError if none runs."""
     if number not in _ends:
         raise RuntimeError("its process is a new one, which was not watched")
     return _ends.pop(number)()

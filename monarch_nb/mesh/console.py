@@ -20,18 +20,18 @@ from monarch_nb.runtime.output.forms import may_be_rich
 from monarch_nb.shape import Region
 from monarch_nb.wire import Encoded, check_size, encode, error_line, repr_of, size_of, type_name
 
-LARGE = 1 << 20  # bytes of an object with no more than a repr to show
+LARGE = 1 << 20  # bytes of an object that has no display but a repr
 LONGEST = 10_000  # characters of a repr
-_CONTENTS = ("torch", "numpy", "pandas", "polars", "pyarrow")  # whose values are data, which a cell may want here
+_CONTENTS = ("torch", "numpy", "pandas", "polars", "pyarrow")  # their values are data, which a cell may want here
 
 
 def remember_source(filename: str, source: str) -> None:
-    """Tracebacks show the cell's own lines."""
+    """Makes tracebacks show the cell's own lines."""
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
 
 
 def run_source(source: str, filename: str, namespace: dict[str, object]) -> object:
-    """Executes a cell; gives the value of its last expression, None if it ends otherwise. Top-level await works."""
+    """Executes a cell; returns the value of its last expression, None if there is none. Top-level await works."""
     remember_source(filename, source)
     tree = parsed(source, filename)
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -53,7 +53,7 @@ def run_source(source: str, filename: str, namespace: dict[str, object]) -> obje
 
 
 class StayedOnRank:
-    """Stands for the value of a cell that stayed on its rank: shows its repr; `reason` is why it is not here."""
+    """A stand-in for a cell's value that stayed on its rank: shows its repr; `reason` is why it is not here."""
 
     text = kind = reason = ""
 
@@ -73,7 +73,7 @@ class StayedOnRank:
 
 
 def _sendable(value: object) -> object:
-    """The value of a cell in the form to send: itself, encoded, or a stand-in."""
+    """Returns the value of a cell in the form to send: itself, encoded, or a stand-in."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     try:
@@ -88,7 +88,7 @@ def _sendable(value: object) -> object:
 
 
 def _is_object(value: object) -> bool:
-    """Whether a value is neither data nor a container, without a rich display: its repr would be shown."""
+    """Returns whether a value is neither data nor a container, and has no rich display: its repr would be shown."""
     if isinstance(value, (bytes, bytearray, memoryview, list, tuple, dict, set, frozenset)) or may_be_rich(value):
         return False
     library = type(value).__module__.partition(".")[0] in _CONTENTS
@@ -102,8 +102,8 @@ def _stand_in(value: object, reason: str) -> StayedOnRank:
 
 
 def run_and_draw(source: str, filename: str, namespace: dict[str, object]) -> object:
-    """As `run_source`, with the value in the form to send; figures that the cell leaves open are displayed at its end,
-    as in a notebook."""
+    """Like `run_source`, with the value in the form to send; displays figures that the cell leaves open, as in a
+    notebook."""
     before = open_figures()
     value = None
     try:
@@ -122,7 +122,7 @@ def _has_loop() -> bool:
 
 
 class Console(Actor):
-    """Lives in every process, on the main thread, so that Ctrl-C reaches what runs here."""
+    """An actor on the main thread of every process, so that Ctrl-C reaches what runs here."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -161,7 +161,7 @@ class Console(Actor):
         return run_and_draw(source, filename, self.namespace)
 
     def _place(self, mesh: Handle[ProcState]) -> None:
-        """Takes the place in the mesh that this process is of."""
+        """Sets the place of this process in its mesh."""
         _instance().rank = region_of(mesh).point_of_base_rank(self.rank)
         self._name(mesh)
 

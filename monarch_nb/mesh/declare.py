@@ -1,7 +1,7 @@
 """Declarations of actors as type checkers see them: an object of an actor class and a mesh of them in one.
 
-At run time these are the class and decorators of `monarch_nb.runtime`, and nothing else. `spawn` gives a mesh that has
-the endpoints of the class as attributes. No type can express that for any class, so the class is declared as both.
+At run time these are the class and decorators of `monarch_nb.runtime`, and nothing else. `spawn` returns a mesh that
+has the endpoints of the class as attributes. No type can express that for any class, so the class is declared as both.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -54,7 +54,7 @@ _RETURN_TYPES = {
 
 
 class PerObject:
-    """An attribute that is computed for each object; the class has another one of that name, or none."""
+    """An attribute that is computed for each object; the class has another attribute of that name, or none."""
 
     def __init__(self, compute: Callable[[Any], object], of_class: object = None) -> None:
         self._compute = compute
@@ -69,7 +69,7 @@ class PerObject:
 
 
 class Adverb(functools.partial[object]):
-    """One adverb of one endpoint. Calling it sends; looking at it shows the endpoint's method."""
+    """One adverb of one endpoint. A call of it sends; its display shows the endpoint's method."""
 
     __signature__ = PerObject(lambda adverb: _signature(adverb))
 
@@ -85,7 +85,7 @@ class Adverb(functools.partial[object]):
 
 
 class _AdverbOfEndpoint:
-    """An adverb of a class of endpoints; each endpoint makes its own when it is first used, and keeps it."""
+    """An adverb of a class of endpoints; each endpoint makes its own at the first use, and keeps it."""
 
     def __init__(self, method: Callable[..., object]) -> None:
         self._method = method
@@ -102,7 +102,7 @@ class _AdverbOfEndpoint:
 
 def _adverb(method: F) -> F:
     """Marks a method of Endpoint as an adverb."""
-    return _AdverbOfEndpoint(method)  # type: ignore[return-value]  # it is called alike
+    return _AdverbOfEndpoint(method)  # called in the same way
 
 
 def _declared_signature(endpoint: "Endpoint[..., object]") -> inspect.Signature:
@@ -160,7 +160,7 @@ class Endpoint(Generic[P, R]):
         self._declared = declared
         self._title = f"{mesh._state.name}.{name.lstrip('@!')}"
         self._cls = mesh._state.cls
-        self._fits = range(0)  # how many positional arguments surely fit, once that is known
+        self._fits = range(0)  # numbers of positional arguments that surely fit; empty while unknown
         self._timeout: float | None = None
 
     def options(self, *, timeout: float | None = None) -> Self:
@@ -179,7 +179,7 @@ class Endpoint(Generic[P, R]):
         return limited
 
     def _current(self) -> EndpointProperty[P, R]:
-        """The declaration in the class the mesh has now: a reload may have changed it."""
+        """Returns the declaration in the mesh's current class: a reload may have changed it."""
         if self._cls is not self._mesh._state.cls:
             self._cls = self._mesh._state.cls
             self._declared = cast("EndpointProperty[P, R]", endpoints_of(self._cls).get(self._name, self._declared))
@@ -232,9 +232,9 @@ class Endpoint(Generic[P, R]):
 
     @_adverb
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
-        """Runs it on every member; the future gives a ValueMesh, or raises the first error.
+        """Calls every member; the future gives a ValueMesh, or raises the first error.
 
-        Once one has raised, the others are waited for `call_error_window` (3 s) and no longer.
+        After the first error, the other members are waited for `call_error_window` (3 s) and no longer.
         """
         region = self._mesh._region
         frames = self._frames(args, kwargs, region)
@@ -245,7 +245,7 @@ class Endpoint(Generic[P, R]):
 
     @_adverb
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Runs it on the only member. Raises ValueError at once when there are more."""
+        """Calls the only member. Raises ValueError at once when there are more."""
         region = self._mesh._region
         if len(region) != 1:
             raise ValueError(
@@ -256,7 +256,7 @@ class Endpoint(Generic[P, R]):
 
     @_adverb
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Runs it on one member, picked uniformly at random."""
+        """Calls one member, picked uniformly at random."""
         region = self._mesh._region
         rank = region.ndslice.get(random.randrange(len(region)))
         return self._call_member(Region((), NDSlice(rank, (), ())), args, kwargs)
@@ -269,7 +269,7 @@ class Endpoint(Generic[P, R]):
 
     @_adverb
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
-        """Runs it on every member; gives one future each, which resolve in the order the answers arrive."""
+        """Calls every member; returns one future each, which resolve in the order of arrival of the answers."""
         region = self._mesh._region
         frames = self._frames(args, kwargs, region)
         call: StreamCall[R] = StreamCall(
@@ -281,7 +281,7 @@ class Endpoint(Generic[P, R]):
 
     @_adverb
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Runs it on every member and waits for nothing: an exception in it fails the actor."""
+        """Calls every member without waiting for answers: an exception in the endpoint fails the actor."""
         if self._timeout is not None:
             raise ValueError(
                 f"{self._title}.broadcast does not wait for answers, so a timeout has no meaning: use .call()"
@@ -290,10 +290,10 @@ class Endpoint(Generic[P, R]):
 
     @_adverb
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Runs it on every member; what each returns is the value of its rank in tensors that are returned at once.
+        """Calls every member; each result is the value of its rank in tensors that are returned at once.
 
-        `propagate` of the endpoint says what these look like: a function, "inspect" where it returns nothing, or
-        "cached" to wait for the members. Raises NotImplementedError without. An error in it is that of an operation.
+        `propagate` of the endpoint describes these tensors: a function, "inspect" where it returns nothing, or "cached"
+        to wait for the members. Raises NotImplementedError without. An error in it counts as that of an operation.
         """
         declared, region = self._current(), self._mesh._region
         check_arguments(declared.method, hidden_from_callers(declared), self._title, args, kwargs)
@@ -327,7 +327,7 @@ class SendsToPorts(ABC):
     def send_to(
         self, port: Port[Any] | None, args: tuple[object, ...], kwargs: dict[str, object], *, single: bool
     ) -> None:
-        """Calls it on all ranks, or on one alone; answers go to the port."""
+        """Calls it on all ranks, or on a single one; answers go to the port."""
 
 
 def send(
@@ -367,7 +367,7 @@ def _post(endpoint: Endpoint[..., object], region: Region, frames: Sequence[OutF
 
 
 class NotAnEndpoint:
-    """A method that is not marked with `@endpoint`. Only `as_endpoint` can do anything with it."""
+    """A method that is not marked with `@endpoint`. Only `as_endpoint` can use it."""
 
     def __init__(self, mesh: Handle[ActorState], name: str, method: Callable[..., object]) -> None:
         self._mesh = mesh
@@ -382,7 +382,7 @@ class NotAnEndpoint:
         )
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refuses, and says what to do instead."""
+        """Raises RuntimeError that says what to do instead."""
         self._refuse()
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -406,7 +406,7 @@ def as_endpoint(
     explicit_response_port: Literal[True],
 ) -> Endpoint[P, R]: ...
 def as_endpoint(not_an_endpoint: object, *, propagate: object = None, explicit_response_port: bool = False) -> object:
-    """A method of a spawned actor without `@endpoint`, as an endpoint: `as_endpoint(mesh.method).call(...)`.
+    """Makes an endpoint of a spawned actor's method without `@endpoint`: `as_endpoint(mesh.method).call(...)`.
 
     Raises ValueError for anything else, TypeError for an `async def` of an actor whose endpoints are all `def`.
     """
@@ -430,7 +430,7 @@ A = TypeVar("A")
 
 
 class Accumulator(Generic[P, R, A]):
-    """Calls an endpoint on a whole mesh and folds the answers, in the order they arrive: `combine(so_far, answer)`."""
+    """Calls an endpoint on a whole mesh and folds the answers, in order of arrival: `combine(so_far, answer)`."""
 
     def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
         self._endpoint = endpoint
@@ -438,7 +438,7 @@ class Accumulator(Generic[P, R, A]):
         self._combine = combine
 
     def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
-        """Sends the call now; the answers are folded when the future is looked at, by whoever looks."""
+        """Sends the call now; the answers are folded when the future is observed, by its observer."""
         answers = self._endpoint.stream(*args, **kwargs)
 
         @returns_future

@@ -11,14 +11,14 @@ S = TypeVar("S", bound=MeshState, covariant=True)
 class Handle(MeshTrait, Generic[S]):
     """A reference to a mesh, or to a slice of one. Cheap to copy and to send; all handles of a mesh share its record.
 
-    Engines use it through `state_of` and `region_of`: the endpoints of actors are attributes of their
-    handles, so these have as few names of their own as can be.
+    Engines use it through `state_of` and `region_of`: the endpoints of actors are attributes of handles, so these
+    have as few names of their own as possible.
     """
 
     _state: S
 
     def __init__(self, state: S, region: Region) -> None:
-        """With the record's own region it is the whole mesh, which follows it as it grows and shrinks."""
+        """With the record's own region, the handle means the whole mesh, also after it has grown or shrunk."""
         self._state = state
         state.handles[id(self)] = self
         self.__region = None if region is state.region else region
@@ -42,7 +42,7 @@ class Handle(MeshTrait, Generic[S]):
         return hash(self._state.uid)  # a mesh may grow
 
     def _shown(self) -> str:
-        """Its name and sizes, and why it was stopped if it was."""
+        """Returns the mesh's name and sizes, and why it was stopped if it was."""
         sizes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         stopped = f", stopped: {self._state.stopped}" if self._state.stopped else ""
         return f"{self._state.name!r} {{{sizes}}}{stopped}"
@@ -54,12 +54,12 @@ def state_of(mesh: Handle[S]) -> S:
 
 
 def form_of(mesh: Handle[MeshState]) -> Region | None:
-    """The ranks of a handle in messages: None for the whole mesh."""
+    """Returns the ranks of a handle in messages: None for the whole mesh."""
     return mesh._fixed
 
 
 def region_of(mesh: Handle[MeshState]) -> Region:
-    """The ranks that a handle means, and how they are arranged."""
+    """Returns the ranks that a handle means, and how they are arranged."""
     return mesh._region
 
 
@@ -72,5 +72,5 @@ def part_of(mesh: H, region: Region) -> H:
 
 
 def as_it_is(mesh: H) -> H:
-    """The ranks that a mesh has now, and no others when it grows or shrinks."""
+    """Returns a reference to the ranks that a mesh has now, and to no others when it grows or shrinks."""
     return mesh._new_with_region(mesh._region.sliced())

@@ -72,7 +72,7 @@ class HostMesh(MeshTrait):
 
     @classmethod
     def of_host(cls, host: str, *, python: str | None = None) -> "HostMesh":
-        """One host, without dimensions."""
+        """Makes a mesh of one host, without dimensions."""
         return cls(host, (host,), Region((), NDSlice(0, (), ())), python=python)
 
     @property
@@ -81,7 +81,7 @@ class HostMesh(MeshTrait):
 
     @property
     def spares(self) -> tuple[str, ...]:
-        """The ids of hosts that have joined besides, and wait to take the place of one that is lost; see `Role`."""
+        """The ids of spare hosts, which have joined and can replace a lost host; see `Role`."""
         source = self._record.source
         return () if source is None or self._record.ended else source.waiting
 
@@ -92,12 +92,12 @@ class HostMesh(MeshTrait):
 
     @property
     def is_fake_in_process(self) -> bool:
-        """Whether the host is this process itself, which no host mesh of ours is."""
+        """Always False: no host mesh here consists of the process itself."""
         return False
 
     @property
     def stream_logs(self) -> bool:
-        """Whether the output of processes here is sent to their spawner: always True; see logging_option."""
+        """Always True: the output of processes here is sent to their spawner; see logging_option."""
         return True
 
     def _new_with_region(self, region: Region) -> Self:
@@ -105,7 +105,7 @@ class HostMesh(MeshTrait):
 
     @property
     def _inner_host_mesh(self) -> "HostMesh | None":
-        """None after its shutdown: torchmonarch's programs read this."""
+        """None after a shutdown: torchmonarch's programs read this."""
         return None if self._record.ended else self
 
     @property
@@ -141,8 +141,8 @@ class HostMesh(MeshTrait):
         """Spawns processes on each host, in a mesh with the hosts' dimensions and then those of `per_host`.
 
         Does not block, unless the hosts are still being attached. `bootstrap`, or the source `setup`, runs on each
-        process's main thread before any actor is made there. `proc_bind` holds, for each process of a host, what it is
-        bound to: numactl's cpunodebind, membind, physcpubind, or cpus. `bootstrap_command`, or what it returns for the
+        process's main thread before any actor is made there. `proc_bind` holds, for each process of a host, its
+        bindings: numactl's cpunodebind, membind, physcpubind, or cpus. `bootstrap_command`, or what it returns for the
         place of a process, is run in place of the default command.
         Raises ValueError for dimensions that clash or sizes that are not positive, TypeError for an environment that
         is not all text.
@@ -179,9 +179,9 @@ class HostMesh(MeshTrait):
         return cast(ProcMesh, operations().spawn_procs(request))
 
     def with_python_executable(self, python_executable: str) -> "HostMesh":
-        """The same hosts, whose processes run another interpreter: a file of theirs.
+        """Returns the same hosts with another interpreter for their processes: a file on these hosts.
 
-        Raises ValueError for one that this machine lacks, on this machine's own host or with a relative path.
+        Raises ValueError for a file that this machine lacks, on this machine's own host or with a relative path.
         """
         if not os.access(python_executable, os.X_OK) and (not os.path.isabs(python_executable) or self._is_own_host()):
             raise ValueError(f"{python_executable!r} is not an executable file")
@@ -216,29 +216,29 @@ class HostMesh(MeshTrait):
         return operations().shut_down_hosts(hosts)
 
     def stop(self) -> Future[None]:
-        """Stops all processes that this process has spawned on this host mesh; the agents stay, for what comes next.
+        """Stops all processes that this process has spawned on this host mesh; the agents stay, for later meshes.
 
-        What was spawned on another host mesh of the same hosts lives on. Resolves when they are gone.
+        Processes spawned on another host mesh of the same hosts live on. Resolves when all have ended.
         Only for the whole mesh, by its owner.
         """
         self._check_owned("stop")
         return operations().stop_on_hosts(self._used_hosts(), self._record.identity)
 
     def grow(self, *, timeout: float = GROW_S, **more: "int | Sequence[str]") -> "Resized":
-        """Asks the job of this mesh for more hosts: `hosts.grow(hosts=2)`, or on certain machines, `hosts=["node7"]`.
+        """Requests more hosts from the job of this mesh: `hosts.grow(hosts=2)`, or machines by name, `hosts=["node7"]`.
 
-        Blocks until they can be used. What is spawned from then on has them; meshes of processes that are there
-        grow by `ProcMesh.grow`. Slices mean the same hosts as before. Raises NoMoreHostsError where not all have come
-        within `timeout` seconds, or nobody gives any: then nothing has changed. Only for the whole mesh, by its owner.
+        Blocks until they can be used. Meshes spawned from then on include them; existing meshes of processes grow by
+        `ProcMesh.grow`. Slices mean the same hosts as before. Raises NoMoreHostsError if not all have arrived within
+        `timeout` seconds, or no job provides any: then nothing has changed. Only for the whole mesh, by its owner.
         """
         self._check_owned("grow")
         return operations().grow_hosts(self._record, more, timeout)
 
     def shrink(self, **fewer: "int | Sequence[int | str]") -> "Resized":
-        """Gives hosts back to the job: `hosts.shrink(hosts=-1)` the last one, `hosts=[1]` that one, or by their ids.
+        """Returns hosts to the job: `hosts.shrink(hosts=-1)` the last one, `hosts=[1]` that one, or by their ids.
 
         Meshes of processes there shrink first, by `ProcMesh.shrink`, and those that have no other hosts are stopped.
-        Blocks until all is gone. Only for the whole mesh, by its owner.
+        Blocks until all processes there have ended. Only for the whole mesh, by its owner.
         """
         self._check_owned("shrink")
         return operations().shrink_hosts(self._record, fewer)
@@ -246,15 +246,15 @@ class HostMesh(MeshTrait):
     def rotate_key(
         self, key: "str | os.PathLike[str] | None" = None, *, force: bool = False, timeout: float = 30.0
     ) -> None:
-        """Gives these hosts another key, while they work: whoever has only the former one is cut off.
+        """Changes the key of these hosts, while they work: programs that have only the former key are cut off.
 
         The new key is written to the file `key` here, by default that of the hosts' job, and by each agent to its own
         key file. All attached hosts that have the same key change together, those of other meshes too. Connections are
         made anew; calls under way go on. Blocks until all have it, at most `timeout` seconds: a host that becomes
-        unreachable meanwhile gets it when it is back. Raises ValueError for hosts without a key, or with different
-        ones, and TrustError, after which all have the former key, if an agent does not agree, if the file cannot be
-        written, or, unless `force`, if other programs use a host and would be cut off, or if hosts of the job have not
-        joined yet. Only for the whole mesh, by its owner.
+        unreachable meanwhile gets it when it returns. Raises ValueError for hosts without a key, or with different
+        keys, and TrustError if an agent does not agree, if the file cannot be written, or, unless `force`, if other
+        programs use a host and would be cut off, or if hosts of the job have not joined yet: all have the former key
+        then. Only for the whole mesh, by its owner.
         """
         self._check_owned("change the key of")
         hosts, source = self._used_hosts(), self._record.source
@@ -271,16 +271,16 @@ class HostMesh(MeshTrait):
             source.key_changed()
 
     def detach(self, lease: str | float = "1h") -> None:
-        """Leaves all that this process has spawned on this host mesh, as `ProcMesh.detach` does. Blocks."""
+        """Detaches all meshes that this process has spawned on this host mesh, as `ProcMesh.detach` does. Blocks."""
         self._check_usable()
         operations().detach_hosts(self._used_hosts(), self._record.identity, lease)
 
     async def sync_workspace(self, workspace: object, conda: bool = False, auto_reload: bool = False) -> None:
-        """Brings edited code to these hosts: `workspace` is a folder, several, or an object with such `dirs`.
+        """Copies edited code to these hosts: `workspace` is a folder, several, or an object with such `dirs`.
 
         Hosts that do not share this machine's files get a copy, of which only what differs is sent. The folders come
         first on `sys.path` of all processes there. With `auto_reload` edited modules are loaded again, here and in
-        these processes, and living actors take their new classes over between messages; where one cannot, a warning
+        these processes, and living actors switch to their new classes between messages; where one cannot, a warning
         says so. Raises RuntimeError for a slice or a reference, SyntaxError before anything has changed.
         """
         self._check_usable()
@@ -298,7 +298,7 @@ class HostMesh(MeshTrait):
             warnings.warn(note, stacklevel=2)
 
     def _is_own_host(self) -> bool:
-        """Whether it is this_host() of the controller."""
+        """Returns whether the mesh is this_host() of the controller."""
         return len(self.host_ids) == 1 and not self._region.labels and operations().is_own_host(self.host_ids[0])
 
     async def __aenter__(self) -> Self:
@@ -351,7 +351,7 @@ def _rebuilt(name: str, hosts: tuple[str, ...], region: Region, python: str | No
 
 
 def give_up(mesh: HostMesh, reason: str) -> None:
-    """The hosts of a mesh are about to be killed by who started them: what is there counts as stopped, not as failed.
+    """Counts processes of a mesh's hosts as stopped, not failed, as the hosts' starter is about to kill these.
 
     Does not block. Later uses of the mesh are refused, as of one that was shut down.
     """

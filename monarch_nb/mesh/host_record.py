@@ -13,14 +13,14 @@ from monarch_nb.runtime import Future, error_of, resolved_future, when_done
 from monarch_nb.shape import Region, places_of, region_of_ranks
 from monarch_nb.wire import host_name
 
-_LOADED_S = 5.0  # for the hosts of a loaded job, where its written record would do
-GROW_S = 600.0  # how long hosts that are asked for are waited for
+_LOADED_S = 5.0  # for the hosts of a loaded job, where its written record is enough
+GROW_S = 600.0  # how long requested hosts are waited for
 
 
 class Fate(NamedTuple):
     """The fate of a host that cannot be reached, according to whoever started its agent."""
 
-    ended: bool  # it does not come back
+    ended: bool  # it does not return
     description: str  # for people
 
 
@@ -30,10 +30,10 @@ class HostSource(Protocol):
     def more(
         self, target: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
     ) -> tuple[str, ...]:  # fmt: skip
-        """The ids of this number of new, usable hosts, or of the hosts on these machines.
+        """Returns the ids of this number of new, usable hosts, or of the hosts on these machines.
 
-        They come behind the others, or take the places of the lost ones that they come `instead` of.
-        Raises NoMoreHostsError: then none came.
+        They are appended, or take the places of the lost hosts in `instead`.
+        Raises NoMoreHostsError: then none has arrived.
         """
 
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
@@ -50,19 +50,19 @@ class HostSource(Protocol):
         """The ids of spare hosts that can be used now; does not block."""
 
     def take_spares(self, dead: Sequence[str]) -> dict[str, str]:
-        """Spares for as many of these hosts as there are some, at once: which host is in the place of which."""
+        """Assigns spares to as many of these hosts as possible, at once; returns the spare by lost host."""
 
     def refill(self) -> None:
-        """Asks for the spares that are missing; does not block."""
+        """Requests missing spares; does not block."""
 
     def key_file(self, force: bool) -> Path | None:
-        """The file with its hosts' key here, if any. Raises TrustError while some have not joined, unless `force`."""
+        """Returns the file here with its hosts' key, if any. Raises TrustError while some are late, unless `force`."""
 
     def key_changed(self) -> None:
-        """The key file has another key, which hosts that are started from now on need. Raises RuntimeError."""
+        """Notes that the key file has another key, which hosts started from now on need. Raises RuntimeError."""
 
     def written(self) -> str:
-        """The text from which another process that gets the mesh makes such a source; "" where it cannot."""
+        """Returns the text from which another process that gets the mesh makes such a source; "" where it cannot."""
 
     def __str__(self) -> str:
         """Its name for people."""
@@ -87,7 +87,7 @@ class RecordedSource:
     def more(
         self, target: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
     ) -> tuple[str, ...]:  # fmt: skip
-        """The ids of new hosts."""
+        """Returns the ids of new hosts."""
         return self.opened().more(target, timeout, instead=instead)
 
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
@@ -100,15 +100,15 @@ class RecordedSource:
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """The ids of spare hosts that can be used now; none before it was opened."""
+        """The ids of spare hosts that can be used now; none before the source was opened."""
         return () if self._source is None else self._source.waiting
 
     def take_spares(self, dead: Sequence[str]) -> dict[str, str]:
-        """Spares for as many of these hosts as there are some: which host is in the place of which."""
+        """Assigns spares to as many of these hosts as possible; returns the spare by lost host."""
         return self.opened().take_spares(dead)
 
     def refill(self) -> None:
-        """Asks for the spares that are missing."""
+        """Requests missing spares."""
         self.opened().refill()
 
     def key_file(self, force: bool) -> Path | None:
@@ -116,11 +116,11 @@ class RecordedSource:
         return self.opened().key_file(force)
 
     def key_changed(self) -> None:
-        """The key file has another key."""
+        """Notes that the key file has another key."""
         self.opened().key_changed()
 
     def written(self) -> str:
-        """The text that was written down."""
+        """Returns the recorded text."""
         return self._text if self._source is None else self._source.written()
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class RecordedSource:
 
 
 class NoMoreHostsError(RuntimeError):
-    """No source gives a mesh another host, or not in time; the text names the source, and a remedy."""
+    """No source has another host for a mesh, or none in time; the text names the source, and a remedy."""
 
 
 class HostRecord:
@@ -142,7 +142,7 @@ class HostRecord:
         self.ids = ids if isinstance(ids, Future) else resolved_future(tuple(ids))
         when_done(self.ids, _name)
         self.region = region
-        self.ended = [] if ended is None else ended  # why it is not usable any more
+        self.ended = [] if ended is None else ended  # why it cannot be used any more
         self.identity = identity or uuid.uuid4().hex
         self.source = source
         self.instead: dict[str, str] = {}  # lost host -> the host that has replaced it
@@ -179,7 +179,7 @@ class HostRecord:
         _name(self.ids)
 
     def places(self, hosts: Collection[str]) -> str:
-        """Some of its hosts as text: "hosts=1-2"."""
+        """Returns some of its hosts as text: "hosts=1-2"."""
         ids = self.ids.get()
         return places_of(self.region, [rank for rank in self.region.ranks() if ids[rank] in hosts])
 
@@ -216,9 +216,9 @@ def giver_of(host: str) -> str:
 
 
 def record_with(identity: str, hosts: Collection[str], timeout: float = 0.0) -> HostRecord | None:
-    """The host mesh that has this identity, or else one of a job that has given any of these hosts.
+    """Returns the host mesh that has this identity, or else one of a job that has provided any of these hosts.
 
-    Where there is none, those of jobs whose hosts still come are waited for so long.
+    If there is none, waits up to `timeout` seconds for the hosts of jobs that are still arriving.
     """
     until, match = time.monotonic() + timeout, _record_with(identity, hosts)
     for record in tuple(_records):
@@ -239,5 +239,5 @@ def _record_with(identity: str, hosts: Collection[str]) -> HostRecord | None:
         return max(same, key=lambda record: record.source is not None)  # references have none
     with_source = [record for record in records if record.source is not None and record.ids.exception(0) is None]
     matches = [record for record in with_source if not set(record.hosts).isdisjoint(hosts)]
-    # A job that this process has loaded itself is preferred to the record of another process.
+    # A job that this process has loaded itself is preferred to a record from another process.
     return next((match for match in matches if not isinstance(match.source, RecordedSource)), same[0] if same else None)

@@ -60,7 +60,7 @@ class ProcStarted(Struct, frozen=True):
 
     address: str
     pid: int
-    log: str = ""  # the file on its host that all it writes is kept in
+    log: str = ""  # the file on its host with its whole output
 
 
 class ProcExited(Struct, frozen=True):
@@ -97,7 +97,7 @@ class HostBack(Struct, frozen=True):
 
 
 class HostNoticed(Struct, frozen=True):
-    """A host is about to be taken away; `text` says it to people, with what can be done."""
+    """A host will be ended soon; `text` says so to people, with possible remedies."""
 
     host: str
     by: str
@@ -106,14 +106,14 @@ class HostNoticed(Struct, frozen=True):
 
 
 class HostNoticeWithdrawn(Struct, frozen=True):
-    """A host that was to be taken away stays."""
+    """A host that was to be ended stays."""
 
     host: str
     text: str
 
 
 class HostMessage(Struct, frozen=True):
-    """Other news of hosts for people: one has replaced another, a spare one is lost."""
+    """Other news of hosts for people: one has replaced another, a spare host is lost."""
 
     text: str
 

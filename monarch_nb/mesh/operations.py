@@ -1,4 +1,4 @@
-"""What handles need of the layers above: spawning and stopping meshes, and access to hosts, code and logs."""
+"""Operations that handles need of the layers above: spawning and stopping meshes, access to hosts, code and logs."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ class ProcsWanted(Struct, frozen=True):
 
 
 class Operations(Protocol):
-    """One per process; the composition root makes it."""
+    """The operations of one process; the composition root makes them."""
 
     def spawn_actors(
         self, procs: Handle[ProcState], name: str, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
@@ -53,46 +53,46 @@ class Operations(Protocol):
         """Stops ranks of a mesh; resolves when they have ended and their output is shown."""
 
     def grow_procs(self, procs: Handle[ProcState], more: Mapping[str, object], timeout: float) -> "Resized":
-        """Has a mesh of processes lie on more hosts. Blocks."""
+        """Extends a mesh of processes to more hosts. Blocks."""
 
     def shrink_procs(self, procs: Handle[ProcState], fewer: Mapping[str, object]) -> "Resized":
-        """Takes hosts from a mesh of processes. Blocks until the processes there have ended."""
+        """Removes hosts from a mesh of processes. Blocks until the processes there have ended."""
 
     def grow_hosts(self, record: HostRecord, more: Mapping[str, object], timeout: float) -> "Resized":
-        """Has a job give a host mesh more hosts. Blocks."""
+        """Has a job add hosts to a host mesh. Blocks."""
 
     def shrink_hosts(self, record: HostRecord, fewer: Mapping[str, object]) -> "Resized":
-        """Gives hosts back, after ending the processes there. Blocks."""
+        """Returns hosts to their job, after ending the processes there. Blocks."""
 
     def detach(self, state: ProcState, lease: object) -> None:
         """Detaches a mesh of processes with all on it; blocks until its hosts have taken it over."""
 
     def detach_hosts(self, hosts: Sequence[str], host_mesh: str, lease: object) -> None:
-        """As `detach`, for all meshes that were spawned from here on a host mesh."""
+        """Detaches all meshes that were spawned from here on a host mesh, as `detach` does."""
 
     def source_of(self, written: str) -> HostSource:
-        """The source of hosts that another process has written down. Blocks. Raises NoMoreHostsError."""
+        """Returns the source of hosts that another process has serialized. Blocks. Raises NoMoreHostsError."""
 
     def refer(self, state: MeshState) -> None:
-        """Follows the failures, heals and end of a mesh that is owned elsewhere and now referenced here."""
+        """Subscribes to failures, heals and the end of a mesh that is owned elsewhere and now referenced here."""
 
     def reach(self, hosts: Iterable[str], name: str) -> None:
-        """Makes hosts of this machine known that a reference names. Raises UnreachableError for others."""
+        """Registers hosts of this machine that a reference names. Raises UnreachableError for others."""
 
     def own_host(self) -> tuple[str, str | None]:
         """The id of this process's host, whose agent is started if need be, and the interpreter for processes there."""
 
     def is_own_host(self, host: str) -> bool:
-        """Whether this process is the controller, and this its host."""
+        """Returns whether this process is the controller, and `host` its host."""
 
     def hosts_answer(self, hosts: Sequence[str]) -> Future[object]:
         """Resolves when the agents of all these hosts have answered."""
 
     def preempted(self, hosts: Collection[str]) -> dict[str, float | None]:
-        """The hosts that are about to be taken away, with the seconds that each has left, if known."""
+        """Returns the hosts that are about to be ended, with the seconds that each has left, if known."""
 
     def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
-        """The hosts known to be unreachable, and why."""
+        """Returns the hosts known to be unreachable, and why."""
 
     def outage(self, host: str) -> str:
         """Returns since when and why a host cannot be reached; "" for one that can, or that is not known here."""
@@ -104,10 +104,10 @@ class Operations(Protocol):
         """Ends these hosts' agents and all processes there."""
 
     def give_up_hosts(self, hosts: Sequence[str], reason: str) -> None:
-        """Their starter is about to kill these hosts: their processes count as stopped. Does not block."""
+        """Counts processes on hosts as stopped, since their starter is about to kill these. Does not block."""
 
     def rotate_key(self, name: str, hosts: Sequence[str], file: Path, force: bool, timeout: float) -> None:
-        """Gives hosts another key, which is written to a file here. Blocks."""
+        """Changes the key of hosts, and writes it to a file here. Blocks."""
 
     def stop_on_hosts(self, hosts: Sequence[str], host_mesh: str) -> Future[None]:
         """Stops the processes that were spawned from here on a host mesh; the agents stay."""
@@ -115,13 +115,13 @@ class Operations(Protocol):
     def sync_workspace(
         self, name: str, hosts: Sequence[str], python: str | None, workspace: object, auto_reload: bool
     ) -> Sequence[str]:
-        """Brings folders to hosts; returns warnings. Blocks."""
+        """Copies folders to hosts; returns warnings. Blocks."""
 
     def logs(self, mesh: Handle[MeshState]) -> Callable[..., object]:
-        """The function that gives the last lines of a mesh's processes: its `logs_of`."""
+        """Returns the function that returns the last lines of a mesh's processes: `logs_of` for that mesh."""
 
     def show_output(self, procs: Handle[ProcState], stream: bool | None, window: float | None, level: int) -> None:
-        """Sets how what processes write is shown here. Blocks until they know the level."""
+        """Sets how the output of processes is shown here. Blocks until they know the level."""
 
     def put(self, value: object) -> Any:
         """A reference to a value stored for many calls: a `monarch.rdma.Put`."""

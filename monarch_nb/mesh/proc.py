@@ -51,7 +51,7 @@ class ProcMesh(Handle[ProcState]):
         return cast(A, operations().spawn_actors(self, name, Class, args, kwargs))
 
     def put(self, value: object) -> Any:
-        """Lays a value by that many calls share: `monarch.rdma.put`. Send the result, and call `get()` on it there."""
+        """Stores a value that many calls share: `monarch.rdma.put`. Send the result, and call `get()` on it there."""
         return operations().put(value)
 
     @property
@@ -83,46 +83,46 @@ class ProcMesh(Handle[ProcState]):
         return operations().host_mesh(self._state.layout.host_of(self._region.ndslice.get(0)))
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """Stops the processes, their actors' clean-up first; that is no failure.
+        """Stops the processes after their actors' clean-up; that is no failure.
 
-        Resolves when all are gone, and what they wrote is shown.
+        Resolves when all have ended, and their output is shown.
         """
         return operations().stop(self._state, reason, self._region)
 
     @property
     def preempted(self) -> dict[str, float | None]:
-        """Its hosts that are about to be taken away, and the seconds that each has left; None where nobody knows.
+        """Its hosts that are about to be ended, and the seconds that each has left; None where that is unknown.
 
-        Does not block: for a loop that saves in time. It is known where the mesh is used, in this process.
+        Does not block: for a loop that saves in time. Known in processes that use the mesh, for them.
         """
         return operations().preempted({self._state.layout.host_of(rank) for rank in self._region.ranks()})
 
     def grow(self, *, timeout: float = GROW_S, **more: "int | Sequence[str] | HostMesh") -> "Resized":
-        """Spreads onto more hosts: `procs.grow(hosts=2)` takes free ones of its host mesh, then asks their job.
+        """Extends the mesh to more hosts: `procs.grow(hosts=2)` takes free ones of its host mesh, then asks their job.
 
-        Processes are started there, and the actors of each mesh that lies on the whole of this one are created with the
+        Processes are started there, and the actors of each mesh that spans the whole of this one are created with the
         arguments they were spawned with; `__healed__` notifies survivors. Then this mesh and these meshes of actors,
-        wherever there are references to them, have the new places too, behind the others; slices mean the ranks they
-        meant before. `hosts=` may also be a HostMesh to grow onto, or names: ids of free hosts, machines of an SSHJob,
-        nodes of a SlurmJob. Blocks. Raises NoMoreHostsError where hosts have not come within `timeout` seconds,
-        HealError where something does not start there: then nothing has changed.
+        wherever they are referenced, have the new places too, behind the others; slices mean the ranks they meant
+        before. `hosts=` may also be a HostMesh to grow onto, or names: ids of free hosts, machines of an SSHJob, nodes
+        of a SlurmJob. Blocks. Raises NoMoreHostsError if hosts have not arrived within `timeout` seconds, HealError if
+        something does not start there: then nothing has changed.
         """
         return operations().grow_procs(self, more, timeout)
 
     def shrink(self, **fewer: "int | Sequence[int | str]") -> "Resized":
-        """Lets hosts go: `procs.shrink(hosts=-1)` the last one, `hosts=[1]` that one, or by their ids.
+        """Removes hosts from the mesh: `procs.shrink(hosts=-1)` the last one, `hosts=[1]` that one, or by their ids.
 
-        Calls from then on go to what stays, and places count anew; what was called before is done first, with the
-        actors' clean-up. A slice that has lost ranks raises SupervisionError where it is used. Hosts on which this
-        program has nothing else go back to their job. Blocks until all is done. ValueError where none would stay.
+        Calls from then on go to the remaining ranks, and places are numbered anew; earlier calls are finished first,
+        with the actors' clean-up. A slice that has lost ranks raises SupervisionError where it is used. Hosts that this
+        program no longer uses are returned to their job. Blocks until then. Raises ValueError if none would stay.
         """
         return operations().shrink_procs(self, fewer)
 
     def detach(self, lease: str | float = "1h") -> None:
-        """Leaves these processes with all on them: they live on without this program for `lease`, such as "2h".
+        """Detaches these processes with all on them: they live on without this program for `lease`, such as "2h".
 
-        `monarch.attach(name)` comes back to them, from here or from another program. Blocks until their hosts look
-        after them; calls under way end with an error here, and go on there. Raises DetachError, and the mesh is as
+        `monarch.attach(name)` attaches them again, from here or from another program. Blocks until their hosts
+        supervise them; calls under way end with an error here, and go on there. Raises DetachError, and the mesh is as
         before.
         """
         if len(self) != len(self._state.region):
@@ -134,17 +134,17 @@ class ProcMesh(Handle[ProcState]):
     @overload
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]: ...
     def run(self, function: Callable[..., object], *args: object, **kwargs: object) -> Future[ValueMesh[Any]]:
-        """Runs `function(*args, **kwargs)` on the main thread of each process; gives a ValueMesh of the results."""
+        """Runs `function(*args, **kwargs)` on the main thread of each process; the future gives a ValueMesh."""
         return cast("Future[ValueMesh[Any]]", self._console.run.call(function, args, kwargs))
 
     async def logging_option(
         self, stream_to_client: bool | None = None, aggregate_window_sec: float | None = None, level: int = logging.INFO
     ) -> None:
-        """Sets how the output of these processes is shown here: not at all, or each line with the rank it comes from.
+        """Sets how the output of these processes is shown here: not at all, or each line with the rank of its origin.
 
-        Without `stream_to_client` it stays as usual: in a notebook shown in the cells, in a script written as it comes.
+        Without `stream_to_client` it stays as usual: in a notebook shown in the cells, in a script written on arrival.
         Lines of `aggregate_window_sec` seconds are gathered, and equal ones shown once; 0 gathers none, as None does.
-        `level` is from where on records of `logging` are written in the processes, healed ones too.
+        `level` is the lowest level of `logging` records that are written in the processes, healed ones too.
         Raises RuntimeError for a window without streaming, ValueError for a negative one and for a level outside of 0
         to 255.
         """
@@ -163,11 +163,11 @@ class ProcMesh(Handle[ProcState]):
         await asyncio.to_thread(operations().show_output, self, stream_to_client, aggregate_window_sec or None, level)
 
     def to_table(self) -> str:
-        """A table of text: for each place of the mesh the host, and which of its processes it is."""
+        """Returns a table of text: for each place of the mesh the host, and the number of its process there."""
         return _proc_table(self._state.layout, self._region)
 
     def logs(self, grep: str | None = None, **selection: object) -> Any:
-        """The last lines that these processes wrote: see `monarch_nb.logs.logs_of` for `level`, `since`, `last`…"""
+        """Returns the last lines of these processes: see `monarch_nb.logs.logs_of` for `level`, `since`, `last`…"""
         return operations().logs(self)(grep, **selection)
 
     @property
@@ -176,22 +176,22 @@ class ProcMesh(Handle[ProcState]):
         return operations().metrics(self)
 
     def activate(self) -> AbstractContextManager[Any]:
-        """Has everything that makes tensors make them on each of these processes, in a `with` block.
+        """Makes all functions that create tensors create them on each of these processes, in a `with` block.
 
-        `torch.rand(3)` there draws in each process, and gives a `monarch.Tensor`. The context manager gives the
+        `torch.rand(3)` there draws in each process, and returns a `monarch.Tensor`. The context manager's value is the
         `monarch.distributed.Mesh` of these processes. The first use blocks until they are ready.
         """
         return cast("AbstractContextManager[Any]", operations().tensor_mesh(self).activate())
 
     def rank_tensor(self, dims: str | Sequence[str]) -> Any:
-        """A `monarch.Tensor` of which each process has its coordinate along a dimension; of several, row-major.
+        """Returns a `monarch.Tensor` with each process's coordinate along a dimension; row-major index for several.
 
         Raises KeyError for an unknown dimension.
         """
         return operations().tensor_mesh(self).rank_tensor(dims)
 
     def rank_tensors(self) -> dict[str, Any]:
-        """The `rank_tensor` of each dimension, by name."""
+        """Returns the `rank_tensor` of each dimension, by name."""
         return cast("dict[str, Any]", operations().tensor_mesh(self).rank_tensors())
 
     @property
@@ -208,7 +208,7 @@ class ProcMesh(Handle[ProcState]):
             await self.stop()
 
     async def sync_workspace(self, workspace: object, conda: bool = False, auto_reload: bool = False) -> None:
-        """Belongs to hosts: raises NotImplementedError."""
+        """Raises NotImplementedError: workspaces belong to hosts."""
         raise NotImplementedError("processes share their host's files: use HostMesh.sync_workspace")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -224,7 +224,7 @@ def _rebuilt(form: ProcForm, region: Region | None) -> ProcMesh:
 
 
 def _proc_table(layout: Layout, region: Region) -> str:
-    """Host and number there of each process: the last dimension goes to the right, the others down."""
+    """Formats the host and local number of each process: the last dimension to the right, the others down."""
     cells = [f"{host_name(layout.host_of(rank))}[{rank % layout.per_host}]" for rank in region.ranks()]
     if not region.labels:
         return cells[0]
@@ -236,7 +236,7 @@ def _proc_table(layout: Layout, region: Region) -> str:
 
 
 class ThisProc:
-    """Gives handles to the process itself."""
+    """Handles to the process itself."""
 
     def __init__(self, runtime: Runtime, registry: MeshRegistry) -> None:
         self._runtime, self._registry = runtime, registry
@@ -247,7 +247,7 @@ class ThisProc:
         return ProcMesh(state, state.region) if state is not None else self.this_proc()
 
     def this_proc(self) -> ProcMesh:
-        """This process, as a ProcMesh of one."""
+        """Returns this process, as a ProcMesh of one."""
         runtime = self._runtime
         uid, rank, _ = parse_address(runtime.address).place
         region = Region((), NDSlice(rank, (), ()))

@@ -1,7 +1,7 @@
-"""Meshes in messages: what travels is a reference, bound to the receiving process's own record of the mesh.
+"""Meshes in messages: references, bound to the receiving process's own record of the mesh.
 
-A handle pickles as its region and what `proc_form` or `actor_form` gives of its record; where it arrives, `proc_record`
-or `actor_record` gives the record there. A mesh that is new to a process is followed from then on.
+A handle pickles as its region and the form of its record by `proc_form` or `actor_form`; the receiver's `proc_record`
+or `actor_record` returns the record there. A process follows a mesh from its first reference on.
 """
 
 import threading

@@ -28,19 +28,19 @@ class MeshRegistry:
         runner: str,
         python: str | None = None,
     ) -> None:
-        """`watch` has agents report the ends of processes, `subscribe` requests updates from the owner of a mesh.
+        """`watch` makes agents report the ends of processes, `subscribe` requests updates from the owner of a mesh.
 
         `forget_processes` and `forget_holders` end both for a mesh that was stopped long ago. `publish` takes events
         for displays; `revive` starts dead agents of this machine again.
 
-        `runner` is what new processes run, as `module:function`.
+        `runner` is the main function of new processes, as `module:function`.
         """
         self._runtime, self._driver, self._watch, self._subscribe = runtime, driver, watch, subscribe
         self._forget_processes, self._forget_holders = forget_processes, forget_holders
         self._publish = publish
         self.revive = revive
         self.runner = runner
-        self.python = python  # the interpreter this process was asked to run with; its own follow
+        self.python = python  # the interpreter this process was asked to run with, which its own processes use too
         self.agent_environment: dict[str, dict[str, str]] = {}
         self.workspaces: dict[str, list[str]] = {}  # by host: folders of code that come first on the path there
         self._started_in: ProcState | None = None
@@ -59,7 +59,7 @@ class MeshRegistry:
 
     @property
     def is_left(self) -> bool:
-        """Whether the process that started this one has detached it, and no other process has attached it."""
+        """True while the mesh of this process is detached from its starter, and attached to no other process."""
         return self.started_by in self._runtime.local.away
 
     # -- meshes that this process owns or references ----------------------------------------------------------------
@@ -129,7 +129,7 @@ class MeshRegistry:
             self._forget_processes(state.uid)
 
     def subscribe(self, state: MeshState) -> None:
-        """Subscribes to the failures, heals and end of a mesh that is owned elsewhere and now referenced here."""
+        """Subscribes to failures, heals and the end of a mesh that is owned elsewhere and now referenced here."""
 
         def register(machine: SupervisionMachine) -> list[Action]:
             machine.know(state.owner_process, self.spec_of(state), state.incarnations)
@@ -143,11 +143,11 @@ class MeshRegistry:
         self._watch(state.owner_process, *(map(procs.address, procs.ranks) if procs is not None else ()))
 
     def belongs(self, state: ProcState) -> None:
-        """Notes the mesh that this process is part of."""
+        """Sets the mesh that this process is part of."""
         self._started_in = state
 
     def owned_by(self, instance: Instance) -> Sequence[str]:
-        """The meshes that an ending actor owns, the oldest first; it owns nothing any more."""
+        """Removes and returns the meshes that an ending actor owns, the oldest first."""
         return self._owned.pop(instance.stream, ())
 
     # -- reading thread ---------------------------------------------------------------------------------------------

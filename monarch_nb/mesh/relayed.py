@@ -1,8 +1,8 @@
 """Calls to other hosts through a process that has ended: the messages that it carried are lost.
 
-Each link on the way delivers what it was given, but a process between them may end with messages that it had received
-and not passed on. Once another process is in its place, those whose calls may be among them ask where these went: the
-actors' processes, or the agents that spread calls to several ranks. Agents ask those below them (`host.casting`).
+Each link on the way delivers all its messages, but a process between them may end with messages that it had received
+and not passed on. Once another process has replaced it, processes with calls that may be among them ask for their
+state: the actors' processes, or the agents that spread calls to several ranks, which ask further (`host.casting`).
 """
 
 import functools
@@ -20,7 +20,7 @@ from monarch_nb.transport import Parcel
 from monarch_nb.wire import Asker, Header, Kind, with_host_names
 from monarch_nb.wire.header import SKIP
 
-WAITS = "waits"  # or runs, or is answered later by the holder of its port
+WAITS = "waits"  # or runs, or will be answered by the holder of its port
 NEVER_CAME = "never came"
 ANSWERED = "answered"
 _MAX_TRIES = 5  # to ask a process that does not answer
@@ -59,7 +59,7 @@ class RelayedCalls:
             self._ask(relay, address, group, {}, 1)
 
     def _ask(self, relay: str, address: str, parts: Sequence[_SentPart], before: _Doubtful, tries: int) -> None:
-        """Asks for the state of calls; a part that is lost the second time, too, fails its call."""
+        """Asks for the state of calls; a part that is lost the second time too fails its call."""
         waiting = [part for part in parts if part.call.missing and part.unanswered]
         if not waiting or self._runtime.closed:
             return
@@ -109,9 +109,9 @@ class RelayedCalls:
     def _state_of(self, call: SentCall, final: bool) -> str:
         cell = self._runtime.cells.get((call.mesh, call.rank))
         if cell is None or cell.incarnation != call.incarnation or call.seq < 0:
-            return WAITS  # for its spawn; one that has ended refuses its calls by itself
+            return WAITS  # for its spawn; an ended actor refuses its calls by itself
         if not cell.inbox.has(call.sender, call.seq):
-            if final:  # should it come yet, it is not to run: its caller gets an error that says so
+            if final:  # should it still arrive, it must not run: its caller gets an error that says so
                 skip = Header(
                     Kind.CALL, self._runtime.address, self._runtime.address, call.mesh, call.rank, call.incarnation,
                     call.sender, call.seq, SKIP,
@@ -127,7 +127,7 @@ def attach(runtime: Runtime) -> RelayedCalls:
 
 
 def _arrived(state: str | p.CastState) -> bool | None:
-    """Whether a call arrived that is answered or lost; None while it waits."""
+    """Returns whether a call arrived that is answered or lost; None while it waits."""
     if isinstance(state, p.CastState):
         return state.came
     return None if state == WAITS else state == ANSWERED

@@ -1,6 +1,6 @@
 """Requests to host agents and other processes' engines: CONTROL messages that are answered.
 
-One to many ranks goes along a tree of agents, as a call of them does: it costs who asks a few messages.
+A request to many ranks goes along a tree of agents, as a call of them does: the sender sends few messages.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class _Request(Generic[R]):
         self.future: Future[R] = pending_future(describe=lambda: f"{verb.name} of {dst} has not been answered yet")
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
-        """The answer."""
+        """Handles the answer."""
         self.runtime.ports.close(self.number, self.dst)
         body = parcel.frames[0] if parcel.frames else b""
         try:
@@ -102,7 +102,7 @@ def gather(futures: Sequence[Future[object]], describe: Callable[[], str]) -> Fu
 @overload
 def gather(futures: Sequence[Future[object]], describe: Callable[[], str], result: T) -> Future[T]: ...
 def gather(futures: Sequence[Future[object]], describe: Callable[[], str], result: object = None) -> Future[object]:
-    """Resolves when all have; fails at once with the first error, if any."""
+    """Resolves when all futures have resolved; fails at once with the first error, if any."""
     combined: Future[object] = pending_future(describe=describe)
 
     def check(future: Future[object]) -> None:
@@ -117,7 +117,7 @@ def gather(futures: Sequence[Future[object]], describe: Callable[[], str], resul
 
 
 def settle(futures: Sequence[Future[object]], describe: Callable[[], str]) -> Future[None]:
-    """Resolves when all are done, with whatever results."""
+    """Resolves when all futures are done, with whatever results."""
     combined: Future[None] = pending_future(describe=describe)
     _when_all_done(futures, lambda: resolve_future(combined, None))
     return combined
@@ -152,7 +152,7 @@ class _Answers(Generic[R]):
         self.number = runtime.ports.open(self)
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
-        """An answer, or several folded by a host agent."""
+        """Handles an answer, or several folded by a host agent."""
         try:
             if header.kind == Kind.FOLDED:
                 for folded in unfold(header, parcel.frames):
@@ -169,7 +169,7 @@ class _Answers(Generic[R]):
         self._end(positions, answer)
 
     def lost(self, header: Header, reason: str) -> None:
-        """Some ranks will not answer."""
+        """Counts ranks that will not answer."""
         self._end((header.index,) if header.plan is None else indices(header.plan.runs), None)
 
     def _end(self, positions: Iterable[int], answer: R | None) -> None:
@@ -193,10 +193,10 @@ def ask_ranks(
     *,
     within: float,
 ) -> None:
-    """Asks the processes of base ranks the same, and goes on with what was answered, by rank, and the ranks that never
-    will answer, after `within` seconds at the latest. Does not block.
+    """Asks the processes of base ranks the same; calls back with the answers, by rank, and the ranks that will never
+    answer, after `within` seconds at the latest. Does not block.
 
-    A request may come twice: who has not answered half-way is asked alone, for an agent on the way there may be stuck.
+    A request may arrive twice: ranks without an answer at half-time are asked alone, as an agent may be stuck.
     """
     replies: dict[int, R] = {}
     lost: set[int] = set()
@@ -237,7 +237,7 @@ def ask_ranks(
 
 
 def inform_ranks(runtime: Runtime, procs: ProcState, verb: Verb[Q, object], body: Q) -> None:
-    """Sends all processes of a mesh the same, once, without an answer. Does not block, and raises nothing."""
+    """Sends all processes of a mesh the same message, once, without an answer. Does not block, and raises nothing."""
     if not _are_direct(runtime, procs, procs.ranks):
         _cast(runtime, procs, procs.ranks, verb, body, None)
         return
@@ -261,7 +261,7 @@ def _cast(runtime: Runtime, procs: ProcState, ranks: Sequence[int], verb: Verb[Q
 
 
 def _are_direct(runtime: Runtime, procs: ProcState, ranks: Sequence[int]) -> bool:
-    """Whether these are few ranks, which can be reached without an agent."""
+    """Returns whether these are few ranks, which can be reached without an agent."""
     if len(ranks) < 2:
         return True
     return len(ranks) <= DIRECT and all(procs.layout.host_of(rank) in runtime.local_hosts for rank in ranks)

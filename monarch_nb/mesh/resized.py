@@ -9,14 +9,14 @@ from monarch_nb.wire import counted, host_name
 
 
 class Resized(Struct, frozen=True):
-    """A mesh has more hosts, or fewer; shown as one line."""
+    """A change of a mesh to more hosts, or fewer; shown as one line."""
 
     mesh: str
     sizes: dict[str, int]  # of the mesh now
     hosts: tuple[str, ...]  # ids of the added or removed hosts
     actors: tuple[str, ...] = ()  # names of the meshes whose actors were created there, or have ended
     removed: str = ""  # the coordinates that the hosts had: "hosts=2"; empty for a mesh that grew
-    freed: tuple[str, ...] = ()  # hosts that were given back to their job
+    freed: tuple[str, ...] = ()  # hosts that were returned to their job
 
     def __repr__(self) -> str:
         shape = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
@@ -33,7 +33,7 @@ class Resized(Struct, frozen=True):
 
 
 def more_of(more: Mapping[str, object], label: str, name: str) -> object:
-    """The request of `grow(hosts=2)` along the dimension of hosts: a number, or names. Raises ValueError."""
+    """Returns what `grow(hosts=2)` requests along the dimension of hosts: a number, or names. Raises ValueError."""
     target = _along(more, label, name, f"grow({label}=2)")
     if isinstance(target, (list, tuple)):
         if not target or not all(isinstance(host, str) and host for host in target) or len({*target}) < len(target):
@@ -45,7 +45,7 @@ def more_of(more: Mapping[str, object], label: str, name: str) -> object:
 
 
 def leaving_positions(fewer: Mapping[str, object], label: str, name: str, hosts: Sequence[str]) -> list[int]:
-    """The positions along the dimension of hosts that `shrink(hosts=-1)` means, or `hosts=[1]`. Raises ValueError."""
+    """Returns the positions, among hosts, that `shrink(hosts=-1)` or `hosts=[1]` means. Raises ValueError."""
     target = _along(fewer, label, name, f"shrink({label}=-1)")
     if isinstance(target, int) and not isinstance(target, bool) and target < 0:
         return list(range(max(0, len(hosts) + target), len(hosts)))

@@ -16,7 +16,7 @@ from monarch_nb.wire.header import SKIP
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
 
-DIRECT = 16  # up to that many ranks, all on this host, are sent to one by one
+DIRECT = 16  # the most ranks, all on this host, that are sent to one by one
 
 
 def _header(
@@ -53,7 +53,7 @@ def _each_rank(runs: Iterable[Run]) -> Iterable[tuple[int, int, int, int, int]]:
 
 
 def _is_direct(runtime: Runtime, actor: ActorState, region: Region) -> bool:
-    """Whether these are few ranks, or ranks of one process, which can be reached without an agent."""
+    """Returns whether these are few ranks, or ranks of one process, which can be reached without an agent."""
     size = len(region)
     if size == 1:
         return True
@@ -66,7 +66,7 @@ def _is_direct(runtime: Runtime, actor: ActorState, region: Region) -> bool:
 
 
 def _is_local(runtime: Runtime, actor: ActorState, dst: str) -> bool:
-    """Whether nothing of a message leaves this process; `dst` is where it goes, if that is one process only."""
+    """Returns whether a message stays in this process; `dst` is its destination, if that is one process only."""
     if dst:
         return runtime.is_local(dst)
     return all(runtime.is_local(f"{host}/") for host in actor.procs.layout.hosts)
@@ -88,9 +88,8 @@ def send_region(
 ) -> None:
     """Sends one message to each rank of `region`; the body is copied before this returns.
 
-    Answers go to `pending`, or to `port` for a `call` that nothing here waits for.
-
-    Blocks, interruptibly, while receivers' credits are used up. What is interrupted has reached a rank whole or not at
+        Answers go to `pending`, or to `port` for a `call` that nothing here waits for.
+    Blocks, interruptibly, while receivers' credits are used up. An interrupted message has reached a rank whole or not at
     all. Raises MessageTooLargeError for a body that is too large to leave this process.
     """
     header = _header(context, runtime, actor, method, port, call, region)
@@ -131,7 +130,7 @@ def send_each(
     *,
     ordered: bool = True,
 ) -> None:
-    """Sends one message to some ranks, one by one: they need not make a region. `call` is closed if that fails."""
+    """Sends one message to some ranks, one by one: they need not make a region. Closes `call` if that fails."""
     try:
         for index, rank in enumerate(ranks):
             single = Region((), NDSlice(rank, (), ()))
@@ -158,13 +157,13 @@ def _number(context: Context, actor: ActorState, runs: Sequence[Run], numbered: 
 
 
 def _skip(runtime: Runtime, actor: ActorState, region: Region, header: Header, runs: Sequence[Run]) -> None:
-    """Fills the numbers of a message that was cut off; ranks that have it already drop this one."""
+    """Fills the sequence numbers of an interrupted message; ranks that have it already drop this one."""
     header.method, header.port = SKIP, 0
     if runtime.closed:
         return
     try:
         _send(runtime, actor, region, header, runs, runtime.node.snapshot([b""]))
-    except DescriptorLimitError:  # the receivers that are to skip them live, and wait
+    except DescriptorLimitError:  # the receivers that are to skip the numbers live, and wait
         runtime.later(FILL_AGAIN_S, lambda: _skip(runtime, actor, region, header, runs))
     except Exception:  # the link itself is broken: supervision reports its failure
         return

@@ -1,4 +1,4 @@
-"""Meshes of plain values: what a call on every member of a mesh answers."""
+"""Meshes of plain values: the answers of a call on every member of a mesh."""
 
 import operator
 import threading
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Lazy(Generic[T]):
-    """Calls `thunk` once, on the first `get`, and keeps what it returned. Safe to share between threads.
+    """Calls `thunk` once, on the first `get`, and keeps its result. Safe to share between threads.
 
     If the thunk raises, so does `get`, and the next `get` tries again: a missing module can be imported meanwhile.
     """
@@ -27,11 +27,11 @@ class Lazy(Generic[T]):
 
     @property
     def decoded(self) -> bool:
-        """Whether the value is decoded already."""
+        """True once the value is decoded."""
         return self._thunk is None
 
     def get(self) -> T:
-        """The value. Blocks while another thread is making it; raises what the thunk raises."""
+        """Returns the value. Blocks while another thread is making it; raises the thunk's error."""
         if self._thunk is None:
             return self._value
         with self._lock:
@@ -45,9 +45,9 @@ class Lazy(Generic[T]):
 
 
 class ValueMesh(MeshTrait, Generic[T]):
-    """One value for each place of an extent, in row-major order; iterating gives (point, value).
+    """One value for each place of an extent, in row-major order; iteration yields (point, value).
 
-    Values that came over the wire are decoded when first looked at. ValueError unless there is a value for every place.
+    Received values are decoded at their first use. Raises ValueError unless there is a value for every place.
     """
 
     _values: Sequence[T | Lazy[T]]
@@ -58,9 +58,9 @@ class ValueMesh(MeshTrait, Generic[T]):
 
     @classmethod
     def from_indexed(cls, shape: Shape | Region | Extent, pairs: Iterable[tuple[SupportsIndex, T]]) -> Self:
-        """A mesh of values that come with their ranks, in any order; the last one of a rank counts.
+        """Makes a mesh of values that are given with their ranks, in any order; the last one of a rank counts.
 
-        ValueError when a rank has no value, or a value no rank.
+        Raises ValueError when a rank has no value, or a value no rank.
         """
         region = _region_of(shape)
         by_rank = {operator.index(rank): value for rank, value in pairs}
@@ -75,7 +75,7 @@ class ValueMesh(MeshTrait, Generic[T]):
 
     @classmethod
     def _of_lazy(cls, shape: Shape | Region | Extent, values: Iterable[T | Lazy[T]]) -> Self:
-        """A mesh some of whose values are still to be decoded."""
+        """Makes a mesh some of whose values are still to be decoded."""
         mesh = cls.__new__(cls)
         mesh._fill(_region_of(shape), tuple(values))
         return mesh
@@ -84,7 +84,7 @@ class ValueMesh(MeshTrait, Generic[T]):
     def _of_thunks(
         cls, shape: Shape | Region | Extent, thunks: Iterable[Callable[[], T]], base: Region | None = None
     ) -> Self:
-        """A mesh whose values these callables make, each called at most once with success.
+        """Makes a mesh whose values these callables make, each called at most once with success.
 
         `base` is the whole mesh that `shape` is a part of: values are shown with their places there.
         """
@@ -110,12 +110,12 @@ class ValueMesh(MeshTrait, Generic[T]):
         return part
 
     def _locate(self, indices: Sequence[int]) -> str:
-        """The places of some of its values, as `gpus=2-3`: those that they have in the mesh this is a part of."""
+        """Returns the places of some of its values, as `gpus=2-3`, in the mesh that this is a part of."""
         ranks = self._ndslice
         return places_of(self._base or self._region, [ranks.get(index) for index in indices])
 
     def get(self, rank: SupportsIndex) -> T:
-        """The value at a row-major index in this mesh. IndexError outside 0 … len - 1."""
+        """Returns the value at a row-major index in this mesh. Raises IndexError outside 0 … len - 1."""
         index = operator.index(rank)
         if not 0 <= index < len(self._values):
             raise out_of_range(f"index out of range: rank {index} in a ValueMesh of {len(self._values)} values", index)
@@ -123,9 +123,9 @@ class ValueMesh(MeshTrait, Generic[T]):
         return value.get() if isinstance(value, Lazy) else value
 
     def item(self, /, **coordinates: SupportsIndex) -> T:
-        """The value at the index given for every dimension; no arguments for a mesh of no dimensions.
+        """Returns the value at the index given for every dimension; no arguments for a mesh of no dimensions.
 
-        KeyError when a dimension is missing or unknown, IndexError when an index is out of range.
+        Raises KeyError when a dimension is missing or unknown, IndexError when an index is out of range.
         """
         labels = self._labels
         missing = [label for label in labels if label not in coordinates]
@@ -152,7 +152,7 @@ class ValueMesh(MeshTrait, Generic[T]):
         return ((Point(rank, extent), self.get(rank)) for rank in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        """Whether both have the same names and sizes and equal values; arrays are equal when all their elements are."""
+        """Compares names, sizes and values; arrays are equal when all their elements are."""
         if not isinstance(other, ValueMesh):
             return NotImplemented
         return self.extent == other.extent and all(map(_equal, self.values(), other.values()))
@@ -166,7 +166,7 @@ class ValueMesh(MeshTrait, Generic[T]):
 
 
 def places_in(values: ValueMesh[object], indices: Sequence[int]) -> str:
-    """The places of some values, as `gpus=2-3`: those that they have in the mesh that this is a part of."""
+    """Returns the places of some values, as `gpus=2-3`, in the mesh that this is a part of."""
     return values._locate(indices)
 
 

@@ -9,16 +9,16 @@ from monarch_nb.wire import error_line, repr_of
 
 LINES = 11  # at most, without the heading
 WIDTH = 120  # characters of one value
-PLACES = 40  # characters of the places that have it
+PLACES = 40  # characters of the places that have that value
 COSTLY = 256  # values other than plain scalars whose repr is computed, at most
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 SCALARS = frozenset({int, bool, str, bytes, type(None)})  # cheap to compare, and equal ones read the same
-FEW = 8  # elements that are shown themselves, at most
+FEW = 8  # the most elements that are shown themselves
 HASHED = 16 * 2**20  # bytes; larger arrays are equal only to themselves
 
 
 def describe(count: int, get: Callable[[int], object], locate: Callable[[list[int]], str], *, full: bool = True) -> str:
-    """The text after a value mesh's heading: further lines, or the rest of its line if there are no values to show.
+    """Returns the text after a value mesh's heading: further lines, or the rest of its line if no values are shown.
 
     `locate` names places, `full` says that there are no others in the mesh. Never raises for what a value or its
     decoding does.
@@ -41,17 +41,17 @@ def _all_ranks(count: int) -> str:
 
 
 def nothing_in(count: int, get: Callable[[int], object]) -> bool:
-    """Whether all these values are None, as of calls that return nothing. Never raises for what decoding one does."""
+    """Returns whether all these values are None, as of calls that return nothing. Never raises errors of decoding."""
     try:
         return all(get(rank) is None for rank in range(count))
-    except Exception:  # a value that cannot be decoded is something
+    except Exception:  # a value that cannot be decoded is not None
         return False
 
 
 def grouped(count: int, get: Callable[[int], object]) -> tuple[list[tuple[list[int], str]], int]:
-    """Ranks with equal values and their text, in order of first rank; and how many ranks were left out.
+    """Returns ranks with equal values and their text, in order of first rank; and how many ranks were left out.
 
-    Arrays of more than a few elements are summed up. Never raises for what a value or its decoding does.
+    Arrays of more than a few elements are summarized. Never raises errors of a value or of its decoding.
     """
     groups: dict[object, tuple[list[int], str]] = {}
     # Texts and keys by identity; holds the value so that its identity stays its own.
@@ -135,7 +135,7 @@ def _array_text(value: Any) -> str | None:
     heading = f"{kind} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}{suffix}"
     try:
         facts = _range(value, kind)
-    except Exception:  # no numbers in it, or none that can be had here
+    except Exception:  # no numbers in it, or none that can be computed here
         facts = ""
     return f"{heading}: {facts}" if facts else heading
 

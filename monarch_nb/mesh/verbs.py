@@ -12,13 +12,13 @@ from monarch_nb.wire.texts import Harmless
 
 
 class Subscribe(msgspec.Struct, array_like=True, frozen=True):
-    """Somebody holds a reference to a mesh of the receiving process."""
+    """Registers a reference to a mesh of the receiving process."""
 
     uid: str
 
 
 class Update(msgspec.Struct, array_like=True, frozen=True):
-    """What a heal has changed, or another extent. `since`: after which loss of its host each rank came, if after one.
+    """Healed ranks, or another extent, of a mesh. `since`: the loss of its host after which each rank came, if any.
 
     `region`, and the `hosts` of procs, are set for meshes that are not as they were spawned.
     """
@@ -42,7 +42,7 @@ class StopUpdate(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StopMeshRequest(msgspec.Struct, array_like=True, frozen=True):
-    """Somebody who holds a reference wants a mesh of the receiving process stopped."""
+    """Asks to stop a mesh of the receiving process; sent by a holder of a reference."""
 
     uid: str
     ranks: tuple[int, ...] | None
@@ -50,7 +50,7 @@ class StopMeshRequest(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StopActor(msgspec.Struct, array_like=True, frozen=True):
-    """One rank of a mesh that lives in the receiving process is to end."""
+    """Ends one rank of a mesh that lives in the receiving process."""
 
     mesh: str
     rank: int
@@ -59,13 +59,13 @@ class StopActor(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ActorGone(msgspec.Struct, frozen=True):
-    """It has ended, or was given up in the middle of something."""
+    """An actor has ended, or was given up; `left_in` is its work at that time."""
 
     left_in: str = ""
 
 
 class HealMesh(msgspec.Struct, array_like=True, frozen=True):
-    """Somebody who holds a reference wants ranks of a mesh of the receiving process healed."""
+    """Asks to heal ranks of a mesh of the receiving process; sent by a holder of a reference."""
 
     uid: str
     ranks: tuple[int, ...]
@@ -73,7 +73,7 @@ class HealMesh(msgspec.Struct, array_like=True, frozen=True):
 
 
 class NewClass(msgspec.Struct, array_like=True, frozen=True):
-    """The class that a mesh has from now on, encoded."""
+    """The new class of a mesh, encoded."""
 
     uid: str
     edition: int
@@ -102,31 +102,31 @@ class StoredResult(Harmless, frozen=True, kw_only=True):
     extent: tuple[tuple[str, ...], tuple[int, ...]] | None
     at: float
     size: int
-    stored: bool  # else it was too large, or has made room for others
+    stored: bool  # else it was too large, or was removed for others
     error: str = ""  # in a line, where it raised
 
 
 class WantedResults(msgspec.Struct, array_like=True, frozen=True):
-    """The answers of some meshes; those of these numbers are not needed any more."""
+    """Asks for the answers of some meshes; the answers of numbers in `forget` are not needed any more."""
 
     meshes: tuple[str, ...]
     forget: tuple[int, ...] = ()
 
 
 class StoredResults(msgspec.Struct, frozen=True):
-    """Those of one process."""
+    """The stored answers of one process."""
 
     results: tuple[StoredResult, ...] = ()
 
 
 class WantedResult(msgspec.Struct, array_like=True, frozen=True):
-    """The body of one of them."""
+    """Asks for the body of a stored answer."""
 
     number: int
 
 
 class ResultBody(msgspec.Struct, frozen=True):
-    """The encoded value, or what was raised; none where it is not kept any more."""
+    """The encoded value, or the encoded error; empty where it is not kept any more."""
 
     frames: tuple[bytes, ...] | None = None
 
