@@ -26,13 +26,13 @@ _SHARED = Path("/dev/shm")
 
 
 class Facts(Struct, frozen=True):
-    """What is to be known of a machine. Limits are numbers of things, sizes are bytes; None is what is not there."""
+    """Facts of a machine. Limits are numbers of things, sizes are bytes; None stands for what is absent."""
 
     host: str
     python: str
     executable: str
-    versions: dict[str, str]  # "" for a distribution that is needed and not there
-    files: tuple[int, int]  # how many a process may have open: now, and when it asks for more
+    versions: dict[str, str]  # "" for a required distribution that is not installed
+    files: tuple[int, int]  # open files that a process may have: the soft limit, and the hard limit
     processes: int
     memory_files: bool
     shared_memory: int | None
@@ -44,12 +44,12 @@ class Facts(Struct, frozen=True):
     quick_start: bool  # processes are forked from one that has imported everything
     gpus: int
     rdma: tuple[str, ...] = ()  # RDMA devices that this process may use
-    rdma_closed: tuple[str, ...] = ()  # and those it may not
-    locked_memory: int = sys.maxsize  # that a process may keep where it is, for devices
+    rdma_closed: tuple[str, ...] = ()  # RDMA devices that it may not use
+    locked_memory: int = sys.maxsize  # bytes that a process may lock, for devices
     gpu_models: tuple[str, ...] = ()
     gpu_driver: str = ""  # its version
-    torch_cuda: str = ""  # for which PyTorch is built, "" for none, or without PyTorch
-    gpu_packages: tuple[tuple[str, str], ...] = ()  # what speaks to GPUs, with versions, "" for what is not there
+    torch_cuda: str = ""  # the CUDA version PyTorch is built for; "" for none, or without PyTorch
+    gpu_packages: tuple[tuple[str, str], ...] = ()  # libraries for GPUs with versions, "" for absent ones
 
 
 def facts_of_this_machine() -> Facts:

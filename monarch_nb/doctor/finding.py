@@ -12,7 +12,7 @@ _MARKS: dict[Level, str] = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
 class Check(Struct, frozen=True):
-    """Result of a check. `advice` is what to do, "" for nothing."""
+    """Result of a check. `advice` says what to do, "" for nothing."""
 
     about: str
     level: Level

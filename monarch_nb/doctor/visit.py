@@ -110,7 +110,7 @@ def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: fl
 
 
 def shut(checks: list[Check]) -> bool:
-    """Whether any check has failed."""
+    """Returns whether any check has failed."""
     return any(check.level == "error" for check in checks)
 
 

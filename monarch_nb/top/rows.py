@@ -38,7 +38,7 @@ class ViewChoice(NamedTuple):
 
     query: str = ""
     sort: str = "place"
-    by_host: bool | None = None  # None: where there are many
+    by_host: bool | None = None  # None: by host if there are many ranks
     host: str = ""  # the only one that is shown
 
 
@@ -58,7 +58,7 @@ def roots(document: Document) -> list[str]:
 
 
 def is_measured(document: Document) -> bool:
-    """Whether each running rank has reported its use of resources."""
+    """Returns whether each running rank has reported its use of resources."""
     ranks = (rank for uid in roots(document) for rank in document["ranks"].get(uid, {}).values())
     return all("cpu" in rank for rank in ranks if rank.get("state") in _RUNNING)
 

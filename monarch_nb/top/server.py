@@ -109,7 +109,7 @@ class _Watcher:
             self._changed.notify()
 
     def run(self) -> None:
-        """Serves it until it leaves."""
+        """Serves the watcher until it disconnects."""
         leave = None
         try:
             if not self._is_known():
@@ -129,7 +129,7 @@ class _Watcher:
             self._ended(self)
 
     def _is_known(self) -> bool:
-        """True if it sends the secret of the connection file, in one line, in time."""
+        """Returns whether the watcher sends the secret of the connection file, in one line, in time."""
         self._peer.settimeout(_GREETING_S)
         line = b""
         while not line.endswith(b"\n") and len(line) < _GREETING:
@@ -141,7 +141,7 @@ class _Watcher:
         return hmac.compare_digest(line.strip(), self._secret.encode())
 
     def _listen(self) -> None:
-        """Waits for its end; input is ignored."""
+        """Waits until the watcher disconnects; ignores input."""
         with contextlib.suppress(OSError):
             while self._peer.recv(4096):
                 pass
@@ -179,10 +179,10 @@ _serving: StoreServer | None = None
 
 
 def serve(runtime: Runtime | None = None, what: str = "") -> Path:
-    """Lets `monarch-nb top` show this process's cluster, read-only; gives the connection file, which is mode 0600.
+    """Lets `monarch-nb top` show this process's cluster, read-only; returns the connection file, which is mode 0600.
 
-    What is served first stays served: a second call gives the same file. Starts the controller where there is none.
-    Ends with the process.
+    The first call decides what is served: later calls return the same file. Starts the controller if there is none.
+    The service ends with the process.
     """
     global _serving
     store = store_of(current_runtime() if runtime is None else runtime)
