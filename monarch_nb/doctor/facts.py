@@ -152,7 +152,7 @@ def _any_of(packages: tuple[str, ...]) -> str:
 
 
 def _gpu_models() -> tuple[str, ...]:
-    """Names of the GPUs as the driver shows them, without CUDA; none in containers that hide it."""
+    """Returns names of the GPUs as the driver shows them, without CUDA; none in containers that hide it."""
     texts = []
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with contextlib.suppress(OSError):

@@ -68,7 +68,7 @@ def _fits(folder: str) -> bool:
 
 
 def _safe(folder: str) -> bool:
-    """Whether other users cannot replace this user's files in a folder."""
+    """Returns whether other users cannot replace this user's files in a folder."""
     status = os.stat(folder)
     return not status.st_mode & 0o022 or bool(status.st_mode & stat.S_ISVTX)
 
@@ -122,7 +122,7 @@ def make_run_folder(path: Path) -> None:
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    """Whether an open folder is still the one at that path."""
+    """Returns whether an open folder is still the one at that path."""
     try:
         return os.path.samestat(os.fstat(fd), path.lstat())
     except FileNotFoundError:
@@ -221,7 +221,7 @@ def _remove(path: Path) -> None:
 
 
 def _deserted(path: Path) -> bool:
-    """Whether nobody listens at any socket in a folder. Does not block."""
+    """Returns whether nobody listens at any socket in a folder. Does not block."""
     sockets = [entry for entry in path.iterdir() if entry.is_socket()]
     for listener in sockets:
         with socket.socket(socket.AF_UNIX) as knock:

@@ -34,7 +34,7 @@ Environment = dict[str, str | None]
 
 
 def devices() -> list[str]:
-    """The GPUs this user may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Returns the GPUs this user may use, as CUDA_VISIBLE_DEVICES names them."""
     chosen = os.environ.get(VISIBLE)
     if chosen is not None:
         names = [part.strip() for part in chosen.split(",")]
@@ -51,19 +51,19 @@ def devices() -> list[str]:
 
 
 def slot_of(number: int, count: int, sharing: bool | str) -> str:
-    """The slot of a process, as `with_gpu` reads it; `sharing` is the setting `share_gpus`."""
+    """Returns the slot of a process, as `with_gpu` reads it; `sharing` is the setting `share_gpus`."""
     mode = SHARED if sharing is True else sharing or ""
     return f"{number}/{count} {mode}".rstrip()
 
 
 def wants_mps(environments: Iterable[Mapping[str, str | None]]) -> bool:
-    """Whether a process that is to be started shares a GPU by MPS, on a host that has any."""
+    """Returns whether a process that is to be started shares a GPU by MPS, on a host that has any."""
     slots = [slot for env in environments if (slot := env.get(SLOT)) is not None]
     return any(slot.endswith((MPS, MPS_EQUAL)) for slot in slots) and bool(devices())
 
 
 def with_gpu(env: Mapping[str, str | None], host: str, mps: "MpsDaemon | None" = None) -> Environment:
-    """The environment of a process, with its GPU in place of its slot.
+    """Returns the environment of a process, with its GPU in place of its slot.
 
     Where there are GPUs, but fewer than slots, and they are not to be shared, or not as they should, `NO_GPU` says so:
     the process ends with that text, which its failure shows.
@@ -89,7 +89,7 @@ def with_gpu(env: Mapping[str, str | None], host: str, mps: "MpsDaemon | None" =
 
 
 def too_few(host: str, available: int, requested: int) -> str:
-    """The error where a host has fewer GPUs than processes are to have."""
+    """Returns the error where a host has fewer GPUs than processes are to have."""
     return (
         f"gpus={requested} on host {host}, which has {available}: spawn gpus={available}, or let processes share a GPU "
         "with monarch.config.configure(share_gpus=True)"
@@ -97,7 +97,7 @@ def too_few(host: str, available: int, requested: int) -> str:
 
 
 def without_mps(host: str, reason: str = f"{CONTROL} is not on PATH") -> str:
-    """The error where processes are to share a GPU by MPS, and cannot."""
+    """Returns the error where processes are to share a GPU by MPS, and cannot."""
     return (
         f"GPUs of host {host} cannot be shared by MPS: {reason}. The program comes with NVIDIA's driver; without it, "
         "monarch.config.configure(share_gpus=True) lets processes share a GPU, one kernel of theirs after the other"
@@ -168,7 +168,7 @@ class MpsDaemon:
         self._post(ready)
 
     def _running(self, program: str) -> dict[str, str]:
-        """The folders of a daemon that this user or root has started; empty if none answers. Raises OSError."""
+        """Returns the folders of a daemon that this user or root has started; empty if none answers. Raises OSError."""
         folder = Path(os.environ.get(PIPES) or _USUAL_PIPES)
         try:
             if (folder / "control").stat().st_uid not in (0, os.geteuid()):

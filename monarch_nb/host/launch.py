@@ -41,7 +41,7 @@ class AgentHandle:
 
     @property
     def alive(self) -> bool:
-        """Whether the agent still runs."""
+        """True if the agent still runs."""
         return self._process.poll() is None
 
     def wait(self, timeout_s: float | None = None) -> int:

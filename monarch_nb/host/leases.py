@@ -15,7 +15,7 @@ class Idleness:
         return min(1.0, (self.limit or 4.0) / 4)
 
     def over(self, used: bool, now: float) -> bool:
-        """Whether the limit is reached. To be called at the pace of `pace`."""
+        """Returns whether the limit is reached. To be called at the pace of `pace`."""
         elapsed = 0.0 if self._checked_at is None else min(now - self._checked_at, 2 * self.pace)
         self._checked_at = now
         self._idle = 0.0 if used else self._idle + elapsed

@@ -26,12 +26,12 @@ KEPT_FREE, OWN_MAPPING = 512 << 20, 32 << 20  # the second is the largest that g
 
 
 def portable() -> bool:
-    """Whether to keep to what every POSIX system has (`MONARCH_NB_PORTABLE=1` asks for that on Linux too)."""
+    """Returns whether to keep to what every POSIX system has (`MONARCH_NB_PORTABLE=1` asks for that on Linux too)."""
     return sys.platform != "linux" or os.environ.get("MONARCH_NB_PORTABLE", "") not in ("", "0")
 
 
 def has_pidfd() -> bool:
-    """Whether pidfds work here (a kernel or sandbox may lack them)."""
+    """Returns whether pidfds work here (a kernel or sandbox may lack them)."""
     if portable() or not hasattr(os, "pidfd_open"):
         return False
     try:
@@ -153,7 +153,7 @@ def _peak() -> int:
 
 
 def _kilobytes(path: str, name: str) -> int:
-    """A field of a file of /proc, in bytes. Raises OSError, ValueError, KeyError."""
+    """Returns a field of a file of /proc, in bytes. Raises OSError, ValueError, KeyError."""
     with open(path, encoding="ascii", errors="replace") as file:
         for line in file:
             field, _, rest = line.partition(":")
@@ -184,7 +184,7 @@ def child_processes() -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of a process in /proc from its state on. Raises OSError."""
+    """Returns the fields of a process in /proc from its state on. Raises OSError."""
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
@@ -231,7 +231,7 @@ def die_with_pipe(fd: int) -> int | None:
 
 
 def poll_readable(fd: int) -> bool:
-    """Whether `fd` has data or has ended, without waiting."""
+    """Returns whether `fd` has data or has ended, without waiting."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(0))

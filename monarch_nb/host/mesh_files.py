@@ -142,7 +142,7 @@ def start_of(pid: int) -> int:
 
 
 def has_ended(holder: MeshHolder) -> bool:
-    """Whether a holder is known, on this machine, to have ended."""
+    """Returns whether a holder is known, on this machine, to have ended."""
     if not holder.system or holder.system != own_system():
         return False
     try:
@@ -181,7 +181,7 @@ def _tidy(path: Path, mesh: MeshFile) -> None:
 
 
 def agent_gone(mesh: MeshFile) -> bool:
-    """Whether no agent remains that could know of a mesh on this machine."""
+    """Returns whether no agent remains that could know of a mesh on this machine."""
     endpoints = [way.endpoint for way in mesh.ways[:KEEPERS]]
     if not endpoints or mesh.machine != platform.node() or not all(path.startswith("ipc://") for path in endpoints):
         return False
@@ -189,7 +189,7 @@ def agent_gone(mesh: MeshFile) -> bool:
 
 
 def _listens(path: Path) -> bool:
-    """Whether anything listens at a socket. Does not block."""
+    """Returns whether anything listens at a socket. Does not block."""
     with socket.socket(socket.AF_UNIX) as knock:
         knock.setblocking(False)
         try:

@@ -53,7 +53,7 @@ class MeshLease(Struct, eq=False):
 
     @property
     def detached(self) -> bool:
-        """Whether it is detached."""
+        """True if it is detached."""
         return self.holder is None
 
 
@@ -142,7 +142,7 @@ class MeshLeases:
         return former if former is not None and former.address != newcomer.address else None
 
     def was_left(self, request: Attach) -> bool:
-        """Whether the sender has observed that the mesh's owner ended."""
+        """Returns whether the sender has observed that the mesh's owner ended."""
         lease = self._all.get(request.uid)
         if lease is None or lease.holder is None or lease.holder.address != request.ended:
             return False
@@ -220,7 +220,7 @@ class MeshLeaseService:
 
     @property
     def waits(self) -> bool:
-        """Whether there are detached meshes here."""
+        """True if there are detached meshes here."""
         return bool(self._leases.detached)
 
     @property

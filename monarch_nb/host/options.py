@@ -115,7 +115,7 @@ def _wrong_address(endpoint: str | None, *, bind: bool) -> str:
 
 
 def _has_end(fd: int) -> bool:
-    """Whether the other end of a descriptor can be seen to close: of a pipe, a socket or a terminal."""
+    """Returns whether the other end of a descriptor can be seen to close: of a pipe, a socket or a terminal."""
     try:
         mode = os.fstat(fd).st_mode
     except OSError:

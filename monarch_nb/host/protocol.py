@@ -234,7 +234,7 @@ class CastState(msgspec.Struct, array_like=True, frozen=True):
     waiting: tuple[int, ...] | None = ()
 
     def waits_for(self, position: int) -> bool:
-        """Whether the reply for a position may still arrive."""
+        """Returns whether the reply for a position may still arrive."""
         return self.waiting is None or position in self.waiting
 
 

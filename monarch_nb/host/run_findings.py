@@ -35,7 +35,7 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def added(findings: Sequence[RunFinding], new: Iterable[RunFinding]) -> tuple[RunFinding, ...]:
-    """The findings with new ones, in the order of time; one that was known is extended. Pure."""
+    """Returns the findings with new ones, in the order of time; one that was known is extended. Pure."""
     by_key = {(finding.kind, finding.ranks, finding.source): finding for finding in findings}
     for finding in new:
         key = (finding.kind, finding.ranks, finding.source)
@@ -57,7 +57,7 @@ def of_all_hosts(findings: Iterable[RunFinding]) -> list[RunFinding]:
 
 
 def path_of(run: RunFindings) -> Path:
-    """The file of a mesh and a host. Raises OSError."""
+    """Returns the file of a mesh and a host. Raises OSError."""
     name, host = (re.sub(r"[^\w.-]", "_", text)[:40] for text in (run.name, run.host))
     return mesh_files.folder() / f"{name}.{run.uid}.{host}.findings"
 

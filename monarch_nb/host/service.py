@@ -141,7 +141,7 @@ class AgentService:
 
     @property
     def used(self) -> bool:
-        """Whether any owner has processes here, or a detached mesh."""
+        """True if any owner has processes here, or a detached mesh."""
         return bool(self._leases or self.keeper.waits or self.keeper.holders or self._children.alive())
 
     def users(self) -> set[str]:

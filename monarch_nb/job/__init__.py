@@ -1,4 +1,4 @@
-"""Jobs: host meshes from whatever runs the machines, and what to do with hosts: commands, shells, forwarded ports."""
+"""Jobs: host meshes from schedulers, clusters and machines; commands, shells and forwarded ports on their hosts."""
 
 from typing import TYPE_CHECKING
 

@@ -34,7 +34,7 @@ class Seen(NamedTuple):
     joins: tuple[str, ...] = ()  # addresses to reach it, the best first; empty while unknown
     gpus: int | None = None  # number found; None if unknown
     host: str = ""  # the id that it has given itself, if it has reported it
-    stuck: bool = False  # whether it waits for something that time alone does not bring
+    stuck: bool = False  # True if it waits for something that does not happen with time alone
 
 
 Agents = Mapping[str, Agent]  # by the names of their hosts

@@ -111,7 +111,7 @@ class AdapterJob(JobTrait):
 
     @property
     def can_end_itself(self) -> bool:
-        """Whether hosts of this kind can end by themselves."""
+        """True if hosts of this kind can end by themselves."""
         return self._adapter.keep_s is not None
 
     def keep_for(self, time: "str | float | None") -> None:
@@ -416,7 +416,7 @@ class AdapterJob(JobTrait):
         return "; ".join(f"{name} {description}" for name, description in deduplicated(ended).items())
 
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether `spec` is an equal job, by kind, meshes, options and environment, and all agents run or wait."""
+        """Returns whether `spec` is an equal job (kind, meshes, options, environment), and all agents run or wait."""
         if not isinstance(spec, AdapterJob):
             return False
         wishes = (self._kind, self._meshes, self._roles, self._env, self._options)
@@ -498,6 +498,6 @@ def running_jobs(kind: str) -> list[AdapterJob]:
 
 
 def jobs_here(number: str | None) -> list[AdapterJob]:
-    """Returns the jobs of this program with that id whose hosts it has looked for."""
+    """Returns the jobs of this program with that id whose hosts it has requested or looked for."""
     jobs = [job for job in tuple(_jobs) if job._applied.apply_id == number and number is not None]
     return [job for job in jobs if job._arrival is not None and job._arrival.belongs_here()]

@@ -77,7 +77,7 @@ class Arrival:
         threading.Thread(target=self._run, name="monarch-job", daemon=True).start()
 
     def belongs_here(self) -> bool:
-        """Whether it brings hosts to this runtime, not to one that this process has shut down."""
+        """Returns whether it attaches hosts to the current runtime, not to one that this process has shut down."""
         return self._runtime is current_runtime() and not self._ended.is_set()
 
     @property
@@ -102,7 +102,7 @@ class Arrival:
             return self._decided()
 
     def forget(self, hosts: Iterable[str]) -> dict[str, str]:
-        """Stops watching hosts that are released; returns those that came in here, by name."""
+        """Stops watching hosts that are released; returns those that joined in this arrival, by name."""
         with self._changed:
             released = {name: host for name, host in self._joined.items() if host in hosts}
             for name in released:
@@ -146,7 +146,7 @@ class Arrival:
             self._adapter.hold(self._job, False)
 
     def missing(self) -> list[str]:
-        """The names of hosts that may still join."""
+        """Returns the names of hosts that may still join."""
         return [name for name in self._job.agents if name not in self._joined and not self.hosts[mesh_of(name)].done()]
 
     def _take(self, states: Mapping[str, Seen], names: Iterable[str]) -> None:
@@ -176,7 +176,7 @@ class Arrival:
         self._fail(failed)
 
     def _warn(self, stuck: Mapping[str, Sequence[str]]) -> None:
-        """Reports once what hosts wait for that time alone does not bring, unless the progress is shown."""
+        """Reports once what hosts wait for that does not happen with time alone, unless the progress is shown."""
         watched = time.monotonic() - self._watched < 2 * _TICK_S
         for description, names in stuck.items():
             if description not in self._warned:
@@ -185,7 +185,7 @@ class Arrival:
                     show_host_message(f"{self._title}: {sentence(names, description)}")
 
     def _withdraw(self, descriptions: Mapping[str, str]) -> dict[str, str]:
-        """Withdraws agents that nobody waits for any more, so that none starts later."""
+        """Withdraws agents that are not needed any more, so that none starts later."""
         agents = {name: agent for name, agent in self._job.agents.items() if name in descriptions}
         try:
             self._adapter.release(structs.replace(self._job, agents=agents), self._job.now())
@@ -244,7 +244,7 @@ class Arrival:
         return key if self._job.folder and key.exists() else None
 
     def _set_up_gateway(self, ready: Mapping[str, Seen]) -> None:
-        """Has the other hosts dialled by one of the hosts, or by a given gateway, if the job is configured so."""
+        """Makes one of the hosts, or a given gateway, dial the other hosts, if the job is configured so."""
         if self._runtime.part(HostRoutes).gateway is not None:
             return
         gateway = self._job.options.get("attach_to", "")
@@ -349,7 +349,7 @@ class Arrival:
                         remote.ends(sentence(names, end))
 
     def _awaited(self) -> bool:
-        """Whether any host is out of touch, of which the engine may know more."""
+        """Returns whether any host is unreachable, about which the scheduler may know more."""
         losses = self._runtime.part(HostLosses)
         return any(losses.awaits(host) for name, host in tuple(self._joined.items()) if name not in self.ends)
 

@@ -46,7 +46,7 @@ def seen_of(job: Running, name: str, suffix: str) -> Seen:
 
 
 def refresh_folder(folder: str) -> None:
-    """Has a network file system refresh a folder."""
+    """Makes a network file system refresh a folder."""
     try:
         os.listdir(folder)
     except OSError:

@@ -94,7 +94,7 @@ def _leftovers(keep_s: float, report: Callable[[str], object]) -> Iterator[Runni
 
 
 def _names_nothing(path: str) -> bool:
-    """Whether the job of a file has no folder any more, and so no hosts."""
+    """Returns whether the job of a file has no folder any more, and so no hosts."""
     try:
         job = saved_job(path)
     except JobFileError as error:

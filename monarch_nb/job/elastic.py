@@ -54,7 +54,7 @@ class JobHosts:
 
     @property
     def changed(self) -> bool:
-        """Whether the mesh has other hosts than at first, as this process knows it."""
+        """True once the mesh has other hosts than at first, as far as this process knows."""
         return bool(self._added or self._removed or self._replacements)
 
     def hosts(self, first: Sequence[str]) -> list[str]:
@@ -118,7 +118,7 @@ class JobHosts:
         return {host: names[host] for host in hosts if host in names}
 
     def _swap(self, swaps: Mapping[str, str], added: Collection[str]) -> None:
-        """Puts the agents `new` in the mesh: `swaps` has, for each that leaves it, the one in its place, by name."""
+        """Puts agents in the mesh: `swaps` has, for each agent that leaves it, its replacement, by name."""
         agents = self._job.agents
         moved = {name: agents[name] for name in swaps.values() if name in agents}
         ordered: dict[str, Agent] = {}
@@ -145,7 +145,7 @@ class JobHosts:
         return file if folder and file.exists() else None
 
     def key_changed(self) -> None:
-        """Has hosts that start from now on use the job's new key. Raises EngineError."""
+        """Makes hosts that start from now on use the job's new key. Raises EngineError."""
         self._job.adapter.key_changed(self._job.running(self._job.agents))
 
     def written(self) -> str:
@@ -165,8 +165,8 @@ class JobHosts:
     ) -> tuple[str, ...]:  # fmt: skip
         """Requests so many hosts, or one on each of these machines, and waits for them.
 
-        If not all come, those that have been started are ended. The same happens if an interrupt ends the wait, which
-        does not wait for that end; the end of this program does.
+        If not all join, the started ones are ended. The same happens if an interrupt ends the wait; the caller does not
+        wait for that end, but the exit of this program does.
         """
         request = _Growth()
         done: Future[tuple[str, ...]] = pending_future(describe=request.describe)
@@ -187,7 +187,7 @@ class JobHosts:
             raise
 
     def give_back(self, hosts: Sequence[str]) -> None:
-        """Has the scheduler end the agents of these hosts."""
+        """Makes the scheduler end the agents of these hosts."""
         with self._lock:
             names = {name: host for host, name in self._names_of(hosts).items()}
             for arrival in self._job.arrivals:
@@ -283,7 +283,7 @@ class JobHosts:
         self, count: int, machines: tuple[str, ...], started: dict[str, Agent], check: Callable[[], object],
         *, spare: bool,
     ) -> Running:  # fmt: skip
-        """Has the engine start `count` more agents, and records them; returns the job as it was before."""
+        """Makes the scheduler start `count` more agents, and records them; returns the job as it was before."""
         chooses, unlocked = self._job.adapter.chooses, contextlib.nullcontext()
         with self._exclusive(check) if chooses else unlocked:
             with unlocked if chooses else self._exclusive(check):

@@ -1,7 +1,7 @@
 """Starts and supervises the agents of jobs on its machine, for an adapter that has only a pipe to that machine.
 
-Requests are lines of JSON on stdin, and each is answered by one line on stdout. It ends when stdin does; agents live
-on, and another helper finds them again.
+Requests are lines of JSON on stdin, and each is answered by one line on stdout. The helper ends with its stdin; agents
+live on, and another helper finds them again.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The kinds of jobs there are."""
+"""The kinds of jobs."""
 
 from collections.abc import Callable
 
@@ -9,26 +9,26 @@ _adapters: dict[str, JobAdapter] = {}
 
 
 def register_job(kind: str, load: Callable[[], JobAdapter]) -> None:
-    """Adds a kind of jobs; `load` gives its adapter when such a job is first made. Raises ValueError for one known."""
+    """Adds a kind of jobs; `load` makes its adapter when it is first needed. Raises ValueError for a known kind."""
     if kind in _LOADERS:
         raise ValueError(f"there is a kind of jobs {kind!r} already")
     _LOADERS[kind] = load
 
 
 def unregister_job(kind: str) -> None:
-    """Takes a kind away again; jobs of it that run are not ended. Raises LookupError for one that is not there."""
+    """Removes a kind; running jobs of it are not ended. Raises LookupError for an unknown kind."""
     if _LOADERS.pop(kind, None) is None:
         raise LookupError(f"there is no kind of jobs {kind!r}")
     _adapters.pop(kind, None)
 
 
 def kinds() -> list[str]:
-    """The names of all kinds of jobs."""
+    """Returns the names of all kinds of jobs."""
     return sorted(_LOADERS)
 
 
 def adapter_of(kind: str) -> JobAdapter:
-    """The adapter of a kind of jobs, one for this process. Raises LookupError, and EngineError without its package."""
+    """Returns the adapter of a kind, one for this process. Raises LookupError, or EngineError without its package."""
     if kind not in _LOADERS:
         raise LookupError(f"there is no kind of jobs {kind!r} here: there are {', '.join(kinds())}")
     if kind not in _adapters:

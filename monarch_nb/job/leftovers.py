@@ -22,7 +22,7 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FolderUse:
-    """A job's folder is in use until this is closed, or nothing refers to `owner` any more."""
+    """Use of a job's folder, until this is closed, or nothing refers to `owner` any more."""
 
     def __init__(self, owner: object, folder: str) -> None:
         self.folder = folder

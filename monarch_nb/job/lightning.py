@@ -34,11 +34,11 @@ _ENDED = {"Stopping": "is being stopped", "Stopped": "was stopped", "Completed":
 class LightningJob(AdapterJob):
     """A host agent on each machine of a Lightning job: `LightningJob({"trainers": 4}, machine="L4_X_4")`.
 
-    To be used in a Studio: its files, the job's key among them, go to the machines as Lightning's own snapshot of it,
-    and its environment is theirs. The agents are met at their private addresses, at `monarch_port`. Meshes whose hosts
-    are alike share one Lightning job. `teamspace` and `studio` are those of this Studio unless they are named;
-    `max_runtime` seconds after its start Lightning ends the job.
-    Needs `pip install 'monarch-nb[lightning]'`. Raises EngineError, with the words of Lightning.
+    To be used in a Studio: its files, the job's key among them, are copied to the machines as Lightning's own snapshot
+    of it, with its environment. The agents are reached at their private addresses, at `monarch_port`. Meshes with equal
+    hosts share one Lightning job. `teamspace` and `studio` are those of this Studio unless they are named; Lightning
+    ends the job `max_runtime` seconds after its start.
+    Needs `pip install 'monarch-nb[lightning]'`. Raises EngineError, with Lightning's message.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LightningJob(AdapterJob):
 class Lightning(JobAdapter):
     """The ids of agents are `Lightning's name of the job/rank`."""
 
-    keep_s = 3600.0  # one may have waited for these machines
+    keep_s = 3600.0  # users may have waited for these machines
 
     def folder(self) -> Path:
         """Returns a folder in the Studio, which the machines of its jobs have at the same path."""
@@ -99,7 +99,7 @@ class Lightning(JobAdapter):
         return agents
 
     def release(self, going: Running, job: Running) -> None:
-        """Stops Lightning jobs of which no agent stays; the machine of an agent that has ended goes back by itself."""
+        """Stops Lightning jobs without remaining agents; the machine of an ended agent is released by itself."""
         in_use = {_job_name(agent) for name, agent in job.agents.items() if name not in going.agents}
         ended = {name: agent for name, agent in going.agents.items() if _job_name(agent) not in in_use}
         self.kill(structs.replace(job, agents=ended))
@@ -177,7 +177,7 @@ def _seen(machine: Any, job_name: str, port: int) -> Seen:
 def _last_lines(machine: Any, count: int) -> list[str]:
     try:
         return str(machine.logs).strip().splitlines()[-count:]
-    except Exception:  # there are none yet, or none any more
+    except Exception:  # it has none yet, or none any more
         return []
 
 

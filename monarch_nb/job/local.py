@@ -23,7 +23,7 @@ class _LocalForm(AdapterForm):
 
 
 class LocalJob(AdapterJob):
-    """Gives `this_host()` for each name; so that a program runs here as it does on a cluster."""
+    """A job that has `this_host()` for each name, so that a program runs here as it does on a cluster."""
 
     _transient = AdapterJob._transient | {"_process"}
     _form = _LocalForm
@@ -65,7 +65,7 @@ class LocalJob(AdapterJob):
         return ", ".join(self._meshes)
 
     def can_run(self, spec: JobTrait) -> bool:
-        """Never: a new one costs nothing."""
+        """Returns False: a new job costs nothing."""
         return False
 
     def _kill(self) -> None:
@@ -79,7 +79,7 @@ class LocalJob(AdapterJob):
 
 
 class OwnHost(JobAdapter):
-    """The host of this process, whose agent is there already, or is started when it is first needed."""
+    """The host of this process, whose agent exists already, or is started when it is first needed."""
 
     keep_s = None  # it ends with this process
     watch_s = 0.0

@@ -34,14 +34,14 @@ class WantedMount(NamedTuple):
     source: str
     point: str
     meshes: tuple[str, ...] | None = None  # None: all
-    python: str = ""  # of the processes of these meshes; "" for the usual one
+    python: str = ""  # of the processes of these meshes; "" for the default
     gathers: bool = False
 
     @classmethod
     def to_hosts(
         cls, source: str, point: str | None, meshes: Sequence[str] | None, python: str | None
     ) -> "WantedMount":
-        """A folder of this machine. Raises ValueError for a Python that is not in it, or differs from host to host."""
+        """Requests a folder of this machine. Raises ValueError for a Python outside of it, or that differs on hosts."""
         source = os.path.abspath(source)
         point = source if point is None else os.path.abspath(point)
         if python is not None:
@@ -56,7 +56,7 @@ class WantedMount(NamedTuple):
 
     @classmethod
     def to_here(cls, source: str, point: str, meshes: Sequence[str] | None) -> "WantedMount":
-        """A folder of the hosts."""
+        """Requests a folder of the hosts."""
         return cls(source, os.path.abspath(point), _names(meshes), gathers=True)
 
     @classmethod
@@ -85,7 +85,7 @@ def _names(meshes: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def place_of(point: Point) -> str:
-    """A place of a mesh as the name of a folder: `hosts_0`, "" where there is one place alone."""
+    """Formats a place of a mesh as the name of a folder: `hosts_0`, "" where there is only one place."""
     return "_".join(f"{label}_{index}" for label, index in point.items())
 
 
@@ -159,7 +159,7 @@ class RemoteMountActor(Actor):
 
 
 class MountHandler:
-    """What `remotemount` gives: `open()` brings the folder to the hosts, `refresh()` what has changed since."""
+    """The result of `remotemount`: `open()` copies the folder to the hosts, `refresh()` its changes since."""
 
     def __init__(self, host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = None) -> None:
         self.sourcepath = os.path.abspath(sourcepath)
@@ -169,9 +169,9 @@ class MountHandler:
         self._copies: Any = None
 
     def open(self, via_gateway: bool = False) -> None:
-        """Makes the mount point on each host and fills it; blocks. Nothing where it is open.
+        """Makes the mount point on each host and fills it; blocks. Does nothing if it is open.
 
-        Raises NotADirectoryError for a source that is no folder, and ActorError with what is in the way on a host.
+        Raises NotADirectoryError for a source that is no folder, and ActorError that says what is in the way on a host.
         """
         if self._procs is not None:
             return
@@ -188,9 +188,9 @@ class MountHandler:
             raise
 
     def refresh(self, sourcepath: str | None = None) -> None:
-        """Sends what has changed, to the hosts that lack it, and removes there what is not here any more; blocks.
+        """Sends changes to the hosts that lack them, and removes there what no longer exists here; blocks.
 
-        Raises RuntimeError where it is not open.
+        Raises RuntimeError if it is not open.
         """
         if self._copies is None:
             raise RuntimeError(f"{self.mntpoint} is not mounted: open() comes first")
@@ -203,7 +203,7 @@ class MountHandler:
         copies.settle.call(tree, fresh).get(_ANSWER_S)
 
     def close(self) -> None:
-        """Removes it from the hosts; blocks. Nothing where it is not open."""
+        """Removes the copies from the hosts; blocks. Does nothing if it is not open."""
         procs, self._procs, self._copies = self._procs, None, None
         if procs is not None:
             procs.stop("its folder was unmounted").get(_ANSWER_S)
@@ -217,10 +217,10 @@ class MountHandler:
 
 
 def remotemount(host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = None) -> MountHandler:
-    """A folder of this machine at `mntpoint` of each host, by default at the same path: `open()` puts it there.
+    """Returns a mount of this machine's folder at `mntpoint` of each host, by default at the same path: `open()` copies
+    it.
 
-    In `mntpoint` the place of a host stands for $SUBDIR, for hosts that share a file system.
-    """
+    $SUBDIR in `mntpoint` stands for the place of a host, for hosts that share a file system."""
     return MountHandler(host_mesh, sourcepath, mntpoint)
 
 
@@ -245,7 +245,7 @@ class GatherSourceActor(Actor):
 
 
 class GatherMount:
-    """What `gather_mount` gives: the folders of hosts, copied here again whenever they have changed."""
+    """The result of `gather_mount`: the folders of hosts, copied here again whenever they have changed."""
 
     def __init__(
         self, host_mesh: HostMesh, remote_mount_point: str, local_mount_point: str, *, interval: float | None
@@ -269,7 +269,7 @@ class GatherMount:
             threading.Thread(target=self._follow, args=(interval,), name="monarch-gather", daemon=True).start()
 
     def refresh(self) -> None:
-        """Copies what has changed on the hosts; blocks. Raises RuntimeError once it is closed."""
+        """Copies changes from the hosts; blocks. Raises RuntimeError once it is closed."""
         with self._lock:
             if self._closed.is_set():
                 raise RuntimeError(f"{self.local_mount_point} is not mounted any more")
@@ -277,7 +277,7 @@ class GatherMount:
                 self._take(point, tree)
 
     def close(self, deadline: float | None = None) -> None:
-        """Ends it and removes the copies from the local folder; blocks. `deadline` is not needed here."""
+        """Ends the mount and removes the copies from the local folder; blocks. `deadline` has no effect."""
         self._closed.set()
         with self._lock:
             procs, self._procs = self._procs, None
@@ -322,10 +322,10 @@ class GatherMount:
 def gather_mount(
     host_mesh: HostMesh, remote_mount_point: str, local_mount_point: str, *, interval: float | None = _REFRESH_S
 ) -> GatherMount:
-    """The folder `remote_mount_point` of each host below `local_mount_point` here, named after its place (`hosts_0`).
+    """Copies the folder `remote_mount_point` of each host below `local_mount_point`, named after its place (`hosts_0`).
 
-    The folder of one host without dimensions is there itself. In `remote_mount_point` the place of a host stands for
-    $SUBDIR. What has changed there is copied each `interval` seconds, and by `refresh()`; None: by that alone. Blocks.
+    The folder of one host without dimensions is `local_mount_point` itself. $SUBDIR in `remote_mount_point` stands for
+    the place of a host. Changes are copied each `interval` seconds, and by `refresh()`; None: only by that. Blocks.
     """
     say_once(logger, "gather_mount: the folders are copied from the hosts; refresh() copies what has changed")
     return GatherMount(host_mesh, remote_mount_point, local_mount_point, interval=interval)

@@ -16,15 +16,15 @@ from monarch_nb.job.role import Role
 _FILE = "wanted.json"
 _RANKS = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}
 _LOG = "mpirun"
-_PATIENCE_S = 3  # for a rank to end all that is on its host, before Open MPI kills it
+_PATIENCE_S = 3  # for a rank to end all processes on its host, before Open MPI kills it
 
 
 class MPIJob(AdapterJob):
     """A host agent for each rank of `mpirun`, as in `MPIJob({"trainers": 4}, mpi_args="--map-by ppr:1:node")`.
 
-    `launcher` is the command (`mpirun`, `mpiexec`, `srun --mpi=pmix`), which stays a process of this machine: its end
-    is that of the job. Ranks must share `$XDG_STATE_HOME/monarch-nb/jobs` with this machine, where the key is a file of
-    mode 0600. `python_exe` is the interpreter there. MPI itself is not used between processes. Raises EngineError.
+    `launcher` is the command (`mpirun`, `mpiexec`, `srun --mpi=pmix`), which stays a process of this machine: the job
+    ends with it. Ranks must share `$XDG_STATE_HOME/monarch-nb/jobs` with this machine, where the key is a file of mode
+    0600. `python_exe` is the interpreter there. MPI itself is not used between processes. Raises EngineError.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class MPIJob(AdapterJob):
 
 
 class MPI(JobAdapter):
-    """`mpirun` is a process of this machine, and remains one: its end is that of all agents."""
+    """`mpirun` is a process of this machine, and remains one: all agents end with it."""
 
     watch_s = 2.0
 

@@ -1,4 +1,4 @@
-"""Jobs by name: those of `monarch.toml`, the current one of a folder, and jobs made from a kind and plain arguments."""
+"""Jobs by name: in `monarch.toml`, the current job of a folder, and jobs made from a kind and plain arguments."""
 
 import atexit
 import difflib
@@ -35,7 +35,7 @@ from monarch_nb.wire import converted, kind_of
 
 logger = logging.getLogger("monarch_nb.job")
 FILE = "monarch.toml"
-_CURRENT = ".monarch/current_job"  # has `module.attribute`
+_CURRENT = ".monarch/current_job"  # contains `module.attribute`
 SHORT = 8  # characters of an id that people see
 _CLASSES: dict[str, type[AdapterJob]] = {
     "lightning": LightningJob,
@@ -52,7 +52,7 @@ _MORE = more("guides/jobs.md#in-a-notebook")
 
 
 class JobsFileError(ValueError):
-    """A monarch.toml that cannot be read, or that describes no job; the text has where and what."""
+    """A monarch.toml that cannot be read, or that describes no job; the text has the place and the problem."""
 
 
 def find_file(start: "str | os.PathLike[str] | None" = None) -> Path | None:
@@ -62,9 +62,9 @@ def find_file(start: "str | os.PathLike[str] | None" = None) -> Path | None:
 
 
 def described_jobs(file: Path | None = None) -> dict[str, dict[str, object]]:
-    """What the file says of each job, by name: `[jobs.lab]`, with `kind`, `meshes`, and the arguments of the kind.
+    """Returns the description of each job in the file, by name: `[jobs.lab]`, with `kind`, `meshes`, and its arguments.
 
-    Without a file that of this folder. What is wrong with a table `job_named` and `wrong_jobs` say. Raises
+    The default is the file of this folder. `job_named` and `wrong_jobs` report what is wrong with a table. Raises
     JobsFileError for a file that cannot be read.
     """
     file = file or find_file()
@@ -93,9 +93,9 @@ def wrong_jobs(file: Path | None = None) -> dict[str, str]:
 
 
 def job_named(name: str, file: Path | None = None) -> JobTrait:
-    """The job that monarch.toml describes under a name; nothing is started.
+    """Returns the job that monarch.toml describes under a name; nothing is started.
 
-    Raises LookupError for a name that it does not have, JobsFileError for what it says wrongly.
+    Raises LookupError for a name that the file does not have, JobsFileError for a wrong description.
     """
     jobs = described_jobs(file)
     if name not in jobs:
@@ -130,17 +130,17 @@ def _suggestion(word: str, names: Iterable[str]) -> str:
 
 
 def job_file(name: str) -> str:
-    """Returns where a job of that name is saved, for other processes: beside monarch.toml, else in this folder."""
+    """Returns the path at which a job of that name is saved, for other processes: beside monarch.toml, else here."""
     file = find_file()
     return str((file.parent if file is not None else Path()) / ".monarch" / "jobs" / f"{name}.json")
 
 
 def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
-    """A job from its file, or by its name: in monarch.toml, or that of the notebook's mesh that it was started for.
+    """Returns a job from its file, or by its name: in monarch.toml, or of a notebook's mesh that it was started for.
 
-    Without one it is the job that a program of this folder has saved, else the only one that was started by name. The
-    module of its class is imported. Raises FileNotFoundError, which names those there are, and JobFileError for a file
-    that others could have written or that holds no job.
+    Without arguments it is the job that a program of this folder has saved, else the only one started by name. The
+    module of its class is imported. Raises FileNotFoundError, which names the existing ones, and JobFileError for a
+    file that others could have written or that holds no job.
     """
     if os.path.exists(filename):
         return load_file(filename)
@@ -163,8 +163,8 @@ class ListedJob(NamedTuple):
     """A job that runs, with its state according to its scheduler."""
 
     job: AdapterJob
-    name: str  # in monarch.toml; "" if it is not one of those
-    hosts: str  # how many run and how many wait
+    name: str  # in monarch.toml; "" if it is not in there
+    hosts: str  # numbers of running and waiting hosts
 
     @property
     def kind(self) -> str:
@@ -188,7 +188,7 @@ class ListedJob(NamedTuple):
 
 
 def listed_jobs(report: Callable[[str], object]) -> list[ListedJob]:
-    """Returns the jobs of this user that run; `report` is called with what could not be found out. Blocks.
+    """Returns the jobs of this user that run; calls `report` with errors of schedulers. Blocks.
 
     Raises JobsFileError.
     """
@@ -220,7 +220,7 @@ def _all_running(report: Callable[[str], object]) -> list[AdapterJob]:
         try:
             jobs += running_jobs(kind)
         except EngineError as error:
-            if not isinstance(error.__cause__, ModuleNotFoundError):  # without its package there is none of this kind
+            if not isinstance(error.__cause__, ModuleNotFoundError):  # no jobs of a kind without its package
                 report(f"{kind}: {error}")
     return jobs
 
@@ -270,11 +270,11 @@ def arguments_of(kind: str) -> frozenset[str]:
 
 
 def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait:
-    """A job of a kind. `meshes` has for each name a number of hosts, what a `Role` has, or what the kind takes.
+    """Makes a job of a kind. `meshes` has for each name a number of hosts, a `Role` or its fields, or what the kind
+    takes.
 
-    `keep` is what `keep_for` takes; `spares` are those of each mesh that does not say how many it has.
-    Raises LookupError for a kind that is not there, TypeError and ValueError for what it does not take.
-    """
+    `keep` is the argument of `keep_for`; `spares` is the number for each mesh that does not have its own. Raises
+    LookupError for an unknown kind, TypeError and ValueError for arguments that it does not take."""
     if kind == "local":
         return LocalJob(tuple(meshes))
     if "keep" in arguments:
@@ -328,11 +328,11 @@ def _kubernetes(meshes: Mapping[str, Any], arguments: dict[str, Any]) -> Kuberne
 
 
 def hosts_of(job: JobTrait, name: str, path: str, report: Callable[[Progress], object]) -> HostMesh:
-    """The hosts of a mesh of a job, which is started if it does not run, and saved at `path`; its only mesh may have
-    any name.
+    """Returns the hosts of a job's mesh; starts the job if it does not run, and saves it at `path`; its only mesh may
+    have any name.
 
     Blocks until the hosts have joined; calls `report` with the progress. Ctrl-C ends the job while some are missing.
-    Raises LookupError for a mesh that it does not have, EngineError and HostsMissingError.
+    Raises LookupError for an unknown mesh, EngineError and HostsMissingError.
     """
     running = job._running
     if running is not None and running._lost():
@@ -348,7 +348,7 @@ def hosts_of(job: JobTrait, name: str, path: str, report: Callable[[Progress], o
 
 
 def hosts_from_config(name: str) -> HostMesh:
-    """The host mesh of that name; in this version always two worker processes on this machine.
+    """Returns the host mesh of that name; in this version always two worker processes on this machine.
 
     They end with this process.
     """

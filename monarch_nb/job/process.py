@@ -1,4 +1,4 @@
-"""Jobs whose hosts are processes of this machine: what a cluster is, in small."""
+"""Jobs whose hosts are processes of this machine: a small cluster."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ from monarch_nb.job.report import read_report
 from monarch_nb.job.role import Role
 from monarch_nb.job.state import JobState
 
-_ENDING_S = 2.0  # for a worker to end all that is on it, which it does at once; then it is killed itself
+_ENDING_S = 2.0  # for a worker to end all its processes, which it does at once; then it is killed itself
 
 
 class ProcessState(NamedTuple):
@@ -41,8 +41,8 @@ class ProcessState(NamedTuple):
 
 
 class ProcessJob(AdapterJob):
-    """Each host is a process of its own, as users start workers by hand: they live on when the client ends, for a
-    minute unless `keep_for` says otherwise.
+    """Hosts that are processes of this machine, like workers that users start by hand: they live on when the client
+    ends, for a minute unless `keep_for` sets another time.
 
     `meshes` gives the number of hosts of each mesh; `env` is laid over the hosts' environment. `kill()` ends them, from
     any process that has the job's file.
@@ -55,7 +55,7 @@ class ProcessJob(AdapterJob):
 
     def _restored(self) -> None:
         super()._restored()
-        # As torchmonarch has it: a subclass with a `_create` of its own puts the workers there that it has started.
+        # As in torchmonarch: a subclass with a `_create` of its own puts the workers there that it has started.
         self._host_to_pid: dict[str, ProcessState] = {}
         self._adopted: set[str] = set()  # the workers that are, or were, agents of the job
 
@@ -67,7 +67,7 @@ class ProcessJob(AdapterJob):
 
     def _adopt(self) -> None:
         for name, started in self._host_to_pid.items():
-            if name not in self._adopted:  # one that has been returned does not come back
+            if name not in self._adopted:  # a returned worker does not come back
                 self._agents[name] = agent_of_process(started.pid, started.channel)
         self._adopted |= self._host_to_pid.keys()
 

@@ -12,7 +12,7 @@ _VERB = re.compile(rf"\b({'|'.join(_PLURALS)})\b")
 
 
 class Progress(NamedTuple):
-    """So many of `wanted` hosts have joined; `missing` has, for each of the others, what it waits for.
+    """The number of `wanted` hosts that have joined; `missing` has, for each of the others, what it waits for.
 
     Spares are counted separately: nobody waits for them.
     """
@@ -41,7 +41,7 @@ class Progress(NamedTuple):
 
 
 def sentence(names: Sequence[str], predicate: str) -> str:
-    """What is said of one host, such as "waits for a node", as a sentence about these hosts; many are cut short."""
+    """Makes a sentence about several hosts from the predicate for one, such as "waits for a node"; cuts long lists."""
     more = len(names) - _NAMED
     subject = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
     if len(names) > 1:

@@ -28,9 +28,9 @@ _INSTALL = "pip install 'monarch-nb[ray]'"
 class RayJob(AdapterJob):
     """A host agent on each of so many nodes of a Ray cluster: `RayJob({"trainers": Role(hosts=4, gpus=8)})`.
 
-    A placement group asks for them: with `strategy` "STRICT_SPREAD" a node each, with "PACK" several may share one. An
-    actor of Ray's holds what its agent was given, and ends with it. `address` is the cluster's, by default the one
-    that this machine is part of. The agents must be reachable from here at any free port of their nodes.
+    Ray places them by a placement group: one per node with `strategy` "STRICT_SPREAD", maybe several on one with
+    "PACK". A Ray actor holds the resources of its agent, and ends with it. `address` is the cluster's, by default that
+    of the cluster of this machine. The agents must be reachable from here at any free port of their nodes.
     Needs `pip install 'monarch-nb[ray]'`, the same on all nodes. Raises EngineError.
     """
 
@@ -61,7 +61,7 @@ class Keeper:
                 _leave_ray(self._group)
 
     def ask(self, request: bytes) -> bytes:
-        """The helper's answer."""
+        """Returns the helper's answer."""
         return msgspec.json.encode(self._helper.answer(json_decoder(Ask).decode(request)))
 
 
@@ -79,10 +79,10 @@ class Ray(JobAdapter):
     """The ids of agents are the names of Ray's actors, which outlive this process."""
 
     watch_s = 2.0
-    keep_s = 3600.0  # one may have waited for these nodes
+    keep_s = 3600.0  # users may have waited for these nodes
 
     def start(self, wanted: AgentsWanted) -> Agents:
-        """Asks for a placement group, and an actor in each bundle of it. Raises EngineError."""
+        """Requests a placement group, and an actor in each bundle of it. Raises EngineError."""
         return self._start(wanted, wanted.job, {})
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
@@ -242,7 +242,7 @@ def _remove(ray: Any, group: str) -> None:
 
 
 def _ray(options: Mapping[str, Any]) -> Any:
-    """Ray's client, connected. Raises EngineError."""
+    """Returns Ray's client, connected. Raises EngineError."""
     try:
         import ray
         import ray.util.scheduling_strategies

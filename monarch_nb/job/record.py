@@ -25,12 +25,12 @@ _LARGEST = 1 << 20
 
 
 class JobFileError(RuntimeError):
-    """A file that should hold a job and does not, or that others could have written; the text has what to do."""
+    """A file that should hold a job holds none, or could have been written by others; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobOrigin:
-    """Who started a job."""
+    """The process that started a job."""
 
     pid: int
     command: str
@@ -39,7 +39,7 @@ class JobOrigin:
 
     @classmethod
     def here(cls) -> "JobOrigin":
-        """This process."""
+        """Returns the origin of jobs that this process starts."""
         command = " ".join(sys.orig_argv)
         return cls(os.getpid(), command if len(command) <= 200 else f"{command[:197]}...", os.getcwd(), _machine())
 

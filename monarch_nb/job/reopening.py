@@ -62,7 +62,7 @@ def hosts_again(written: str) -> JobHosts:
 
 
 def job_of(mesh: object) -> AdapterJob:
-    """Returns the job that gives the hosts of a mesh, also of an attached one. Blocks for some seconds at first.
+    """Returns the job of a mesh's hosts, also of an attached mesh. Blocks for some seconds at first.
 
     Raises LookupError for a mesh whose hosts belong to no job, NoMoreHostsError if the job cannot be loaded here.
     """
@@ -73,7 +73,7 @@ def job_of(mesh: object) -> AdapterJob:
 
 
 def _is_at(path: str, job: AdapterJob) -> bool:
-    """Whether a file still holds this job."""
+    """Returns whether a file still holds this job."""
     try:
         return os.path.exists(path) and load_file(path).apply_id == job.apply_id
     except (OSError, JobFileError):
@@ -92,7 +92,7 @@ class HostOfJob(Struct, frozen=True):
 
 
 def hosts_of_job(job: AdapterJob) -> list[HostOfJob]:
-    """Returns all of them. Blocks; opens the job's tunnels. Raises EngineError if the scheduler cannot be asked."""
+    """Returns all hosts of a job. Blocks; opens its tunnels. Raises EngineError if the scheduler cannot be asked."""
     running, hosts = job._job, []
     key = Path(running.folder, "key")
     job._adapter.hold(running, True)

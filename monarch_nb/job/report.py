@@ -1,4 +1,4 @@
-"""What the starter of a job's agents and each agent write for each other: the list of hosts, and an agent's report."""
+"""Files that the starter of a job's agents and the agents write for each other: a list of hosts, reports of agents."""
 
 import os
 import platform
@@ -44,13 +44,13 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     do: Literal["start", "look", "kill", "end", "lines"]
     job: str
-    names: dict[str, dict[str, str]] = {}  # start: the environment of each; end: which of them end
-    address: str = "tcp://0.0.0.0:0"  # start: where they listen
+    names: dict[str, dict[str, str]] = {}  # start: the environment of each; end: the agents to end
+    address: str = "tcp://0.0.0.0:0"  # start: where the agents listen
     known_as: str = ""  # start: the requester's name of this machine
-    key: str = ""  # start: the job's key, as its file has it
+    key: str = ""  # start: the job's key, as in its file
     count: int = 0  # lines
     bound: bool = False  # start: agents end with this process
-    keep_s: float | None = None  # start: how long they live on when no program uses them
+    keep_s: float | None = None  # start: how long agents live on when no program uses them
 
 
 class HelperReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,14 +83,14 @@ def read_report(path: Path) -> AgentReport | None:
 
 
 def own_addresses(port: int, known_as: str = "") -> tuple[str, ...]:
-    """Returns where others may reach a port of this machine: the name it is known as, its own name, its addresses."""
+    """Returns addresses of a port of this machine for others: the name it is known as, its own name, its addresses."""
     names = [known_as, socket.getfqdn(), platform.node(), *_numbers()]
     usable = [name for name in names if name and not name.startswith(("localhost", "127.")) and name != "::1"]
     return tuple(f"tcp://{f'[{name}]' if ':' in name else name}:{port}" for name in dict.fromkeys(usable))
 
 
 def _numbers() -> list[str]:
-    """Returns IP addresses from which this machine would connect to others. Nothing is sent for that."""
+    """Returns IP addresses from which this machine would connect to others, without sending anything."""
     addresses = []
     for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:

@@ -8,23 +8,23 @@ from monarch_nb.wire import converted
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One mesh of a job: `hosts` machines with at least these resources; what is left open is the scheduler's default.
+    """One mesh of a job: `hosts` machines with at least these resources; unset ones are left to the scheduler.
 
     A job may have hosts of several kinds: `{"trainers": Role(hosts=4, gpus=8), "loaders": Role(hosts=2, cpus=16)}`.
-    Not all schedulers know all of these; one that does not refuses the job.
+    A scheduler that does not support one of the fields refuses the job.
     """
 
     hosts: int = 1
     spares: int = 0  # additional hosts that join, and wait to replace lost ones
-    gpus: int | None = None  # on each host; the host is looked at when it joins, and one with fewer is refused
+    gpus: int | None = None  # on each host, checked when it joins; a host with fewer is refused
     cpus: int | None = None  # on each host
     memory: str = ""  # on each host, in the scheduler's notation: 64G
-    image: str = ""  # the container image of an engine that runs such
+    image: str = ""  # the container image, for schedulers that run images
     env: dict[str, str] = {}  # laid over the environment of its hosts
 
 
 def read_roles(meshes: "Mapping[str, int | Role]") -> dict[str, Role]:
-    """Returns the roles of a job's meshes, for which a number of hosts is enough. Raises ValueError."""
+    """Returns the roles of a job's meshes, which may also be numbers of hosts. Raises ValueError."""
     roles = {}
     for name, entry in meshes.items():
         if not isinstance(name, str) or not name.isidentifier():

@@ -38,13 +38,13 @@ _ENDED = {
 class SkyPilotJob(AdapterJob):
     """A host agent on each node of a SkyPilot cluster: `SkyPilotJob({"trainers": 4}, accelerators="H100:8")`.
 
-    Meshes whose hosts are alike share one cluster, which is taken down by `kill()`, and by SkyPilot once the hosts have
-    been unused for `idle_minutes` more. `setup` is the shell command that installs monarch-nb in the environment of
-    `python_exe`, which must have the Python of this program. What the `resources` of a SkyPilot task take is given in
-    `resources`, beside the usual `infra`, `accelerators`, `cpus`, `memory`, `use_spot` and `image`. The agents are met
-    at the nodes' addresses, at `monarch_port`, which SkyPilot opens; only who has the job's key is let in, which goes
-    there as a secret of the task.
-    Needs `pip install 'monarch-nb[skypilot]'`. Raises EngineError, with the words of SkyPilot.
+    Meshes with equal hosts share one cluster, which is taken down by `kill()`, and by SkyPilot once the hosts have been
+    unused for `idle_minutes` more. `setup` is the shell command that installs monarch-nb in the environment of
+    `python_exe`, which must have the Python of this program. Arguments of a SkyPilot task's resources are passed in
+    `resources`, beside the usual `infra`, `accelerators`, `cpus`, `memory`, `use_spot` and `image`. The agents are
+    reached at the nodes' addresses, at `monarch_port`, which SkyPilot opens; only holders of the job's key, which is
+    passed to them as a secret of the task, can connect.
+    Needs `pip install 'monarch-nb[skypilot]'`. Raises EngineError, with SkyPilot's message.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class SkyPilotJob(AdapterJob):
 
 
 class SkyPilot(JobAdapter):
-    """The ids of agents are `cluster/rank/request`, where the request is the one that launches the cluster."""
+    """The ids of agents are `cluster/rank/request`; the request launches the cluster."""
 
-    keep_s = 3600.0  # one may have waited for these machines
+    keep_s = 3600.0  # users may have waited for these machines
     watch_s = 15.0  # each look is some requests to SkyPilot's server
 
     def start(self, wanted: AgentsWanted) -> Agents:
@@ -78,7 +78,7 @@ class SkyPilot(JobAdapter):
         return self._launch(wanted, f"monarch-{wanted.job[:8]}-{wanted.names[-1].replace('_', '-')}")
 
     def release(self, going: Running, job: Running) -> None:
-        """Takes clusters down of which no agent stays; other nodes are the cluster's until its end."""
+        """Takes clusters without remaining agents down; other nodes stay the cluster's until its end."""
         in_use = {_cluster(agent) for name, agent in job.agents.items() if name not in going.agents}
         ended = {name: agent for name, agent in going.agents.items() if _cluster(agent) not in in_use}
         self.kill(structs.replace(job, agents=ended))
@@ -249,7 +249,7 @@ def _get(name: str, *arguments: Any, **options: Any) -> Any:
 
 
 def _sdk() -> Any:
-    """SkyPilot's module. Raises EngineError."""
+    """Returns SkyPilot's module. Raises EngineError."""
     try:
         import sky
     except ImportError:

@@ -1,4 +1,4 @@
-"""Slurm jobs: an agent on each node that Slurm gives, started by srun inside a batch job."""
+"""Slurm jobs: an agent on each allocated node, started by srun inside a batch job."""
 
 import contextlib
 import importlib
@@ -51,7 +51,7 @@ _ENDS = {
 }
 # A job that is being cleaned up may be reported as COMPLETING alone: the reason then has how it ended.
 _CODES = {"NonZeroExitCode": "FAILED", "TimeLimit": "TIMEOUT", "OutOfMemory": "OUT_OF_MEMORY", "NodeFail": "NODE_FAIL"}
-# Reasons that do not pass by themselves, with what to do.
+# Reasons that do not pass by themselves, with advice.
 _STUCK = {
     "PartitionConfig": "partition {partition} does not have {nodes} like that: ask for fewer or smaller ones, or "
     "name another partition",
@@ -75,21 +75,21 @@ _TIDY_S = 3.0  # for agents that were asked to end
 _LOOK_S = 0.2
 OTHER_JOBS = "others"  # the file in a job's folder with the numbers of batch jobs that end with the one of the client
 _OPTION = re.compile(r"-[-\w]+([ =].*)?")
-# One agent per node, with all that the batch job has there; those of other nodes live on when one ends.
+# One agent per node, with all resources of the batch job there; agents of other nodes live on when one ends.
 _SRUN = "srun --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none --wait=0 --kill-on-bad-exit=0 --label"
 
 
 class SlurmJob(AdapterJob):
-    """One host agent on each node that Slurm gives: `SlurmJob({"trainers": 4}, partition="gpu", gpus_per_node=8)`.
+    """One host agent on each allocated node: `SlurmJob({"trainers": 4}, partition="gpu", gpus_per_node=8)`.
 
-    Meshes whose hosts are alike share one batch job; a `Role` asks for others: `{"loaders": Role(hosts=2, cpus=16)}`.
+    Meshes with equal hosts share one batch job; a `Role` asks for others: `{"loaders": Role(hosts=2, cpus=16)}`.
     `python_exe` is the interpreter on the nodes, with monarch-nb installed; `slurm_args` are added as #SBATCH lines.
     The job's folder, `$XDG_STATE_HOME/monarch-nb/jobs`, must be shared with the nodes, as home folders are: the key is
     a file of mode 0600 there. Agents listen at any free port of their node, or at `monarch_port`, of `bind_to` alone if
-    that is given. `state()` does not wait for the queue; `job_start_timeout` seconds after that the job is given up
+    that is given. `state()` does not wait for the queue; the job is given up `job_start_timeout` seconds after it
     (None: never). With `out_of_cluster` the nodes are reached through the first of them that answers, or through
-    `attach_to`, such as the end here of a forwarded port. `apply(client_script)` runs a script on the first node, and
-    the allocation ends with it. Raises EngineError, with Slurm's words.
+    `attach_to`, such as the local end of a forwarded port. `apply(client_script)` runs a script on the first node, and
+    the allocation ends with it. Raises EngineError, with Slurm's message.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SlurmJob(AdapterJob):
         super().__init__("slurm", meshes, env, options=options, patience=job_start_timeout)
 
     def add_mesh(self, name: str, num_nodes: "int | Role") -> None:
-        """Another mesh, of so many nodes. Raises ValueError after the job was applied."""
+        """Adds a mesh of so many nodes. Raises ValueError after the job was applied."""
         if self.active:
             raise ValueError("the job runs: a mesh can only be added before")
         self._wish({**{mesh: self._role(mesh) for mesh in self._meshes}, name: num_nodes})
@@ -147,7 +147,7 @@ class SlurmJob(AdapterJob):
 class Slurm(JobAdapter):
     """Asks `sbatch`, `squeue --json` and `scancel`. The ids of agents are `job/rank`."""
 
-    keep_s = 3600.0  # one may have waited for these nodes
+    keep_s = 3600.0  # users may have waited for these nodes
     takes_places = True
 
     def start(self, wanted: AgentsWanted) -> Agents:
@@ -169,14 +169,14 @@ class Slurm(JobAdapter):
         return agents
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
-        """Submits one more batch job, of so many nodes, or of those that are named."""
+        """Submits one more batch job, of so many nodes, or of named ones."""
         file = f"{wanted.names[-1]}.wanted"
         number = len({_number(agent) for agent in job.agents.values()})  # never 0, which has the client script
         prepare(wanted, wanted.names, file)
         return self._submit(wanted, wanted.names, file, number)
 
     def release(self, going: Running, job: Running) -> None:
-        """Cancels batch jobs of which no agent remains; has others give back the nodes of agents that end.
+        """Cancels batch jobs without remaining agents; makes others release the nodes of agents that end.
 
         The first node of a batch job, where its script runs, remains with the others.
         """
@@ -190,7 +190,7 @@ class Slurm(JobAdapter):
                                          if _number(agent) == number and (node := _node(job, name))})  # fmt: skip
 
     def look(self, job: Running) -> Mapping[str, Seen]:
-        """Returns their states according to Slurm."""
+        """Returns the states of the agents according to Slurm."""
         refresh_folder(job.folder)
         states = {number: self._state(number) for number in dict.fromkeys(map(_number, job.agents.values()))}
         return {name: self._seen(job, name, states[_number(agent)]) for name, agent in job.agents.items()}
@@ -202,7 +202,7 @@ class Slurm(JobAdapter):
             return
         with contextlib.suppress(EngineError):  # SIGTERM would be a notice to the agents
             running = [number for number in numbers if self._runs(number)]
-            if len(running) < len(numbers):  # Slurm would try for minutes to signal one that waits
+            if len(running) < len(numbers):  # Slurm would try for minutes to signal a waiting job
                 ask(["scancel", "--quiet", *(number for number in numbers if number not in running)], _PACKAGE)
             if running:
                 ask(["scancel", "--quiet", f"--signal={END.name[3:]}", *running], _PACKAGE, seconds=_TIDY_S)
@@ -252,7 +252,7 @@ class Slurm(JobAdapter):
             time.sleep(_LOOK_S)
 
     def _state(self, number: str) -> dict[str, object]:
-        """Returns squeue's entry of a batch job; empty if it knows none of that number."""
+        """Returns squeue's entry of a batch job; empty if there is none."""
         try:
             text = ask(["squeue", "--json", "--states=all", f"--jobs={number}"], _PACKAGE)
             entries: list[dict[str, Any]] = json.loads(text).get("jobs", [])
@@ -347,7 +347,7 @@ def _script(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) 
     }
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH --{name}={_plain(name, value)}" for name, value in options.items() if value is not None]
-    # A requeued job has other hosts, and one lost node is no reason to take the others away.
+    # A requeued job has other hosts, and the loss of one node does not affect the others.
     lines += ["#SBATCH --no-requeue", "#SBATCH --no-kill"]
     lines += ["#SBATCH --exclusive"] if config.get("exclusive", True) else []
     lines += [f"#SBATCH {_plain('slurm_args', word)}" for word in config.get("slurm_args", ()) if _OPTION.match(word)]

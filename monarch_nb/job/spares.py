@@ -99,7 +99,7 @@ class Spares:
             return
         self.follow(arrivals, self._target)
 
-    # -- what becomes of them, on threads of the engine ---------------------------------------------------------------
+    # -- their ends, on threads of the engine ---------------------------------------------------------------
 
     def _on_arrival(self, name: str, future: Future[tuple[str, ...]]) -> None:
         error = future.exception(0)

@@ -1,4 +1,4 @@
-"""What a running job gives: its host meshes, by name."""
+"""Host meshes of a running job, by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +8,8 @@ from monarch_nb.wire import counted
 
 
 class JobState:
-    """The host meshes of a job, as attributes. What telemetry and admin servers would add is None, as there are none:
-    a job of the program's own may fill it in.
+    """The host meshes of a job, as attributes. Attributes of telemetry and admin servers, which do not exist here, are
+    None: a program's own job class may set them.
     """
 
     def __init__(

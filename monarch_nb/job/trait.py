@@ -1,4 +1,4 @@
-"""Common behaviour of all jobs: they are applied, give their state, are found again by a file, and are ended."""
+"""Common behaviour of all jobs: they are applied, have a state, are found again by a file, and are ended."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ from monarch_nb.wire import converted
 logger = logging.getLogger("monarch_nb.job")
 
 DEFAULT_JOB_PATH = ".monarch/job_state.json"
-BATCH_FILE = "MONARCH_NB_BATCH_JOB"  # names the file of the job that has started this program
+BATCH_FILE = "MONARCH_NB_BATCH_JOB"  # the file of the job that has started this program
 _OWN = frozenset({"_applied", "_cached", "_mounts"})
 
 
@@ -30,19 +30,19 @@ _OWN = frozenset({"_applied", "_cached", "_mounts"})
 class AppliedRecord:
     """The record of an applied job; empty before it is applied, and after it was ended."""
 
-    apply_id: str | None = None  # another one each time
+    apply_id: str | None = None  # a new one each time
     started: float = 0.0  # wall clock, seconds
     origin: JobOrigin | None = None
     path: str | None = None  # the file it was saved in
 
 
 class JobTrait(UpstreamServices, ABC):
-    """Machines wanted for a program, and once applied, the machines there are.
+    """Machines requested for a program, and once applied, its actual machines.
 
     A subclass defines how: `_create` requests them, `_state` connects to them, `can_run` decides whether a running job
-    already will do for another's wishes, `_kill` ends it. Its attributes are saved as JSON; those in `_transient` are
-    not, and `_restored` is called where it is read again. Fields of `_form` are checked against its types when they are
-    read; other attributes are plain data.
+    fits another job's request, `_kill` ends it. Its attributes are saved as JSON, except those in `_transient`, and
+    `_restored` is called where it is read again. Fields of `_form` are checked against its types when they are read;
+    other attributes are plain data.
     """
 
     _transient: frozenset[str] = frozenset()
@@ -61,22 +61,22 @@ class JobTrait(UpstreamServices, ABC):
 
     @abstractmethod
     def _create(self, client_script: str | None) -> None:
-        """Asks for the machines."""
+        """Requests the machines."""
 
     @abstractmethod
     def _state(self) -> JobState:
-        """Connects to them."""
+        """Connects to the machines."""
 
     @abstractmethod
     def can_run(self, spec: "JobTrait") -> bool:
-        """Whether this job, which was applied, runs and has what `spec` wants."""
+        """Returns whether this applied job runs and satisfies `spec`."""
 
     @abstractmethod
     def _kill(self) -> None:
-        """Gives the machines back."""
+        """Releases the machines."""
 
     def _lost(self) -> str:
-        """Returns what of an applied job is gone, for people; empty while it runs."""
+        """Returns which parts of an applied job are gone, for people; empty while it runs."""
         return "" if self.can_run(self) else "it does not run any more"
 
     def _wishes(self) -> str:
@@ -89,7 +89,7 @@ class JobTrait(UpstreamServices, ABC):
     # -- for users
 
     def apply(self, client_script: str | None = None) -> None:
-        """Brings the job into existence, if it is not there; with `client_script`, it gets that for its client."""
+        """Creates the job if it does not exist; a job that takes `client_script` runs it as its client."""
         if self._running is None:
             self._applied = AppliedRecord(str(uuid.uuid4()), time.time(), JobOrigin.here())
             try:
@@ -104,22 +104,22 @@ class JobTrait(UpstreamServices, ABC):
 
     @property
     def active(self) -> bool:
-        """Whether it was applied, here or where its file was written."""
+        """True if the job was applied, here or where its file was written."""
         return self._running is not None
 
     @property
     def apply_id(self) -> str | None:
-        """Names what was applied: another one each time. None before."""
+        """Id of the applied job, a new one each time; None before."""
         return None if self._running is None else self._running._applied.apply_id
 
     def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
-        """The job's host meshes; applies it first if need be.
+        """Returns the job's host meshes; applies it first if need be.
 
-        A job that another process has applied and saved at `cached_path` is used again if it still runs and will do,
-        and it is said which one that is and since when it runs. One that is gone, or will not do, is ended and said,
-        and this job takes its place. None: look for none, save none.
-        In a client script of a job the job found is that one, whatever is asked for here.
-        Opens the job's mounts, and copies what has changed in those that are open; blocks for that.
+        A job that another process has applied and saved at `cached_path` is used again if it still runs and fits; a
+        message names it and its start. If it is gone, or does not fit, it is ended with a message, and this job takes
+        its place. None: look for no job, save none. In a client script of a job, that job is used, whatever is
+        requested here.
+        Opens the job's mounts, and copies changes of the open ones; blocks meanwhile.
         Raises JobFileError for a file that others could have written, or that holds no job, and RuntimeError for a
         mount that failed.
         """
@@ -142,7 +142,7 @@ class JobTrait(UpstreamServices, ABC):
         return state
 
     def kill(self) -> None:
-        """Ends the job, and forgets the file it was saved in. Nothing happens if it does not run."""
+        """Ends the job, and forgets the file it was saved in. Does nothing if the job does not run."""
         running = self._running
         if running is None:
             return
@@ -157,7 +157,7 @@ class JobTrait(UpstreamServices, ABC):
         self._fresh()
 
     def dumps(self) -> bytes:
-        """The job as JSON. Raises TypeError, naming the attribute, for a job with attributes that are no plain data."""
+        """Returns the job as JSON. Raises TypeError, naming the attribute, for attributes that are not plain data."""
         job = self._running or self
         cls = type(job)
         record = JobRecord(
@@ -180,7 +180,7 @@ class JobTrait(UpstreamServices, ABC):
         return f"<{type(self).__name__}{' ' + wishes if wishes else ''}{', running' if self.active else ''}>"
 
     def _describe(self) -> str:
-        """Which job this is, for people."""
+        """Describes the job for people."""
         number = (self._applied.apply_id or "")[:8]
         origin = f"started {files.ago(self._applied.started)} {files.origin_text(self._applied.origin)}"
         return f"{type(self).__name__} {number} ({self._wishes()}), {origin}"
@@ -188,7 +188,7 @@ class JobTrait(UpstreamServices, ABC):
     def _save(self, path: str) -> None:
         try:
             self.dump(path)
-        except TypeError as error:  # it runs, and must not be lost for that
+        except TypeError as error:  # it runs, and must not be lost because of this error
             logger.warning("other processes will not find this job: %s", error)
 
     def _load_cached(self, path: str) -> "JobTrait | None":
@@ -243,7 +243,7 @@ def _parent_job() -> JobTrait | None:
 
 
 def job_from(data: bytes, source: str, *, load: bool) -> JobTrait:
-    """A job of what `dumps` gave, which is `where`; with `load` the module of its class is imported."""
+    """Returns a job from the output of `dumps`; with `load` the module of its class is imported."""
     record = files.decode(data, source)
     cls = files.find_class(record.kind, load=load)
     if not isinstance(cls, type) or not issubclass(cls, JobTrait):
@@ -264,12 +264,12 @@ def job_from(data: bytes, source: str, *, load: bool) -> JobTrait:
 
 
 def job_loads(data: bytes) -> JobTrait:
-    """A job from what `dumps` gave. Its class must have been imported. Raises JobFileError."""
+    """Returns a job from the output of `dumps`. Its class must have been imported. Raises JobFileError."""
     return job_from(data, "the given text", load=False)
 
 
 def load_file(filename: str) -> JobTrait:
-    """A job from its file; the module of its class is imported.
+    """Returns a job from its file; the module of its class is imported.
 
     Raises FileNotFoundError, and JobFileError for a file that others could have written or that holds no job.
     """

@@ -1,4 +1,4 @@
-"""Methods of torchmonarch's jobs that are not about machines: telemetry, an admin server, a profiler, mounts.
+"""Methods of torchmonarch's jobs that do not concern machines: telemetry, an admin server, a profiler, mounts.
 
 Programs call these, so they exist: mounts are copies, harmless ones are accepted with one notice, the others raise.
 """
@@ -16,7 +16,7 @@ logger = logging.getLogger("monarch_nb.job")
 
 @dataclass
 class TelemetryConfig:
-    """What `enable_telemetry` takes."""
+    """Options of `enable_telemetry`."""
 
     retention_secs: int = 3600
     include_dashboard: bool = False
@@ -26,7 +26,7 @@ class TelemetryConfig:
 
 @dataclass
 class MeshAdminConfig:
-    """What `enable_admin` takes."""
+    """Options of `enable_admin`."""
 
     admin_addr: str | None = None
 
@@ -37,7 +37,7 @@ class UpstreamServices:
     _wanted_mounts: tuple[WantedMount, ...] = ()
 
     def enable_telemetry(self, config: Any = None, *, mesh_admin_config: Any = None, **kwargs: Any) -> Self:
-        """Accepted, and gives the job. Says once that nothing is recorded, and what there is instead.
+        """Accepted; returns the job. Logs once that nothing is recorded, and what exists instead.
 
         Raises TypeError for an option that `TelemetryConfig` does not have.
         """
@@ -52,7 +52,7 @@ class UpstreamServices:
         return self
 
     def enable_admin(self, config: Any = None, **kwargs: Any) -> Self:
-        """Accepted, and gives the job. Says once that no server is started, and what there is instead.
+        """Accepted; returns the job. Logs once that no server is started, and what exists instead.
 
         Raises TypeError for an option that `MeshAdminConfig` does not have.
         """
@@ -81,18 +81,18 @@ class UpstreamServices:
         python_exe: str | None = ".venv/bin/python",
         **_tuning: object,
     ) -> None:
-        """Has `state()` bring a folder of this machine to the hosts of `meshes`, None for all; again, what has changed.
+        """Makes `state()` copy a folder of this machine to the hosts of `meshes`, None for all; later calls copy
+        changes.
 
-        It comes to `mntpoint`, by default the same path. Their processes run `python_exe`, a path in the folder; None
-        leaves that as it is. Further arguments, which tune torchmonarch's file system, have no effect.
-        Raises ValueError for a Python that is not there.
-        """
+        It is copied to `mntpoint`, by default the same path. Their processes run `python_exe`, a path in the folder;
+        None: the default interpreter. Further arguments, which tune torchmonarch's file system, have no effect. Raises
+        ValueError if the Python does not exist."""
         self._wanted_mounts = (*self._wanted_mounts, WantedMount.to_hosts(source, mntpoint, meshes, python_exe))
 
     def gather_mount(self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None) -> None:
-        """Has `state()` gather a folder of the hosts of `meshes`, None for all, below `local_mount_point` here.
+        """Makes `state()` gather a folder of the hosts of `meshes`, None for all, below `local_mount_point` here.
 
-        Of several meshes each gets a folder with its name. `kill()` removes the copies.
+        Each of several meshes gets a folder with its name. `kill()` removes the copies.
         """
         mount = WantedMount.to_here(remote_mount_point, local_mount_point, meshes)
         self._wanted_mounts = (*self._wanted_mounts, mount)

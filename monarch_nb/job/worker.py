@@ -41,7 +41,7 @@ _REASONS = {"TimeLimit": "has reached its time limit"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Be a worker until the host is shut down, or killed."""
+    """Runs a worker until its host is shut down, or killed."""
     parser = argparse.ArgumentParser(prog="python -m monarch_nb.job.worker", description=__doc__)
     parser.add_argument(
         "address", nargs="?", default=ANY, help="where to listen (default: any port, which is reported)"
@@ -105,7 +105,7 @@ def _work(address: str, key: bytes | Path | None, report_file: Path | None, know
         joins = own_addresses(int(port), known_as)
 
     if report_file is not None:
-        report_file.unlink(missing_ok=True)  # of a worker before this one, whose job was requeued
+        report_file.unlink(missing_ok=True)  # of an earlier worker, whose job was requeued
 
     def ready(host: str) -> None:
         if report_file is not None:
@@ -113,7 +113,7 @@ def _work(address: str, key: bytes | Path | None, report_file: Path | None, know
 
     try:
         run_worker_until_killed(address, key, ready=ready, unused_s=keep, find_out=_of_engine)
-    except RuntimeError as error:  # its scheduler knows only once all of the batch job has ended
+    except RuntimeError as error:  # its scheduler reports it only once all of the batch job has ended
         if report_file is not None:
             previous = read_report(report_file) or report("", ())
             write_report(report_file, msgspec.structs.replace(previous, ended=str(error)))
@@ -121,7 +121,7 @@ def _work(address: str, key: bytes | Path | None, report_file: Path | None, know
 
 
 def _of_engine() -> PreemptionNotice:
-    """Returns the notice that this process has just been given; asks Slurm, if that has started it."""
+    """Returns the notice that this process has just got; asks Slurm, if that has started it."""
     number, begun = os.environ.get("SLURM_JOB_ID", ""), time.monotonic()
     seconds = grace(os.environ)
     if number and seconds is None:
@@ -136,8 +136,8 @@ def _of_engine() -> PreemptionNotice:
 def of_slurm(number: str, job: str, settings: str, now: float, since: float = 0.0) -> PreemptionNotice:
     """Returns the notice of a Slurm job according to `scontrol` and its `settings`; empty texts for what is unknown.
 
-    While Slurm says that the job runs, it does until its end time: that of a preemption with a grace time, or the time
-    limit that SIGTERM was asked for ahead of. Else Slurm has ended it, and kills what is left KillWait after its
+    While Slurm reports the job as running, it runs until its end time: that of a preemption with a grace time, or the
+    time limit, before which SIGTERM was requested. Else Slurm has ended it, and kills the rest KillWait after its
     SIGTERM, which came `since` seconds ago.
     """
     fields = dict(_FIELD.findall(job))

@@ -32,7 +32,7 @@ def announce(mesh: ProcMesh) -> None:
 
 
 def get_active_proc_meshes() -> list[ProcMesh]:
-    """The proc meshes that this process has spawned and not stopped, referenced or not."""
+    """Returns the proc meshes that this process has spawned and not stopped, referenced or not."""
     runtime = started()
     states = tuple(runtime.meshes.values()) if runtime is not None else ()
     return [

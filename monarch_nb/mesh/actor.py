@@ -83,7 +83,7 @@ _RESERVED = frozenset(dir(ActorMesh)) | {"_state"}
 
 
 def init_of(cls: type) -> Callable[..., object]:
-    """The `__init__` of a class of actors."""
+    """Returns the `__init__` of a class of actors."""
     init: Callable[..., object] = cls.__init__  # type: ignore[misc]
     return init
 

@@ -32,7 +32,7 @@ def hidden_from_callers(declared: AnyEndpoint) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def callers_signature(method: Callable[..., object], hidden: int) -> inspect.Signature:
-    """The signature of a method without its `hidden` first parameters."""
+    """Returns the signature of a method without its `hidden` first parameters."""
     signature = inspect.signature(method)
     return signature.replace(parameters=list(signature.parameters.values())[hidden:])
 
@@ -92,7 +92,7 @@ def encode_arguments(
 def _unsendable(
     method: Callable[..., object], hidden: int, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[str, object] | None:
-    """The first argument that cannot be sent by itself."""
+    """Returns the first argument that cannot be sent by itself."""
     try:
         arguments = _arity(method, hidden)[0].bind(*args, **kwargs).arguments
     except TypeError:

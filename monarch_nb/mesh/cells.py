@@ -50,7 +50,7 @@ def run_on(mesh: AnyMesh, source: str, *, filename: str = "<cell>") -> Future[Va
 
 
 def cell_actors(mesh: AnyMesh) -> MeshState:
-    """The actors in whose namespaces cells on a mesh run."""
+    """Returns the actors in whose namespaces cells on a mesh run."""
     return state_of(mesh if isinstance(mesh, ActorMesh) else mesh._console)
 
 

@@ -182,7 +182,7 @@ class ConsoleState(ActorState):
     """The consoles of a proc mesh: their incarnations are those of the processes."""
 
     def incarnation(self, rank: int) -> int:
-        """The current incarnation of a rank."""
+        """Returns the current incarnation of a rank."""
         return self.procs.incarnation(rank)
 
     def _healed(self) -> set[int]:
@@ -190,7 +190,7 @@ class ConsoleState(ActorState):
 
 
 def console_state(procs: ProcState) -> ConsoleState:
-    """The record of the consoles of all processes of a mesh."""
+    """Returns the record of the consoles of all processes of a mesh."""
     return ConsoleState(
         uid=procs.uid,
         name=procs.name,
@@ -203,5 +203,5 @@ def console_state(procs: ProcState) -> ConsoleState:
 
 
 def console_of(procs: ProcState, region: Region) -> ActorMesh[Console]:
-    """The consoles of the processes of a slice."""
+    """Returns the consoles of the processes of a slice."""
     return ActorMesh(console_state(procs), region)

@@ -106,13 +106,13 @@ def _adverb(method: F) -> F:
 
 
 def _declared_signature(endpoint: "Endpoint[..., object]") -> inspect.Signature:
-    """The signature of the endpoint's method as callers see it."""
+    """Returns the signature of the endpoint's method as callers see it."""
     declared = endpoint._current()
     return callers_signature(declared.method, hidden_from_callers(declared))
 
 
 def _declared_doc(endpoint: "Endpoint[..., object]") -> str | None:
-    """The docstring of the endpoint's method."""
+    """Returns the docstring of the endpoint's method."""
     return inspect.getdoc(endpoint._current().method)
 
 
@@ -164,7 +164,7 @@ class Endpoint(Generic[P, R]):
         self._timeout: float | None = None
 
     def options(self, *, timeout: float | None = None) -> Self:
-        """The same endpoint with a limit for its calls: `mesh.step.options(timeout=5).call(x)`.
+        """Returns the same endpoint with a limit for its calls: `mesh.step.options(timeout=5).call(x)`.
 
         A call not answered by all its ranks within `timeout` seconds of being sent ends with a TimeoutError that names
         those missing, and is cancelled there, as by `Future.cancel`. None is no limit. Raises ValueError for a timeout

@@ -49,7 +49,7 @@ class Handle(MeshTrait, Generic[S]):
 
 
 def state_of(mesh: Handle[S]) -> S:
-    """The record of the whole mesh that a handle, or a slice, refers to."""
+    """Returns the record of the whole mesh that a handle, or a slice, refers to."""
     return mesh._state
 
 
@@ -67,7 +67,7 @@ H = TypeVar("H", bound=MeshTrait)
 
 
 def part_of(mesh: H, region: Region) -> H:
-    """A reference to some of the ranks of a mesh."""
+    """Returns a reference to some of the ranks of a mesh."""
     return mesh._new_with_region(region)
 
 

@@ -66,7 +66,7 @@ class HostMesh(MeshTrait):
         return self._record.ids.get()
 
     def _used_hosts(self) -> tuple[str, ...]:
-        """The ids of the hosts of this slice."""
+        """Returns the ids of the hosts of this slice."""
         hosts = self.host_ids
         return tuple(hosts[rank] for rank in self._region.ranks())
 
@@ -328,23 +328,23 @@ class HostMesh(MeshTrait):
 
 
 def this_host() -> HostMesh:
-    """The host this process runs on, without dimensions."""
+    """Returns the host this process runs on, without dimensions."""
     host, python = operations().own_host()
     return HostMesh.of_host(host, python=python)
 
 
 def this_proc() -> ProcMesh:
-    """This process, as a ProcMesh of one: actors spawned on it live here."""
+    """Returns this process, as a ProcMesh of one: actors spawned on it live here."""
     return cast(ProcMesh, current_runtime().this_proc())
 
 
 def host_labels(hosts: Sequence[str]) -> Region:
-    """The region of a one-dimensional host mesh."""
+    """Returns the region of a one-dimensional host mesh."""
     return Region(("hosts",), NDSlice(0, (len(hosts),), (1,)))
 
 
 def _rebuilt(name: str, hosts: tuple[str, ...], region: Region, python: str | None, identity: str) -> HostMesh:
-    """The unpickled form of a host mesh: a reference, which cannot shut its hosts down."""
+    """Returns the unpickled form of a host mesh: a reference, which cannot shut its hosts down."""
     with contextlib.suppress(UnreachableError):  # its use raises an error
         operations().reach(hosts, name)
     return HostMesh(name, hosts, region, python=python, owned=False, identity=identity)

@@ -37,7 +37,7 @@ class HostSource(Protocol):
         """
 
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
-        """The fate of lost hosts according to its engine; blocks for some seconds at most.
+        """Returns the fate of lost hosts according to its engine; blocks for some seconds at most.
 
         Raises NoMoreHostsError where the engine does not answer within that time.
         """
@@ -65,7 +65,7 @@ class HostSource(Protocol):
         """Returns the text from which another process that gets the mesh makes such a source; "" where it cannot."""
 
     def __str__(self) -> str:
-        """Its name for people."""
+        """Returns its name for people."""
 
 
 class RecordedSource:
@@ -78,7 +78,7 @@ class RecordedSource:
         self._source: HostSource | None = None
 
     def opened(self) -> HostSource:
-        """The source itself. Blocks for some seconds at first. Raises NoMoreHostsError."""
+        """Returns the source itself. Blocks for some seconds at first. Raises NoMoreHostsError."""
         with self._lock:
             if self._source is None:
                 self._source = self._opens(self._text)
@@ -91,7 +91,7 @@ class RecordedSource:
         return self.opened().more(target, timeout, instead=instead)
 
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
-        """The fate of lost hosts according to its engine."""
+        """Returns the fate of lost hosts according to its engine."""
         return self.opened().fate(hosts)
 
     def give_back(self, hosts: Sequence[str]) -> None:
@@ -112,7 +112,7 @@ class RecordedSource:
         self.opened().refill()
 
     def key_file(self, force: bool) -> Path | None:
-        """The file with the key of its hosts on this machine."""
+        """Returns the file with the key of its hosts on this machine."""
         return self.opened().key_file(force)
 
     def key_changed(self) -> None:
@@ -184,7 +184,7 @@ class HostRecord:
         return places_of(self.region, [rank for rank in self.region.ranks() if ids[rank] in hosts])
 
     def giver(self, operation: str) -> HostSource:
-        """The source of its hosts. Raises NoMoreHostsError."""
+        """Returns the source of its hosts. Raises NoMoreHostsError."""
         if self.source is None:
             raise NoMoreHostsError(
                 f"{self.name} cannot {operation}: its hosts were attached one by one, and no job gives others. Attach "
@@ -207,7 +207,7 @@ _records: "weakref.WeakSet[HostRecord]" = weakref.WeakSet()
 
 
 def giver_of(host: str) -> str:
-    """The name of the source that can replace a host; "" without one."""
+    """Returns the name of the source that can replace a host; "" without one."""
     for record in tuple(_records):
         is_usable = record.source is not None and not record.ended and record.ids.done()
         if is_usable and record.ids.exception(0) is None and host in record.ids.get(0):

@@ -98,7 +98,7 @@ class Operations(Protocol):
         """Returns since when and why a host cannot be reached; "" for one that can, or that is not known here."""
 
     def meeting_point(self, hosts: Sequence[str]) -> str:
-        """The name or address by which all of these hosts reach the first; "" where that is not known."""
+        """Returns the name or address by which all of these hosts reach the first; "" where that is not known."""
 
     def shut_down_hosts(self, hosts: Sequence[str]) -> Future[None]:
         """Ends these hosts' agents and all processes there."""
@@ -124,18 +124,18 @@ class Operations(Protocol):
         """Sets how the output of processes is shown here. Blocks until they know the level."""
 
     def put(self, value: object) -> Any:
-        """A reference to a value stored for many calls: a `monarch.rdma.Put`."""
+        """Returns a reference to a value stored for many calls: a `monarch.rdma.Put`."""
 
     def simulated_mesh(self, procs: Handle[ProcState]) -> Any:
-        """A mesh of simulated ranks, with the dimensions of these processes: a `monarch.distributed.Mesh`."""
+        """Returns a mesh of simulated ranks, with the dimensions of these processes: a `monarch.distributed.Mesh`."""
 
     def tensor_mesh(self, procs: Handle[ProcState]) -> Any:
-        """The `monarch.distributed.Mesh` of tensors of these processes' own values. The first use blocks."""
+        """Returns the `monarch.distributed.Mesh` of tensors of these processes' own values. The first use blocks."""
 
     def lent_frames(
         self, actors: Handle[ActorState], title: str, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> LentFrames:
-        """The body of a call with tensors of the ranks' own values among its arguments.
+        """Returns the body of a call with tensors of the ranks' own values among its arguments.
 
         Raises ValueError for tensors that are not on the processes of these actors.
         """
@@ -143,7 +143,7 @@ class Operations(Protocol):
     def frames_by_rank(
         self, procs: Handle[ProcState], title: str, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> list[OutFrame]:
-        """The body of arguments with such tensors among them, for actors that are spawned: each gets a copy."""
+        """Returns the body of arguments with such tensors among them, for actors that are spawned: each gets a copy."""
 
     def tensors_of(
         self,
@@ -160,12 +160,12 @@ class Operations(Protocol):
         """Returns what actors have logged by `monarch.telemetry.log`."""
 
     def procs_of(self, actors: Handle[ActorState]) -> Handle[ProcState]:
-        """The processes in which the actors of a mesh, or of a slice, live."""
+        """Returns the processes in which the actors of a mesh, or of a slice, live."""
 
     def shared(self, mesh: object, initialized: Future[object]) -> object:
-        """A mesh as torchmonarch's programs wrap it: `block_on` and `poll` give it once it is initialized."""
+        """Returns a mesh as torchmonarch's programs wrap it: `block_on` and `poll` give it once it is initialized."""
 
 
 def operations() -> Operations:
-    """The operations of this process, which becomes a controller unless it has a role already."""
+    """Returns the operations of this process, which becomes a controller unless it has a role already."""
     return current_runtime().part(Operations)  # type: ignore[type-abstract]

@@ -242,7 +242,7 @@ class ThisProc:
         self._runtime, self._registry = runtime, registry
 
     def proc_mesh(self) -> ProcMesh:
-        """The mesh this process belongs to."""
+        """Returns the mesh this process belongs to."""
         state = self._registry.started_in
         return ProcMesh(state, state.region) if state is not None else self.this_proc()
 

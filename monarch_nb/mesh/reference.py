@@ -36,17 +36,17 @@ def _common(state: MeshState) -> Common:
 
 
 def proc_form(state: ProcState) -> ProcForm:
-    """The form of a mesh of processes in messages."""
+    """Returns the form of a mesh of processes in messages."""
     return _common(state), state.layout
 
 
 def actor_form(state: ActorState) -> ActorForm:
-    """The form of a mesh of actors in messages."""
+    """Returns the form of a mesh of actors in messages."""
     return _common(state), proc_form(state.procs), state.cls, state.kind
 
 
 def proc_record(form: ProcForm) -> ProcState:
-    """This process's record of a mesh of processes. Raises UnreachableError for hosts that are out of reach."""
+    """Returns this process's record of a mesh of processes. Raises UnreachableError for hosts that are out of reach."""
     common, layout = form
     uid, name, _, owner, *_ = common
     runtime = current_runtime()
@@ -56,7 +56,7 @@ def proc_record(form: ProcForm) -> ProcState:
 
 
 def actor_record(form: ActorForm) -> ActorState:
-    """This process's record of a mesh of actors. Raises UnreachableError for hosts that are out of reach."""
+    """Returns this process's record of a mesh of actors. Raises UnreachableError for hosts that are out of reach."""
     common, procs, cls, kind = form
     return _record(current_runtime(), common, ActorState, procs=proc_record(procs), cls=cls, kind=kind)
 

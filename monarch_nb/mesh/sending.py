@@ -88,9 +88,10 @@ def send_region(
 ) -> None:
     """Sends one message to each rank of `region`; the body is copied before this returns.
 
-        Answers go to `pending`, or to `port` for a `call` that nothing here waits for.
-    Blocks, interruptibly, while receivers' credits are used up. An interrupted message has reached a rank whole or not at
-    all. Raises MessageTooLargeError for a body that is too large to leave this process.
+    Answers go to `pending`, or to `port` for a `call` that nothing here waits for.
+
+    Blocks, interruptibly, while receivers' credits are used up. An interrupted message has reached a rank whole or not
+    at all. Raises MessageTooLargeError for a body that is too large to leave this process.
     """
     header = _header(context, runtime, actor, method, port, call, region)
     if pending is not None:

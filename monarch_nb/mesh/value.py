@@ -140,11 +140,11 @@ class ValueMesh(MeshTrait, Generic[T]):
         return self.get(self._ndslice.index(self._ndslice.nditem([coordinates[label] for label in labels])))
 
     def values(self) -> list[T]:
-        """All values, in rank order."""
+        """Returns all values, in rank order."""
         return [self.get(rank) for rank in range(len(self))]
 
     def items(self) -> Iterator[tuple[Point, T]]:
-        """An iterator of all (point, value) pairs, in rank order."""
+        """Returns an iterator of all (point, value) pairs, in rank order."""
         return iter(self)
 
     def __iter__(self) -> Iterator[tuple[Point, T]]:

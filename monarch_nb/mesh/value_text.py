@@ -123,7 +123,7 @@ def _kind(value: object) -> str:
 
 
 def _array_text(value: Any) -> str | None:
-    """A summary of a tensor or array of more than a few elements; None for anything else."""
+    """Returns a summary of a tensor or array of more than a few elements; None for anything else."""
     kind = _kind(value)
     if not kind:
         return None
@@ -161,7 +161,7 @@ def _range(value: Any, kind: str) -> str:
 
 
 def _content(value: Any) -> object:
-    """A key that is equal for arrays with equal elements; None for other values."""
+    """Returns a key that is equal for arrays with equal elements; None for other values."""
     kind = _kind(value)
     if not kind:
         return None

@@ -26,10 +26,7 @@ SHORT_TRANSPORTS = {
 
 
 def transport(value: object) -> "ChannelTransport | str":
-    """Returns a transport in its stored form: a member of the enum, a short word ("tcp", "ipc"…), or an address.
-
-    Raises ValueError, or TypeError for values of other types.
-    """
+    """Returns a transport: a member of the enum, its short word ("tcp"…), or an address. Raises ValueError, TypeError."""
     if isinstance(value, ChannelTransport):
         return value
     if not isinstance(value, str):

@@ -69,7 +69,7 @@ class Child(Struct, eq=False):
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended; True while it is being started."""
+        """True if it has not ended; True while it is being started."""
         return self.exit is None
 
     def own(self, owner: str) -> None:

@@ -35,7 +35,7 @@ def overlaid(base: Mapping[str, str], overlay: Mapping[str, str | None]) -> dict
 
 
 def read_at_load(name: str) -> bool:
-    """Whether an environment variable counts only when libraries load, and cannot be put right in a fork."""
+    """Returns whether an environment variable counts only when libraries load, and cannot be put right in a fork."""
     return name not in _FINE and name.startswith(_READ_AT_LOAD)
 
 

@@ -82,7 +82,7 @@ class OomCounter:
             self._checked_at, self._lately = now, self._read()
 
     def struck(self) -> bool:
-        """Whether a process was killed for memory: an unexplained kill since the last two checks.
+        """Returns whether a process was killed for memory: an unexplained kill since the last two checks.
 
         Call it once for each process that a SIGKILL has ended.
         """

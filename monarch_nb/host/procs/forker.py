@@ -65,12 +65,12 @@ class Forker:
 
     @property
     def ready(self) -> bool:
-        """Whether the template is ready."""
+        """True if the template is ready."""
         return self._ready
 
     @property
     def coming(self) -> bool:
-        """Whether there is a template that still imports."""
+        """True if there is a template that still imports."""
         return self._socket is not None and not self._ready
 
     def prewarm(self) -> None:

@@ -164,7 +164,7 @@ class Kubernetes(JobAdapter):
         return {name: Agent(f"{space}/{mesh}/{rank}") for name, rank in zip(wanted.names, free, strict=False)}
 
     def release(self, going: Running, job: Running) -> None:
-        """Has the last pods of a mesh deleted that have no agent any more. Raises EngineError where others stay."""
+        """Deletes the last pods of a mesh that have no agent any more. Raises EngineError where others stay."""
         for mesh in dict.fromkeys(map(mesh_of, going.agents)):
             if not job.options["meshes"][mesh]["provisioned"]:
                 continue
@@ -202,7 +202,7 @@ class Kubernetes(JobAdapter):
         return states
 
     def _explain(self, job: Running, pod: Mapping[str, Any], state: Seen) -> Seen:
-        """Adds why a pod waits if its status does not say so, and whether it would wait for ever."""
+        """Adds why a pod waits if its status does not say so, and whether it would wait forever."""
         if state.state != "waiting":
             return state
         if unexplained(pod):

@@ -1,4 +1,4 @@
-"""How a cluster's API is reached."""
+"""Access to a cluster's API."""
 
 import os
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ _memory: dict[str, Any] = {}  # configurations that are in no file, by name
 
 @dataclass(frozen=True)
 class KubeConfig:
-    """Where the cluster is and who asks: a kubeconfig file, or a configuration of the client `kubernetes`.
+    """A cluster and a user: a kubeconfig file, or a configuration of the client `kubernetes`.
 
-    Without either, that of the pod in which this process runs.
+    Without either, the configuration of the pod in which this process runs.
     """
 
     local: Path | None = None
@@ -23,21 +23,21 @@ class KubeConfig:
 
     @classmethod
     def from_path(cls, path: str) -> "KubeConfig":
-        """A kubeconfig file, in its current context."""
+        """Uses a kubeconfig file, in its current context."""
         return cls(local=Path(path).expanduser())
 
     @classmethod
     def from_config(cls, config: Any) -> "KubeConfig":
-        """A `kubernetes.client.Configuration` of this process: other processes cannot use the job with it."""
+        """Uses a `kubernetes.client.Configuration` of this process: other processes cannot use the job with it."""
         return cls(remote=config)
 
     @property
     def out_of_cluster(self) -> bool:
-        """Whether this process is outside, where no pod can be dialled."""
+        """True if this process is outside of the cluster, where no pod can be dialled."""
         return self.local is not None or self.remote is not None
 
     def saved(self) -> str:
-        """A text that names it, for `api_client`."""
+        """Returns a text that names the configuration, for `api_client`."""
         if self.local is not None:
             return os.path.abspath(self.local)
         if self.remote is None:
@@ -48,7 +48,7 @@ class KubeConfig:
 
 
 def api_client(saved: str) -> Any:
-    """A client of the cluster's API. Raises EngineError, with what to do."""
+    """Returns a client of the cluster's API. Raises EngineError that says what to do."""
     try:
         from kubernetes import client, config
     except ImportError:
@@ -66,7 +66,7 @@ def api_client(saved: str) -> Any:
             config.load_kube_config(saved, client_configuration=configuration)
         else:
             config.load_incluster_config(client_configuration=configuration)
-    except Exception as error:  # the client lets errors of all kinds through, for files of all kinds
+    except Exception as error:  # the client raises errors of all kinds, for files of all kinds
         problem = f"the kubeconfig {saved} cannot be used" if saved else "this process does not run in a pod"
         raise EngineError(f"{problem}: {error}. Name one with kubeconfig=KubeConfig.from_path(...)") from None
     configuration.retries = 1

@@ -19,9 +19,9 @@ _NAME = re.compile(r"[a-z][a-z0-9]{0,62}")
 class ImageSpec:
     """The container image of a mesh's pods, with monarch-nb in it.
 
-    `resources` are requested and limits too, as `{"nvidia.com/gpu": 4}`. `enable_fuse` gives the pods /dev/fuse, for
-    which they are privileged; `shared_memory_size`, such as "16Gi", is that of /dev/shm. Without FUSE the pods meet the
-    pod security standard "restricted" and run as `run_as_user`; None: as the user of the image, who must not be root.
+    `resources` are both requests and limits, as `{"nvidia.com/gpu": 4}`. `enable_fuse` gives the pods /dev/fuse, for
+    which they are privileged; `shared_memory_size`, such as "16Gi", is the size of /dev/shm. Without FUSE the pods meet
+    the pod security standard "restricted" and run as `run_as_user`; None: as the image's user, who must not be root.
     """
 
     image: str
@@ -32,14 +32,14 @@ class ImageSpec:
 
 
 class KubernetesJob(AdapterJob):
-    """Pods as hosts: those that `add_mesh` asks for with an image, or those that are there, found by their labels.
+    """Pods as hosts: created for meshes that `add_mesh` adds with an image, or existing ones, found by their labels.
 
-    For a mesh with an image a MonarchMesh resource is made, or where no operator knows these, a StatefulSet; the job's
-    key is a Secret that the pods mount, and `kill()` deletes all three. Pods that were there before stay.
+    For a mesh with an image a MonarchMesh resource is made, or a StatefulSet where no operator knows these; the job's
+    key is a Secret that the pods mount, and `kill()` deletes all three. Pods that existed before stay.
     Without `kubeconfig` this process runs in the cluster itself. From outside, one pod is reached by `kubectl
     port-forward`, or at `attach_to` (such as "tcp://127.0.0.1:26600", a port that you forward), and the others through
     that one. `timeout` seconds after `state()` the job is given up (None: never).
-    Needs `pip install 'monarch-nb[kubernetes]'`. Raises EngineError, with the words of the API.
+    Needs `pip install 'monarch-nb[kubernetes]'`. Raises EngineError, with the API's message.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class KubernetesJob(AdapterJob):
         labels: Mapping[str, str] | None = None, annotations: Mapping[str, str] | None = None, *,
         secret: str | None = None, spares: int = 0,
     ) -> None:  # fmt: skip
-        """A mesh of so many pods, of ranks 0 to `num_replicas` - 1; the `spares` have the ranks behind these.
+        """Adds a mesh of so many pods, of ranks 0 to `num_replicas` - 1; the `spares` have the ranks after these.
 
-        With `image_spec`, or a `pod_template` (a V1PodTemplateSpec, or the same as plain data), they are made, with
-        `labels` and `annotations` on the resource. Else they are found by `label_selector`, by default those of a
+        With `image_spec`, or a `pod_template` (a V1PodTemplateSpec, or the same as plain data), the pods are made, with
+        `labels` and `annotations` on the resource. Else they are found by `label_selector`, by default the labels of a
         MonarchMesh of that name, and ordered by `pod_rank_label`; their key is in the Secret `secret`, by default
-        NAME-monarch-key. Raises ValueError for a name that Kubernetes would refuse, and for what contradicts itself.
+        NAME-monarch-key. Raises ValueError for a name that Kubernetes would refuse, and for contradictory arguments.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(

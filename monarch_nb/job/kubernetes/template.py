@@ -12,9 +12,9 @@ from monarch_nb.wire import counted
 GROUP, VERSION, PLURAL = "monarch.pytorch.org", "v1alpha1", "monarchmeshes"
 RANK_LABEL = "apps.kubernetes.io/pod-index"
 JOB_LABEL = "monarch-nb/job"
-_GRACE_S = 30  # what Kubernetes takes where a pod does not say
+_GRACE_S = 30  # the default of Kubernetes for pods that do not set it
 _FOLDER = "/var/run/monarch-nb"
-# What torchmonarch's programs have pods run that they make themselves: `python -u -c _WORKER_BOOTSTRAP_SCRIPT`.
+# The command of pods that torchmonarch's programs make themselves: `python -u -c _WORKER_BOOTSTRAP_SCRIPT`.
 _WORKER_BOOTSTRAP_SCRIPT = f"""\
 import os, sys
 from monarch_nb.job.worker import main
@@ -33,7 +33,7 @@ _SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0} | {
     for letter in letters
     for binary in ("", "i")
 }
-USER = 1000  # as whom pods run unless their image spec names another; root may not be needed
+USER = 1000  # the user of pods whose image spec names none; root may not be needed
 
 
 def labels_of(mesh: str) -> dict[str, str]:
@@ -64,10 +64,10 @@ def secret(mesh: str, job: str, key: bytes, env: Mapping[str, str]) -> dict[str,
 
 
 def pod_template(mesh: str, config: Json, env: Mapping[str, str]) -> dict[str, Any]:
-    """The pods of a mesh: the user's own template or an image, with the key mounted and a worker as their command.
+    """Returns the pods of a mesh: the user's template or an image, with the key mounted and a worker as the command.
 
-    Pods of an image meet the pod security standard "restricted", those with FUSE aside, which are privileged. The group
-    of a pod reads the key, as whoever its container runs.
+    Pods of an image meet the pod security standard "restricted", except those with FUSE, which are privileged. The
+    group of a pod may read the key, whatever user its container runs as.
     """
     template: dict[str, Any] = config.get("pod_template") or _pod(config)
     spec = dict(template.get("spec") or {})
@@ -142,7 +142,7 @@ def _volumes(config: Json) -> list[dict[str, object]]:
 
 
 def monarch_mesh(mesh: str, job: str, config: Json, template: Json) -> dict[str, object]:
-    """The resource that torchmonarch's operator makes pods of."""
+    """Returns the resource from which torchmonarch's operator makes pods."""
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "MonarchMesh",
@@ -152,7 +152,7 @@ def monarch_mesh(mesh: str, job: str, config: Json, template: Json) -> dict[str,
 
 
 def stateful_set(mesh: str, job: str, config: Json, template: Json) -> dict[str, object]:
-    """The same where that operator is not installed: Kubernetes makes the pods itself."""
+    """Returns the resource for clusters without that operator: Kubernetes makes the pods itself."""
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -238,19 +238,19 @@ def seen_of(pod: Json, port: int) -> Seen:
 
 
 def unexplained(pod: Json) -> bool:
-    """Whether a pod waits and its status has no reason: an event may have it."""
+    """Returns whether a pod waits and its status has no reason: an event may have it."""
     status = pod.get("status") or {}
     return status.get("phase") == "Pending" and not _waiting(status) and not _condition(status)
 
 
 def unschedulable(pod: Json) -> bool:
-    """Whether the scheduler has looked for a node and found none."""
+    """Returns whether the scheduler has looked for a node and found none."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return any(entry.get("type") == "PodScheduled" and entry.get("reason") == "Unschedulable" for entry in conditions)
 
 
 def warning_of(events: Iterable[Json]) -> str:
-    """The last warning among some events, such as " (FailedMount: ...)"; empty if there is none."""
+    """Returns the last warning among some events, such as " (FailedMount: ...)"; empty if there is none."""
     warnings = [event for event in events if event.get("type") == "Warning" and event.get("message")]
     last = max(warnings, key=_time_of, default=None)
     return "" if last is None else f" ({last.get('reason')}: {_short(last['message'])})"
@@ -277,7 +277,7 @@ def lack_of(pod: Json, nodes: Sequence[Json]) -> str:
 
 
 def quantity(text: object) -> float:
-    """The number that Kubernetes writes as "500m", "8" or "16Gi"; 0 for what is none."""
+    """Parses a number of Kubernetes such as "500m", "8" or "16Gi"; 0 for other text."""
     match = _QUANTITY.fullmatch(str(text))
     try:
         return float(match[1]) * _SUFFIXES[match[2]] if match is not None else 0.0

@@ -1,4 +1,4 @@
-"""Jobs on machines that one can log in to by SSH."""
+"""Jobs on machines that are reached by SSH."""
 
 from monarch_nb.job.ssh.job import LoginJob, SSHJob
 

@@ -29,14 +29,14 @@ _CLOSING_S = 2.0
 
 
 class SSHLoop:
-    """Runs until `stop`, which leaves no thread and no descriptor."""
+    """An event loop on a thread of its own until `end`, which leaves no thread and no descriptor."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def end(self) -> None:
-        """Ends it after its earlier tasks. Does not block."""
+        """Ends the loop after its earlier tasks. Does not block."""
         self.loop.call_soon_threadsafe(self.loop.stop)
 
     def _run(self) -> None:
@@ -49,21 +49,21 @@ class SSHLoop:
 
 
 async def _finish() -> None:
-    """Gives closing connections a moment; the rest is cancelled."""
+    """Gives closing connections a moment; cancels the rest."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=_CLOSING_S)
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
-    # One that closes keeps its socket while its other end does not read what is left. asyncio lists them nowhere else.
+    # A closing one keeps its socket while its other end does not read the rest. asyncio lists them nowhere else.
     for transport in tuple(getattr(asyncio.get_running_loop(), "_transports", {}).values()):
         transport.abort()
     await asyncio.sleep(0)  # in which they are closed
 
 
 class SSH(JobAdapter):
-    """Connections live on an event loop of their own thread; each machine is asked by itself, all at once."""
+    """Connections live on an event loop of their own thread; requests to machines run concurrently."""
 
     watch_s = 2.0
     chooses = True
@@ -92,9 +92,9 @@ class SSH(JobAdapter):
         return {name: Agent(machine) for name, machine in machines.items()}
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
-        """As at first, on the machines that are named, or on those of the job that have none of its agents.
+        """Starts agents on the named machines, or on machines of the job that have none of its agents.
 
-        Where such a machine fails the next one is tried, and at last those on which an agent has ended.
+        If such a machine fails, the next one is tried, and at last those on which an agent has ended.
         """
         free, ended = list(wanted.places or unused(job, mesh_of(wanted.names[0]))), not wanted.places
         started, errors = dict[str, Agent](), dict[str, str]()
@@ -136,18 +136,18 @@ class SSH(JobAdapter):
         return states
 
     def kill(self, job: Running) -> None:
-        """Ends the agents. Raises EngineError for machines that cannot be asked: what is there stays."""
+        """Ends the agents. Raises EngineError for machines that cannot be asked: their agents stay."""
         self._kill(job, list(dict.fromkeys(agent.id for agent in job.agents.values())), forgive=False)
         with self._lock:
             self._uses.pop(job.job, None)
             self._tidy()
 
     def running(self) -> Mapping[str, Running]:
-        """Those whose folders this machine has."""
+        """Returns the jobs whose folders are on this machine."""
         return living_jobs(self, "ssh")
 
     def join(self, job: Running, name: str, joins: Sequence[str]) -> Sequence[str]:
-        """Its own addresses and the one that SSH has dialled, or the end here of a way through the SSH connection."""
+        """Returns its own addresses and the one that SSH has dialled, or a local port forwarded over SSH."""
         reach, machine = job.options.get("reach", "auto"), self._machine(job, job.agents[name].id)
         port = int(joins[0].rpartition(":")[2])
         direct = addresses(joins, machine.address, port)
@@ -170,11 +170,11 @@ class SSH(JobAdapter):
         return (address,)
 
     def detour(self, job: Running) -> str:
-        """The SSH connection."""
+        """Recommends the SSH connection."""
         return "reach it through the SSH connection: SSHJob(…, reach='tunnel')"
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:
-        """What the agent's worker has written there."""
+        """Returns the last lines that the agent's worker has written."""
         machine = job.agents[name].id
         answer = self._ask(job, {machine: Ask(do="lines", job=job.job, count=count)})[machine]
         if isinstance(answer, EngineError):
@@ -182,7 +182,7 @@ class SSH(JobAdapter):
         return answer.lines.get(name, [])
 
     def shell(self, job: Running, name: str) -> list[str]:
-        """The command `ssh`."""
+        """Returns an `ssh` command line."""
         user, host, port = read_machine(job.agents[name].id)
         words = ["-p", port] if port else []
         for option, letter in (("ssh_port", "-p"), ("username", "-l"), ("tunnel", "-J")):
@@ -194,7 +194,7 @@ class SSH(JobAdapter):
         return ["ssh", *words, f"{user}@{host}" if user else host]
 
     def hold(self, job: Running, keep: bool) -> None:
-        """Connections of this job stay, or may be closed; the last one ends the thread of them all."""
+        """Counts the uses of a job's connections; the last one ends the thread of all connections."""
         with self._lock:
             count = self._uses.pop(job.job, 0) + (1 if keep else -1)
             if count > 0:
@@ -250,7 +250,7 @@ class SSH(JobAdapter):
                 self._tidy()
 
     def _start(self, job: Running, wanted: AgentsWanted, machines: Mapping[str, str]) -> dict[str, str]:
-        """Starts an agent for each name on its machine; which machines have failed, and why."""
+        """Starts an agent for each name on its machine; returns the machines that have failed, and why."""
         key = wanted.secret.read_text()
         reach, port = wanted.options.get("reach", "auto"), wanted.options.get("port", 0)
         bind = f"tcp://{'127.0.0.1' if reach == 'tunnel' else '0.0.0.0'}:{port}"

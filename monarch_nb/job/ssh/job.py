@@ -23,12 +23,12 @@ class LoginJob(AdapterJob):
         if isinstance(spares, bool) or not isinstance(spares, int) or spares < 0:
             raise ValueError(f"spares={spares!r} must be a whole number of machines of each mesh, 0 for none")
         super().__init__(kind, {}, env, options={**options, "machines": {}}, patience=patience)
-        self._gpus, self._spares_per_mesh = gpus, spares  # how many of the machines of each mesh are spares
+        self._gpus, self._spares_per_mesh = gpus, spares  # number of spares among the machines of each mesh
         for name, hosts in machines.items():
             self.add_mesh(name, hosts)
 
     def add_mesh(self, name: str, hosts: Sequence[str]) -> None:
-        """A mesh of these machines, in this order; the last ones are its spares, if the job has any.
+        """Adds a mesh of these machines, in this order; the last ones are its spares, if the job has any.
 
         Raises ValueError for none, and after the job was applied.
         """
@@ -54,7 +54,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _read_ssh_args(words: Sequence[str]) -> dict[str, object]:
-    """What they mean to asyncssh, as plain data. Raises ValueError for one that is not understood."""
+    """Returns arguments of ssh as asyncssh's options, as plain data. Raises ValueError for an unknown one."""
     parser = _Parser(add_help=False)
     parser.add_argument("-i", dest="client_keys", action="append")
     parser.add_argument("-p", dest="ssh_port", type=int)
@@ -76,9 +76,9 @@ class SSHJob(LoginJob):
 
     A machine is `[user@]name[:port]`, its name also an address (of IPv6 as `fd00::7`, or `[fd00::7]:2222` with a port),
     or a name of `~/.ssh/config`, which is honoured with keys, agents and jump hosts; there is no prompt for passwords.
-    The last `spares` machines of each mesh wait to take the place of one that is lost; `more` are machines that meshes
-    may grow onto. `python_exe` is the interpreter there, with monarch-nb installed. `gpus` on each machine are checked
-    when it joins. `reach` says how the agents are met: `"direct"` at a port of the machine (`monarch_port`, else any
+    The last `spares` machines of each mesh wait to replace lost ones; `more` are machines that meshes may grow onto.
+    `python_exe` is the interpreter there, with monarch-nb installed. `gpus` on each machine are checked when it joins.
+    `reach` is the way to the agents: `"direct"` at a port of the machine (`monarch_port`, else any
     that is free), `"tunnel"` through the SSH connection, so that no other port needs to be open, `"auto"` directly
     where that works. The job's key goes over the connection, on no command line. The agents live on when the client
     ends or the connection breaks; `kill()` ends them.

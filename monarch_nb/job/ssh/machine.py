@@ -19,13 +19,13 @@ from monarch_nb.job.ssh.places import read_machine
 from monarch_nb.wire import json_decoder
 
 _CONNECT_S = 20.0
-_AGAIN_S = 5.0  # the same, until it answers at all, of one that did before: it may be back a moment later
+_AGAIN_S = 5.0  # the same for a machine that has answered before: it may be back a moment later
 _HELLO_S = 60.0  # for an interpreter on a slow file system
 _ANSWER_S = 120.0
 _BEAT_S, _BEATS = 5.0, 3  # after which a silent connection is given up
 _FOR_ASYNCSSH = ("username", "client_keys", "known_hosts", "config", "tunnel")
 _LINES = 5
-_FIRST_S, _LAST_S = 0.5, 3.0  # between attempts to have it again
+_FIRST_S, _LAST_S = 0.5, 3.0  # between attempts to connect again
 _SSHD = 22
 _NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EADDRNOTAVAIL)
 _AT_ONCE = 1 << 18  # bytes
@@ -43,11 +43,11 @@ class ConnectionState:
 
     @property
     def cut(self) -> bool:
-        """Whether it has broken."""
+        """True while the connection is broken."""
         return self._cut_at is not None
 
     def lost(self, now: float, reason: str) -> None:
-        """Records that it has broken."""
+        """Records that the connection has broken."""
         if self._cut_at is None:
             self._cut_at, self._cut_by, self._failure, self._pause = now, reason, "", _FIRST_S
 
@@ -57,16 +57,16 @@ class ConnectionState:
         self._pause = min(1.5 * self._pause, _LAST_S)
 
     def back(self) -> None:
-        """Records that it stands."""
+        """Records that the connection works again."""
         self._cut_at = None
 
     @property
     def pause(self) -> float:
-        """Returns the seconds until the next attempt."""
+        """Seconds until the next attempt."""
         return self._pause
 
     def trouble(self, now: float) -> str:
-        """Returns why nothing passes; "" while it stands."""
+        """Returns why nothing passes; "" while the connection works."""
         if self._cut_at is None:
             return ""
         text = f"the SSH connection is cut for {max(0, round(now - self._cut_at))} s ({self._cut_by})"
@@ -74,7 +74,7 @@ class ConnectionState:
 
 
 class DialTarget(NamedTuple):
-    """What a machine's name means to SSH, once its configuration was read."""
+    """The address that SSH dials for a machine's name, according to its configuration."""
 
     name: str  # as users write it
     host: str
@@ -87,7 +87,7 @@ class DialTarget(NamedTuple):
 
 
 def dial_target(name: str, arguments: dict[str, Any]) -> DialTarget:
-    """What SSH dials for a machine; `arguments` are asyncssh's options. Its name itself where nobody can say."""
+    """Returns the address that SSH dials for a machine, its name if unknown; `arguments` are asyncssh's options."""
     host = read_machine(name).host
     user_config = Path.home() / ".ssh" / "config"
     config = arguments.get("config") or ([user_config] if user_config.is_file() else [])
@@ -101,7 +101,7 @@ def dial_target(name: str, arguments: dict[str, Any]) -> DialTarget:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns its text without unhelpful numbers, or the name of its class."""
+    """Returns the text of an error without unhelpful numbers, or the name of its class."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return text.strip() or type(error).__name__
 
@@ -141,9 +141,9 @@ def advice(error: BaseException, to: DialTarget, seconds: float) -> str:
 
 
 class PortForward:
-    """Listens here for as long as it is wanted; while the SSH connection is cut, clients are disconnected at once.
+    """A local port until it is closed; while the SSH connection is cut, clients are disconnected at once.
 
-    So a refusal is never one of this end. Used on one event loop alone.
+    So a refusal never comes from this end. Used on one event loop alone.
     """
 
     def __init__(self, port: int, connection: Callable[[], "asyncssh.SSHClientConnection | None"]) -> None:
@@ -164,9 +164,9 @@ class PortForward:
             self._server.close()
 
     async def knock(self) -> bool | None:
-        """Whether the port of the machine is open: False if the machine refuses.
+        """Returns whether the port of the machine is open: False if the machine refuses, None while unknown.
 
-        None while nothing is known of it. Raises asyncssh.ChannelOpenError where that machine allows no such way.
+        Raises asyncssh.ChannelOpenError where that machine does not allow forwarding.
         """
         connection = self._connection()
         if connection is None:
@@ -192,7 +192,7 @@ class PortForward:
             from_there, to_there = await connection.open_connection(_LOOPBACK, self.port)
             passing = {asyncio.create_task(_pass(reader, to_there)), asyncio.create_task(_pass(from_there, writer))}
             try:
-                # Peers of ours close both directions at once: the end of one is the end of both.
+                # Our peers close both directions at once: the end of one is the end of both.
                 await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for task in passing:
@@ -211,19 +211,19 @@ async def _pass(
 
 
 class SSHMachine:
-    """Connected when it is first asked, and again when the connection was lost. Used on one event loop alone.
+    """A connection that is made at the first request, and again after it was lost. Used on one event loop alone.
 
-    While ways lead through it a connection that was lost is had again without being asked for.
+    While ports are forwarded through it, a lost connection is restored without a request.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.name = name
-        self.jobs: set[str] = set()  # that this process has there
+        self.jobs: set[str] = set()  # jobs that this process has there
         self.busy = 0  # requests on their way
-        self.address = ""  # the one that SSH dialled, a number; "" where a jump host did
+        self.address = ""  # the IP address that SSH dialled; "" where a jump host did
         self._options = options
         self._lock = asyncio.Lock()
-        self._client: _Client | None = None  # of the connection that stands, or is being made
+        self._client: _Client | None = None  # of the current connection, or the one that is being made
         self._connection: asyncssh.SSHClientConnection | None = None
         self._helper: asyncssh.SSHClientProcess[bytes] | None = None
         self._standing = ConnectionState()
@@ -232,7 +232,7 @@ class SSHMachine:
         self._keeper: asyncio.Task[None] | None = None
 
     async def ask(self, request: Ask) -> HelperReply:
-        """What the helper answers. Raises EngineError."""
+        """Returns the helper's answer. Raises EngineError."""
         async with self._lock:
             for attempt in (0, 1):
                 fresh = self._helper is None
@@ -254,9 +254,9 @@ class SSHMachine:
             raise AssertionError("not reached")
 
     async def way(self, port: int) -> int:
-        """The port of this machine that leads to a port there, for as long as the machine is used here.
+        """Returns the port of this machine that leads to a port there, for as long as the machine is used here.
 
-        Raises EngineError where that machine lets nobody through.
+        Raises EngineError where that machine does not allow forwarding.
         """
         async with self._lock:
             await self._connected()
@@ -277,7 +277,7 @@ class SSHMachine:
             return way.here
 
     async def knock(self, port: int) -> bool | None:
-        """Whether somebody listens at a port there, to which a way leads; None while that machine does not say."""
+        """Returns whether a forwarded port is open at the machine; None while unknown."""
         way = self._ways.get(port)
         try:
             return None if way is None else await way.knock()
@@ -285,7 +285,7 @@ class SSHMachine:
             return None
 
     def trouble(self) -> str:
-        """Why nothing passes through it; "" while all is well. Any thread."""
+        """Returns why nothing passes through the connection; "" while all is well. Any thread."""
         return self._standing.trouble(time.monotonic())
 
     async def close(self) -> None:
@@ -324,7 +324,7 @@ class SSHMachine:
         return helper
 
     async def _connected(self) -> asyncssh.SSHClientConnection:
-        """The connection, which is made if there is none. Raises EngineError."""
+        """Returns the connection; makes it if there is none. Raises EngineError."""
         if self._connection is not None:
             return self._connection
         client = self._client = _Client(self._lost)
@@ -367,14 +367,14 @@ class SSHMachine:
         return connection
 
     def _lost(self, client: "_Client", error: Exception | None) -> None:
-        """Handles the end of the connection, by itself or by request."""
+        """Handles the end of the connection, unexpected or requested."""
         if client is self._client and self._connection is not None:
             self._standing.lost(time.monotonic(), _reason(error) if error is not None else "the other end closed it")
             self._client = self._connection = self._helper = None
             self._cut.set()
 
     async def _keep(self) -> None:
-        """Has the connection again whenever it is lost."""
+        """Restores the connection whenever it is lost."""
         while True:
             await self._cut.wait()
             self._cut.clear()
@@ -384,7 +384,7 @@ class SSHMachine:
                     try:
                         await self._connected()
                     except EngineError:
-                        continue  # why is written down
+                        continue  # the reason is recorded
 
     async def _hello(self, helper: "asyncssh.SSHClientProcess[bytes]") -> None:
         while line := await helper.stdout.readline():
@@ -394,7 +394,7 @@ class SSHMachine:
         raise ConnectionError(" | ".join(errors[-_LINES:]) or f"it ended with status {helper.exit_status}")
 
     def _dismiss(self) -> None:
-        """The helper does not answer; ways stay, if the connection does."""
+        """Drops a helper that does not answer; forwarded ports stay, if the connection does."""
         helper, self._helper = self._helper, None
         if helper is not None:
             helper.close()
@@ -408,13 +408,13 @@ class SSHMachine:
 
 
 class _Client(asyncssh.SSHClient):  # type: ignore[misc]
-    """Tells of the end of a connection."""
+    """Reports the end of a connection."""
 
     def __init__(self, lost: "Callable[[_Client, Exception | None], None]") -> None:
         self.ended = False
         self._lost = lost
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
+        """Handles the end of the connection."""
         self.ended = True
         self._lost(self, exc)

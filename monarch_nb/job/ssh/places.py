@@ -1,4 +1,4 @@
-"""Which machines an SSH job has, and which of them are free."""
+"""The machines of an SSH job, used and free."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ def errors_text(errors: Mapping[str, str]) -> str:
 
 
 class MachineName(NamedTuple):
-    """The parts of `[user@]name[:port]`; "" for what is not said."""
+    """The parts of `[user@]name[:port]`; "" for absent ones."""
 
     user: str
     host: str
@@ -51,7 +51,7 @@ class MachineName(NamedTuple):
 
 
 def read_machine(machine: str) -> MachineName:
-    """The parts of a machine's name. The address of IPv6 stands alone, or in brackets where a port follows it."""
+    """Parses a machine's name. An IPv6 address stands alone, or in brackets before a port."""
     user, _, address = machine.rpartition("@")
     if address.startswith("[") and "]" in address:
         host, _, rest = address[1:].partition("]")
@@ -64,6 +64,6 @@ def read_machine(machine: str) -> MachineName:
 
 
 def addresses(joins: Sequence[str], dialled: str, port: int) -> tuple[str, ...]:
-    """Where an agent may be met directly: where it says itself, and at the address that SSH has dialled, if it did."""
+    """Returns addresses to reach an agent directly: its own ones, and the one that SSH has dialled, if any."""
     number = f"[{dialled}]" if ":" in dialled else dialled
     return tuple(dict.fromkeys([*joins, *([f"tcp://{number}:{port}"] if dialled else [])]))

@@ -1,4 +1,4 @@
-"""What can be done with the hosts of a job: commands, shells and forwarded ports. Each is loaded when it is used."""
+"""Tools for the hosts of a job: commands, shells and forwarded ports. Each is loaded at its first use."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Running a command on hosts, with its output here."""
+"""Commands run on hosts, with their output here."""
 
 import contextvars
 import os
@@ -111,12 +111,12 @@ def exec_command(
     point: Mapping[str, int] | None = None,
     per_host: Mapping[str, int] | None = None,
 ) -> Future[int]:
-    """Runs a command on each host (or at one `rank` or `point`); gives the largest exit status.
+    """Runs a command on each host (or at one `rank` or `point`); the future gives the largest exit status.
 
-    It begins at once, whether or not somebody waits for the future, on processes of its own, which are stopped when it
-    has ended. `x.py` and `-m` run in this program's interpreter there. Output is written here line by line, or to
-    `stdout.txt` and `stderr.txt` in `output_dir`, where $SUBDIR is the place in the mesh. A program that is not
-    found is status 127. Raises ValueError for no command, and for both `rank` and `point`.
+    It begins at once, whether or not the future is awaited, on processes of its own, which are stopped when it has
+    ended. `x.py` and `-m` run in this program's interpreter there. Output is written here line by line, or to
+    `stdout.txt` and `stderr.txt` in `output_dir`, where $SUBDIR stands for the place in the mesh. The status of an
+    unknown program is 127. Raises ValueError for no command, and for both `rank` and `point`.
     """
     if isinstance(cmd, str) or not cmd:
         raise ValueError("exec_command takes a command as a list, such as ['nvidia-smi', '-L']")
@@ -136,7 +136,7 @@ def exec_command(
             fail_future(future, error)
 
     context = contextvars.copy_context()
-    # Not a daemon: the program's end waits for what it has begun.
+    # Not a daemon: the program's exit waits for a command that has begun.
     threading.Thread(target=context.run, args=(work,), name="monarch-exec", daemon=False).start()
     return future
 

@@ -1,4 +1,4 @@
-"""Port forwarding between processes of meshes: connections to one end come out at the other."""
+"""Port forwarding between processes of meshes."""
 
 import asyncio
 import contextlib
@@ -69,7 +69,7 @@ class _Connection:
                 return
 
     async def _inward(self) -> None:
-        """Never ends without an error: after its data ends the other side may still report what it has written."""
+        """Never returns without an error: after the end of its data the other side may still report written chunks."""
         while True:
             message = await self._of.recv()
             if message is None:
@@ -191,13 +191,13 @@ class PortForwarder(Actor):
     async def forward(
         self, dst_proc_mesh: ProcMesh, dst_port: PortNumber, src_proc_mesh: ProcMesh, src_address: Address
     ) -> None:
-        """Has each source process listen at `src_address`, for the destination process at the same place.
+        """Makes each source process listen at `src_address`, for the destination process at the same place.
 
-        Each connection there becomes one to 127.0.0.1:`dst_port` over here, both directions, until both have ended.
-        `dst_port` and `src_address` ("address:port") may be functions of the place; source processes of one machine
-        with the same address share the connections there. Returns when all listen. Raises ValueError for meshes of
-        different shapes, and ActorError for what is no port or address, and where somebody listens already: then
-        none of them listens any more.
+        Each connection there is forwarded to 127.0.0.1:`dst_port` at the destination, both directions, until both have
+        ended. `dst_port` and `src_address` ("address:port") may be functions of the place; source processes of one
+        machine with the same address share the connections there. Returns when all listen. Raises ValueError for meshes
+        of different shapes, and ActorError for an invalid port or address, and where another program listens already:
+        then none of them listens any more.
         """
         if dst_proc_mesh.extent != src_proc_mesh.extent:
             raise ValueError(
@@ -225,20 +225,20 @@ class PortForwarder(Actor):
 
 
 def quiet(port: "Port[Message]") -> "Port[Message]":
-    """Has a port drop values silently once the connection is gone."""
+    """Makes a port drop values silently once the connection is gone."""
     port.return_undeliverable = False
     return port
 
 
 def checked_port(name: str, port: object) -> int:
-    """A TCP port. Raises ValueError."""
+    """Checks and returns a TCP port. Raises ValueError."""
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
         raise ValueError(f"{name} must be a whole number from 1 to 65535, not {port!r}")
     return port
 
 
 def checked_address(address: object) -> tuple[str, int]:
-    """Host and port of "address:port". Raises ValueError."""
+    """Parses "address:port" into host and port. Raises ValueError."""
     host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not colon or not host or not (port.isascii() and port.isdigit()):
         raise ValueError(f"src_address must be a text such as '127.0.0.1:8080', not {address!r}")

@@ -1,4 +1,4 @@
-"""Workers of ranks that torchrun has started, which find each other by the store that these ranks share."""
+"""Workers started by ranks of torchrun, which find each other by the store that these ranks share."""
 
 import atexit
 import contextlib
@@ -73,12 +73,12 @@ class StoreJob(JobTrait):
         rank: int | None = None, local_rank: int | None = None, world_size: int | None = None,
         local_world_size: int | None = None,
     ) -> "StoreJob | None":  # fmt: skip
-        """The job, on global rank 0; None on the other ranks. Each local rank 0 starts a worker on its machine.
+        """Returns the job on global rank 0, None on the other ranks. Each local rank 0 starts a worker on its machine.
 
         With `transport="ipc"` all ranks are on one machine; "tcp" is encrypted with a key that the store carries, at
-        `monarch_port` or any free port. Where the ranks are is taken from RANK, LOCAL_RANK, WORLD_SIZE and
-        LOCAL_WORLD_SIZE unless it is given. Blocks until the workers listen. Raises RuntimeError for a variable that
-        is missing or a worker that does not start, ValueError for sizes that do not fit and another transport.
+        `monarch_port` or any free port. RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are the defaults of the ranks
+        and sizes. Blocks until the workers listen. Raises RuntimeError for a missing variable or a worker that does not
+        start, ValueError for sizes that do not fit and another transport.
         """
         world, size = _number("WORLD_SIZE", world_size), _number("LOCAL_WORLD_SIZE", local_world_size)
         mine, local = _number("RANK", rank), _number("LOCAL_RANK", local_rank)
@@ -99,7 +99,7 @@ class StoreJob(JobTrait):
         return job
 
     def state(self, cached_path: str | None = None) -> JobState:
-        """Its hosts, under its name; nothing is saved unless a path is given."""
+        """Returns its hosts, under its name; nothing is saved unless a path is given."""
         return super().state(cached_path)
 
     def _create(self, client_script: str | None) -> None:
@@ -115,7 +115,7 @@ class StoreJob(JobTrait):
         return JobState({self._name: hosts})
 
     def can_run(self, spec: JobTrait) -> bool:
-        """Never: the ranks that called `from_store` have these workers."""
+        """Returns False: the ranks that called `from_store` have these workers."""
         return False
 
     def _lost(self) -> str:
@@ -130,7 +130,7 @@ def host_mesh_from_store(
     rank: int | None = None, local_rank: int | None = None, world_size: int | None = None,
     local_world_size: int | None = None,
 ) -> HostMesh | None:  # fmt: skip
-    """The hosts of `StoreJob.from_store`, with its arguments and errors: on global rank 0, None on the others."""
+    """Returns the hosts of `StoreJob.from_store`, with its arguments and errors: on global rank 0, None elsewhere."""
     job = StoreJob.from_store(
         store, monarch_port=monarch_port, name=name, transport=transport, rank=rank, local_rank=local_rank,
         world_size=world_size, local_world_size=local_world_size,
@@ -178,7 +178,7 @@ def _start(name: str, port: int, key: bytes | None) -> _Joins:
     while (report := read_report(report_file)) is None and process.poll() is None and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
     if report is None or report.ended:
-        if report is not None:  # it ends by itself, and is about to say why
+        if report is not None:  # it ends by itself, and is about to report why
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
         process.kill()
@@ -205,7 +205,7 @@ def end_workers() -> None:
 
 
 def _reachable_address(worker: _Joins, name: str) -> str:
-    """The address at which a worker answers from here. Raises RuntimeError."""
+    """Returns the address at which a worker answers from here. Raises RuntimeError."""
     first = worker.joins[0]
     if not first.startswith("tcp://"):
         if worker.boot != boot_id():

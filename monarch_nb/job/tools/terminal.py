@@ -26,8 +26,8 @@ _LOOK_S = 0.02
 _SHIM = "import fcntl,os,sys,termios; fcntl.ioctl(0,termios.TIOCSCTTY,0); os.execvp(sys.argv[1],sys.argv[1:])"
 _EOT = b"\x04"
 
-Input = bytes | tuple[int, int] | None  # typed; rows and columns; nothing more
-Output = bytes | int  # shown; the exit status
+Input = bytes | tuple[int, int] | None  # typed bytes; rows and columns; None: end of the input
+Output = bytes | int  # shown bytes; the exit status
 
 
 class ShellActor(Actor):
@@ -95,7 +95,7 @@ class ShellActor(Actor):
             if self._await_end(groups, _GRACE_S):
                 return
             with contextlib.suppress(OSError):
-                if (group := os.tcgetpgrp(terminal)) > 1:  # 0: it is nobody's terminal any more
+                if (group := os.tcgetpgrp(terminal)) > 1:  # 0: the terminal has no foreground group any more
                     groups.add(group)
             for group in groups if number else groups - {shell}:
                 with contextlib.suppress(ProcessLookupError):
@@ -168,10 +168,10 @@ def _resizes(fd: int, port: "Port[Input]") -> Iterator[None]:
 
 
 def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
-    """Runs an interactive shell ($SHELL over there) on one host, at this process's terminal; gives its exit status.
+    """Runs an interactive shell ($SHELL over there) on one host, at this process's terminal; returns its exit status.
 
-    Without `workdir` it begins in this process's folder, if there is such a folder. Blocks until the shell ends. At the
-    end of the input what was typed gets a second to finish, before what runs in the foreground is hung up.
+    Without `workdir` it begins in this process's folder, if it exists there. Blocks until the shell ends. At the end of
+    the input, typed commands get a second to finish before the foreground program is hung up.
     Raises ValueError for a mesh of several hosts.
     """
     if len(host_mesh_singleton) != 1:
