@@ -121,7 +121,7 @@ class HostAgent:
         self._folder = options.run_folder
         self._lock = folders.hold(self._folder)
         self._loop = Loop()
-        # Every process that must end with this one has the other end, which the kernel closes whatever kills this one.
+        # Every process that must end with this one has the other end; the kernel closes ours whatever ends us.
         self._cord, self._cord_end = cord
         keys = None if options.key is None else Keys.load_or_create(options.key)
         self._node = self._make_node(keys)
@@ -155,7 +155,7 @@ class HostAgent:
         self._watching_leases = False
         self._followed: dict[str, int] = {}  # pidfds of owners on this machine that are not processes of this host
         self._ending = False
-        self._ownerless = False  # whether its starter, which was to end it, has ended
+        self._ownerless = False  # its starter, which was to end it, has ended
 
     def _keeper(self, grant: Callable[[str], None]) -> MeshLeaseService:
         return MeshLeaseService(
@@ -205,7 +205,7 @@ class HostAgent:
                            done=all_gone)  # fmt: skip
 
     def _give_up(self, reason: str) -> None:
-        """Ends without a request of the remote owners of processes here, for whom it is a failure."""
+        """Ends the host without a request of remote owners of processes here, which counts as a failure for them."""
         for child in self._children.alive():
             child.evicted = True
         self.end(reason)
@@ -224,7 +224,7 @@ class HostAgent:
     def exited(self, child: Child) -> None:
         """Reports at once to its watchers that a process has ended, or could not be started.
 
-        If the host ends with it, messages to it are left unanswered: their senders learn of the loss of the host.
+        If the host ends with it, messages to it get no answer: their senders are notified of the loss of the host.
         """
         assert child.exit is not None
         if self._ending and child.evicted:
@@ -337,7 +337,7 @@ class HostAgent:
         self._loop.post(meet)
 
     def _replaced(self, address: str) -> None:
-        """Handles that a process will never be started here, since its rank has a later incarnation."""
+        """Handles that a process will never start here, since its rank has a later incarnation."""
         self._node.forget(address, f"it is over: its rank was started anew on host {self._options.host}")
 
     def _follow(self, owner: str, pid: int) -> None:
@@ -360,7 +360,7 @@ class HostAgent:
         self._loop.register(fd, READ, on_exit)
 
     def _end_if_unused(self) -> None:
-        """Ends an agent that is not to outlive its last controller for long."""
+        """Ends an agent that must not outlive its last controller for long."""
         keeper, limit = self._service.keeper, self._idleness.limit
         used = bool(self._leases or self._followed or keeper.waits or self._children.alive())
         if self._ending or limit is None:
@@ -385,7 +385,7 @@ class HostAgent:
                 self._leases.renew(owner, now)
         for owner in self._leases.expired(now):
             for child in self._children.alive():
-                child.evicted |= child.spec.owner == owner  # an owner that only slept finds that it has lost them
+                child.evicted |= child.spec.owner == owner  # an owner that was only asleep learns that it has lost them
             self._service.owner_gone(owner, "it was silent for longer than its lease")
             self._end_if_orphaned()
         for owner in self._leases.due(now):
@@ -408,7 +408,7 @@ class HostAgent:
             self._node.learn(host, endpoint=endpoint or None, via=via, incarnation=incarnation)
 
     def _other_users(self, controller: str) -> tuple[str, ...]:
-        """Describes the other users of this host's key: controllers, and those that return to a detached mesh."""
+        """Describes the other users of this host's key: controllers, and those that may attach a detached mesh."""
         keeper = self._service.keeper
         users = {owner for owner in (*self._leases.owners, *keeper.holders) if not parse_address(owner).is_proc}
         detached = ("whoever comes back to a detached mesh",) if keeper.waits else ()

@@ -11,11 +11,11 @@ from monarch_nb.shape import Extent, Point
 
 @dataclass
 class BootstrapCommand:
-    """How the processes of a proc mesh are started: a program, its arguments and its environment.
+    """The command that starts processes of a proc mesh: a program, its arguments and its environment.
 
-    In the end it must run what `default_bootstrap_cmd()` does, perhaps inside a wrapper such as a profiler, with the
-    open descriptors it was given. A None in `env` removes a variable. With `inherit_env` false only `env` is set, and
-    what Monarch itself sets.
+    In the end it must run the command of `default_bootstrap_cmd()`, perhaps inside a wrapper such as a profiler, with
+    the open descriptors it was given. A None in `env` removes a variable. With `inherit_env` false only `env` is set,
+    and the variables of Monarch itself.
     """
 
     program: str

@@ -1,7 +1,7 @@
 """Run folders: one short, private folder a host, with its sockets and logs; nothing of it outlives the host.
 
-They may lie in a folder that everybody can write to: what another user has put there under our names is skipped. A
-process that uses one holds a lock on it, which the system releases whatever ends that process.
+They may be in a folder that everybody can write to: entries of other users with such names are skipped. A process
+that uses one holds a lock on it, which the system releases whatever ends that process.
 """
 
 import contextlib
@@ -122,7 +122,7 @@ def make_run_folder(path: Path) -> None:
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    """Returns whether an open folder is still the one at that path."""
+    """Returns whether an open folder is still the folder at that path."""
     try:
         return os.path.samestat(os.fstat(fd), path.lstat())
     except FileNotFoundError:
@@ -221,7 +221,7 @@ def _remove(path: Path) -> None:
 
 
 def _deserted(path: Path) -> bool:
-    """Returns whether nobody listens at any socket in a folder. Does not block."""
+    """Returns whether no process listens at any socket in a folder. Does not block."""
     sockets = [entry for entry in path.iterdir() if entry.is_socket()]
     for listener in sockets:
         with socket.socket(socket.AF_UNIX) as knock:

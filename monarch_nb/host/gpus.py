@@ -1,4 +1,4 @@
-"""The GPUs of this host, which of them a process gets, and how processes share one. Never touches CUDA."""
+"""The GPUs of this host, their assignment to processes, and how processes share one. Never touches CUDA."""
 
 import os
 import select
@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-SLOT = "MONARCH_NB_GPU_SLOT"  # of a process that is to be started: its number and how many there are, as "1/4"
-SHARED, MPS, MPS_EQUAL = "shared", "mps", "mps-equal"  # behind them: how processes may have a GPU together
-NO_GPU = "MONARCH_NB_NO_GPU"  # why a process ends that was to have one
+SLOT = "MONARCH_NB_GPU_SLOT"  # number of a process to be started, and the number of processes, as "1/4"
+SHARED, MPS, MPS_EQUAL = "shared", "mps", "mps-equal"  # appended to the slot: how processes may share a GPU
+NO_GPU = "MONARCH_NB_NO_GPU"  # why a process that needs a GPU ends without one
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PIPES, LOGS, THREADS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 CONTROL = "nvidia-cuda-mps-control"
@@ -34,7 +34,7 @@ Environment = dict[str, str | None]
 
 
 def devices() -> list[str]:
-    """Returns the GPUs this user may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Returns the GPUs that this user may use, as CUDA_VISIBLE_DEVICES names them."""
     chosen = os.environ.get(VISIBLE)
     if chosen is not None:
         names = [part.strip() for part in chosen.split(",")]
@@ -57,7 +57,7 @@ def slot_of(number: int, count: int, sharing: bool | str) -> str:
 
 
 def wants_mps(environments: Iterable[Mapping[str, str | None]]) -> bool:
-    """Returns whether a process that is to be started shares a GPU by MPS, on a host that has any."""
+    """Returns whether a process to be started shares a GPU by MPS, on a host that has any."""
     slots = [slot for env in environments if (slot := env.get(SLOT)) is not None]
     return any(slot.endswith((MPS, MPS_EQUAL)) for slot in slots) and bool(devices())
 
@@ -65,8 +65,8 @@ def wants_mps(environments: Iterable[Mapping[str, str | None]]) -> bool:
 def with_gpu(env: Mapping[str, str | None], host: str, mps: "MpsDaemon | None" = None) -> Environment:
     """Returns the environment of a process, with its GPU in place of its slot.
 
-    Where there are GPUs, but fewer than slots, and they are not to be shared, or not as they should, `NO_GPU` says so:
-    the process ends with that text, which its failure shows.
+    If there are GPUs, but fewer than slots, and they cannot be shared as required, `NO_GPU` has the reason: the process
+    ends with that text, which its failure shows.
     """
     environment = dict(env)
     slot = environment.pop(SLOT, None)
@@ -89,7 +89,7 @@ def with_gpu(env: Mapping[str, str | None], host: str, mps: "MpsDaemon | None" =
 
 
 def too_few(host: str, available: int, requested: int) -> str:
-    """Returns the error where a host has fewer GPUs than processes are to have."""
+    """Returns the error for a host with fewer GPUs than its processes need."""
     return (
         f"gpus={requested} on host {host}, which has {available}: spawn gpus={available}, or let processes share a GPU "
         "with monarch.config.configure(share_gpus=True)"
@@ -97,7 +97,7 @@ def too_few(host: str, available: int, requested: int) -> str:
 
 
 def without_mps(host: str, reason: str = f"{CONTROL} is not on PATH") -> str:
-    """Returns the error where processes are to share a GPU by MPS, and cannot."""
+    """Returns the error for processes that cannot share a GPU by MPS as required."""
     return (
         f"GPUs of host {host} cannot be shared by MPS: {reason}. The program comes with NVIDIA's driver; without it, "
         "monarch.config.configure(share_gpus=True) lets processes share a GPU, one kernel of theirs after the other"
@@ -107,20 +107,20 @@ def without_mps(host: str, reason: str = f"{CONTROL} is not on PATH") -> str:
 class MpsDaemon:
     """The control daemon of MPS, by which processes of a host run kernels on one GPU at the same time.
 
-    A daemon that listens already, where the environment says or where it does by default, is used as it is. Else this
-    agent starts one, with folders of its own in that of the agent, when the first process wants it, and ends it.
+    A daemon that listens already, at the address in the environment or the default one, is used as it is. Else this
+    agent starts one, with folders of its own in the agent's, when the first process needs it, and ends it.
     Source: NVIDIA's "Multi-Process Service", sections "nvidia-cuda-mps-control" and "Environment Variables".
     """
 
     def __init__(self, host: str, folder: Path, cord: int, post: Callable[[Callable[[], None]], None]) -> None:
         self._host, self._folder, self._cord, self._post = host, folder / "mps", cord, post
         self._waiting: list[Callable[[], None]] = []
-        self._guard: subprocess.Popen[bytes] | None = None  # lives as long as a daemon that this agent has started
+        self._guard: subprocess.Popen[bytes] | None = None  # lives as long as a daemon started by this agent
         self.environment: dict[str, str] = {}  # of its clients, once it runs
-        self.error = ""  # why it does not
+        self.error = ""  # why it does not run
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Calls back on the loop's thread once it runs, or could not be started. Does not block."""
+        """Calls back on the loop's thread once the daemon runs, or could not be started. Does not block."""
         if self.environment:
             call()
             return
@@ -137,7 +137,7 @@ class MpsDaemon:
                 )
                 client.communicate(b"quit\n", _QUIT_S)
             except (OSError, subprocess.SubprocessError):
-                pass  # its guard ends it, or it is killed with what else is left of this host
+                pass  # its guard ends it, or it is killed with the rest of this host
 
     @property
     def _own_environment(self) -> dict[str, str]:
@@ -181,7 +181,7 @@ class MpsDaemon:
         return {PIPES: str(folder), **logs} if _line(probe) == "0" else {}
 
     def _start(self, program: str) -> str:
-        """Starts one; returns why it could not, "" if it could. Raises OSError."""
+        """Starts a daemon; returns why it could not be started, "" if it could. Raises OSError."""
         log = self._folder / "start.log"
         for folder in self._folders().values():
             Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)

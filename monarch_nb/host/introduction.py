@@ -174,7 +174,7 @@ class _Question(Generic[Q, R]):
                     raise
 
     def _is_calm(self) -> bool:
-        """Returns whether it accepts others: then it refuses because of the key, not of too many connections."""
+        """Returns whether it accepts other peers: then it refuses because of the key, not of too many connections."""
         try:
             return bool(greet(self._endpoint, 1.0, stay=0.5))
         except UnreachableError:

@@ -41,7 +41,7 @@ class AgentHandle:
 
     @property
     def alive(self) -> bool:
-        """True if the agent still runs."""
+        """True while the agent runs."""
         return self._process.poll() is None
 
     def wait(self, timeout_s: float | None = None) -> int:
@@ -107,7 +107,7 @@ def begin_agent(
 ) -> "ComingAgent":
     """Starts a host agent that this process owns, without waiting for it (`wait()` takes about 0.2 s).
 
-    It outlives this process while controllers have meshes there that are to be kept, unless it is `bound`.
+    It outlives this process while controllers have detached or kept meshes there, unless it is `bound`.
     Raises AgentStartError, DescriptorLimitError.
     """
     host = host or folders.new_host_id()

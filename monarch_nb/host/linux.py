@@ -26,7 +26,7 @@ KEPT_FREE, OWN_MAPPING = 512 << 20, 32 << 20  # the second is the largest that g
 
 
 def portable() -> bool:
-    """Returns whether to keep to what every POSIX system has (`MONARCH_NB_PORTABLE=1` asks for that on Linux too)."""
+    """Returns whether only POSIX calls are used: off Linux, or with `MONARCH_NB_PORTABLE=1`."""
     return sys.platform != "linux" or os.environ.get("MONARCH_NB_PORTABLE", "") not in ("", "0")
 
 
@@ -50,7 +50,7 @@ def boot_id() -> str:
 
 
 def rdma_devices(*, closed: bool = False) -> tuple[str, ...]:
-    """The names of this machine's RDMA devices that this process may use, such as mlx5_0; or of those it may not."""
+    """Returns names of this machine's RDMA devices, such as mlx5_0: usable ones, or with `closed` the unusable ones."""
     names = []
     for device in sorted(Path("/sys/class/infiniband_verbs").glob("uverbs*")):
         with contextlib.suppress(OSError):
@@ -70,7 +70,7 @@ def name_process(name: str) -> bool:
 
 
 def die_first_for_memory() -> bool:
-    """Has the kernel end this process, and what it starts, before all others when memory runs out.
+    """Makes the kernel end this process, and those that it starts, before all others when memory runs out.
 
     Processes with the same score die in the order of size. A lower score may be written again later.
     """
@@ -94,7 +94,7 @@ def processor_time(pid: int) -> float | None:
 
 
 def times_paused(thread: int) -> int:
-    """How often a thread of this process has stopped running to wait, by native number; -1 where it is not counted."""
+    """Returns how often a thread, by native number, has stopped running to wait; -1 where that is not counted."""
     try:
         status = Path(f"/proc/self/task/{thread}/status").read_text()
         return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
@@ -210,11 +210,11 @@ def thread_count() -> int:
 
 
 def die_with_pipe(fd: int) -> int | None:
-    """Has the kernel SIGKILL this process's group when the last writer of pipe `fd` has ended.
+    """Makes the kernel SIGKILL this process's group when the last writer of pipe `fd` has ended.
 
     The kernel delivers it even to a process that is stopped or sits in C code with the GIL held. The pipe must never
     carry data. A parent-death signal would not do: it fires when the thread that forked ends. Returns the descriptor
-    that has to stay open for it, or None where this cannot be had.
+    that must stay open for it, or None where this is not possible.
     """
     if portable():
         return None
@@ -273,7 +273,7 @@ def watch_folder(path: str) -> int | None:
 
 
 def keep_freed_memory() -> bool:
-    """Has malloc keep up to half a gigabyte that was freed, unless the environment has settings of malloc's own.
+    """Makes malloc keep up to half a gigabyte of freed memory, unless the environment has settings of malloc's own.
 
     A step of training frees what it has allocated, and allocates it again in the next. glibc returns it to the kernel
     each time where a thread other than the first allocates, and each page then costs a fault.
@@ -287,7 +287,7 @@ def keep_freed_memory() -> bool:
 
 
 def line_buffer_c_stdio() -> None:
-    """Lets what C libraries print leave the process line by line, so that a SIGKILL loses none of it."""
+    """Makes C libraries write their output line by line, so that a SIGKILL loses none of it."""
     try:
         libc = ctypes.CDLL(None)
         for name in ("stdout", "__stdoutp"):

@@ -26,7 +26,7 @@ class Timer:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Never call."""
+        """Prevents the call."""
         self.callback = None
 
 
@@ -51,7 +51,7 @@ class Loop:
         self._selector.register(fd, events, callback)
 
     def modify(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
-        """Changes what a registered `fd` waits for."""
+        """Changes the events that a registered `fd` waits for."""
         self._selector.modify(fd, events, callback)
 
     def unregister(self, fd: int) -> None:

@@ -1,4 +1,4 @@
-"""Files of meshes that may outlive their controllers: where they run, and the secret for attaching them.
+"""Files of meshes that may outlive their controllers: their hosts, and the secret for attaching them.
 
 One file per mesh, mode 0600, in a private folder of the user. It is written by the mesh's owner, and records at the end
 what became of the mesh, until somebody has read that.
@@ -27,12 +27,12 @@ _LATE_S = 60.0  # after the end of a lease
 
 
 class HostRoute(msgspec.Struct, frozen=True):
-    """How one host of a mesh is reached: by its run folder on this machine, or at an endpoint with the job's key."""
+    """The route to one host of a mesh: its run folder on this machine, or an endpoint with the job's key."""
 
     host: str
     endpoint: str  # ipc://<run folder>, or tcp://...; empty for one that cannot be dialled
-    key: str = ""  # as a key file has it
-    tunnel: str = ""  # how its job opens another one: the endpoint was the end of the old one
+    key: str = ""  # as in a key file
+    tunnel: str = ""  # how its job opens another tunnel: the endpoint was the end of the old one
     gateway: "HostRoute | None" = None  # the host that dials it
     calls: str = ""  # the endpoint that its agent dials, if it cannot be dialled
 
@@ -57,8 +57,8 @@ class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
     until: float = 0.0  # when its lease ends, while it is detached
     until_monotonic: float = 0.0  # the same by the monotonic clock of the machine since this boot
     boot: str = ""
-    why: str = ""  # it was detached
-    ended: str = ""  # the reason, once it has
+    why: str = ""  # why it was detached
+    ended: str = ""  # the reason, once it has ended
     ended_at: float = 0.0
 
 
@@ -189,7 +189,7 @@ def agent_gone(mesh: MeshFile) -> bool:
 
 
 def _listens(path: Path) -> bool:
-    """Returns whether anything listens at a socket. Does not block."""
+    """Returns whether a process listens at a socket. Does not block."""
     with socket.socket(socket.AF_UNIX) as knock:
         knock.setblocking(False)
         try:

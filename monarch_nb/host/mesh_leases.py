@@ -38,13 +38,13 @@ class MeshLease(Struct, eq=False):
     name: str
     secret: str
     seconds: float  # its lease once it is detached
-    keep: bool  # whether it is detached, rather than ended, when its owner ends
+    keep: bool  # True if it is detached, rather than ended, when its owner ends
     holder: MeshHolder | None
     grant: int = 0  # grows with each attach
     turn: int = 0  # grows with each change of its holder
     left_at: float = 0.0  # wall clock
     until: float = 0.0  # monotonic, while it is detached
-    why: str = ""  # it was detached
+    why: str = ""  # why it was detached
     meshes: tuple[str, ...] = ()  # uids of the processes, and of the actors on them
     parts: dict[str, bytes] = field(default_factory=dict)
     file: str = ""
@@ -53,7 +53,7 @@ class MeshLease(Struct, eq=False):
 
     @property
     def detached(self) -> bool:
-        """True if it is detached."""
+        """True while it is detached."""
         return self.holder is None
 
 
@@ -142,7 +142,7 @@ class MeshLeases:
         return former if former is not None and former.address != newcomer.address else None
 
     def was_left(self, request: Attach) -> bool:
-        """Returns whether the sender has observed that the mesh's owner ended."""
+        """Returns whether the sender has observed the end of the mesh's owner."""
         lease = self._all.get(request.uid)
         if lease is None or lease.holder is None or lease.holder.address != request.ended:
             return False
@@ -220,7 +220,7 @@ class MeshLeaseService:
 
     @property
     def waits(self) -> bool:
-        """True if there are detached meshes here."""
+        """True while there are detached meshes here."""
         return bool(self._leases.detached)
 
     @property

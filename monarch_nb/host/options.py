@@ -32,10 +32,10 @@ class Options(Struct, frozen=True):
     insecure_loopback: bool
     lease_s: float
     prewarm: bool
-    bound: bool  # whether it ends with its owner even if controllers have left meshes here
+    bound: bool  # True if it ends with its owner even if controllers have left meshes here
     keep_folder: bool
     unused_s: float | None = None
-    terminal: bool = False  # whether a user started it in a terminal, and may press Ctrl-C
+    terminal: bool = False  # True if a user started it in a terminal, and may press Ctrl-C
 
 
 _EXAMPLE = (
@@ -115,7 +115,7 @@ def _wrong_address(endpoint: str | None, *, bind: bool) -> str:
 
 
 def _has_end(fd: int) -> bool:
-    """Returns whether the other end of a descriptor can be seen to close: of a pipe, a socket or a terminal."""
+    """Returns whether the close of the other end of a descriptor can be noticed: of a pipe, a socket or a terminal."""
     try:
         mode = os.fstat(fd).st_mode
     except OSError:

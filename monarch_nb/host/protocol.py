@@ -29,7 +29,7 @@ class ProcSpec(msgspec.Struct, frozen=True, kw_only=True):
     sys_path: tuple[str, ...] = ()
     setup: int = 0
     log: str = ""  # prefix of the files with its output until the agent takes it, see `monarch_nb.logs.marks`
-    runner: str = ""  # what it runs, as `module:function`
+    runner: str = ""  # its main function, as `module:function`
     python: str | None = None  # the requested interpreter
 
 
@@ -64,7 +64,7 @@ class SpawnProcs(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     sys_path: tuple[str, ...] = ()
     setup: int = 0
-    runner: str = ""  # what it runs, as `module:function`
+    runner: str = ""  # its main function, as `module:function`
 
 
 class KeepSpares(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +86,8 @@ class SpawnReply(msgspec.Struct, frozen=True):
 
 
 def observers(watchers: Iterable[str], owner: str) -> list[str]:
-    """Those of a process's watchers that display it: its owner, and controllers. Ranks are sent only its end: each rank
-    watches all others of its mesh, so anything more would be as many messages as there are pairs of ranks."""
+    """Returns the watchers of a process that display it: its owner, and controllers. Ranks are sent only its end: each
+    rank watches all others of its mesh, so anything more would be as many messages as there are pairs of ranks."""
     return [watcher for watcher in watchers if watcher == owner or not parse_address(watcher).is_proc]
 
 
@@ -115,9 +115,9 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     dump: tuple[str, ...] = ()  # faulthandler's, of the thread that crashed
     oom: bool = False
     memory: str = ""  # its memory before memory ran out
-    expected: bool = False  # whether its end was requested
-    evicted: bool = False  # whether its agent has ended it without its owner's request
-    host_ends: bool = False  # whether its agent ends as well, and with it the host
+    expected: bool = False  # its end was requested
+    evicted: bool = False  # its agent has ended it without its owner's request
+    host_ends: bool = False  # its agent ends as well, and with it the host
     at: float = 0.0  # wall clock, seconds
     log_bytes: int = 0  # how much of its output the agent may still have
 
@@ -158,7 +158,7 @@ class AskSamples(msgspec.Struct, frozen=True):
 
 
 class ProcSample(msgspec.Struct, frozen=True):
-    """A proc as the system sees it."""
+    """The state of a proc according to the system."""
 
     letter: str  # of its state: "T" stopped by a signal, "S" asleep...; "" where it is not known
     processor: float  # seconds that all its threads have used; NaN where it is not known
@@ -209,13 +209,13 @@ class HostsLost(msgspec.Struct, frozen=True):
 
 
 class RelayChanged(msgspec.Struct, frozen=True):
-    """relays.changed: what went to other hosts through `relay` goes another way now; some may be lost with it."""
+    """relays.changed: messages to other hosts through `relay` take another route now; some may be lost with it."""
 
     relay: str
 
 
 class AskCasts(msgspec.Struct, array_like=True, frozen=True):
-    """relays.casts: what has become of casts that the sender sent to this agent? By the ports of their replies.
+    """relays.casts: requests the states of casts that the sender sent to this agent, by the ports of their replies.
 
     If it is `final`, casts that have not arrived will not be executed.
     """
@@ -225,7 +225,7 @@ class AskCasts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CastState(msgspec.Struct, array_like=True, frozen=True):
-    """What an agent knows of a cast: whether it came, and the positions whose replies it has not passed on yet.
+    """An agent's state of a cast: whether it arrived, and the positions whose replies it has not passed on yet.
 
     `waiting` is None where it is about to try again to pass some on.
     """
@@ -260,8 +260,8 @@ class PreemptionNotice(Harmless, frozen=True, kw_only=True):
 class KeyChange(msgspec.Struct, frozen=True):
     """agent.key: one step in the change of a job's key to `key`, the content of a key file.
 
-    "expect": who refuses one of the two is dialled with the other. "use": only the new one is accepted, and the key
-    file is replaced. "done": the old one is forgotten. "cancel": the new one is, unless it is used.
+    "expect": a peer that refuses one of the two is dialled with the other. "use": only the new one is accepted, and the
+    key file is replaced. "done": the old one is forgotten. "cancel": the new one is, unless it is used.
     """
 
     step: KeyStep
@@ -299,9 +299,9 @@ class MeshHolder(Harmless, frozen=True, kw_only=True):
 
 
 class Unwatched(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent diagnoses a mesh while it has no controller: "module:function" of this library, and names.
+    """The diagnosis of a mesh while it has no controller: "module:function" of this library, and names.
 
-    `elsewhere` are the addresses of its processes on other hosts, for the agent that looks at all of them.
+    `elsewhere` are the addresses of its processes on other hosts, for the agent that inspects all of them.
     """
 
     diagnoser: str
@@ -381,7 +381,7 @@ class AttachReply(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[RunFinding, ...] = ()  # of the agent since it was detached
     notices: "tuple[PreemptionNotice, ...]" = ()  # of its host since it was detached, with current `seconds`
     before: MeshHolder | None = None  # the previous holder
-    known: bool = True  # False for an agent that was restarted, or has seen it end, and has nothing of it
+    known: bool = True  # False for an agent that was restarted, or has observed its end, and has nothing of it
 
 
 class DropMesh(msgspec.Struct, frozen=True):
@@ -479,7 +479,7 @@ class HostState(Harmless, frozen=True, kw_only=True):
 
 
 class IdentifyReply(msgspec.Struct, frozen=True):
-    """Reply to controller.who, sent by a dialling agent with its HostState: whom to join, or why it cannot."""
+    """Reply to controller.who, sent by a dialling agent with its HostState: the controller to join, or the error."""
 
     address: str = ""
     error: str = ""
@@ -500,7 +500,7 @@ class IntroduceReply(msgspec.Struct, frozen=True):
 
     state: HostState | None = None
     error: str = ""
-    nobody: bool = False  # whether the machine is there but nothing listens at the port
+    nobody: bool = False  # True if the machine is there but nothing listens at the port
 
 
 class AgentReady(msgspec.Struct, frozen=True, kw_only=True):

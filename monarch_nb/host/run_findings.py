@@ -1,7 +1,7 @@
 """Findings of host agents about meshes without a controller, in a file for each mesh and host.
 
 It is beside the mesh's file, on the machine of the agent, and stays for a week after its last change: it can be read
-when the mesh, its agent and its own file are gone.
+after the mesh, its agent and its own file are gone.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def added(findings: Sequence[RunFinding], new: Iterable[RunFinding]) -> tuple[RunFinding, ...]:
-    """Returns the findings with new ones, in the order of time; one that was known is extended. Pure."""
+    """Returns the findings with new ones, in the order of time; a known one is extended. Pure."""
     by_key = {(finding.kind, finding.ranks, finding.source): finding for finding in findings}
     for finding in new:
         key = (finding.kind, finding.ranks, finding.source)

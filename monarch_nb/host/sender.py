@@ -50,7 +50,7 @@ class AgentSender:
             self._requests.pop(port, None)
 
     def replied(self, header: Header, body: bytes | memoryview) -> None:
-        """Handles the reply to a request; others are ignored. On the thread that reads."""
+        """Handles the reply to a request; ignores others. On the thread that reads."""
         verb, on_reply = self._requests.pop(header.port, (None, None))
         if verb is None or on_reply is None or header.status != Status.VALUE:
             return

@@ -102,7 +102,7 @@ class AgentService:
         self._standalone = standalone
         self._learn = learn
         self._forget = forget
-        self._vias: dict[str, str] = {}  # who passes on what goes to other hosts
+        self._vias: dict[str, str] = {}  # the processes that pass messages on to other hosts
         self._follow = follow
         self._call_later = call_later
         self._awaited: dict[str, set[str]] = {}  # watchers of processes that have not been spawned yet

@@ -13,7 +13,7 @@ _PORTS = frozenset({Kind.REPLY, Kind.FOLDED, Kind.PORT})
 
 
 class Arrivals:
-    """`take` runs on the reading thread, and runs no user code."""
+    """Passes messages on. `take` runs on the reading thread, and runs no user code."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Arrivals:
         self._hosting, self._losses, self._sender = hosting, losses, sender
 
     def take(self, header: Header, parcel: Parcel) -> None:
-        """Takes one message to where it belongs."""
+        """Passes one message to its receiver."""
         kind = header.kind
         self._local.traffic.received += parcel.nbytes
         if kind == Kind.CALL:

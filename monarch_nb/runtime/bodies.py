@@ -62,7 +62,7 @@ class BodyFuture(Future[R]):
 
     @staticmethod
     def _leave_out(future: Future[object]) -> bool:
-        """A body that has not begun never will; one that runs goes on."""
+        """Cancels a body that has not begun; a running one goes on."""
         assert isinstance(future, BodyFuture)
         return future._take() is not None and future._give_up()
 
@@ -156,7 +156,7 @@ class BodyFuture(Future[R]):
             driving.now = False
 
     def _drive_on_thread(self, body: _Body[R], timeout: float | None) -> None:
-        """This thread's loop is running already, so the body gets a thread."""
+        """Runs the body on a thread of its own, since this thread's loop is running already."""
         loop: asyncio.AbstractEventLoop | None = None
         main: asyncio.Task[None] | None = None
         ready = threading.Event()
@@ -202,7 +202,7 @@ def _timeout_error(timeout: float | None) -> TimeoutError:
 def returns_future(function: Callable[P, Coro[R]]) -> Callable[P, Future[R]]:
     """Turns an `async def` into a function that returns a Future, for callers with and without an event loop.
 
-    The body starts when the future is first looked at: `await` runs it on the awaiting loop, `.get()` on the calling
+    The body starts when the future is first observed: `await` runs it on the awaiting loop, `.get()` on the calling
     thread, where its time-out cancels the body. Inside the body use `await`: `.get()` raises WouldBlockRuntime there.
     """
     if not inspect.iscoroutinefunction(function):

@@ -1,4 +1,4 @@
-"""`breakpoint()` and `pdb.set_trace()` in an actor stop that actor; elsewhere they do what they did."""
+"""`breakpoint()` and `pdb.set_trace()` in an actor stop that actor; elsewhere they work as usual."""
 
 import importlib
 import os
@@ -26,7 +26,7 @@ def _patch_pdb(module: Any) -> None:
 
 
 def install_breakpoints() -> None:
-    """From now on `breakpoint()` and `pdb.set_trace()` in an actor stop that actor; elsewhere they do what they did."""
+    """Makes `breakpoint()` and `pdb.set_trace()` in an actor stop that actor; elsewhere they work as before."""
     before: Callable[..., object] = sys.breakpointhook
     if not getattr(before, "_monarch", False):
 

@@ -39,8 +39,8 @@ class DeadlockError(RuntimeError):
 class PendingCall(Generic[R]):
     """Collects `size` replies. They arrive on the reading thread, and are decoded when the result is first read.
 
-    One that some ranks answer with an error waits for the others for `call_error_window` only: all that have raised by
-    then are in the error, and a rank that hangs holds up nobody.
+    A call that some ranks answer with an error waits for the others for `call_error_window` only: the error includes
+    all ranks that have raised by then, and a rank that hangs delays no caller.
     """
 
     _releasing = False  # whether ranks that wait for ranks which have raised are being freed
@@ -67,9 +67,9 @@ class PendingCall(Generic[R]):
         self._build = build
         self._replies: list[Thunk | None] = [None] * size
         self._raised: dict[int, RankError] = {}
-        self.sent: list[Header] = []  # what went to one actor of another host each, or to a subtree of hosts
+        self.sent: list[Header] = []  # headers of messages to one actor of another host each, or to a subtree of hosts
         self.on_read: Callable[[], object] = answered  # called when its result is read
-        self.restated: Callable[[ActorError], BaseException] = _unchanged  # the error that is raised for that of ranks
+        self.restated: Callable[[ActorError], BaseException] = _unchanged  # replaces errors of ranks
         self.missing = size
         self.number = process.ports.open(self)
         self._future: Future[R] | None = self._new_future()
@@ -84,7 +84,7 @@ class PendingCall(Generic[R]):
         return future
 
     def may_be_cancelled(self) -> None:
-        """`cancel` of its future cancels it; before it is sent."""
+        """Makes `cancel` of its future cancel it. Called before it is sent."""
         self.future._cancel = self.cancel
 
     @property
@@ -106,7 +106,7 @@ class PendingCall(Generic[R]):
     # -- reading thread ---------------------------------------------------------------------------------------------
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
-        """A reply, or several folded by a host agent."""
+        """Handles a reply, or several folded by a host agent."""
         if header.kind == Kind.FOLDED:
             for folded in unfold(header, parcel.frames):
                 self._reply_folded(folded)
@@ -207,16 +207,16 @@ class PendingCall(Generic[R]):
 
     @property
     def is_broken_off(self) -> bool:
-        """Whether ranks were interrupted in it, or lost others in a collective."""
+        """True if ranks were interrupted in it, or lost others in a collective."""
         return any(error.follows or error.is_interrupt for error in tuple(self._raised.values()))
 
     def broken_off(self) -> list[int]:
-        """Base ranks that have raised because another has left a collective."""
+        """Returns base ranks that have raised because another has left a collective."""
         ranks = self._ranks()
         return [ranks[position] for position, error in tuple(self._raised.items()) if error.follows]
 
     def base_ranks(self) -> Sequence[int]:
-        """The base ranks that it was sent to."""
+        """Returns the base ranks that it was sent to."""
         return self._ranks()
 
     def _end(self) -> bool:
@@ -255,7 +255,7 @@ class PendingCall(Generic[R]):
 
     @property
     def watched(self) -> bool:
-        """Whether a thread or task waits for it now, and so learns of a failure from it."""
+        """True while a thread or task waits for it, and so learns of a failure from it."""
         return bool(self.future.watched)
 
     def waits_for(self, ranks: set[int]) -> list[int]:
@@ -267,7 +267,7 @@ class PendingCall(Generic[R]):
         return [rank for rank, reply in zip(self._ranks(), self._replies, strict=True) if reply is None]
 
     def unanswered(self, positions: Iterable[int]) -> list[int]:
-        """Returns those of `positions`, in the region it was sent to, without an answer."""
+        """Returns the `positions`, in the region it was sent to, without an answer."""
         return [position for position in positions if self._replies[position] is None]
 
     def places_of(self, ranks: set[int]) -> list[int]:
@@ -284,7 +284,7 @@ class PendingCall(Generic[R]):
 
     @property
     def finding(self) -> str:
-        """Why ranks have not answered, as a diagnosis has found last; "" if none was made."""
+        """The last reason, found by a diagnosis, why ranks have not answered; "" if none was made."""
         return self._finding
 
     @finding.setter
@@ -295,7 +295,7 @@ class PendingCall(Generic[R]):
             future.finding = text
 
     def _explained(self, error: BaseException) -> BaseException:
-        """An error with the finding that was made before."""
+        """Adds an earlier finding to an error, and returns it."""
         note = f"Before that, {self._finding}"
         if self._finding and self._finding not in str(error) and note not in getattr(error, "__notes__", ()):
             error.add_note(note)
@@ -326,7 +326,7 @@ class PendingCall(Generic[R]):
             call = me()
             if call is None or not call.waits:
                 return
-            if call._raised:  # better than to say that others are late
+            if call._raised:  # more useful than a report that others are late
                 missing = call.missing_ranks()
                 if call._end():
                     call._process.cancel_on_ranks(call.call, call.mesh, missing)
@@ -337,7 +337,7 @@ class PendingCall(Generic[R]):
 
     @property
     def waits(self) -> bool:
-        """Whether answers are still awaited."""
+        """True while answers are awaited."""
         return self.call in self._process.calls
 
     def _timeout_text(self, seconds: float) -> str:
@@ -360,14 +360,14 @@ class PendingCall(Generic[R]):
         return ". A `def` endpoint that runs already is left to finish" if self.kind == "sync" else ""
 
     def close(self) -> None:
-        """Later replies are dropped."""
+        """Closes its port: later replies are dropped."""
         self._process.calls.pop(self.call, None)
         self._process.ports.close(self.number)
         if self._process.recorder is not None:
             self._process.recorder.answered(self.call)
 
     def describe(self) -> str:
-        """The progress of the call, in a few words."""
+        """Returns the progress of the call, in a few words."""
         if self.size == 1:
             return f"{self.title}() has not answered yet"
         errors = f", {len(self._raised)} of them with an error" if self._raised else ""

@@ -33,15 +33,15 @@ class CancelledCalls:
 
 
 def not_run() -> asyncio.CancelledError:
-    """The answer to a message that is never run, so that agents stop waiting for its answer."""
+    """Returns the answer to a message that is never run, so that agents stop waiting for its answer."""
     return asyncio.CancelledError("the call was cancelled before it ran")
 
 
 class Cancellation:
     """Requests that other processes cancel calls of this one, and executes such requests of others.
 
-    What an endpoint itself waits for is cancelled with it, and so on: an `async def` is cancelled, a `def` sees the
-    call that it waits for end with a CancelledError.
+    Calls that an endpoint itself waits for are cancelled with it, and so on: an `async def` is cancelled, a `def` sees
+    the call that it waits for end with a CancelledError.
     """
 
     def __init__(self, runtime: "Runtime") -> None:

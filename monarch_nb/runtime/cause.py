@@ -14,46 +14,46 @@ CauseKind = Literal[
     "signal",  # the process was ended by a signal
     "host",  # the host, or the way to it, was lost
     "aborted",  # the actor failed itself: abort() or kill()
-    "killed",  # the process was of no use any more, and was killed: `text` says why
+    "killed",  # the process was not needed any more, and was killed: `text` has the reason
     "undeliverable",  # a message of the actor could not be delivered
     "unhandled",  # an owner did not handle `chain`
     "raised",  # an owner raised while it handled `chain`
     "spawn",  # it could not be started again
     "owner",  # its owner has ended
-    "left",  # this process has left it: it lives on without
+    "left",  # this process has detached it: it lives on without it
     "taken",  # another controller has taken it over
-    "preemption",  # nothing yet: its host is about to be taken away, by whom `text` says
-    "shrunk",  # its mesh has shrunk, and it is no part of it any more: not a failure
+    "preemption",  # a warning only: its host is about to be ended; `text` says by whom
+    "shrunk",  # its mesh has shrunk, and it is not part of it any more: not a failure
     "stopped",  # it was stopped: not a failure, but nothing can be called on it any more
 ]
 
 
 class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
-    """Why something failed. `at` is in seconds since the epoch, 0 if unknown; `chain` is what this one came from."""
+    """Cause of a failure. `at` is in seconds since the epoch, 0 if unknown; `chain` is the cause of this one."""
 
     PROSE: ClassVar = ("text", "traceback", "last_lines", "dump")
 
     kind: CauseKind
     text: str = ""
-    actor: str = ""  # human name of what failed
+    actor: str = ""  # name of the failed actor or process, for people
     host: str = ""
     pid: int = 0
     exitcode: int | None = None
     signal: int | None = None
-    evicted: bool = False  # its host agent has ended it, for what `text` says
+    evicted: bool = False  # its host agent has ended it, for the reason in `text`
     oom: bool = False
-    memory: str = ""  # what it used before memory ran out: "9.81 GB 1 s before, 4.10 GB 8 s before"
+    memory: str = ""  # its memory before memory ran out: "9.81 GB 1 s before, 4.10 GB 8 s before"
     last_lines: tuple[str, ...] = ()
-    dump: tuple[str, ...] = ()  # where the thread was that crashed, as faulthandler reports it
+    dump: tuple[str, ...] = ()  # the stack of the thread that crashed, as faulthandler reports it
     traceback: str = ""
     at: float = 0.0
-    giver: str = ""  # of a lost host: the job that gives others, as people call it
-    seconds: float | None = None  # of a preemption: how many were left at `at`, None where nobody knows
+    giver: str = ""  # of a lost host: the name, for people, of the job that can replace it
+    seconds: float | None = None  # of a preemption: the seconds left at `at`, None if unknown
     chain: "Cause | None" = None
 
     @property
     def links(self) -> tuple["Cause", ...]:
-        """This cause and those behind it, the first to happen last."""
+        """This cause and its chain, the first to happen last."""
         causes = [self]
         while causes[-1].chain is not None:
             causes.append(causes[-1].chain)
@@ -71,7 +71,7 @@ class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ActorEnd(msgspec.Struct, array_like=True, frozen=True):
-    """Which actor has ended, and why: sent to callers whose call is refused, and to the owner of a failed actor."""
+    """The end of an actor, and its cause: sent to callers whose call is refused, and to the owner of a failed actor."""
 
     mesh: str
     rank: int
@@ -80,7 +80,7 @@ class ActorEnd(msgspec.Struct, array_like=True, frozen=True):
 
 
 def stop_cause(text: str) -> Cause:
-    """The cause that calls on a stopped mesh are answered with."""
+    """Returns the cause with which calls on a stopped mesh are answered."""
     return Cause(kind="stopped", text=text)
 
 

@@ -27,12 +27,12 @@ class ActorId(str):
 
     actor_name: str = ""  # as it was spawned; "client" for the root
     proc_id: str = ""  # the address of its process
-    uid: str = ""  # of this life of it, unlike all others: "name<number>"
+    uid: str = ""  # unique for this incarnation: "name<number>"
     rank: int = 0  # in the mesh that was spawned
 
     @classmethod
     def of(cls, lineage: "tuple[Ancestor, ...]", *, proc_id: str = "", life: str = "") -> Self:
-        """Of the last of a line of actors; `life` is any text that no other life of an actor has."""
+        """Makes the id of the last of a line of actors; `life` is any text unique to its incarnation."""
         self = cls(".".join(ancestor.shown for ancestor in lineage))
         last = lineage[-1]
         self.actor_name = "client" if last.class_name is None else last.name
@@ -79,7 +79,7 @@ ROOT = Ancestor("<root>", "root", None)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CreatorInstance:
-    """The actor that spawned another one, by name and point; it may be gone."""
+    """The actor that spawned another one, by name and point; it may have ended."""
 
     name: str
     class_name: str | None
@@ -108,7 +108,7 @@ class Instance:
     """One incarnation of one actor: its names, its rank, and how it can end itself."""
 
     process: "Runtime"
-    stream: str  # unique per life: the sender of its messages
+    stream: str  # unique per incarnation: the sender of its messages
     lineage: tuple[Ancestor, ...]  # the root first, itself last
     rank: Point = _NOWHERE
     mesh: str = ""
@@ -185,33 +185,33 @@ class Context:
     chain: tuple[str, ...] = ()  # calls that wait for it, outermost first, itself last
     trace: str = ""  # W3C traceparent that came with the message
     cause: str = ""  # outside of calls: the call that led to it
-    judging: bool = False  # a message that did not arrive
+    judging: bool = False  # while it handles a message that did not arrive
 
     @property
     def origin(self) -> str:
-        """The outermost call that all this belongs to, "" for none."""
+        """The outermost call that the code belongs to, "" for none."""
         return self.chain[0] if self.chain else self.cause
 
 
 current: ContextVar[Context | None] = ContextVar("monarch_context", default=None)
 
 
-_extent = functools.lru_cache(maxsize=64)(Extent)  # those of the slices that calls are sent to, again and again
+_extent = functools.lru_cache(maxsize=64)(Extent)  # the extents of slices, used for many calls
 
 
 @functools.lru_cache(maxsize=256)
 def point_of(index: int, extent: tuple[tuple[str, ...], tuple[int, ...]]) -> Point:
-    """The point of a message in the slice it was sent to."""
+    """Returns the point of a message in the slice it was sent to."""
     return Point(index, _extent(*extent))
 
 
 def running_actor() -> Instance | None:
-    """The actor whose code is running, None outside of actors."""
+    """Returns the actor whose code is running, None outside of actors."""
     context = current.get()
     return None if context is None else context.actor_instance
 
 
 def running_call() -> str:
-    """The outermost call that the running code belongs to, "" for none."""
+    """Returns the outermost call that the running code belongs to, "" for none."""
     context = current.get()
     return "" if context is None else context.origin

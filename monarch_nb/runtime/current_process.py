@@ -1,4 +1,4 @@
-"""Which process this is: what users' code finds when it names none, on whichever thread it runs."""
+"""The process that users' code runs in when it names none, on any thread."""
 
 import threading
 from typing import TYPE_CHECKING
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
 
 _process: "Runtime | None" = None
-_several = False  # several are simulated here, and an actor's context names its own
+_several = False  # several are simulated here, and an actor's context names its process
 _starting = threading.RLock()
 
 
 def process() -> "Runtime":
-    """The process of the calling code; one that is part of nothing yet becomes a controller now."""
+    """Returns the process of the calling code; one without a role yet becomes a controller now."""
     if _several:
         return _of_context() or _process or _start()
     return _process or _start()
 
 
 def started() -> "Runtime | None":
-    """The process of the calling code, if it is part of anything yet."""
+    """Returns the process of the calling code, if it has a role yet."""
     return (_of_context() if _several else None) or _process
 
 

@@ -1,4 +1,4 @@
-"""Arguments in another form: encoded, to be sent again without being opened, or held by another actor."""
+"""Arguments in another form: encoded, to be sent again without being decoded, or held by another actor."""
 
 import pickle
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ from monarch_nb.wire import OutFrame, decode, in_memory
 
 
 class EncodedObject:
-    """The frames of an encoded object, copied so that nobody changes them. Pickles as it is."""
+    """The frames of an encoded object, copied so that they do not change. Pickles as it is."""
 
     __slots__ = ("_frames",)
 
@@ -18,7 +18,7 @@ class EncodedObject:
         self._frames: tuple[bytes | bytearray, ...] = (*map(bytes, parts[:1]), *map(bytearray, parts[1:]))
 
     def load(self, context: object = None) -> Any:
-        """The object; buffers in it are its own."""
+        """Decodes and returns the object; its buffers are copies."""
         return decode([self._frames[0], *(bytearray(frame) for frame in self._frames[1:])], context)
 
     @property
@@ -37,6 +37,6 @@ class LentArguments(ABC):
     def bound(self, method: Callable[..., object], *, replies: bool, is_async: bool) -> "Callable[[], object]":
         """Returns the method as a function without arguments: a coroutine function for an actor with an event loop.
 
-        It waits until the arguments are there, and notifies their holder at the end. Where they will never be, it
+        It waits until the arguments are there, and notifies their holder at the end. If they will never be there, it
         raises if the sender wants a reply, else it returns without calling the method.
         """

@@ -1,4 +1,4 @@
-"""Parts of higher layers that a process loads when they are first needed, and not before."""
+"""Parts of higher layers that a process loads when they are first needed."""
 
 import logging
 import threading
@@ -38,13 +38,13 @@ class DebuggerFeature(Protocol):
         """Stops the calling thread at an error's raise."""
 
     def held_at(self, mesh: str, rank: int) -> str:
-        """Where an actor is stopped that takes no messages for that; "" where it is not."""
+        """Returns where an actor is stopped, and takes no messages; "" if it is not."""
 
     def wanted(self) -> bytes:
-        """Breakpoints that an actor spawned from this process is to know."""
+        """Returns the breakpoints for actors spawned from this process."""
 
     def arm(self, cell: "ActorCell", cls: type) -> None:
-        """An actor is about to be constructed, on its thread."""
+        """Sets breakpoints in an actor that is about to be constructed, on its thread."""
 
     def reproduce(self, error: ActorError, **options: Any) -> Any:
         """Runs a failed call again in this process."""
@@ -68,7 +68,7 @@ class CollectivesFeature(Protocol):
         """
 
     def interrupted(self, cell: "ActorCell") -> bool:
-        """Ends what an actor waits in that an interrupt has not ended; False where that is no process group."""
+        """Ends waits of an actor that an interrupt has not ended; False if it waits in no process group."""
 
 
 DEBUG: Feature[DebuggerFeature] = Feature("debug")
@@ -85,7 +85,7 @@ class Features:
         self._lock = threading.RLock()
 
     def get(self, feature: Feature[T]) -> T:
-        """A feature; it is loaded now if it has not been."""
+        """Returns a feature; loads it if necessary."""
         return cast("T", self._get(feature.name))
 
     def _get(self, name: str) -> object:
@@ -105,7 +105,7 @@ class Features:
                 close()
 
     def loaded(self, feature: Feature[T]) -> T | None:
-        """A feature, if it has been loaded."""
+        """Returns a feature, if it has been loaded."""
         return cast("T | None", self._loaded.get(feature.name))
 
     def load_for(self, header: Header, parcel: "Parcel", take: Callable[[Header, "Parcel"], None]) -> bool:

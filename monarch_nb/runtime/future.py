@@ -24,7 +24,7 @@ class WouldBlockRuntime(RuntimeError):
 
 
 class Driving(threading.local):
-    """Whether the calling thread runs the body of a future, on its own loop."""
+    """State of a thread: `now` is True while it runs the body of a future, on its own loop."""
 
     now = False
 
@@ -81,7 +81,7 @@ class Future(Generic[R]):
     )
     describe: Callable[[], str] | None  # describes what is awaited, for progress and interrupts
     wait_id: str  # the id of its call
-    finding: str  # why it has no result, as a diagnosis has found last; "" if none was made
+    finding: str  # why it has no result, according to the last diagnosis; "" if none was made
     watched: int  # the number of present waiters
     _lock: threading.Lock  # held until there is a result; a waiter may be interrupted while it holds it
     _decoding: threading.Lock  # held while the result is decoded
@@ -94,7 +94,7 @@ class Future(Generic[R]):
     _handed: bool  # to a caller that may discard it
     _unread: bool  # it ended with an error that was not retrieved
     _unretrieved: "unretrieved.UnretrievedError | None"  # reports that error if the future is dropped
-    _cancel: "Callable[[Future[object]], bool] | None"  # what `cancel` does; None where others rely on the operation
+    _cancel: "Callable[[Future[object]], bool] | None"  # behind `cancel`; None if others rely on the operation
 
     def __init__(self) -> None:
         raise TypeError("a Future is returned by a call on a mesh; it cannot be made by hand")
@@ -160,14 +160,14 @@ class Future(Generic[R]):
         return held_back(self._finish, None, error, None, True)
 
     def _hand_out(self) -> None:
-        """Has an error reported if the holder of the future never retrieves it: see `unretrieved`."""
+        """Makes an error be reported if the holder of the future never retrieves it: see `unretrieved`."""
         unretrieved.ready()
         self._handed = True
         if self._unread:
             self._keep_unretrieved()
 
     def _reported_elsewhere(self) -> None:
-        """Has no error reported if the future is dropped unread: its holder learns of it in another way."""
+        """Keeps an unread error from being reported: its holder learns of it in another way."""
         self._handed = False
         self._noticed()
 
@@ -213,7 +213,7 @@ class Future(Generic[R]):
     # -- the side that reads ----------------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """True once a value or an error is there. Does not block."""
+        """Returns True once there is a value or an error. Does not block."""
         return self._done
 
     def cancel(self) -> bool:
@@ -221,8 +221,8 @@ class Future(Generic[R]):
 
         A call is also cancelled on every rank that has not answered: there it is dropped if it waits for its turn, an
         `async def` that runs is cancelled, a `def` that runs is left to finish, and its answer dropped. A future of a
-        `stream` cancels what is left of the stream. False, and nothing happens, once there is a result, and for futures
-        of what is shared: a spawn, a stop, a heal.
+        `stream` cancels the rest of the stream. Returns False, and does nothing, once there is a result, and for
+        futures of shared operations: a spawn, a stop, a heal.
         """
         cancel = self._cancel
         return False if self._done or cancel is None else cancel(self)
@@ -233,7 +233,7 @@ class Future(Generic[R]):
         return describe() if describe is not None else ""
 
     def cancelled(self) -> bool:
-        """True if it ended by `cancel`. Does not block."""
+        """Returns True if it was ended by `cancel`. Does not block."""
         return self._done and isinstance(self._error, CancelledError)
 
     def _outcome(self) -> R:
@@ -304,10 +304,10 @@ class Future(Generic[R]):
         return self._done
 
     def get(self, timeout: float | None = None) -> R:
-        """The result; blocks up to `timeout` seconds.
+        """Returns the result; blocks up to `timeout` seconds.
 
         Raises TimeoutError when time is up (the operation goes on), ActorError when the endpoint raised,
-        SupervisionError when what should answer is gone, ValueError for a timeout that is no number of seconds.
+        SupervisionError when the actor to answer is gone, ValueError for a timeout that is no number of seconds.
         """
         limit = _checked(timeout)
         if not self._wait(limit):
@@ -324,7 +324,7 @@ class Future(Generic[R]):
         return error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error it ended with, or None for a value. Blocks like `get`."""
+        """Returns the error it ended with, or None for a value. Blocks like `get`."""
         if not self._wait(_checked(timeout)):
             raise TimeoutError(f"no result within {timeout} s")
         try:
@@ -334,7 +334,7 @@ class Future(Generic[R]):
         return None
 
     def __await__(self) -> Generator[object, None, R]:
-        """Suspends the running task until the result is there."""
+        """Suspends the running task until there is a result."""
         if not self._done:
             loop = asyncio.get_running_loop()
             signal: asyncio.Future[None] = loop.create_future()
@@ -364,7 +364,7 @@ class Future(Generic[R]):
         return self._outcome()
 
     def as_asyncio(self) -> "asyncio.Future[R]":
-        """An asyncio future of the running loop that follows this one. Raises RuntimeError off-loop."""
+        """Returns an asyncio future of the running loop that follows this one. Raises RuntimeError without a loop."""
 
         async def follow() -> R:
             return await self
@@ -448,9 +448,9 @@ def resolve_later(future: Future[T], resolve: Callable[[], T]) -> None:
 def derived_future(
     source: "Future[object]", compute: Callable[[], T], describe: Callable[[], str] | None = None
 ) -> Future[T]:
-    """A future of what `compute` makes of the result of another one, on the thread that looks first; it may raise.
+    """Returns a future of `compute()`, a value derived from `source`, on the first thread that reads it; it may raise.
 
-    Who waits for it waits for the same call. `describe` says what is waited for, else the other future does.
+    A waiter waits for the same call. `describe` describes what is awaited, else the other future does.
     """
     future: Future[T] = pending_future(describe=describe or source.progress_text)
     future.wait_id = source.wait_id
@@ -474,12 +474,12 @@ def error_of(future: Future[object]) -> BaseException | None:
 
 
 def cancel_with(future: Future[object], cancel: Callable[[Future[object]], bool]) -> None:
-    """Sets what `future.cancel()` does."""
+    """Sets the function that `future.cancel()` calls."""
     future._cancel = cancel
 
 
 def hand_out(future: Future[object]) -> None:
-    """Has an error of the future reported if its holder never retrieves it."""
+    """Makes an error of the future be reported if its holder never retrieves it."""
     future._hand_out()
 
 

@@ -1,4 +1,4 @@
-"""Ids as torchmonarch writes them, for programs that make or read some. The engine itself has addresses."""
+"""Ids in torchmonarch's form, for programs that make or read some. The engine itself uses addresses."""
 
 import re
 import secrets
@@ -57,24 +57,24 @@ class Uid:
 
     @classmethod
     def anonymous(cls) -> Self:
-        """A new instance without a label."""
+        """Makes a new instance without a label."""
         return cls._make(secrets.randbits(64), None)
 
     @classmethod
     def instance(cls, label: str | None = None) -> Self:
-        """A new instance. Raises ValueError for a label that cannot be written."""
+        """Makes a new instance. Raises ValueError for a label that cannot be written."""
         return cls._make(secrets.randbits(64), None if label is None else _checked(label))
 
     @classmethod
     def instance_from_value(cls, value: int, label: str | None = None) -> Self:
-        """An instance with a given number. Raises OverflowError unless that has at most 64 bits and no sign."""
+        """Makes an instance with a given number. Raises OverflowError unless that has at most 64 bits and no sign."""
         if not 0 <= value <= _MOST:
             raise OverflowError(f"{value} does not fit 64 bits without a sign")
         return cls._make(value, None if label is None else _checked(label))
 
     @classmethod
     def from_string(cls, uid: str) -> Self:
-        """Reads what `str` writes: "name", "<number>" or "label<number>". Raises ValueError."""
+        """Parses the text of `str`: "name", "<number>" or "label<number>". Raises ValueError."""
         match = _TEXT.fullmatch(uid)
         if match is None:
             return cls._make(None, _checked(uid))
@@ -83,17 +83,17 @@ class Uid:
 
     @property
     def label(self) -> str | None:
-        """The name, or what an instance is called."""
+        """The name, or the label of an instance."""
         return self._label
 
     @property
     def is_instance(self) -> bool:
-        """Whether a number makes it unique."""
+        """True if a number makes it unique."""
         return self._value is not None
 
     @property
     def is_singleton(self) -> bool:
-        """Whether its name makes it unique."""
+        """True if its name makes it unique."""
         return self._value is None
 
     @property
@@ -129,7 +129,7 @@ class ProcId:
 
     @classmethod
     def from_string(cls, proc_id: str) -> Self:
-        """Reads what `str` writes. Raises ValueError."""
+        """Parses the text of `str`. Raises ValueError."""
         return cls(Uid.from_string(proc_id))
 
     @property

@@ -23,7 +23,7 @@ from monarch_nb.wire.header import SKIP, CastPlan
 logger = logging.getLogger(__name__)
 
 FILL_AGAIN_S = 0.5  # between attempts to send skips of lost messages, while no descriptor is free
-END_REPORT_S = 2.0  # within which the end of a process is reported, if that is what its connection broke of
+END_REPORT_S = 2.0  # within which the end of a process is reported, if that broke its connection
 FILL_S, FILL_MAX_S = 0.05, 16.0  # the same while the receiver cannot be reached; in total the wait for a gap
 
 
@@ -47,7 +47,7 @@ class Losses:
     def lost(self, header: Header, reason: str) -> None:
         """Handles a message that came back, or whose link failed: the waiter for its answer gets an error.
 
-        If it may have ended its receiver, which then never answered, the report of that comes first: it says why.
+        If it may have ended its receiver, which never answered, the report of that end comes first, with the reason.
         """
         if reason == BROKEN_EARLY and header.kind != Kind.RETURNED:
             self._clock.later(END_REPORT_S, lambda: self._lost(header, reason))

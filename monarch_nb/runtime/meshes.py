@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SpawnSpec(Protocol):
-    """How a mesh was spawned, as its owner keeps it to start ranks of it again."""
+    """The specification with which a mesh was spawned, kept by its owner to start ranks again."""
 
     instance: Instance  # its owner
 
@@ -31,16 +31,16 @@ class SpawnSpec(Protocol):
 
 
 class ActorsSpawnSpec(SpawnSpec, Protocol):
-    """How a mesh of actors was spawned."""
+    """The specification with which a mesh of actors was spawned."""
 
-    cls: type  # of which its actors are made
+    cls: type  # the class of its actors
 
     def newest(self) -> type:
-        """Returns the class in its present definition."""
+        """Returns the current definition of the class."""
 
 
 def ranks_of(region: Region) -> Sequence[int]:
-    """The base ranks of a region in its order; a range where they are one."""
+    """Returns the base ranks of a region in its order; a range if they are consecutive."""
     pieces = runs(region)
     if len(pieces) == 1 and pieces[0].stride == 1:
         return range(pieces[0].rank, pieces[0].rank + pieces[0].count)
@@ -55,10 +55,10 @@ class MeshState(Struct, eq=False):
     region: Region  # the whole mesh, over base ranks of its proc mesh
     owner_process: str
     incarnations: dict[int, int] = field(default_factory=dict)  # only ranks that were healed
-    version: int = 0  # grows with each heal, and each change of its extent; what is older than it is ignored
-    stopped: str | None = None  # why, once it is
-    detached: bool = False  # `stopped` is true of its handles here alone: it runs without this process
-    resized: bool = False  # its region, or its hosts, are not those that it was spawned with
+    version: int = 0  # grows with each heal, and each change of its extent; older updates are ignored
+    stopped: str | None = None  # the reason, once it is stopped
+    detached: bool = False  # `stopped` holds for its handles here alone: it runs without this process
+    resized: bool = False  # its region, or its hosts, have changed since it was spawned
     pending_region: Region | None = None  # the region that it is growing to
     lock: threading.Lock = field(default_factory=threading.Lock)
     spawn_spec: SpawnSpec | None = None  # how it was spawned; stored by the owner for heals
@@ -69,20 +69,20 @@ class MeshState(Struct, eq=False):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Its base ranks, in the order of its region; a range where they are one."""
+        """Its base ranks, in the order of its region; a range if they are consecutive."""
         return ranks_of(self.region)
 
     @property
     def inner(self) -> bool:
-        """Whether the library has spawned it to serve another mesh, which displays show alone."""
+        """True if the library has spawned it to serve another mesh; displays then show only that mesh."""
         return False
 
     def incarnation(self, rank: int) -> int:
-        """The current life of a rank."""
+        """Returns the current incarnation of a rank."""
         return self.incarnations.get(rank, 0)
 
     def renew(self, incarnations: dict[int, int], version: int, region: Region | None = None) -> bool:
-        """Takes over what a heal has changed, or a change of its extent to `region`; whether that was news."""
+        """Takes over the changes of a heal, or of its extent to `region`; returns whether they were new."""
         with self.lock:
             if version <= self.version:
                 return False
@@ -104,19 +104,19 @@ class ProcState(MeshState, eq=False):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts it has, in its order; its layout may name others, which it had before it shrank."""
+        """Its current hosts, in its order; its layout may name others, which it had before it shrank."""
         layout = self.layout
         if self.ranks == range(layout.size):
             return layout.hosts
         return tuple(layout.hosts[number] for number in dict.fromkeys(rank // layout.per_host for rank in self.ranks))
 
     def address(self, rank: int) -> str:
-        """The address of a rank's current process."""
+        """Returns the address of a rank's current process."""
         return self.layout.address(rank, self.incarnation(rank))
 
 
 def proc_state_of(state: MeshState) -> ProcState:
-    """The record of the processes of a mesh: its own, or those in which its actors live."""
+    """Returns the record of the processes of a mesh: its own, or those in which its actors live."""
     procs = state.procs if isinstance(state, ActorState) else state
     assert isinstance(procs, ProcState)
     return procs
@@ -133,11 +133,11 @@ class ActorState(MeshState, eq=False, kw_only=True):
 
     @property
     def inner(self) -> bool:
-        """Whether its class has `__inner__ = True`."""
+        """True if its class has `__inner__ = True`."""
         return bool(getattr(self.cls, "__inner__", False))
 
     def runs(self, region: Region) -> Sequence[Run]:
-        """The ranks of a slice, run-length encoded, each with both its incarnations."""
+        """Returns the ranks of a slice, run-length encoded, each with both its incarnations."""
         plain = runs(region)
         if not (self.incarnations or self.procs.incarnations):
             return plain

@@ -1,4 +1,4 @@
-"""Ports: where values from other actors arrive; a port travels in messages, its receiver stays."""
+"""Ports: receivers of values from other actors; a port travels in messages, its receiver stays."""
 
 import functools
 import threading
@@ -35,7 +35,7 @@ class Port(Generic[T]):
     """Sends values to the receiver it was opened with, from any process, in order.
 
     With `return_undeliverable` a value that cannot be delivered goes to `_handle_undeliverable_message` of its sender.
-    One that was opened with `once` sends one value: another raises RuntimeError, also where it was sent to meanwhile.
+    A port opened with `once` sends one value: another raises RuntimeError, also in processes that it was sent to.
     """
 
     def __init__(self, address: str, number: int, return_undeliverable: bool = True, once: bool = False) -> None:
@@ -81,7 +81,7 @@ class Port(Generic[T]):
         self._send(Status.VALUE, frames)
 
     def exception(self, obj: BaseException) -> None:
-        """Makes the receiver's next `recv` raise `obj`. Raises TypeError for what is no exception."""
+        """Makes the receiver's next `recv` raise `obj`. Raises TypeError unless that is an exception."""
         if not isinstance(obj, BaseException):
             raise TypeError(f"a port's exception must be an exception, not {type(obj).__name__}: send() sends values")
         frames = encode_exception(obj)
@@ -126,7 +126,7 @@ class _Queue:
         receiver = self._process = process()
         self._lock = threading.Lock()
         self._values: deque[tuple[int, Callable[[], object]]] = deque()  # rank of the sender, value
-        # A receive that was given up takes no value.
+        # A cancelled receive takes no value.
         self._claims: deque[tuple[weakref.ref[Future[object]], bool]] = deque()
         self._once = once
         self._taken = False  # its only value was received
@@ -166,7 +166,7 @@ class _Queue:
                 return
 
     def claim(self, future: Future[object], ranked: bool) -> None:
-        """The next value belongs to this future."""
+        """Assigns the next value to this future."""
         with self._lock:
             refused = self._taken
             if not refused:
@@ -207,7 +207,7 @@ def _give(future: Future[object], ranked: bool, rank: int, value: Callable[[], o
 
 
 class _OpenPort:
-    """Keeps a port open for as long as its queue lives, and no longer."""
+    """Keeps a port open exactly while its queue lives."""
 
     def __init__(self, queue: _Queue) -> None:
         self._queue = weakref.ref(queue)
@@ -238,7 +238,7 @@ class _Relay:
         self.number = self._process.ports.open(self)
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
-        """An answer, or several (reading thread)."""
+        """Passes on an answer, or several (reading thread)."""
         relay = self._process
         folded = header.kind == Kind.FOLDED
         for reply, frames in unfold_each(header, parcel.frames) if folded else [(header, parcel.frames)]:
@@ -250,7 +250,7 @@ class _Relay:
 
 
 def number_for(port: Port[Any] | None, count: int) -> int:
-    """The number in this process to which `count` answers meant for `port` are to be sent; 0 for none."""
+    """Returns the number in this process for `count` answers to `port`; 0 for none."""
     if port is None:
         return 0
     if type(port) is Port and port._address == process().address:
@@ -259,7 +259,7 @@ def number_for(port: Port[Any] | None, count: int) -> int:
 
 
 class PortReceiver(Generic[T]):
-    """Where the values of one port arrive, in order."""
+    """The receiver of the values of one port, in order."""
 
     _ranked = False
 
@@ -267,9 +267,9 @@ class PortReceiver(Generic[T]):
         self._queue = queue
 
     def recv(self) -> Future[T]:
-        """The next value. Lazy: a future nobody looks at claims nothing; they are served in the order observed.
+        """Returns a future of the next value. Lazy: only observed futures claim values, in order of observation.
 
-        One that is cancelled claims nothing either.
+        A cancelled future claims none either.
         """
         queue, ranked = self._queue, self._ranked
         future: Future[T] = Future._make(describe=lambda: f"no value has come for port {queue.number} yet")
@@ -285,7 +285,7 @@ class PortReceiver(Generic[T]):
         return future
 
     def ranked(self) -> "RankedPortReceiver[T]":
-        """The same receiver, giving (rank, value)."""
+        """Returns the same receiver, for (rank, value)."""
         return RankedPortReceiver(self._queue)
 
     def __reduce__(self) -> NoReturn:
@@ -293,7 +293,7 @@ class PortReceiver(Generic[T]):
 
 
 class RankedPortReceiver(PortReceiver[tuple[int, T]], Generic[T]):
-    """Like PortReceiver; `recv` gives (rank, value): the sender's place in the slice it was called in."""
+    """A PortReceiver whose `recv` gives (rank, value): the sender's position in the slice it was called in."""
 
     _ranked = True
 
@@ -303,12 +303,12 @@ class Channel(Generic[T]):
 
     @staticmethod
     def open(once: bool = False) -> "tuple[Port[T], PortReceiver[T]]":
-        """A port to give away, and the receiver that stays here."""
+        """Returns a port to send to others, and the receiver that stays here."""
         queue = _Queue(once)
         return Port(process().address, queue.number, once=once), PortReceiver(queue)
 
     @staticmethod
     def open_ranked(once: bool = False) -> "tuple[Port[T], RankedPortReceiver[T]]":
-        """Like `open`, with the sender's rank beside each value."""
+        """Returns a port and receiver as `open`, with the sender's rank beside each value."""
         queue = _Queue(once)
         return Port(process().address, queue.number, once=once), RankedPortReceiver(queue)

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Parts:
-    """Filled by the composition root."""
+    """The parts of a process by type, added by the composition root."""
 
     def __init__(self) -> None:
         self._by_kind: dict[type, object] = {}
@@ -64,8 +64,8 @@ _ENGINES = frozenset({SKIP, HOOK, SPAWN})  # methods of messages that the engine
 class Runtime:
     """All parts of a process of a cluster.
 
-    `features` are loaded when they are first needed; `this_proc` and `proc_mesh` give this process, and the mesh it
-    belongs to, as people see them; `run_in_actor` runs cells on actors.
+    `features` are loaded when they are first needed; `this_proc` and `proc_mesh` return this process, and the mesh it
+    belongs to, for users; `run_in_actor` runs cells on actors.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Runtime:
     ) -> None:
         self.address, self.host, self.agent = local.address, local.host, agent
         self.local, self.node, self.supervisor, self.clock = local, node, supervisor, clock
-        self.local_hosts = {self.host}  # whose processes this one reaches without their agent
+        self.local_hosts = {self.host}  # hosts whose processes this one reaches without their agent
         self.is_worker = is_worker  # started by a host agent, to hold actors
         self.run_in_actor, self.this_proc, self.proc_mesh = run_in_actor, this_proc, proc_mesh
         self.calls, self.cells, self.meshes = local.calls, local.cells, local.meshes
@@ -140,24 +140,24 @@ class Runtime:
 
     @property
     def closed(self) -> bool:
-        """Whether it has left the cluster."""
+        """True once it has left the cluster."""
         return self.local.closed
 
     def start(self) -> None:
-        """Takes messages from now on."""
+        """Starts to take messages."""
         self.node.start()
 
     def context(self) -> Context:
-        """The current context; the root client's outside actors."""
+        """Returns the current context; the root client's outside actors."""
         return current.get() or self.root_context
 
     @staticmethod
     def new_uid(letter: str) -> str:
-        """A short id that no other mesh has."""
+        """Returns a short id that no other mesh has."""
         return letter + secrets.token_hex(5)
 
     def new_call(self) -> str:
-        """A process-wide unique id for one call."""
+        """Returns a process-wide unique id for one call."""
         return f"{self.address}:{next(self._call_numbers)}"
 
     def held_at(self, mesh: str, rank: int) -> str:
@@ -174,32 +174,32 @@ class Runtime:
         self.feature(COLLECTIVES).release(call, done)
 
     def wanted_breakpoints(self) -> bytes:
-        """Breakpoints that an actor spawned from this process is to know; mostly none."""
+        """Returns the breakpoints for actors spawned from this process; mostly none."""
         debugger = self.features.loaded(DEBUG)
         return debugger.wanted() if debugger is not None else b""
 
     def arm(self, cell: ActorCell, cls: type) -> None:
-        """An actor is about to be constructed, on its thread: breakpoints hold in its `__init__`, too."""
+        """Sets breakpoints in an actor about to be constructed, on its thread, so that they hold in `__init__`."""
         debugger = self.feature(DEBUG) if cell.spec.debug else self.features.loaded(DEBUG)
         if debugger is not None:
             debugger.arm(cell, cls)
 
     def failure(self, frames: Sequence[InFrame], call: PendingCall[object] | None = None) -> BaseException:
-        """The error that an encoded cause of a failure stands for; `call` raises it."""
+        """Returns the error for an encoded cause of a failure; `call` raises it."""
         return self.supervisor.error(in_memory(frames[0]), call)
 
     def decode_spawn(self, parcel: Parcel) -> tuple[type, tuple[object, ...], dict[str, object]]:
-        """The class and the arguments a SPAWN message carries."""
+        """Returns the class and the arguments a SPAWN message carries."""
         cls, arguments = decode(parcel.frames[1:], self)
         args, kwargs = arguments.load(self) if hasattr(arguments, "load") else arguments
         return cls, args, kwargs
 
     def begin_setup(self) -> None:
-        """Actors are constructed only once the set-up of the process is done."""
+        """Blocks the construction of actors until the set-up of the process is done."""
         self._setup.clear()
 
     def end_setup(self) -> None:
-        """The set-up is done, well or not."""
+        """Ends the set-up, successful or not."""
         self._setup.set()
 
     def await_setup(self) -> None:
@@ -225,14 +225,14 @@ class Runtime:
 # This process's runtime; in a process that is not part of a mesh yet, it becomes a controller now.
 current_runtime = current_process.process
 
-# The same, if there is one yet.
+# The same, or None if there is none yet.
 started = current_process.started
 
 
 def install(new: Runtime | None, *, several: bool = False) -> None:
     """Makes `new` the process's runtime; None after the old one was closed.
 
-    With `several` others are simulated here, too: code in an actor finds its own.
+    With `several`, other runtimes are simulated here, too: code in an actor gets its own.
     """
     if current_process.started() is not None:
         waiting.observers.change(())

@@ -1,7 +1,7 @@
 """The records of a process while a timeline is recorded: calls that it sends and runs, spans, transfers.
 
-Each is appended as it is known on the thread where it happens; `take` hands them over. Nothing is recorded, and one
-attribute is read, while `Runtime.recorder` is None.
+Each is appended when it is known on the thread where it happens; `take` removes and returns them. Nothing is recorded,
+and one attribute is read, while `Runtime.recorder` is None.
 """
 
 import sys
@@ -47,7 +47,7 @@ class CallBegun(NamedTuple):
 
 
 class CallEnded(NamedTuple):
-    """All answers of a call have arrived, or will not."""
+    """The time at which all answers of a call have arrived, or will not arrive any more."""
 
     call: str
     ended: float
@@ -65,7 +65,7 @@ class TimeSpan(NamedTuple):
 
 
 class CallRecorder:
-    """The records of one process since they were taken last; what exceeds `MOST` replaces the oldest."""
+    """The records of one process since they were last taken; records beyond `MOST` replace the oldest."""
 
     def __init__(self) -> None:
         self._runs: deque[RunCall] = deque(maxlen=MOST)
@@ -75,11 +75,11 @@ class CallRecorder:
         self._raised: set[tuple[int, str]] = set()
 
     def raised(self, cell: "ActorCell", call: str) -> None:
-        """A call that still runs has raised."""
+        """Notes that a running call has raised."""
         self._raised.add((id(cell), call))
 
     def ran(self, cell: "ActorCell", header: "Header", began: float) -> None:
-        """A call has ended."""
+        """Records a call that has ended."""
         key, failed = (id(cell), header.call), False
         if self._raised and key in self._raised:
             self._raised.discard(key)
@@ -88,17 +88,17 @@ class CallRecorder:
         self._runs.append(RunCall(cell.mesh, cell.rank, header.method, header.call, began, now, failed))
 
     def sent(self, call: "PendingCall[object]") -> None:
-        """A call is about to be sent, on the thread that makes it."""
+        """Records a call that is about to be sent, on the thread that makes it."""
         frame = users_frame(sys._getframe(2))
         location = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         self._sent.append(CallBegun(call.call, call.title, call.mesh, call.size, time.monotonic(), *location))
 
     def answered(self, call: str) -> None:
-        """A call waits for no more answers."""
+        """Records that a call waits for no more answers."""
         self._answered.append(CallEnded(call, time.monotonic()))
 
     def stretch(self, kind: str, name: str, began: float) -> None:
-        """Something of the current actor has ended; outside of actors, it is of the process."""
+        """Records a span of the current actor that has ended; outside of actors, of the process."""
         context = current.get()
         mesh, rank = ("", 0) if context is None else (context.actor_instance.mesh, context.actor_instance.base_rank)
         self._stretches.append(TimeSpan(kind, name, mesh, rank, began, time.monotonic()))
@@ -109,7 +109,7 @@ class CallRecorder:
 
 
 def _emptied(records: "deque[T]") -> list[T]:
-    """Everything that is in a deque to which other threads append."""
+    """Removes and returns all items of a deque to which other threads append."""
     return [records.popleft() for _ in range(len(records))]
 
 
@@ -123,7 +123,7 @@ class CollectionWatch:
         self._began = threading.local()
 
     def __call__(self, phase: str, facts: object) -> None:
-        """Is called by the collector on the thread that it runs on."""
+        """Called by the collector on the thread that it runs on."""
         now = time.monotonic()
         if phase == "start":
             self._began.at = now

@@ -1,4 +1,4 @@
-"""How messages leave a process: calls, answers, and what engines say to each other."""
+"""Sends messages of a process: calls, answers, and messages between engines."""
 
 import contextlib
 import logging
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def caller_of(call: str) -> str:
-    """The process that has made a call."""
+    """Returns the process that made a call."""
     return call.rpartition(":")[0]
 
 
@@ -60,15 +60,15 @@ class MessageSender:
         self._take_inside: Callable[[Header, Parcel], None]
 
     def attach_inner_host(self, host: str, take: Callable[[Header, Parcel], None]) -> None:
-        """Messages for this host, which is simulated here, stay in this process: `take` gets those for its agent or one
-        of its processes, and raises UnreachableError.
+        """Keeps messages for this host, which is simulated here, in this process: `take` gets those for its agent or
+        one of its processes, and raises UnreachableError.
         """
         self._inner_host, self._take_inside = host, take
 
     def send(self, header: Header, parcel: Parcel, lane: Lane = Lane.DATA) -> None:
         """Sends from any thread; blocks, interruptibly, only while the receiver's credits are used up.
 
-        Where nobody can be reached any more, whoever waits for the answer gets an error, as of a death a moment later.
+        If nothing can be reached any more, waiters for the answer get an error, as of a death a moment later.
         """
         try:
             if self._inner_host and header.dst.startswith(self._inner_host):
@@ -84,13 +84,13 @@ class MessageSender:
     def check_size(self, dst: str, frames: Sequence[OutFrame]) -> None:
         """Raises MessageTooLargeError for a body that is too large to leave this process for an address.
 
-        Only what leaves it becomes a frame: between actors of one process there is no bound.
+        Bodies between actors of one process have no bound, as they do not become frames.
         """
         if not self.is_local(dst):
             check_size(frames)
 
     def is_local(self, dst: str) -> bool:
-        """Whether a message to an address stays in this process."""
+        """Returns whether a message to an address stays in this process."""
         return dst == self._local.address or (self._inner_host != "" and dst.startswith(self._inner_host))
 
     def post(self, dst: str, verb: Verb[Q, object], request: Q, *, port: int = 0) -> None:
@@ -147,7 +147,7 @@ class MessageSender:
             if isinstance(error, UnreachableError):  # the receiver has left
                 if (
                     parse_address(request.src).is_controller and not request.unread
-                ):  # which may have left its meshes to others
+                ):  # a controller, which may have left its meshes to others
                     self._local.stored_answers.store(request, status, frames)
                 return
             if not isinstance(error, TransportError):
@@ -158,12 +158,12 @@ class MessageSender:
             self.send(header, self._node.snapshot(encode_exception(unsent)))
 
     def _is_away(self, request: Header) -> bool:
-        """Whether the caller has left: a cast arrives from a host's agent, but its id names the calling process."""
+        """Returns whether the caller has left: a cast comes from an agent, but its id names the calling process."""
         local = self._local
         return request.call in local.orphans or request.src in local.away or caller_of(request.call) in local.away
 
     def _report_cast(self, request: Header) -> None:
-        """The agent that gathers the answers of a cast need not wait for this one."""
+        """Reports to the agent that gathers the answers of a cast that this answer will not come."""
         header = Header(
             Kind.RETURNED, request.src, self._local.address, port=request.port, index=request.index,
             status=int(Kind.CALL), call=request.call, flags=int(Flags.REPORTED_ELSEWHERE),

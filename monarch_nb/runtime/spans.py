@@ -1,6 +1,6 @@
-"""Spans of OpenTelemetry around what runs here, where a program records any; where none does, nothing is paid.
+"""Spans of OpenTelemetry around code that runs here, in programs that record any; without cost in others.
 
-The library never imports OpenTelemetry by itself for this: a process in which nobody has, records nothing.
+The library never imports OpenTelemetry by itself for this: a process that has not imported it records nothing.
 """
 
 import functools
@@ -74,12 +74,12 @@ class Span:
             entered.__exit__(kind, error, trace)
 
     def set_attribute(self, key: str, value: object) -> None:
-        """Adds to what is recorded; nothing happens where nothing is."""
+        """Adds an attribute; does nothing without a recording."""
         if self._span is not None:
             self._span.set_attribute(key, value)
 
     def add_event(self, name: str, attributes: Mapping[str, object] | None = None) -> None:
-        """Notes that something happened now; nothing happens where nothing is recorded."""
+        """Adds an event at the current time; does nothing without a recording."""
         if self._span is not None:
             self._span.add_event(name, attributes)
 
@@ -104,7 +104,7 @@ def within(function: Callable[P, R], context: Callable[[], AbstractContextManage
 
 
 def in_span(function: Callable[P, R], name: str, *, own: bool = True) -> Callable[P, R]:
-    """The function, each call of it in a span."""
+    """Returns the function with each call in a span."""
     return within(function, lambda: Span(name, own=own))
 
 
@@ -119,7 +119,7 @@ def traceparent() -> str:
         except AttributeError:  # another thread is importing it right now
             pass
     running = current.get()
-    return "" if running is None else running.trace  # handed on by who records nothing itself
+    return "" if running is None else running.trace  # passed on by a process that records nothing itself
 
 
 def continued(text: str) -> Callable[[], None]:

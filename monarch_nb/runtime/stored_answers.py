@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from monarch_nb.runtime.calls import PendingCall
 
 MOST = 1000  # answers of one process; older ones are discarded
-_PAUSE_S = 0.5  # without a call, after which ranks are sent what has been read since the last one
+_PAUSE_S = 0.5  # without a call, after which ranks are sent which results have been read since the last one
 Extent = tuple[tuple[str, ...], tuple[int, ...]]
 
 
@@ -37,7 +37,7 @@ class StoredAnswer(Struct):
     endpoint: str
     call: str
     index: int  # its place in the call
-    extent: Extent | None  # of what was called; None for one rank of a call that was sent to each by itself
+    extent: Extent | None  # of the called slice; None for one rank of a call that was sent to each separately
     status: int
     at: float  # wall clock
     size: int  # bytes
@@ -60,7 +60,7 @@ class StoredAnswers:
     def store(self, request: Header, status: Status, frames: Sequence[OutFrame], sent_to: str = "") -> None:
         """Stores a copy of an answer; discards older ones to make room.
 
-        That of one which was `sent_to` its controller is not returned before `release`.
+        An answer that was `sent_to` its controller is not returned before `release`.
         """
         most, failed = settings.kept_results_size, status == Status.FAILURE
         size = 0 if failed else size_of(frames)
@@ -116,7 +116,7 @@ class StoredAnswers:
             self._discard(read)
 
     def release(self, controllers: Collection[str]) -> None:
-        """Has the answers that were sent to controllers which have left count as not received."""
+        """Makes answers that were sent to controllers which have left count as not received."""
         with self._lock:
             for answer in self._all:
                 if answer.sent_to in controllers:
@@ -136,7 +136,7 @@ class StoredAnswers:
 class UnreadCalls:
     """A controller's calls of one mesh of processes whose results have not been read, by number. Thread-safe.
 
-    `announce` is to send ranks what is unread, as in `Header.unread`, when no further call does.
+    `announce` must send ranks the unread calls, as in `Header.unread`, when no further call does.
     """
 
     def __init__(self, clock: Clock, announce: Callable[[tuple[int, ...]], object]) -> None:
@@ -173,7 +173,7 @@ class UnreadCalls:
         return (following, *waiting[:MOST_NAMED])
 
     def close(self) -> None:
-        """Announces nothing any more."""
+        """Stops announcements."""
         self._closed = True
 
     def _unread(self, but: int = 0) -> list[int]:

@@ -40,13 +40,13 @@ class StreamCall(PendingCall[None], Generic[R]):
         self._ready: deque[Thunk] = deque()
         self._claims: deque[Future[R]] = deque()
         self._error: BaseException | None = None
-        self._retrieved = False  # whether an error was
+        self._retrieved = False  # True once an error was retrieved
         unretrieved.ready()
         self._taking = threading.Lock()  # answers arrive on the reading thread, failures on any
 
     @property
     def watched(self) -> bool:
-        """Whether a thread or task waits for one of its futures."""
+        """True while a thread or task waits for one of its futures."""
         return any(future.watched for future in tuple(self._claims))
 
     def _take(self, index: int, thunk: Thunk) -> bool:
@@ -113,14 +113,14 @@ class StreamCall(PendingCall[None], Generic[R]):
         return True
 
     def cancel(self, future: Future[object] | None = None) -> bool:
-        """Ends a future, unless its answer is here, and cancels the calls that have no answer yet."""
+        """Ends a future, unless it has its answer, and cancels the calls that have no answer yet."""
         if future is None:
             return super().cancel()
         future._observe()
         return not future._done and super().cancel()
 
     def futures(self) -> Iterator[Future[R]]:
-        """One future for each actor."""
+        """Yields one future for each actor."""
         for _ in range(self.size):
             future: Future[R] = Future._make(describe=self.describe)
             future.wait_id = self.call

@@ -15,43 +15,43 @@ if TYPE_CHECKING:
 
 
 class Supervising(Protocol):
-    """Knows causes of failures, and notifies owners."""
+    """Determines causes of failures, and notifies owners."""
 
     def cause_of(self, kind: str, error: BaseException, text: str, actor: "ActorCell", method: str) -> "Cause":
-        """The cause of an actor's failure."""
+        """Returns the cause of an actor's failure."""
 
     def stopped_cause(self, actor: "ActorCell", reason: str) -> "Cause":
-        """The cause that callers of a stopped actor get."""
+        """Returns the cause that callers of a stopped actor get."""
 
     def lost_cause(self, header: Header, reason: str) -> "Cause":
-        """The cause that the caller of a message gets that could not be delivered."""
+        """Returns the cause for the caller of a message that could not be delivered."""
 
     def lost(self, header: Header, reason: str, call: "PendingCall[object]") -> BaseException:
-        """The error of a call whose message could not be delivered."""
+        """Returns the error of a call whose message could not be delivered."""
 
     def encode(self, cause: "Cause", request: Header) -> bytes:
-        """The cause for which a call is refused, as bytes."""
+        """Returns the cause for which a call is refused, as bytes."""
 
     def reason(self, cause: "Cause") -> str:
-        """A cause in a few words."""
+        """Returns a cause in a few words."""
 
     def check(self, state: "MeshState", region: "Region", call: "PendingCall[object] | None") -> BaseException | None:
-        """The error that a call on a slice raises at once, if any."""
+        """Returns the error that a call on a slice raises at once, if any."""
 
     def error(self, data: Frame, call: "PendingCall[object] | None") -> BaseException:
-        """The error a call raises for an encoded cause."""
+        """Returns the error a call raises for an encoded cause."""
 
     def actor_spawned(self, actor: "ActorCell") -> None:
-        """An actor lives here from now on."""
+        """Registers an actor that lives here from now on."""
 
     def actor_failed(self, actor: "ActorCell") -> None:
-        """An actor of this process has failed."""
+        """Handles the failure of an actor of this process."""
 
     def actor_ended(self, actor: "ActorCell") -> None:
         """Handles the end of an actor of this process, failed or stopped."""
 
     def stop_children(self, instance: "Instance") -> None:
-        """Stops what an ending actor owns; blocks."""
+        """Stops the meshes of an ending actor; blocks."""
 
     def undeliverable(self, header: Header, reason: str) -> None:
         """Handles an undelivered message without a waiter."""
@@ -68,7 +68,7 @@ _lookup = _no_hook
 
 
 def set_hook_lookup(lookup: Callable[[], FaultHook | None]) -> None:
-    """`lookup` gives the program's present hook; None where it has not set one."""
+    """Sets `lookup`, which returns the program's current hook; None if it has not set one."""
     global _lookup
     _lookup = lookup
 

@@ -31,18 +31,18 @@ class ProcessTables:
         self.address = address
         self.host = host_of(address)
         self.root = f"{address}#"  # the stream of code outside actors
-        self.calls: dict[str, PendingCall[object]] = {}  # that wait for answers, by id
+        self.calls: dict[str, PendingCall[object]] = {}  # calls that wait for answers, by id
         self.cells: dict[tuple[str, int], ActorCell] = {}  # the actors here, by mesh and rank
         self.meshes: dict[str, MeshState] = {}  # owned here or referred to, by uid
         self.away: set[str] = set()  # processes that have detached from meshes which live here
-        self.orphans: set[str] = set()  # calls of such a process before it left, if it has come back
+        self.orphans: set[str] = set()  # calls of such a process before it left, if it has returned
         self._stored_answers: StoredAnswers | None = None
         self.traffic = ByteCounts()
         self.closed = False  # this process has left the cluster
 
     @property
     def stored_answers(self) -> "StoredAnswers":
-        """Answers that were for them."""
+        """Stored answers for controllers that have left."""
         if self._stored_answers is None:
             with _making:
                 self._stored_answers = self._stored_answers or StoredAnswers()
@@ -53,7 +53,7 @@ class PortHandler(Protocol):
     """The receiver behind a port number."""
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
-        """A reply or a value, on the reading thread."""
+        """Handles a reply or a value, on the reading thread."""
 
 
 class PortTable:
@@ -76,7 +76,7 @@ class PortTable:
         return number
 
     def close(self, number: int, of: str = "") -> None:
-        """Later values for it are dropped; `of` as it was opened."""
+        """Closes a port: later values for it are dropped; `of` as in `open`."""
         self._open.pop(number, None)
         if of:
             with self._lock:
@@ -86,7 +86,7 @@ class PortTable:
                     self._by_process.pop(of, None)
 
     def get(self, number: int) -> PortHandler | None:
-        """The handler behind a number."""
+        """Returns the handler behind a number."""
         return self._open.get(number)
 
     def of(self, process: str) -> list[PortHandler]:
@@ -102,7 +102,7 @@ TO_THE_END = 1 << 62  # the position of a process that has ended: the end of its
 
 
 class LogPositions(dict[str, int]):
-    """By address; each reply of a process that keeps its output sets its position. Thread-safe."""
+    """Output positions by address; each reply of a process that keeps its output sets one. Thread-safe."""
 
     def ended(self, address: str) -> None:
         """Handles the end of a process: its last output is awaited, too."""

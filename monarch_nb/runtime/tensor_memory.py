@@ -27,13 +27,13 @@ SAVED = "saved for backward passes, and others that Python does not see"
 FEW = 3  # names of a kind that a text has
 MOST = 8  # of a kind that have a name of their own
 _ELSEWHERE = ("meta", "mesh")  # devices without memory of this process
-# What PyTorch's allocators for the host write.
+# Texts of PyTorch's allocators for the host.
 _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "out of memory")
 _NO_MEMORY_TYPES = frozenset({"MemoryError", "OutOfMemoryError", GpuMemoryError.__name__})
 
 
 class HeldMemory(msgspec.Struct, array_like=True, frozen=True):
-    """Memory of tensors of one kind and one name, in bytes; without a name, of all further ones of that kind."""
+    """Memory of tensors of one kind and one name, in bytes; without a name, of all other ones of that kind."""
 
     kind: str
     name: str  # "Net.up.weight", "AdamW exp_avg of Net.up.weight", "float32 [64, 1024]"
@@ -43,10 +43,10 @@ class HeldMemory(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PeakPart(NamedTuple):
-    """Memory of one kind at a peak. `source` is the line at which it was allocated, where that is all that is known.
+    """Memory of one kind at a peak. `source` is the line at which it was allocated, if nothing else is known.
 
-    Of sharded tensors, `tensor` and `issued` are the numbers of the tensor that it is of and of the operation that made
-    it, each with that of the stream.
+    Of sharded tensors, `tensor` and `issued` are the numbers of its tensor and of the operation that made that, each
+    with the number of the stream.
     """
 
     held: HeldMemory
@@ -56,7 +56,7 @@ class PeakPart(NamedTuple):
 
 
 class PeakMemory(NamedTuple):
-    """The most bytes that tensors had at a time on one device, the line at which this was, and what they were.
+    """The most bytes of tensors at a time on one device, the line at which they existed, and their parts.
 
     `issued` is the operation on sharded tensors that made the last of them.
     """
@@ -69,7 +69,7 @@ class PeakMemory(NamedTuple):
 
 
 class NamedTensor(NamedTuple):
-    """A tensor that the program has a name for."""
+    """A tensor with a name in the program."""
 
     kind: str
     name: str
@@ -77,7 +77,7 @@ class NamedTensor(NamedTuple):
 
 
 class LivingTensors:
-    """The tensors of this process at a moment: those with names, and all. Holds the GIL for up to 0.1 s."""
+    """The tensors of this process at a moment: named ones, and all. Holds the GIL for up to 0.1 s."""
 
     def __init__(self) -> None:
         self.all: list[torch.Tensor] = []
@@ -103,7 +103,7 @@ class LivingTensors:
 
 
 def _of_modules(modules: "Sequence[torch.nn.Module]") -> Iterator[NamedTensor]:
-    """Parameters, gradients and buffers of the outermost modules; a name begins with the class of its module."""
+    """Yields parameters, gradients and buffers of the outermost modules; a name begins with the class of its module."""
     inner = {id(child) for module in modules for child in tuple(module.__dict__.get("_modules", {}).values())}
     for module in modules:
         if id(module) in inner:
@@ -121,7 +121,7 @@ def _of_modules(modules: "Sequence[torch.nn.Module]") -> Iterator[NamedTensor]:
 def tensors_of_optimizer(
     optimizer: "Optimizer", name_of: "Callable[[torch.Tensor], str | None]"
 ) -> Iterator[NamedTensor]:
-    """Parameters, gradients and states of an optimizer; `name_of` gives the name of a parameter that has one."""
+    """Yields parameters, gradients and states of an optimizer; `name_of` returns the name of a parameter, if any."""
     title = type(optimizer).__name__
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in enumerate(parameters):
@@ -136,7 +136,7 @@ def tensors_of_optimizer(
 
 
 class Allocated(NamedTuple):
-    """The memory that a tensor lies in; `key` is the same for all tensors that do."""
+    """The memory of a tensor; `key` is the same for all tensors in the same memory."""
 
     key: Hashable
     device: str
@@ -153,15 +153,15 @@ def allocation_of(tensor: "torch.Tensor") -> Allocated | None:
 
 
 def type_and_shape(dtype: object, shape: Iterable[int]) -> str:
-    """`float32 [64, 1024]`."""
+    """Formats a type and a shape: `float32 [64, 1024]`."""
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
 
 def held_memory(living: LivingTensors | None = None) -> tuple[HeldMemory, ...]:
     """Returns the memory of this process's tensors, each once, by the first name that it has; the largest first.
 
-    What only autograd holds, in the graphs of backward passes, is no object of Python. On a GPU it is known by what
-    PyTorch's allocator has given.
+    Memory that only autograd holds, in the graphs of backward passes, is no object of Python. On a GPU it is known from
+    the total of PyTorch's allocator.
     """
     living = living or LivingTensors()
     keys: set[Hashable] = set()
@@ -195,7 +195,7 @@ def _allocated_on_gpu() -> int:
 
 
 def summed(parts: Iterable[HeldMemory]) -> tuple[HeldMemory, ...]:
-    """The largest of each kind, and all further ones of that kind together; the kind that takes the most first."""
+    """Returns the largest of each kind, and the sum of all others of that kind; the kind with the most bytes first."""
     totals: dict[tuple[str, str, str], tuple[int, int]] = {}
     for part in parts:
         size, count = totals.get((part.kind, part.device, part.name), (0, 0))
@@ -217,7 +217,7 @@ def summed(parts: Iterable[HeldMemory]) -> tuple[HeldMemory, ...]:
 
 
 def lines_of(parts: Iterable[HeldMemory]) -> list[str]:
-    """A line for each kind: `parameters 1.20 GB: Net.up.weight 400 MB, Net.down.weight 400 MB, 20 more`."""
+    """Returns a line for each kind: `parameters 1.20 GB: Net.up.weight 400 MB, Net.down.weight 400 MB, 20 more`."""
     by_kind: dict[tuple[str, str], list[HeldMemory]] = {}
     for part in parts:
         by_kind.setdefault((part.kind, part.device), []).append(part)
@@ -239,16 +239,16 @@ def _text(part: HeldMemory) -> str:
 
 
 def is_out_of_memory(type_name: str, text: str) -> bool:
-    """Whether an error of this type and text means that memory of the host or of a GPU ran out."""
+    """Returns whether an error of this type and text means that memory of the host or of a GPU ran out."""
     if type_name in _NO_MEMORY_TYPES:
         return True
     return type_name in ("RuntimeError", "AcceleratorError") and any(part in text for part in _NO_MEMORY)
 
 
 def out_of_memory_note() -> str:
-    """What holds the memory of this process, by name, for an error of memory that ran out; "" if nothing is known."""
+    """Describes the memory of this process, by name, for an error of memory that ran out; "" if nothing is known."""
     lines: list[str] = []
-    with suppress(Exception):  # the error is more important than what is known about it
+    with suppress(Exception):  # the error is more important than its explanation
         lines += lines_of(held_memory())
         gpu = load()
         if gpu is not None and gpu.own >= 0 and gpu.used - gpu.own > gpu.total // 100:

@@ -51,7 +51,7 @@ def ready() -> None:
 
 
 def close() -> None:
-    """Reports what was dropped by now; blocks for that, briefly. `ready` starts the thread again."""
+    """Reports the errors dropped so far; blocks briefly. `ready` starts the thread again."""
     global _thread
     with _starting:
         thread, _thread = _thread, None
@@ -82,7 +82,7 @@ def forget(outcome: Callable[[], object]) -> None:
 
 
 def of_interest(error: BaseException | None) -> TypeGuard[BaseException]:
-    """Whether an error is to be reported: not the end of what was cancelled, nor what is reported elsewhere."""
+    """Returns whether an error must be reported: not a cancellation, nor an error that is reported elsewhere."""
     if error is None:
         return False
     inner = error.exception if isinstance(error, ActorError) else error

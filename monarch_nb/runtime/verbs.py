@@ -11,7 +11,7 @@ from monarch_nb.wire import Harmless, Lane, Verb
 
 
 class RunsOn(IntEnum):
-    """Which thread of its process an actor runs on."""
+    """The thread of its process that an actor runs on."""
 
     ITS_OWN = 0  # or its own loop
     MAIN_THREAD = 1
@@ -26,7 +26,7 @@ class SpawnActor(Harmless, array_like=True, frozen=True):
     region: RegionForm  # on which the mesh was spawned, or that it has grown to
     owner: str  # stream of the owning actor
     owner_process: str
-    creators: tuple[Ancestor, ...]  # who spawned whom, the owner last
+    creators: tuple[Ancestor, ...]  # the chain of creators, the owner last
     runs_on: RunsOn = RunsOn.ITS_OWN
     debug: bytes = b""  # the debugger's breakpoints, which hold in `__init__`, too
 
@@ -66,9 +66,9 @@ class Deadlock(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Interrupt(msgspec.Struct, array_like=True, frozen=True):
-    """Raises KeyboardInterrupt in code that a process runs for a mesh. Calls of `drop` that have not begun never do.
+    """Raises KeyboardInterrupt in code that a process runs for a mesh. Calls of `drop` that have not begun never run.
 
-    The same `number` is the same interrupt, which may arrive twice.
+    A request with the same `number` is the same interrupt, which may arrive twice.
     """
 
     mesh: str
@@ -83,7 +83,7 @@ class WhatRuns(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RunningEndpoint(msgspec.Struct, array_like=True, frozen=True):
-    """The endpoint that one rank runs, "" for none, and the innermost line of the user's that it is in."""
+    """The endpoint that one rank runs, "" for none, and its innermost line in the user's program."""
 
     call: str = ""
     endpoint: str = ""

@@ -16,22 +16,22 @@ TICK = 0.1  # seconds
 class WaitObserver:
     """Takes part in the waits of this process between `join` and `leave`. Its methods run on the waiting thread."""
 
-    explains_long_waits = False  # whether it shows why a call makes no progress
+    explains_long_waits = False  # True if it shows why a call makes no progress
 
     def begin(self, future: "Future[object]", timeout: float | None) -> Leave | None:
-        """A wait begins, of `timeout` seconds at most; what is returned is called when it is over."""
+        """Begins a wait of `timeout` seconds at most; calls the returned function when it is over."""
 
     def begin_await(self, future: "Future[object]", signal: "asyncio.Future[None]") -> Leave | None:
-        """A task suspends on `signal`: an exception set there ends the wait. Called after `begin`."""
+        """Begins a suspension of a task on `signal`: an exception set there ends the wait. Called after `begin`."""
 
     def tick(self, future: "Future[object]", seconds: float) -> None:
-        """A thread blocks in `Future.get`: called first after `TICK` seconds and again each tick; may raise."""
+        """Called during a blocking `Future.get`: first after `TICK` seconds and again each tick; may raise."""
 
     def no_wait(self) -> None:
-        """The result is available without a wait: earlier output may have to be shown first."""
+        """Called when the result is available without a wait: earlier output may have to be shown first."""
 
     def stop_text(self, future: "Future[object]") -> str:
-        """Ctrl-C ends a blocking wait: what becomes of the operation, "" to say no more than the wait itself does."""
+        """Returns what happens to the operation when Ctrl-C ends a blocking wait; "" for nothing to add."""
         return ""
 
 
@@ -57,12 +57,12 @@ class _Observers:
 
 observers = _Observers()
 
-# What is awaited now: where it suspends, what for, on which loop and in whose context.
+# Current awaits: the signal on which each suspends, its future, its loop and its context.
 _awaits: dict["asyncio.Future[None]", tuple["Future[object]", asyncio.AbstractEventLoop, contextvars.Context]] = {}
 
 
 def join(observer: WaitObserver) -> None:
-    """Has `observer` take part in the waits that begin from now on in this process."""
+    """Makes `observer` take part in the waits that begin from now on in this process."""
     observers.change((*observers.members, observer))
 
 
@@ -72,12 +72,12 @@ def leave(observer: WaitObserver) -> None:
 
 
 def enter(future: "Future[object]", timeout: float | None) -> list[Leave]:
-    """A wait begins; `end` it with what this returns."""
+    """Begins a wait; pass the result to `end` when it is over."""
     return [finish for begin in observers.begin if (finish := begin(future, timeout)) is not None]
 
 
 def enter_await(future: "Future[object]", signal: "asyncio.Future[None]") -> list[Leave]:
-    """A task of the running loop suspends on `signal`, until `end_await`."""
+    """Begins a suspension of a task of the running loop on `signal`, until `end_await`."""
     entered = enter(future, None)
     entered += [finish for begin in observers.begin_await if (finish := begin(future, signal)) is not None]
     _awaits[signal] = (future, asyncio.get_running_loop(), contextvars.copy_context())
@@ -85,13 +85,13 @@ def enter_await(future: "Future[object]", signal: "asyncio.Future[None]") -> lis
 
 
 def end_await(signal: "asyncio.Future[None]", entered: list[Leave]) -> None:
-    """The task goes on."""
+    """Ends the suspension of a task."""
     del _awaits[signal]
     end(entered)
 
 
 def end(entered: list[Leave]) -> None:
-    """Calls all of `entered`, also where one raises: that one ends the wait."""
+    """Calls all of `entered`, also if one raises: its error ends the wait."""
     try:
         while entered:
             entered.pop(0)()
@@ -101,7 +101,7 @@ def end(entered: list[Leave]) -> None:
 
 
 def enter_awaits(observer: WaitObserver) -> None:
-    """Has `observer` enter soon the awaits that are under way, each on its own loop."""
+    """Makes `observer` enter current awaits soon, each on its own loop."""
     for signal, (future, loop, context) in tuple(_awaits.items()):
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(context.copy().run, observer.begin_await, future, signal)

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
 
 TICK = 0.25  # seconds a wait lasts before a probe is sent, and between checks of the waits of this process
-SLOWEST = 30.0  # seconds between two probes of a wait that goes on and on
+SLOWEST = 30.0  # seconds between two probes of a long wait, at most
 WIDEST = 256  # calls with more answers outstanding are not followed
 REMEMBERED = 4096
 
 
 class DeadlockDetector(WaitObserver):
-    """Knows which actors of this process wait, without a limit, for which calls.
+    """Records which actors of this process wait, without a limit, for which calls.
 
-    A wait that lasts is followed from actor to actor: to those that have not answered the call, from there, if they are
-    blocked themselves, to those that they wait for. Each step is looked at where it is true, and a blocked actor stays
-    blocked for as long as the next one does, so what leads back to its beginning is a deadlock and nothing else is. One
-    wait of the circle, the same whoever finds it, ends with a DeadlockError. Nothing is asked of waits that are short.
+    A long wait is followed from actor to actor: to those that have not answered the call, from there, if they are
+    blocked themselves, to those that they wait for. Each step is checked in the process of its actor, and a blocked
+    actor stays blocked while the next one does, so a path that leads back to its beginning is a deadlock and nothing
+    else is. One wait of the circle, always the same, ends with a DeadlockError. Short waits cause no messages.
     """
 
     def __init__(self, runtime: "Runtime") -> None:
@@ -44,7 +44,7 @@ class DeadlockDetector(WaitObserver):
         self._round = 0
 
     def begin(self, future: Future[object], timeout: float | None) -> Leave | None:
-        """A thread begins to wait; the function returned is called when it does no longer."""
+        """Begins the wait of a thread; the returned function ends it."""
         self._runtime.node.flush()
         context = current.get()
         cell = context.actor_instance.cell if context is not None else None
@@ -65,7 +65,7 @@ class DeadlockDetector(WaitObserver):
         return leave
 
     def _end_own(self, cell: ActorCell, call_id: str) -> None:
-        """An actor that waits for itself waits for nothing: the call ends at once, also where the wait has a limit."""
+        """Ends a call of an actor to itself at once, as it can never be answered, also if the wait has a limit."""
         call = self._runtime.calls.get(call_id)
         if call is None or call.mesh != cell.mesh or (isinstance(call, StreamCall) and call.size > 1):
             return
@@ -74,7 +74,7 @@ class DeadlockDetector(WaitObserver):
             call.fail(DeadlockError(description + more("manual/deadlocks.md")))
 
     def awaited_by(self, cell: "ActorCell") -> str:
-        """The call that an actor waits for without a limit, "" for none."""
+        """Returns the call that an actor waits for without a limit, "" for none."""
         return self._waiting.get(cell, ("", 0.0))[0]
 
     # -- the clock's thread -----------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class DeadlockDetector(WaitObserver):
             return
         index = next((n for n, hop in enumerate(probe.hops) if hop.call == blocked[0]), None)
         if index is not None:
-            if index == 0:  # otherwise it is a circle further on, which its members find themselves
+            if index == 0:  # otherwise it is a circle further on, which its own members detect
                 self._end_circle(probe.hops)
             return
         key = (probe.hops[0].call, probe.round, probe.mesh, probe.rank)
@@ -168,7 +168,7 @@ def _describe(circle: tuple[WaitHop, ...]) -> str:
 
 
 def _holds_up(cell: "ActorCell") -> bool:
-    """Whether the actor's next message has to wait for what waits now."""
+    """Returns whether the actor's next message is delayed by the current wait."""
     thread = cell.executor.thread
     if threading.current_thread() is not thread:
         return False
@@ -181,7 +181,7 @@ def _holds_up(cell: "ActorCell") -> bool:
 
 
 def _holds_call(cell: "ActorCell", call: str) -> bool:
-    """Whether an actor runs a call, or has it in its queue, and cannot answer it while it is blocked."""
+    """Returns whether an actor runs a call, or has it in its queue, and cannot answer it while it is blocked."""
     running = cell.running
     if running is not None and running[0] == call and not cell.is_concurrent(running[1]):
         return True

@@ -26,7 +26,7 @@ SHORT_TRANSPORTS = {
 
 
 def transport(value: object) -> "ChannelTransport | str":
-    """Returns a transport: a member of the enum, its short word ("tcp"…), or an address. Raises ValueError, TypeError."""
+    """Returns a member of the enum, a short word ("tcp"…), or an address. Raises ValueError, TypeError for non-text."""
     if isinstance(value, ChannelTransport):
         return value
     if not isinstance(value, str):

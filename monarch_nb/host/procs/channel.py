@@ -45,11 +45,11 @@ class ProcChannel:
             self._send(len(body).to_bytes(4, "big") + body)
 
     def prepare(self, call: str) -> None:
-        """Has the process make a call, `module:function`, while it waits for its spec."""
+        """Makes the process call `module:function` while it waits for its spec."""
         self._send((len(call) | _AHEAD).to_bytes(4, "big") + call.encode())
 
     def attach(self, on_line: Callable[[list[str]], None], on_end: Callable[[], None]) -> None:
-        """Replaces what is called from now on."""
+        """Replaces the callbacks from now on."""
         self._on_line, self._on_end = on_line, on_end
 
     def handed_over(self) -> None:

@@ -69,7 +69,7 @@ class Child(Struct, eq=False):
 
     @property
     def alive(self) -> bool:
-        """True if it has not ended; True while it is being started."""
+        """True until it has ended, also while it is being started."""
         return self.exit is None
 
     def own(self, owner: str) -> None:
@@ -77,7 +77,7 @@ class Child(Struct, eq=False):
         self.spec = replace(self.spec, owner=owner)
 
     def discard(self) -> None:
-        """Drops all but what is reported to late requests, once its end has been reported."""
+        """Drops everything but the report for late requests, once its end has been reported."""
         self.channel = None
         self.watchers.clear()
         self.spec = replace(self.spec, env={}, sys_path=(), cwd=None)

@@ -34,7 +34,7 @@ _LOOK_S = 1.0  # between checks whether the light template can be ended
 
 
 class Start(Struct, frozen=True):
-    """How one process is to be started."""
+    """A request to start one process."""
 
     spec: ProcSpec
     python: str | None = None

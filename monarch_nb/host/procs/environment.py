@@ -6,7 +6,7 @@ from collections.abc import Mapping
 POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 # Threads of OpenBLAS spin for two to that power of processor cycles before they sleep; by default, for a tenth of a
-# second of processor time for each thread of each proc when a fork gets its threads, and after whatever they did.
+# second of processor time for each thread of each proc when a fork gets its threads, and after each of their tasks.
 _SPIN, _BRIEFLY = "OPENBLAS_THREAD_TIMEOUT", "20"
 # PyTorch's profiler writes two lines on each begin and end otherwise, which would be in the cell; read at its import.
 QUIET = {"KINETO_LOG_LEVEL": "6"}
@@ -26,7 +26,7 @@ _FINE = {"CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "PYTHONUNBUFFERED", "PY
 
 
 def overlaid(base: Mapping[str, str], overlay: Mapping[str, str | None]) -> dict[str, str]:
-    """`base` with `overlay` laid over it; None removes."""
+    """Returns `base` with `overlay` laid over it; None removes a name."""
     result = {**base, **{name: value for name, value in overlay.items() if value is not None}}
     for name, value in overlay.items():
         if value is None:
@@ -35,7 +35,7 @@ def overlaid(base: Mapping[str, str], overlay: Mapping[str, str | None]) -> dict
 
 
 def read_at_load(name: str) -> bool:
-    """Returns whether an environment variable counts only when libraries load, and cannot be put right in a fork."""
+    """Returns whether a variable counts only when libraries load, and cannot be corrected in a fork."""
     return name not in _FINE and name.startswith(_READ_AT_LOAD)
 
 

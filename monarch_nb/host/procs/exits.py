@@ -1,4 +1,4 @@
-"""How a process ended: status words, its last lines, and whether the kernel was out of memory."""
+"""Ends of processes: status words, last lines, and whether the kernel was out of memory."""
 
 import itertools
 import os

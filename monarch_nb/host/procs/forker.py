@@ -65,12 +65,12 @@ class Forker:
 
     @property
     def ready(self) -> bool:
-        """True if the template is ready."""
+        """True while the template is ready."""
         return self._ready
 
     @property
     def coming(self) -> bool:
-        """True if there is a template that still imports."""
+        """True while a template still imports."""
         return self._socket is not None and not self._ready
 
     def prewarm(self) -> None:
@@ -97,7 +97,7 @@ class Forker:
             self._hurry()
 
     def _hurry(self) -> None:
-        """Has a template that delays its imports begin them."""
+        """Makes a template that delays its imports begin them."""
         with contextlib.suppress(OSError):  # its end is about to be read
             if self._socket is not None:
                 self._socket.send(bytes(4))

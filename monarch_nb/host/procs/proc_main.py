@@ -140,7 +140,7 @@ def _settle(spec: ProcSpec, *, forked: bool, keep: set[int]) -> None:
 
 
 def forget_folders() -> None:
-    """Has imports look again at the folders of `sys.path`, also at those that did not exist when the template looked.
+    """Makes imports look again at the folders of `sys.path`, also at those that did not exist when the template looked.
 
     `importlib.invalidate_caches` writes to a page for each folder that was ever imported from: 1.6 MB that a process
     then has for itself.
@@ -239,7 +239,7 @@ def _end_with_agent() -> None:
 
 
 def _set_openblas_threads(count: int) -> bool:
-    """Has every loaded OpenBLAS use `count` threads. Returns whether there was one."""
+    """Makes every loaded OpenBLAS use `count` threads. Returns whether there was one."""
     was_set = False
     for path in _loaded("openblas"):
         library = ctypes.CDLL(path)

@@ -107,7 +107,7 @@ def _be_early(full: socket.socket, light: socket.socket | None, cord: int, log: 
 
 
 def can_fork_early() -> bool:
-    """Returns whether this process may fork, and its children go on as templates."""
+    """Returns whether this process may fork children that go on as templates."""
     return not portable() and thread_count() == 1
 
 

@@ -51,24 +51,24 @@ class Actor:
         """Called when a message this actor sent could not be delivered. Return True when that is no fault."""
         return False
 
-    # `spawn` is typed as the class, so editors and type checkers offer on actors what meshes of them have.
+    # `spawn` is typed as the class, so editors and type checkers offer the members of meshes on actors.
 
     def slice(self, /, **dims: "Any") -> "Self":
-        """On a mesh of such actors: some of them. An actor itself is none: NotImplementedError."""
+        """On a mesh of such actors: returns some of them. On an actor itself: NotImplementedError."""
         raise _no_mesh("slice")
 
     def split(self, /, **splits: "int | Sequence[str]") -> "Self":
-        """On a mesh of such actors: a dimension becomes several. An actor itself is no mesh: NotImplementedError."""
+        """On a mesh of such actors: splits a dimension into several. On an actor itself: NotImplementedError."""
         raise _no_mesh("split")
 
     def flatten(self, name: str) -> "Self":
-        """On a mesh of such actors: all dimensions become one. An actor itself is no mesh: NotImplementedError."""
+        """On a mesh of such actors: joins all dimensions into one. On an actor itself: NotImplementedError."""
         raise _no_mesh("flatten")
 
     def rename(self, /, **names: str) -> "Self":
-        """On a mesh of such actors: other labels. An actor itself is no mesh: NotImplementedError."""
+        """On a mesh of such actors: changes labels. On an actor itself: NotImplementedError."""
         raise _no_mesh("rename")
 
     def size(self, dim: "str | Sequence[str] | None" = None) -> int:
-        """On a mesh of such actors: how many. An actor itself is no mesh: NotImplementedError."""
+        """On a mesh of such actors: returns their number. On an actor itself: NotImplementedError."""
         raise _no_mesh("size")

@@ -59,7 +59,7 @@ EXEC = "__cell__"  # runs a cell's source between messages
 HOOK = "__healed__"  # names the re-created ranks to survivors
 ANEW = "__anew__"  # makes the object again, of the same arguments
 RELOAD = "__reload__"  # gives the actor a new class between messages
-INTERRUPT_HOOK = "__interrupted__"  # of actors of the library that say themselves where an interrupt may raise
+INTERRUPT_HOOK = "__interrupted__"  # of actors of the library that decide themselves where an interrupt may raise
 
 
 class ActorCell:
@@ -94,8 +94,8 @@ class ActorCell:
         self.ending = False  # the executor takes no more messages
         self.ended = False
         self.end_error: Exception | None = None
-        self.left_in = ""  # what it was still doing when it was given up
-        self.muted = False  # answers nothing any more
+        self.left_in = ""  # its unfinished work when it was given up
+        self.muted = False  # sends no answers any more
         self._on_end: list[Callable[[], object]] = []
         self.cleanup = Cleanup(self)
 
@@ -152,7 +152,7 @@ class ActorCell:
         return gaps
 
     def queued(self) -> "list[Message]":
-        """The messages that wait, for diagnosis."""
+        """Returns the messages that wait, for diagnosis."""
         return self.executor.waiting()
 
     def _enqueue(self, header: Header, parcel: "Parcel") -> None:
@@ -185,7 +185,7 @@ class ActorCell:
         token = current.set(Context(self.instance, self.instance.rank, cause=origin))
         self.process.log.begin(origin)
         try:
-            if header.src != self.process.address:  # what the set-up itself spawns here is a part of it
+            if header.src != self.process.address:  # meshes that the set-up itself spawns here are a part of it
                 self.process.await_setup()
             if self.obj is None and parcel is not None:
                 cls, args, kwargs = self.process.decode_spawn(parcel)
@@ -223,7 +223,7 @@ class ActorCell:
         return endpoint is not None and endpoint._concurrent
 
     def _open(self, header: Header, parcel: "Parcel") -> "_Opened":
-        """The method and arguments of a message."""
+        """Returns the method and arguments of a message."""
         try:
             args, kwargs = decode(parcel.parts, self.process)
         finally:
@@ -277,7 +277,7 @@ class ActorCell:
         self.obj, self.endpoints = obj, endpoints_of(cls)
 
     def _begin(self, header: Header, parcel: "Parcel") -> "_Entered | None":
-        """None where the message names a point that does not exist; its sender gets the error."""
+        """Enters a message; None if it names a point that does not exist, which is reported to its sender."""
         try:
             return self._enter(header)
         except Exception as error:
@@ -331,7 +331,7 @@ class ActorCell:
             self._leave(header, entered)
 
     def cut_off(self) -> None:
-        """Answers a message whose end was itself broken off by an interrupt."""
+        """Answers a message whose end was itself interrupted."""
         self._interrupts.end()
         header, self._unanswered = self._unanswered, None
         if header is not None:
@@ -365,7 +365,7 @@ class ActorCell:
     # -- answers: the executor's thread -----------------------------------------------------------------------------
 
     def is_explicit(self, method: str) -> bool:
-        """Whether an endpoint answers through an explicit response port, maybe later."""
+        """Returns whether an endpoint answers through an explicit response port, maybe later."""
         return (endpoint := self.endpoints.get(method)) is not None and endpoint._explicit_response_port
 
     def _reply(self, header: Header, status: Status, frames: Sequence[OutFrame]) -> None:
@@ -388,7 +388,7 @@ class ActorCell:
         if isinstance(error, StopRequested):
             self._refuse_call(header)
             return
-        if isinstance(error, SystemExit) and error.code in (None, 0):  # a program's good end
+        if isinstance(error, SystemExit) and error.code in (None, 0):  # a program's regular end
             self._answer(header, None)
             return
         self.errors += 1
@@ -401,7 +401,7 @@ class ActorCell:
         if stored is not None:
             try:
                 self.process.failures.ease(stored)
-            except BaseException:  # of what the frames hold; the caller has been answered
+            except BaseException:  # of values in the frames; the caller has been answered
                 logger.exception("what a failure of %s holds could not be released", self.instance)
         self.process.failures.answered()
 
@@ -441,8 +441,8 @@ class ActorCell:
     def cancel(self, call: str, end_waits: Callable[[], None]) -> None:
         """Cancels an `async def` endpoint that runs for this call, and calls `end_waits` (reading thread).
 
-        A `def` endpoint goes on. `end_waits` ends what the endpoint waits for, on its loop: an endpoint that is about
-        to reach an `await` would else see the end of that call there, and not its own cancellation.
+        A `def` endpoint goes on. `end_waits` ends waits of the endpoint, on its loop: an endpoint that is about to
+        reach an `await` would else see the end of that call there, and not its own cancellation.
         """
         if not isinstance(self.executor, AsyncExecutor):
             end_waits()
@@ -457,13 +457,13 @@ class ActorCell:
         self.executor.post_control(cancel)
 
     def running_now(self) -> dict[str, object]:
-        """The calls whose endpoints run, each with a mark that no other run of them has."""
+        """Returns the calls whose endpoints run, each with a mark that no other run of them has."""
         running = self.running
         return {**self._calls, running[0]: running} if running is not None else dict(self._calls)
 
     @property
     def on_interrupt(self) -> Callable[[], None] | None:
-        """The actor's own `__interrupted__`; None for most. Calls of such an actor are never left out."""
+        """The actor's own `__interrupted__`; None for most. Calls of such an actor are never skipped."""
         return getattr(self.obj, INTERRUPT_HOOK, None)
 
     def interrupt(self) -> None:
@@ -477,13 +477,13 @@ class ActorCell:
             self._interrupts.interrupt(executor.thread)
 
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
-        """A block that `interrupt` may break off. On the actor's thread."""
+        """Returns a context that `interrupt` may end. On the actor's thread."""
         return self._interrupts.interruptible()
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def fail(self, kind: str, error: BaseException, header: Header) -> None:
-        """Fails the actor; its owner and all who wait for it learn of that. On its thread."""
+        """Fails the actor; notifies its owner and all waiting callers. On its thread."""
         self._fail(kind, error, header.method)
         if header.port:
             self.refuse(header)
@@ -496,7 +496,7 @@ class ActorCell:
     def thread_lost(self, error: BaseException) -> bool:
         """Reports an unexpected end of the thread by `error` as a failure of the actor. On that thread.
 
-        False if it was the clean-up that failed; then none is run any more.
+        False if the clean-up failed; then none is run any more.
         """
         try:
             if self.cause is None:
@@ -532,7 +532,7 @@ class ActorCell:
         self.spec = msgspec.structs.replace(self.spec, owner_process=process)
 
     def end_self(self, how: str, reason: str | None) -> None:
-        """Ends the actor at its own wish, from within an endpoint."""
+        """Ends the actor at its own request, from within an endpoint."""
         if how == "stop":
             self.stop(reason or "it stopped itself")
             return
@@ -596,5 +596,5 @@ class ActorCell:
 
 
 def _new(cls: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-    """An object that is not initialized yet; `object.__new__` takes no arguments."""
+    """Returns an object that is not initialized yet; `object.__new__` takes no arguments."""
     return object.__new__(cls) if cls.__new__ is object.__new__ else cls.__new__(cls, *args, **kwargs)

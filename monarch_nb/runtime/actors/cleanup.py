@@ -1,4 +1,4 @@
-"""The end of an actor: what it owns stops, its `__cleanup__` runs, and what lasts too long is interrupted."""
+"""The end of an actor: its meshes stop, its `__cleanup__` runs, and overdue steps are interrupted."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ class Cleanup:
 
     @property
     def begun(self) -> bool:
-        """Whether the actor is being cleaned up, or was."""
+        """True once the clean-up of the actor has begun."""
         return bool(self._step)
 
     # -- on the actor's thread --------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Cleanup:
         cell, doing = self._cell, self.doing
         if cell.ended:
             return None
-        if doing == OWNED:  # stops have their own time-outs
+        if doing == OWNED:  # stops of meshes have their own time-outs
             return settings.cleanup_timeout
         if doing != self._interrupted:
             elapsed = time.monotonic() - self._since

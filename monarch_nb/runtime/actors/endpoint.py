@@ -29,7 +29,7 @@ class EndpointProperty(Generic[P, R]):
     ) -> None:
         functools.update_wrapper(self, method)
         self.method = self._method = method  # programs of torchmonarch read `_method`
-        with contextlib.suppress(AttributeError):  # what is no function may have no room for it
+        with contextlib.suppress(AttributeError):  # a callable that is no function may have no room for it
             method._method = method  # type: ignore[attr-defined]  # tests of actors write `actor.step._method(actor)`
         self.propagator = self._propagator = propagator
         self.explicit_response_port = self._explicit_response_port = explicit_response_port
@@ -109,7 +109,7 @@ def concurrent_endpoint(
 
 
 def endpoints_of(cls: type) -> dict[str, AnyEndpoint]:
-    """The endpoints of an actor class by name, inherited ones included."""
+    """Returns the endpoints of an actor class by name, inherited ones included."""
     endpoints: dict[str, AnyEndpoint] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
@@ -121,12 +121,12 @@ def endpoints_of(cls: type) -> dict[str, AnyEndpoint]:
 
 
 def undeclared_name(name: str, *, explicit: bool) -> str:
-    """How a message names a method that is not marked as an endpoint."""
+    """Returns the name in messages of a method that is not marked as an endpoint."""
     return f"@!{name}" if explicit else f"@{name}"
 
 
 def undeclared(cls: type, name: str) -> AnyEndpoint | None:
-    """The method that `undeclared_name` stands for; None for other names."""
+    """Returns the method that `undeclared_name` stands for; None for other names."""
     if not name.startswith("@"):
         return None
     method = getattr(cls, name.lstrip("@!"), None)
@@ -139,7 +139,7 @@ def _overrides(cls: type, hook: str) -> Callable[..., object] | None:
 
 
 def kind_of(cls: type) -> Kind:
-    """How an actor class is executed: "sync" on a thread of its own, "async" on an event loop of its own.
+    """Returns the execution of an actor class: "sync" on a thread of its own, "async" on an event loop of its own.
 
     Raises ValueError for classes that mix both.
     """

@@ -60,7 +60,7 @@ class SyncExecutor:
 
     @property
     def resting(self) -> bool:
-        """Whether its thread waits for the next message and the queue is empty."""
+        """True while its thread waits for the next message and the queue is empty."""
         return self._idle and not self._items and not self._control
 
     def drain(self) -> "list[Message]":
@@ -159,7 +159,7 @@ class AsyncExecutor:
         return _drain(self._items)
 
     def spawn(self, coroutine: Coro[object]) -> "asyncio.Task[object]":
-        """A task that is cancelled when the actor ends. On the loop only."""
+        """Runs a coroutine as a task that is cancelled when the actor ends. On the loop only."""
         assert self.loop is not None
         task = self.loop.create_task(coroutine)
         self.tasks.add(task)

@@ -55,7 +55,7 @@ class StoredFailure:
 
 
 class FailureStore:
-    """Stores failures, bounded by number and size; never those of memory that ran out, which would stay used up."""
+    """Stored failures, bounded by number and size; never those of memory that ran out, which would stay used up."""
 
     def __init__(
         self, call_later: Callable[[float, Callable[[], object]], None], freeze: Callable[[BaseException], None]
@@ -65,18 +65,18 @@ class FailureStore:
         self._lock = threading.Lock()
         self._failures: OrderedDict[ActorKey, deque[StoredFailure]] = OrderedDict()
         self._measuring = False
-        self._freezing: set[ActorKey] = set()  # actors that a debugger wants to see where they fail
+        self._freezing: set[ActorKey] = set()  # actors that a debugger stops where they fail
         self.on_gpu_lost: list[Callable[[str], None]] = []  # called with why this process cannot use its GPU any more
         self._gpu_lost = ""
 
     def freeze_at(self, mesh: str, rank: int, *, on: bool) -> None:
-        """Whether the failures of an actor stop it, as with `debug_freeze_on_error`."""
+        """Sets whether failures of an actor stop it, as with `debug_freeze_on_error`."""
         (self._freezing.add if on else self._freezing.discard)((mesh, rank))
 
     def keep(self, instance: "Instance", header: "Header", error: BaseException) -> StoredFailure | None:
-        """An endpoint has raised; on the actor's thread. Blocks while it is frozen there, if that is wished.
+        """Stores the failure of an endpoint; on the actor's thread. Blocks while the debugger has stopped it there.
 
-        The failure that it returns is to be passed to `ease` once the error has been sent to the caller.
+        Pass the returned failure to `ease` once the error has been sent to the caller.
         """
         recorder = instance.process.recorder
         if recorder is not None and instance.cell is not None:
@@ -105,15 +105,15 @@ class FailureStore:
         return failure
 
     def answered(self) -> None:
-        """The caller has the error, which may be the last that this process can send."""
+        """Handles that the caller has the error, which may be the last message that this process can send."""
         if self._gpu_lost:
             for listener in self.on_gpu_lost:
                 listener(self._gpu_lost)
             self.on_gpu_lost.clear()
 
     def ease(self, failure: StoredFailure) -> None:
-        """Releases what must end from the frames of a failure, and drops older failures; on the actor's thread, before
-        its next message."""
+        """Releases resources from the frames of a failure, and drops older failures; on the actor's thread, before its
+        next message."""
         release_frame_locals(failure.error, _PACKAGE)
         key = (failure.instance.mesh, failure.instance.base_rank)
         count = settings.debug_keep_failures
@@ -128,10 +128,10 @@ class FailureStore:
                 old += self._failures.popitem(last=False)[1]
         if not self._measuring:
             self._measuring = True
-            self._call_later(0.05, self._shrink)  # measuring them is not the actor's time
+            self._call_later(0.05, self._shrink)  # measuring them must not delay the actor
 
     def of(self, mesh: str, rank: int) -> list[StoredFailure]:
-        """The failures of one actor, the newest first."""
+        """Returns the failures of one actor, the newest first."""
         with self._lock:
             return list(reversed(self._failures.get((mesh, rank), ())))
 
@@ -159,7 +159,7 @@ class FailureStore:
 
 
 def frames_of(error: BaseException) -> list[types.TracebackType]:
-    """The traceback of an exception without the engine's own frames at its top; all of it if there are no others."""
+    """Returns the traceback of an exception without the engine's frames at its top; all if there are no others."""
     traces = []
     trace = error.__traceback__
     while trace is not None:
@@ -243,7 +243,7 @@ class Discarded:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception, and those that led to it."""
+    """Yields an exception, and its causes and contexts."""
     ids: set[int] = set()
     while error is not None and id(error) not in ids:
         ids.add(id(error))
@@ -252,10 +252,10 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def release_frame_locals(error: BaseException, engine: str) -> None:
-    """Has the frames of an exception forget what must end: open files, sockets, generators, process groups; tensors
-    stay without their graphs. Frames whose file begins with `engine`, which still run, are left alone.
+    """Releases resources in the frames of an exception: open files, sockets, generators, process groups; tensors stay
+    without their graphs. Frames whose file begins with `engine`, which still run, are left alone.
 
-    The frames of torch.distributed are emptied: what they hold cannot be distinguished from what only they use.
+    The frames of torch.distributed are emptied: resources that only they use cannot be distinguished from others.
     """
     harmless: set[type] = set(_PLAIN)  # each type is checked once, as the failing call waits for this
     for link in chain(error):
@@ -289,7 +289,7 @@ def _release(frame: types.FrameType, harmless: set[type]) -> None:
 
 
 def _is_harmless(kind: type, harmless: set[type]) -> bool:
-    """Whether values of a type can be stored unchanged; such a type is added to `harmless`."""
+    """Returns whether values of a type can be stored unchanged; adds such a type to `harmless`."""
     if issubclass(kind, _ENDS) or str(kind.__module__).startswith("torch"):
         return False
     harmless.add(kind)

@@ -45,12 +45,12 @@ class EarlyMessages:
         return self._ends.get((mesh, rank, incarnation))
 
     def ends_of(self, meshes: Collection[str]) -> list[tuple[str, int, int, "Cause"]]:
-        """Mesh, rank, incarnation and cause of all known ends in these meshes, the oldest first."""
+        """Returns mesh, rank, incarnation and cause of all known ends in these meshes, the oldest first."""
         with self._lock:
             return [(*key, cause) for key, cause in self._ends.items() if key[0] in meshes]
 
     def park(self, message: Message, is_hosted: Callable[[], bool], give_up: Callable[[Message], None]) -> bool:
-        """Stores a message until its actor is spawned; False if it `is_hosted` by now. After a while it is given up."""
+        """Stores a message until its actor is spawned, for a limited time; False if it `is_hosted` by now."""
         key = (message[0].mesh, message[0].rank)
         with self._lock:
             if is_hosted():
@@ -124,7 +124,7 @@ class Hosting:
         return cell
 
     def absent(self, header: Header, parcel: Parcel, retry: Callable[[Header, Parcel], None]) -> None:
-        """A message for an actor that is not here: it waits, or is refused. `retry` takes it, if the actor is here."""
+        """Stores or refuses a message for an absent actor. `retry` takes it if the actor is here by then."""
         key = (header.mesh, header.rank)
         cause = self._parking.end_of(*key, header.incarnation)
         now = self._local.cells.get(key)

@@ -85,7 +85,7 @@ class InterruptWindow:
             self._clock.every(AGAIN_S, lambda: self._throw(thread.ident or 0, interrupted_at))
 
     def _throw(self, thread: int, interrupted_at: float) -> bool:
-        """Whether to try again."""
+        """Raises the interrupt in a thread; returns whether to try again."""
         with self._lock:
             if not self._interruptible or self._interrupted_at != interrupted_at:
                 return False
@@ -105,7 +105,7 @@ class _Interrupted:
 
     @property
     def known(self) -> bool:
-        """Whether the outcome is known."""
+        """True once the outcome is known."""
         return self._outcome is not None
 
     def ask(self, asker: Asker[RunningEndpoint]) -> None:
@@ -137,7 +137,7 @@ class Interrupts:
         self._outcomes: dict[tuple[str, int], _Interrupted] = {}  # by the number of the interrupt and the rank
 
     def _cell(self, mesh: str, rank: int) -> "ActorCell | None":
-        """The cell of a mesh in this process.
+        """Returns the cell of a mesh in this process.
 
         A process has one rank of a mesh, and requests that reach many processes name none. Only a process that plays
         several others holds more; its hosts put the rank into the request.

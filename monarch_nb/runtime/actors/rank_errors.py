@@ -17,7 +17,7 @@ HOSTS = 3  # that are named
 WIDTH = 120  # of the text that names ranks
 TOGETHER_S = 0.5  # errors that come within this time count as simultaneous, and are in rank order
 
-# What gloo, NCCL and the store of torch.distributed raise where another member has left.
+# Errors of gloo, NCCL and the store of torch.distributed after another member has left.
 _LEFT_ALONE = re.compile(
     r"gloo/.*(Connection (closed|reset)|Timed out waiting|Broken pipe|Socket closed|Application timeout)"
     r"|torch\.distributed\.Dist(Network|Store)Error"
@@ -49,12 +49,12 @@ class RankError:
 
     @property
     def is_interrupt(self) -> bool:
-        """Whether the call was interrupted on the rank, even where that needed more than the interrupt."""
+        """True if the call was interrupted on the rank, even where that needed more than the interrupt."""
         return self.text.type_name == "KeyboardInterrupt"
 
     @property
     def follows(self) -> bool:
-        """Whether it only says that another rank has left a collective. Where it was raised after an error of this
+        """True if it only reports that another rank has left a collective. If it was raised after an error of this
         rank's own, that error counts."""
         first = "".join(self.text.formatted)
         for between in _CHAINED:
@@ -127,7 +127,7 @@ def _summary(
     followed = [position for position, error in raised.items() if error.follows]
     if len(followed) < len(raised):
         raised = {position: error for position, error in raised.items() if position not in followed}
-    else:  # who left is not among them
+    else:  # ranks that left are not among them
         followed = []
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for position, error in raised.items():

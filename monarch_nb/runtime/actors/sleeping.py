@@ -1,6 +1,6 @@
 """A `time.sleep` that an interrupt ends, also on a thread that runs a sync actor.
 
-Python runs signal handlers on the main thread alone, and goes back to sleep on all others: neither a signal nor an
+Python runs signal handlers on the main thread alone, and all other threads resume their sleep: neither a signal nor an
 exception thrown into a thread ends the C function there.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 _c_sleep = time.sleep
 _LONGEST = threading.TIMEOUT_MAX
 _WAKES: signal.Signals | None = getattr(signal, "SIGURG", None)  # ignored by default, and by nearly everybody
-_wakers: dict[int, threading.Lock] = {}  # by thread that runs a sync actor: held while there is nothing to wake it for
+_wakers: dict[int, threading.Lock] = {}  # by thread of a sync actor; locked until it must wake up
 
 
 def enter() -> None:
@@ -28,9 +28,9 @@ def leave() -> None:
 
 
 def wake(thread: int) -> None:
-    """Ends a sleep of that thread (its ident), and C code that gives up when a signal comes.
+    """Ends a sleep of that thread (its ident), and C code that gives up at a signal.
 
-    Most of Python's own blocking calls begin again after a signal: those are not woken.
+    Most of Python's own blocking calls resume after a signal: those are not woken.
     """
     waker = _wakers.get(thread)
     if waker is None:
@@ -49,11 +49,11 @@ def sleep(seconds: Any, /) -> None:
         return
     until = time.monotonic() + seconds
     while (remaining := until - time.monotonic()) > 0:
-        waker.acquire(timeout=remaining)  # what it was woken for is raised here
+        waker.acquire(timeout=remaining)  # exceptions that woke it are raised here
 
 
 def install() -> None:
-    """Puts it in the place of `time.sleep`, in a process that was started to hold actors. On the main thread."""
+    """Replaces `time.sleep` by `sleep`, in a process that was started to hold actors. On the main thread."""
     sleep.__module__ = "time"  # it is pickled by that name
     time.sleep = sleep
     if _WAKES is not None and signal.getsignal(_WAKES) is signal.SIG_DFL:

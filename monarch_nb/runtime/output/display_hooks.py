@@ -1,7 +1,7 @@
-"""In the processes of a mesh `display` is there as in a notebook, and libraries that display find their way.
+"""Makes `display` available in the processes of a mesh as in a notebook, also for libraries that display.
 
-Nothing is imported for it: modules are changed once the user's code has them. And nothing is set in the environment,
-which child processes have too: those may run another Python.
+Nothing is imported for it: modules are changed once the user's code has imported them. The environment is not
+changed, as child processes inherit it: those may run another Python.
 """
 
 import builtins
@@ -25,7 +25,7 @@ def install() -> None:
     """Installs the hooks."""
     vars(builtins)["display"] = displays.display
     changes: dict[str, Callable[[ModuleType], None]] = {
-        "IPython.core.display": _display_here,  # IPython 7 has them there
+        "IPython.core.display": _display_here,  # where IPython 7 has them
         "IPython.core.display_functions": _display_here,
         "IPython.display": _display_here,
         "tqdm.notebook": _bars_as_text,
@@ -69,7 +69,7 @@ def _draw_here(matplotlib: ModuleType) -> None:
 
 
 def _draw_as_data(module: ModuleType) -> None:
-    """Has Plotly display as in a kernel; outside of one it opens a browser."""
+    """Makes Plotly display as in a kernel; outside of one it opens a browser."""
     module.renderers.default = "plotly_mimetype+notebook_connected"
 
 

@@ -1,4 +1,4 @@
-"""Displays of a process go where its output goes, within bounds: what is too large goes as text."""
+"""Displays of a process take the way of its output, within bounds: large ones are sent as text."""
 
 import os
 import secrets
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from monarch_nb.runtime.output.own_log import OwnLog
 
 MOST = 4 << 20  # bytes of one display
-BRIEF = 2000  # characters of the text that logs have
+BRIEF = 2000  # characters of the text in logs
 BURST, RATE = 16 << 20, 4 << 20  # bytes of all displays of a process: at once, and in each second after
 MOST_PENDING = 64  # displays whose latest update waits
 
@@ -39,13 +39,13 @@ class Displays:
 
     @property
     def has_viewer(self) -> bool:
-        """Whether displays go to a viewer that renders them; else they are printed as text."""
+        """True if displays go to a viewer that renders them; else they are printed as text."""
         return self._journal is not None
 
     def publish(
         self, data: dict[str, object], metadata: dict[str, object], id: str = "", *, update: bool = False
     ) -> None:
-        """Shows data in its forms; with an id it can be replaced, with `update` it replaces."""
+        """Shows data in its forms; a display with an id can be replaced, with `update` it replaces one."""
         data = {kind: form for kind, form in data.items() if kind != WIDGET}
         text = text_of(data.get(PLAIN) or f"<{', '.join(data)}>")
         if self._journal is None or (set(data) <= {PLAIN} and not id):
@@ -121,7 +121,7 @@ class Displays:
 
 
 class ReplaceableDisplay:
-    """Something displayed that can be replaced."""
+    """A display that can be replaced."""
 
     def __init__(self, display_id: str) -> None:
         self.display_id = display_id
@@ -178,7 +178,7 @@ def display(
 
 
 def update_display(value: object, *, display_id: str, **options: Any) -> None:
-    """Shows an object in place of what was displayed under that id."""
+    """Replaces the display with that id by an object."""
     display(value, display_id=display_id, **{**options, "update": True})
 
 
@@ -190,12 +190,12 @@ def publish_display_data(
     update: bool = False,
     **__: object,
 ) -> None:
-    """Shows data that is already in its forms, by MIME type."""
+    """Shows data that is given in its forms, by MIME type."""
     forms = sendable(data)
     forms.setdefault(PLAIN, plain_text(data) if not forms else "<" + ", ".join(forms) + ">")
     displays.publish(forms, dict(metadata or {}), str((transient or {}).get("display_id") or ""), update=update)
 
 
 def clear_output(wait: bool = False) -> None:
-    """Takes away what this call has displayed here so far; with `wait`, when the next display is there."""
+    """Removes the displays of this call here so far; with `wait`, when the next display arrives."""
     displays.clear(wait)

@@ -12,12 +12,12 @@ SIGNAL: int = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else 0
 
 
 def file_of(run_folder: str | Path, address: str) -> Path:
-    """Where a process writes them."""
+    """Returns the file for a process's stacks."""
     return Path(run_folder) / f"stacks-{parse_address(address).name}"
 
 
 def register(run_folder: str | Path, address: str) -> None:
-    """From now on SIGNAL has this process write its stacks into that file. On the main thread."""
+    """Makes SIGNAL write this process's stacks into that file from now on. On the main thread."""
     if not SIGNAL or not hasattr(faulthandler, "register"):
         return
     try:

@@ -1,6 +1,6 @@
 """The backend of matplotlib in the processes of a mesh: `plt.show()` displays the open figures and closes them.
 
-Loaded by matplotlib alone, so that processes that draw nothing do not load matplotlib.
+Loaded by matplotlib alone, so that processes without figures do not load matplotlib.
 """
 
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ __all__ = ["FigureCanvas", "close", "numbers", "show", "show_each"]
 
 
 def show(*_: object, **__: object) -> None:
-    """Displays all open figures, in the order of their numbers. Blocks for nothing but drawing them."""
+    """Displays all open figures, in the order of their numbers. Blocks while they are drawn."""
     show_each(numbers())
 
 
 def numbers() -> list[int]:
-    """The numbers of the figures that are open."""
+    """Returns the numbers of the figures that are open."""
     return sorted(Gcf.figs)
 
 

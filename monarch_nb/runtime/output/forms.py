@@ -26,18 +26,18 @@ _METHODS = {
     "application/json": "_repr_json_",
     "application/javascript": "_repr_javascript_",
 }
-_CANARY = "_ipython_canary_method_should_not_exist_"  # objects that have this one pretend to have any
+_CANARY = "_ipython_canary_method_should_not_exist_"  # objects with this method pretend to have any method
 
 
 class Forms(NamedTuple):
-    """By MIME type, images in base64; `data` always has a text."""
+    """Forms by MIME type, images in base64; `data` always has a text."""
 
     data: dict[str, object]
     metadata: dict[str, object]
 
     @property
     def rich(self) -> bool:
-        """Whether there is more to see than text."""
+        """True if there is more than text."""
         return len(self.data) > 1
 
 
@@ -65,7 +65,7 @@ def forms_of(value: object, include: Collection[str] | None = None, exclude: Col
 
 
 def may_be_rich(value: object) -> bool:
-    """Whether an object may have more forms than text. Calls nothing of it."""
+    """Returns whether an object may have more forms than text. Calls none of its methods."""
     kind = type(value)
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
     return any(hasattr(kind, name) for name in (_MIMEBUNDLE, *_METHODS.values())) or (
@@ -74,7 +74,7 @@ def may_be_rich(value: object) -> bool:
 
 
 def text_of(value: object) -> str:
-    """An object as text, as IPython has it where that is loaded. Never raises for what its methods do."""
+    """Returns an object as text, in IPython's form where that is loaded. Never raises errors of its methods."""
     pretty = getattr(sys.modules.get("IPython.lib.pretty"), "pretty", None)
     try:
         text = str_of(pretty(value)) if pretty is not None else repr_of(value)
@@ -93,7 +93,7 @@ def _take(data: dict[str, object], metadata: dict[str, object], result: object) 
 
 
 def sendable(forms: Mapping[Any, object]) -> dict[str, object]:
-    """Forms as notebooks take them: text, bytes in base64, and data where the MIME type is that of JSON."""
+    """Returns forms as notebooks take them: text, bytes in base64, and data where the MIME type is that of JSON."""
     return {str(kind): _form(str(kind), form) for kind, form in forms.items() if form is not None}
 
 
@@ -123,7 +123,7 @@ def _call_method(value: object, name: str, **arguments: object) -> object:
 
 
 def _figure(value: object) -> bytes | None:
-    """A figure of matplotlib as PNG; None for anything else."""
+    """Returns a figure of matplotlib as PNG; None for anything else."""
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
     if figure is None or not issubclass(type(value), figure):  # without asking the object, which may be anything
         return None

@@ -1,6 +1,6 @@
 """Records of `logging` from within an actor begin with its name: "[actor=<root>.<module.Class name>] …".
 
-And while one is written, its level is known to whoever keeps the output.
+The level of a record is available to the store of the output while the record is written.
 """
 
 import logging
@@ -42,9 +42,9 @@ def _prefixed(record: logging.LogRecord, actor: object | None) -> logging.LogRec
 
 
 def install(running: Callable[[], object | None]) -> None:
-    """Has all records of this process made so, whichever handlers they go to and whenever these are added.
+    """Makes all records of this process so, for all handlers, whenever they are added.
 
-    The text of what `running` gives names the actor that runs; None is for none.
+    The text of `running()` names the actor that runs; None: no actor.
     """
     global _installed
     with _lock:
@@ -72,7 +72,7 @@ def level() -> int:
 
 
 def levels_are_known() -> None:
-    """Has `level` return the level of records from now on, for all handlers; warnings have one, too."""
+    """Makes `level` return the level of records from now on, for all handlers; warnings have one, too."""
     logging.Handler.handle = _at_level(  # type: ignore[method-assign]
         logging.Handler.handle, lambda handler, record, *_: int(record.levelno)
     )
