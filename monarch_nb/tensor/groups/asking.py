@@ -25,7 +25,7 @@ class Asked:
         ]
 
     def answered(self, timeout: float = 0.0) -> "tuple[MemoryUsed, ...] | None":
-        """The answers of all ranks; None if one is missing or failed. Blocks up to `timeout` seconds."""
+        """Returns the answers of all ranks; None if one is missing or failed. Blocks up to `timeout` seconds."""
         until = time.monotonic() + timeout
         for answer in self._answers:
             if not answer.wait(max(0.0, until - time.monotonic())) or error_of(answer) is not None:
@@ -36,7 +36,7 @@ class Asked:
 def values_on(
     runtime: Runtime, procs: ProcMesh, query: AskValues, failed: Collection[int], timeout: float
 ) -> list[Values | str]:
-    """Local values of a tensor by rank, or the reason why a rank gives none. Blocks up to `timeout` seconds.
+    """Returns a tensor's local values by rank, or the reason why a rank has none. Blocks up to `timeout` seconds.
 
     Ranks at the indices `failed` are not queried.
     """

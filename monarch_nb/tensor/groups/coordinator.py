@@ -51,7 +51,7 @@ class FailedOperation:
         self.ranks, self.number, self.since = ranks, number if begun is None else begun, now
         self._max_wait = COLLECTIVE_WAIT_S if begun is None else STEP_WAIT_S
         self.failures: dict[int, Failure] = {}
-        self._all_inside_since: float | None = None  # since when all other ranks are in the operation
+        self._all_inside_since: float | None = None  # when all other ranks were first seen in the operation
 
     @property
     def remaining(self) -> list[int]:

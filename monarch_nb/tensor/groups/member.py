@@ -27,10 +27,10 @@ INTERRUPT_GRACE_S = 0.3  # time for an interrupt to end the running code without
 class Membership:
     """This process as a member of the group of a proc mesh.
 
-    `group` is the uid of the proc mesh. `progress` gives the number of operations of a stream that this process has
+    `group` is the uid of the proc mesh. `progress` returns the number of operations of a stream that this process has
     done, `running` the number of the batch that it executes (0 for none), `usage` the memory and time of a stream,
-    `values` the local values of a tensor, which blocks. `settle` is called on any thread before the collectives of a
-    generation that is over are ended: what its device has not computed by then is lost.
+    `values` the local values of a tensor, which blocks. `settle` is called on any thread before the collectives of an
+    ended generation are aborted: results that its device has not computed by then are lost.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Membership:
 
     @property
     def held(self) -> str:
-        """Why this process may be unable to leave a generation that is over; "" if it can, or has."""
+        """The reason why this process may be unable to leave an ended generation; "" if it can, or has."""
         if CAN_CUT or self.over is None or not self._running():
             return ""
         return f"connections of gloo cannot be cut on {sys.platform}"
@@ -115,7 +115,7 @@ class Membership:
     def cut(self, message: CutGroup) -> None:
         """Ends this generation, which frees a thread that waits in one of its collectives."""
         with self._changed:
-            self._cut = message  # may be of a generation that is yet to be joined
+            self._cut = message  # may be of a generation that will be joined later
             if (message.group, message.generation) != (self.group, self._generation) or self.over is not None:
                 return
             self.over = message

@@ -2,7 +2,7 @@
 
 NCCL refuses two ranks on one device. Gloo takes tensors of a device in the plain collectives of torch.distributed, and
 ends the process (a segmentation fault, seen with PyTorch 2.11) in the functional ones, which DTensor and compiled code
-call: those get a kernel for CUDA tensors here, that copies to the CPU, exchanges there, and copies back.
+call: those get a kernel for CUDA tensors here that copies to the CPU, exchanges there, and copies back.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ _OPERATIONS = {
 
 
 class Staging:
-    """Puts the kernels in place for this process; `end` takes them back."""
+    """Installs the kernels in this process; `end` removes them."""
 
     def __init__(self, key: str = "CUDA") -> None:
         make: Any = torch.library.Library  # without types
@@ -48,7 +48,7 @@ class Staging:
                     library.impl(name, _stage(packet.default), key)
 
     def end(self) -> None:
-        """Takes the kernels back."""
+        """Removes the kernels."""
         while self._libraries:
             self._libraries.pop()._destroy()
 

@@ -60,12 +60,12 @@ class TorchGroups:
         self.size = 0
         self._store: TCPStore | None = None  # in the process of rank 0
         self._store_address: StoreAddress | None = None
-        self._on_loopback = False  # this class has set the interface
-        self._is_ours = False  # the default group of this process was made here
+        self._on_loopback = False  # True if this class has set the interface
+        self._is_ours = False  # True if the default group of this process was made here
         self._meshes: dict[str, DeviceMesh] = {}
         self._unconnected: set[str] = set()  # names of meshes without groups so far
         self._lines: dict[tuple[int, ...], c10d.GroupName] = {}  # groups of this generation, by their members
-        self._staging: Staging | None = None  # where ranks share a device
+        self._staging: Staging | None = None  # if ranks share a device
 
     def keep_store(self, one_host: bool) -> StoreAddress:
         """Starts the store, in the process of rank 0. Later generations reuse it unless they span more hosts."""
@@ -152,9 +152,9 @@ class TorchGroups:
         self._unconnected.discard(name)
 
     def abort(self) -> None:
-        """Ends the collectives of NCCL that are pending: their kernels wait on the device. May block; any thread.
+        """Aborts pending collectives of NCCL, whose kernels wait on the device. May block; any thread.
 
-        Those of gloo end with their connections.
+        Collectives of gloo end with their connections.
         """
         for group in tuple(c10d._world.pg_map):
             with contextlib.suppress(RuntimeError, AttributeError):  # without a backend, or being destroyed
@@ -175,7 +175,7 @@ class TorchGroups:
     def _connect(self, name: str, mesh: DeviceMesh) -> None:
         """Makes the groups along the dimensions of a mesh, with names that agree on all ranks and in all generations.
 
-        Meshes share the groups of equal members, since each process does what is sent to all of them in one order.
+        Meshes share the groups of equal members, since each process executes its commands in one order.
         PyTorch's own names count the groups of a process, which differ between ranks that share no mesh.
         """
         names = []
@@ -213,7 +213,7 @@ class TorchGroups:
 
 
 def _devices(store: PrefixStore, rank: int, size: int) -> list[str]:
-    """Names of the devices of all members, by rank; blocks until all have said theirs."""
+    """Returns the names of the devices of all members, by rank; blocks until all have sent theirs."""
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")  # its watchdog aborts, and does not end the process
     device = torch.cuda.current_device()
     torch.cuda.set_device(device)
@@ -223,7 +223,7 @@ def _devices(store: PrefixStore, rank: int, size: int) -> list[str]:
 
 
 def _backend_of(devices: Sequence[str]) -> str:
-    """NCCL where each member has a device of its own; it refuses two that share one, so that gloo serves there."""
+    """Returns NCCL if each member has a device of its own, else gloo, since NCCL refuses members that share one."""
     if len(set(devices)) == len(devices):
         return "cpu:gloo,cuda:nccl"
     logger.info("processes share a GPU: collectives go by gloo, through the host's memory")
@@ -231,7 +231,7 @@ def _backend_of(devices: Sequence[str]) -> str:
 
 
 def _members_along(mesh: DeviceMesh, dim: int, rank: int) -> Sequence[int]:
-    """The members of a mesh that differ from a rank in one coordinate at most."""
+    """Returns the members of a mesh that differ from a rank in one coordinate at most."""
     ranks = mesh.mesh
     index = (ranks == rank).nonzero()[0].tolist()
     index[dim] = slice(None)
@@ -246,7 +246,7 @@ def _share_cores(processes: int) -> None:
 
 
 def _host_name() -> str:
-    """The name of this host under which other hosts reach it."""
+    """Returns the name of this host under which other hosts reach it."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)

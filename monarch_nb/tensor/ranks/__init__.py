@@ -1,1 +1,1 @@
-"""Tensors of which each rank has a value of its own: what makes, fetches and exchanges them."""
+"""Tensors of which each rank has a value of its own: how they are made, fetched and exchanged."""

@@ -1,4 +1,4 @@
-"""The active mesh: in its `with` block all that makes tensors makes them on each of its ranks."""
+"""The active mesh: in its `with` block tensors are made on each of its ranks."""
 
 import contextlib
 import threading
@@ -60,7 +60,7 @@ class ActiveMode(DispatchMode):
 
 
 def _is_factory(func: OpOverload) -> bool:
-    """Whether an operation is a factory: it takes a device as an argument, and no tensor."""
+    """Returns whether an operation is a factory: it takes a device as an argument, and no tensor."""
     is_factory = _factories.get(func)
     if is_factory is None:
         arguments = func._schema.arguments
@@ -91,7 +91,7 @@ def _upload(mesh: "Mesh", local: torch.Tensor) -> MeshTensor:
 class Activation(contextlib.AbstractContextManager[M]):
     """Makes a mesh the active one of this thread, from now on until `end()` or the end of a `with` block.
 
-    None for no mesh.
+    None: no mesh.
     """
 
     def __init__(self, mesh: M) -> None:
@@ -141,7 +141,7 @@ def deactivate(mesh: "Mesh") -> None:
 
 
 def get_active_mesh() -> "Mesh":
-    """The mesh of the innermost `with mesh.activate():`. Raises ValueError if there is none."""
+    """Returns the mesh of the innermost `with mesh.activate():`. Raises ValueError if there is none."""
     mesh = active_mesh()
     if mesh is None:
         raise ValueError("no device mesh is active: use `with mesh.activate():`")
@@ -149,18 +149,18 @@ def get_active_mesh() -> "Mesh":
 
 
 def active_mesh() -> "Mesh | None":
-    """The active mesh of this thread, or None."""
+    """Returns the active mesh of this thread, or None."""
     return _active.all[-1].mesh if _active.all else None
 
 
 def disabled() -> contextlib.AbstractContextManager[object]:
-    """Has operations in a `with` block run as if no mesh were active."""
+    """Makes operations in a `with` block run as if no mesh were active."""
     context: contextlib.AbstractContextManager[object] = _disable_current_modes()
     return context
 
 
 class NoMesh:
-    """Takes the active mesh away in a `with` block: `with no_mesh.activate():` makes local tensors."""
+    """Deactivates the active mesh in a `with` block: `with no_mesh.activate():` makes local tensors."""
 
     def activate(self) -> contextlib.AbstractContextManager[None]:
         """Returns the context manager."""

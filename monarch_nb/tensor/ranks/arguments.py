@@ -53,7 +53,7 @@ class TensorFrames(LentFrames):
             reported_elsewhere(self._done)
 
     def _restate(self, error: ActorError) -> BaseException:
-        """The error of the operation that failed to make an argument, in place of the error of an actor without it."""
+        """Replaces the error of an actor that lacks an argument by that of the operation that failed to make it."""
         if isinstance(error.exception, LostInputError) and self._done is not None:
             try:
                 self._done.get()
@@ -94,7 +94,7 @@ def _new_tag() -> Tag:
 
 @contextmanager
 def in_order(mesh: Mesh, tag: Tag) -> Iterator[None]:
-    """Surrounds the sending of a call and the issue of its command. Those that have the call alone do not run it."""
+    """Surrounds the sending of a call and the issue of its command. Actors that get only the call do not run it."""
     stream = mesh.stream
     stream.resume_if_healed()
     stream.wait_for_window()
@@ -110,7 +110,7 @@ def in_order(mesh: Mesh, tag: Tag) -> Iterator[None]:
 def lent_frames(
     actors: Handle[ActorState], title: str, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> TensorFrames:
-    """The body of a call with tensors among its arguments, of any depth.
+    """Returns the body of a call with tensors among its arguments, of any depth.
 
     Raises ValueError for tensors that are not on the processes of these actors, RankTensorError for those of two meshes
     and for those of another stream than the active one.
@@ -124,7 +124,7 @@ def lent_frames(
 def frames_by_rank(
     procs: Handle[ProcState], title: str, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> list[OutFrame]:
-    """The body of the arguments of actors that are spawned, with tensors among them: each actor gets a copy.
+    """Returns the body of the arguments of actors that are spawned, with tensors among them: each actor gets a copy.
 
     Copies, since a heal makes the actors again. Blocks. Raises as `lent_frames`, TensorError for a failed tensor.
     """
@@ -137,7 +137,7 @@ def frames_by_rank(
 
 
 def collect(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[RankTensor, ...], EncodedObject]:
-    """The tensors among arguments, and these encoded, with placeholders for them."""
+    """Returns the tensors among arguments, and the encoded arguments, with placeholders for them."""
     before, COLLECTED.tensors = COLLECTED.tensors, []
     try:
         encoded = EncodedObject(encode((args, kwargs), current_runtime()))

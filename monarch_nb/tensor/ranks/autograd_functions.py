@@ -26,7 +26,7 @@ class RankContext(torch.autograd.function.FunctionCtx):
 
 
 def _forward(function: _Function, needed: list[bool], *args: object) -> tuple[OpaqueRef, object]:
-    """The forward pass on a rank; returns its `ctx`, and the result."""
+    """Runs the forward pass on a rank; returns its `ctx`, and the result."""
     leaves, tree = tree_flatten(args)
     for index, (leaf, need) in enumerate(zip(leaves, needed, strict=True)):
         if need:
@@ -60,11 +60,11 @@ class _FunctionCall(torch.autograd.function.FunctionCtx):
 
 
 class RemoteStep(torch.autograd.Function):
-    """One call of such a function."""
+    """One call of an autograd function of the program."""
 
     @staticmethod
     def forward(ctx: _FunctionCall, function: "RemoteAutogradFunction", *args: object) -> object:
-        """Has the ranks run the forward pass."""
+        """Makes the ranks run the forward pass."""
         leaves, _ = tree_flatten(args)
         needed = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
         ctx.function = function
@@ -74,7 +74,7 @@ class RemoteStep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _FunctionCall, *gradients: torch.Tensor) -> tuple[object, ...]:
-        """Has the ranks run the backward pass."""
+        """Makes the ranks run the backward pass."""
         result = ctx.function.back_on_ranks(ctx.context, *gradients)
         return (None, *result) if isinstance(result, tuple) else (None, result)
 
@@ -83,7 +83,7 @@ _apply: Callable[..., Any] = RemoteStep.apply
 
 
 class RemoteAutogradFunction:
-    """An autograd function whose passes both run on each rank, with what it has of the tensors. `apply` calls it.
+    """An autograd function whose passes both run on each rank, with its values of the tensors. `apply` calls it.
 
     Shapes come from the first call with such arguments, which waits for it, as for `remote`. The `ctx` of the forward
     pass stays on the ranks for the backward pass.
@@ -98,12 +98,12 @@ class RemoteAutogradFunction:
         return _apply(self, *args)
 
     def on_ranks(self, needed: list[bool], *args: object) -> tuple[OpaqueRef, object]:
-        """The forward pass."""
+        """Runs the forward pass on the ranks."""
         context, result = self._forward(self._function, needed, *args)
         return context, result
 
     def back_on_ranks(self, context: OpaqueRef, *gradients: torch.Tensor) -> object:
-        """The backward pass."""
+        """Runs the backward pass on the ranks."""
         return self._backward(self._function, context, *gradients)
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ _logger = "monarch.builtins.log"
 
 
 def spawn_tensor_engine(proc_mesh: ProcMesh) -> Mesh:
-    """The mesh of a proc mesh's tensors of the ranks' own values, as `activate()` uses it. The first call blocks."""
+    """Returns the `Mesh` of a proc mesh for tensors of the ranks' own values, as `activate()`. May block at first."""
     return Mesh.for_ranks(proc_mesh)
 
 
@@ -48,7 +48,7 @@ def fake_call(function: Callable[..., R], *args: object, **kwargs: object) -> R:
 def flatten(
     tree: object, wanted: Callable[[object], bool]
 ) -> tuple[list[object], Callable[[Sequence[object]], object]]:
-    """The wanted leaves of a tree, and a function that rebuilds the tree with other leaves."""
+    """Returns the wanted leaves of a tree, and a function that rebuilds the tree with other leaves."""
     leaves, shape = tree_flatten(tree)
     indices = [index for index, leaf in enumerate(leaves) if wanted(leaf)]
 
@@ -62,7 +62,7 @@ def flatten(
 
 
 def flattener(tree: object) -> Callable[[object], list[object]]:
-    """A function that returns the leaves of trees of this form."""
+    """Returns a function that returns the leaves of trees of this form."""
     return tree_leaves
 
 

@@ -126,7 +126,7 @@ def reduce_(tensors: T, dims: Dims, reduction: str = "sum", scatter: bool = Fals
 
 
 class ValueSlice:
-    """A tensor on a part of its mesh, which `to_mesh` brings to another mesh."""
+    """A tensor on a part of its mesh, which `to_mesh` copies to another mesh."""
 
     def __init__(self, tensor: "RankTensor", region: Region) -> None:
         self._tensor, self._part = tensor, region
@@ -147,9 +147,9 @@ def sliced(tensor: "RankTensor", coordinates: dict[str, Selector]) -> ValueSlice
 
 
 def move(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "Stream") -> "RankTensor":
-    """Brings what the ranks of a part of a mesh have to another mesh: along dimensions of equal names, to all others.
+    """Copies the values of ranks in a part of a mesh to another mesh: along dimensions of equal names, to all others.
 
-    Values go from process to process, or through this one between meshes on different processes, which blocks.
+    Values are sent from process to process, or through this one between meshes on different processes, which blocks.
     """
     if not isinstance(target, ProcMesh | Destination):
         raise TypeError(f"to_mesh: a mesh is wanted, not {kind_of(target)}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def rank_at(mesh: "Mesh", shard: Mapping[str, int] | None, coordinates: Mapping[str, int], operation: str) -> int:
-    """The rank in a mesh at these coordinates; the first one without any.
+    """Returns the rank in a mesh at these coordinates; the first one without any.
 
     Raises KeyError for an unknown dimension, ValueError for a missing one, IndexError for one out of range.
     """
@@ -47,7 +47,7 @@ def rank_at(mesh: "Mesh", shard: Mapping[str, int] | None, coordinates: Mapping[
 
 
 def mesh_of_all(tensors: list[Any], operation: str) -> "Mesh":
-    """The mesh of tensors, or the active one without any. Raises RankTensorError for several."""
+    """Returns the mesh of tensors, or the active one without any. Raises RankTensorError for several."""
     meshes = list(dict.fromkeys(tensor.reference.stream for tensor in tensors))
     if (count := len(meshes)) > 1:
         raise RankTensorError("WRONG_MESH", f"{operation}: tensors of {count} meshes; take those of one at a time")
@@ -55,11 +55,11 @@ def mesh_of_all(tensors: list[Any], operation: str) -> "Mesh":
 
 
 def fetch_shard(obj: object, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Future[Any]:
-    """Returns what one rank has of the tensors in `obj`, as local tensors on the CPU; other leaves as they are.
+    """Returns one rank's values of the tensors in `obj`, as local tensors on the CPU; other leaves as they are.
 
-    The rank is that at the coordinates, of the first of each dimension without any. Does not block; the future waits
-    for all that was issued before on their mesh, and raises TensorError if what they depend on has failed on any rank.
-    `fetch_shard(None)` waits for all that was issued on the active mesh.
+    The rank is at the given coordinates; without any, at the first of each dimension. Does not block; the future waits
+    for all earlier operations on their mesh, and raises TensorError if operations that they depend on have failed on
+    any rank. `fetch_shard(None)` waits for all earlier operations on the active mesh.
     """
     leaves, tree = tree_flatten(obj)
     tensors = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
@@ -86,12 +86,12 @@ def _refuse_sharded(tensors: list[MeshTensor]) -> None:
 
 
 def inspect(obj: object, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
-    """Returns what one rank has; blocks. See `fetch_shard`."""
+    """Returns the values of one rank; blocks. See `fetch_shard`."""
     return fetch_shard(obj, shard, **coordinates).get()
 
 
 def show(obj: object, /, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
-    """Shows what one rank has: an image with torchshow, where it is installed, else printed. Blocks."""
+    """Shows the values of one rank: as an image by torchshow, if installed, else printed. Blocks."""
     value = inspect(obj, shard, **coordinates)
     try:
         torchshow = import_module("torchshow")

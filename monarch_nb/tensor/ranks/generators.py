@@ -1,7 +1,7 @@
 """The generators of random numbers of ranks: `monarch.random`, and `monarch.builtins.random`.
 
-Operations of a mesh draw from the seed of the mesh. Once a program has looked at a rank's own generator or set it, they
-draw from that, until `torch.manual_seed` sets the seed of the mesh again.
+Operations of a mesh draw from the seed of the mesh. Once a program has read or set a rank's own generator, they draw
+from that, until `torch.manual_seed` sets the seed of the mesh again.
 """
 
 import os
@@ -23,7 +23,7 @@ class State(NamedTuple):
 
 
 def _draw_apart(*, seeded: bool) -> None:
-    """Has operations of the active stream draw from the ranks' own generators, seeded by the mesh's, or seeded next."""
+    """Makes operations of the active stream draw from ranks' own generators, seeded by the mesh's, or seeded next."""
     stream = get_active_mesh().on(ACTIVE.stream).stream
     stream.draws.draw_apart(stream, seeded=seeded)
 
@@ -55,7 +55,7 @@ make_deterministic = Remote(_deterministic, propagate="inspect")
 
 
 def get_state() -> State:
-    """The state of each rank's generators, as tensors. The first call waits for the ranks."""
+    """Returns the state of each rank's generators, as tensors. The first call waits for the ranks."""
     _draw_apart(seeded=True)
     return State(*_get())
 
@@ -67,7 +67,7 @@ def set_state(state: tuple[RankTensor, RankTensor]) -> None:
 
 
 def new_state(seed: RankTensor) -> State:
-    """The state of generators that each rank seeds with its value of `seed`; those of the ranks stay as they are."""
+    """Returns the state of generators that each rank seeds with its value of `seed`; its own state stays as it is."""
     before = get_state()
     _set_seed(seed)
     state = get_state()
@@ -76,13 +76,13 @@ def new_state(seed: RankTensor) -> State:
 
 
 def set_manual_seed_remote(seed: int, process_idx: "RankTensor | int" = 0) -> None:
-    """Has each rank call `torch.manual_seed(seed ^ process_idx)`, so that all draw equal numbers, or each its own."""
+    """Makes each rank call `torch.manual_seed(seed ^ process_idx)`, so that all draw equal numbers, or each its own."""
     _draw_apart(seeded=False)
     _set_seed(seed, process_idx)
 
 
 def get_rng_state_remote() -> RankTensor:
-    """The state of each rank's generator of the CPU, as a tensor."""
+    """Returns the state of each rank's generator of the CPU, as a tensor."""
     return get_state().cpu
 
 
@@ -93,7 +93,7 @@ def set_rng_state_remote(new_state: RankTensor) -> None:
 
 
 def seed_remote() -> None:
-    """Has each rank seed its generators by chance."""
+    """Makes each rank seed its generators at random."""
     _draw_apart(seeded=False)
     remote("torch.seed", propagate="inspect")()
 

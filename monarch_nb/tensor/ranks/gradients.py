@@ -1,4 +1,4 @@
-"""Gradients of values of ranks' own by functions of a program: `grad_function` and `grad_generator`."""
+"""Gradients of ranks' own values by functions of a program: `grad_function` and `grad_generator`."""
 
 import functools
 import heapq
@@ -15,7 +15,7 @@ from monarch_nb.tensor.ranks.streams import Stream, on_lane
 
 Continuation = Callable[..., Any]
 _Node: TypeAlias = Any  # of autograd
-_Input: TypeAlias = tuple[_Node, int]  # a node, and which of the gradients that it takes
+_Input: TypeAlias = tuple[_Node, int]  # a node, and the index of one of its gradients
 
 
 class _Step(torch.autograd.function.FunctionCtx):
@@ -41,8 +41,8 @@ class WithContinuation(torch.autograd.Function):
 def grad_function(function: Callable[..., tuple[object, Continuation]]) -> Callable[..., Any]:
     """Makes a function differentiable that returns `(result, backward)`.
 
-    `backward` is called with the gradient of the result, and returns those of the arguments: one, or a tuple. What
-    autograd cannot pass through, such as `reduce` and `to_mesh`, can be in both.
+    `backward` is called with the gradient of the result, and returns the gradients of the arguments: one, or a tuple.
+    Both may contain operations that autograd does not support, such as `reduce` and `to_mesh`.
     """
     return functools.partial(WithContinuation.apply, function)
 
@@ -54,8 +54,8 @@ def grad_generator(
 ) -> Iterator[torch.Tensor | None]:
     """Yields the gradients of `roots` with respect to each tensor, in their order; None where there is none.
 
-    `grad_roots` are the gradients of the roots, ones by default. What a gradient needs is issued when it is asked for,
-    so that a program can exchange one while the next is computed.
+    `grad_roots` are the gradients of the roots, ones by default. The operations of a gradient are issued when it is
+    requested, so that a program can exchange one while the next is computed.
     """
     outputs = [roots] if isinstance(roots, torch.Tensor) else list(roots)
     seeds = [*grad_roots, *[None] * (len(outputs) - len(grad_roots))]
@@ -66,7 +66,7 @@ def grad_generator(
 
 
 class GradientGenerator(Iterator["torch.Tensor | None"]):
-    """The iterator of `grad_generator`, under the name that torchmonarch has for it in `monarch.gradient`.
+    """The iterator of `grad_generator`, with torchmonarch's name in `monarch.gradient`.
 
     `context_restorer` is not called: each gradient is computed on the mesh and stream of its operation anyway.
     """
@@ -87,9 +87,9 @@ class GradientGenerator(Iterator["torch.Tensor | None"]):
 def gradient_execution_order(
     roots: Sequence[torch.Tensor | GradientEdge], with_respect_to: Sequence[torch.Tensor | GradientEdge]
 ) -> list[int]:
-    """The indices of tensors in the order in which a backward pass has computed their gradients.
+    """Returns the indices of tensors in the order in which a backward pass has computed their gradients.
 
-    A gradient is there once the first operation that has used its tensor was passed; those that are not needed come
+    A gradient is computed once the first operation that has used its tensor was passed; unneeded gradients come
     first.
     """
     first_use: dict[_Input, int] = {}
@@ -125,10 +125,10 @@ def _seed_of(root: torch.Tensor | GradientEdge, gradient: torch.Tensor | None) -
 
 
 class _BackwardPass:
-    """A backward pass in stages: stage `i` computes what the gradient of the `i`-th target needs beyond those before.
+    """A backward pass in stages: stage `i` computes the part of the `i`-th gradient that earlier ones have not.
 
-    A node takes part in each stage that needs one of its results, and computes those alone. Where a result goes to a
-    node that others use too, autograd would go on to these, so that all results are computed at once and kept.
+    A node takes part in each stage that needs one of its results, and computes only those. If a result goes to a node
+    that others use too, autograd would continue to these, so that all results are computed at once and kept.
     """
 
     def __init__(self, targets: list[_Input]) -> None:
@@ -146,7 +146,7 @@ class _BackwardPass:
         self._tie = count().__next__
 
     def begin(self, roots: list[_Input], gradients: "list[torch.Tensor | None]") -> None:
-        """Works out which gradients each stage needs."""
+        """Determines the gradients that each stage needs."""
         users: defaultdict[_Input, list[_Node]] = defaultdict(list)
         visited: set[_Node] = set()
         to_visit = [node for node, _ in roots]
@@ -182,7 +182,7 @@ class _BackwardPass:
                 self._begin(node)
 
     def gradient(self, index: int) -> torch.Tensor | None:
-        """Computes the gradient of a target, unless that is done."""
+        """Computes the gradient of a target, unless that is done, and returns it."""
         while self._ready and self._ready[0][0] <= index:
             stage, *_, node = heapq.heappop(self._ready)
             self._run(node, stage)
@@ -233,7 +233,7 @@ class _BackwardPass:
     def _results(
         self, node: _Node, needed: Sequence[_Input], *, is_last: bool
     ) -> "dict[_Input, torch.Tensor | None] | None":
-        """Some of a node's results alone, or None where autograd would compute more than these."""
+        """Returns some of a node's results alone, or None where autograd would compute more than these."""
         outputs = [edge for edge in self._incoming[node] if edge in self._ones or self._gradients.get(edge) is not None]
         if not outputs:
             return dict.fromkeys(needed)
@@ -251,7 +251,7 @@ class _BackwardPass:
         return dict(zip(inputs, gradients, strict=True))
 
     def _all_results(self, node: _Node) -> "Sequence[torch.Tensor | None]":
-        """All results of a node, one for each of its next functions."""
+        """Returns all results of a node, one for each of its next functions."""
         if node not in self._computed:
             if not self._ones.isdisjoint(self._incoming[node]):
                 raise ValueError("grad_generator: give the gradient of this GradientEdge, in grad_roots")
@@ -277,7 +277,7 @@ class _BackwardPass:
 
 
 def _fit(gradient: torch.Tensor | None, target: _Input) -> torch.Tensor | None:
-    """A gradient in the shape and type of its target."""
+    """Returns a gradient in the shape and type of its target."""
     if gradient is None:
         return None
     metadata = target[0]._input_metadata[target[1]]

@@ -1,4 +1,4 @@
-"""Objects and modules that ranks have of their own, as a program uses them: `OpaqueObject` and `OpaqueModule`."""
+"""Objects and modules that ranks have of their own, for a program: `OpaqueObject` and `OpaqueModule`."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ def _invoked(reference: OpaqueRef, name: str, *args: object, **kwargs: object) -
 
 
 def opaque_method(method: Callable[..., object]) -> Callable[..., Any]:
-    """Makes a method of a subclass of `OpaqueObject` call that of the ranks' objects; its body says the shapes."""
+    """Makes a method of a subclass of `OpaqueObject` call that of the ranks' objects; its body defines the shapes."""
 
     @functools.wraps(method)
     def call(self: "OpaqueObject", *args: object, **kwargs: object) -> Any:
@@ -37,7 +37,7 @@ def opaque_method(method: Callable[..., object]) -> Callable[..., Any]:
 
 
 class OpaqueObject(OpaqueRef):
-    """An object on each rank, made there by a class, or by what a path such as "torch.nn.Linear" names.
+    """An object on each rank, made there by a class, or by the function at a path such as "torch.nn.Linear".
 
     A subclass declares its methods with `@opaque_method`.
     """
@@ -53,7 +53,7 @@ class OpaqueObject(OpaqueRef):
             self._key = make(constructor, *args, **kwargs).key
 
     def call_method(self, name: str, propagate: Callable[..., object], *args: object, **kwargs: object) -> Any:
-        """Calls a method on each rank; `propagate(self, *args)` says what it returns. Does not block."""
+        """Calls a method on each rank; `propagate(self, *args)` returns the form of its result. Does not block."""
 
         def predict(reference: object, name: str, *args: object, **kwargs: object) -> object:
             return propagate(reference, *args, **kwargs)
@@ -63,7 +63,7 @@ class OpaqueObject(OpaqueRef):
     def call_method_on_shard_and_fetch(
         self, name: str, *args: object, shard: Mapping[str, int] | None = None, **kwargs: object
     ) -> Future[Any]:
-        """Calls a method on one rank; the future has what it returns."""
+        """Calls a method on one rank; the future gives its result."""
         return call_on_shard_and_fetch(remote(_invoked), self, name, *args, shard=shard, **kwargs)
 
 
@@ -75,7 +75,7 @@ def _parameters(module: OpaqueRef) -> list[torch.Tensor]:
 
 
 def _forward(module: OpaqueRef, needed: Sequence[bool], args: object, kwargs: object) -> tuple[OpaqueRef, object]:
-    """Calls a module on a rank; returns what computes gradients of the inputs and parameters, and the result."""
+    """Calls a module on a rank; returns the function for gradients of its inputs and parameters, and the result."""
     leaves, tree = tree_flatten((args, kwargs))
     inputs: list[torch.Tensor] = []
     for index, leaf in enumerate(leaves):
@@ -138,7 +138,7 @@ class ModuleStep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _ModuleCall, _: None, *gradients: torch.Tensor) -> tuple[object, ...]:
-        """Has the ranks compute the gradients."""
+        """Makes the ranks compute the gradients."""
         specs = [spec for spec in ctx.inputs if spec is not None]
 
         def predict(reference: object, gradients: object) -> object:
@@ -162,7 +162,7 @@ class OpaqueModule:
         self._parameters: list[RankTensor] | None = None
 
     def parameters(self) -> list[RankTensor]:
-        """The parameters. The first call waits for the ranks."""
+        """Returns the parameters. The first call waits for the ranks."""
         if self._parameters is None:
             self._parameters = [parameter.requires_grad_() for parameter in remote(_parameters)(self._object)]
         return self._parameters
@@ -172,7 +172,7 @@ class OpaqueModule:
         return self._object.call_method(name, propagate, *args, **kwargs)
 
     def __call__(self, *args: object, propagator: Callable[..., object], **kwargs: object) -> Any:
-        """Calls it on each rank; `propagator(self, *args)` says what it returns. Differentiable."""
+        """Calls it on each rank; `propagator(self, *args)` returns the form of the result. Differentiable."""
         leaves, tree = tree_flatten((args, kwargs, self.parameters()))
         needed = [leaf.requires_grad for leaf in leaves if isinstance(leaf, MeshTensor)]
         if not any(needed) or not torch.is_grad_enabled():

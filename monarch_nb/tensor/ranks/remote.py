@@ -1,4 +1,4 @@
-"""Functions of a program that run on each rank, with what it has of tensors: `remote`."""
+"""Functions of a program that run on each rank, with its values of tensors: `remote`."""
 
 import functools
 import random
@@ -37,9 +37,9 @@ _Answers: TypeAlias = Future[ValueMesh[Any]]
 _MAX_CACHED = 1024  # calls whose results' shapes are known, of one function on one mesh
 _WAYS = (None, "cached", "inspect", "mocked")
 function_resolvers: list[Callable[[Any], Any]] = []
-"""Functions that `remote` asks first what to call on the ranks.
+"""Resolvers that `remote` asks first for the function to call on the ranks.
 
-Each gets what `remote` got, and returns an object with `resolve()`, which returns the function there, or None.
+Each gets the argument of `remote`, and returns an object with `resolve()`, which returns the function there, or None.
 """
 
 
@@ -67,7 +67,7 @@ class RemoteProcessGroup:
 
 
 class RemoteArguments:
-    """The arguments of a call: its tensors, and what is sent in their place. Without any it is on `mesh`."""
+    """The arguments of a call: its tensors, and their placeholders. Without tensors it is on `mesh`."""
 
     def __init__(
         self, args: tuple[object, ...], kwargs: dict[str, object], name: str, mesh: "Mesh | None" = None
@@ -120,7 +120,7 @@ class RemoteArguments:
         return value
 
     def key(self) -> object:
-        """The facts that the shapes of results may depend on, on one mesh; None if they cannot be compared."""
+        """Returns the facts that the shapes of results may depend on, on one mesh; None if they cannot be compared."""
         memories: dict[object, int] = {}
         tensors = {tensor.reference.number: tensor for tensor in self.tensors}
         key = (_facts(self.args, tensors, memories), _facts(self.kwargs, tensors, memories))
@@ -132,7 +132,7 @@ class RemoteArguments:
 
 
 def _facts(value: object, tensors: Mapping[int, RankTensor], memories: dict[object, int]) -> object:
-    """The facts of one argument that the shapes of results may depend on. `memories` are numbered in order."""
+    """Returns the facts of one argument that the shapes of results may depend on. `memories` are numbered in order."""
     if isinstance(value, TensorOf):
         tensor = tensors[value.number]
         memory = tensor.reference.memory or tensor.reference
@@ -147,10 +147,10 @@ def _facts(value: object, tensors: Mapping[int, RankTensor], memories: dict[obje
 
 
 class Remote(SendsToPorts):
-    """A function that runs on each rank. Calling it returns tensors of the ranks' own, and does not wait for them.
+    """A function that runs on each rank. A call returns tensors of the ranks' own, without waiting for them.
 
-    What it returns is a tree of tensors; their shapes come from the first call with such arguments, which waits for it,
-    or from `propagate`, a function that is called here with tensors without values.
+    The result is a tree of tensors; their shapes come from the first call with such arguments, which waits for it, or
+    from `propagate`, a function that is called here with tensors without values.
     """
 
     def __init__(self, function: Callable[..., object] | str, propagate: object = None) -> None:
@@ -219,30 +219,30 @@ class Remote(SendsToPorts):
         return name_results
 
     def call(self, *args: object, **kwargs: object) -> _Answers:
-        """Calls it on each rank; the future has what each returns, with tensors as local ones on the CPU."""
+        """Calls it on each rank; the future gives the result of each, with tensors as local ones on the CPU."""
         return self.ask(RemoteArguments(args, kwargs, self._name))
 
     def call_one(self, *args: object, **kwargs: object) -> Future[Any]:
-        """As `call`, on a mesh of one rank: the future has what it returns. Raises ValueError for a larger mesh."""
+        """Like `call`, on a mesh of one rank: the future gives its result. Raises ValueError for a larger mesh."""
         inputs = RemoteArguments(args, kwargs, self._name)
         if len(inputs.mesh) != 1:
             raise ValueError(f"call_one: {inputs.mesh!r} has {len(inputs.mesh)} ranks, not exactly one")
         return _of_rank(self.ask(inputs), 0)
 
     def choose(self, *args: object, **kwargs: object) -> Future[Any]:
-        """As `call`, on one rank, whichever; the future has what it returns."""
+        """Like `call`, on any one rank; the future gives its result."""
         inputs = RemoteArguments(args, kwargs, self._name)
         rank = random.randrange(len(inputs.mesh))
         return _of_rank(self.ask(inputs, rank), rank)
 
     def stream(self, *args: object, **kwargs: object) -> Iterator[Future[Any]]:
-        """As `call`; yields a future for each rank."""
+        """Like `call`; yields a future for each rank."""
         inputs = RemoteArguments(args, kwargs, self._name)
         values = self.ask(inputs)
         return iter([_of_rank(values, rank) for rank in range(len(inputs.mesh))])
 
     def broadcast(self, *args: object, **kwargs: object) -> None:
-        """Calls it on each rank, and asks for nothing; an error is reported."""
+        """Calls it on each rank without replies; reports errors."""
         inputs = RemoteArguments(args, kwargs, self._name)
         command = CallRemote(self._function, inputs.args, inputs.kwargs, joined=inputs.joined)
         _issue(inputs, command, range(len(inputs.tensors)))
@@ -268,7 +268,7 @@ class Remote(SendsToPorts):
         when_done(values, lambda _: Thread(target=deliver, name="monarch-remote-answers", daemon=True).start())
 
     def ask(self, inputs: RemoteArguments, only: int | None = None) -> _Answers:
-        """As `call`, with arguments that are read already, on all ranks or on one alone."""
+        """Like `call`, with arguments that are read already, on all ranks or on a single one."""
         command = CallRemote(self._function, inputs.args, inputs.kwargs, replies=True, only=only, joined=inputs.joined)
         command = with_writes(command, inputs.tensors)
         with rewriting(tensor.reference for tensor in inputs.tensors):
@@ -285,10 +285,10 @@ def _resolve(function: Callable[..., object] | str, name: str) -> Callable[..., 
 
 
 def remote(function: Any = None, *, propagate: object = None) -> Any:
-    """Makes a function, or what a path such as "math.sqrt" names, run on each rank: `Remote`. Also a decorator.
+    """Makes a function, or the function at a path such as "math.sqrt", run on each rank: `Remote`. Also a decorator.
 
-    `propagate` says how the shapes of what it returns are known: a function, which is called with tensors without
-    values; "inspect": it returns nothing; None or "cached": from the first call with such arguments, which waits.
+    `propagate` defines the shapes of results: a function, which is called with tensors without values; "inspect": it
+    returns nothing; None or "cached": from the first call with such arguments, which waits.
     """
     if function is None:
         return functools.partial(remote, propagate=propagate)
@@ -298,7 +298,7 @@ def remote(function: Any = None, *, propagate: object = None) -> Any:
 def call_on_shard_and_fetch(
     remote: Remote, *args: object, shard: Mapping[str, int] | None = None, **kwargs: object
 ) -> Future[Any]:
-    """Calls a remote function on the rank at coordinates; the future has what it returns. See `fetch_shard`."""
+    """Calls a remote function on the rank at coordinates; the future gives its result. See `fetch_shard`."""
     if not isinstance(remote, Remote):
         raise TypeError(
             f"call_on_shard_and_fetch: {remote!r} is no remote function: monarch.remote(function) makes one"
@@ -313,13 +313,13 @@ def _of_rank(values: _Answers, rank: int) -> Future[Any]:
 
 
 def with_writes(command: CallRemote, writes: Sequence[RankTensor], **changed: Any) -> CallRemote:
-    """The command with these tensors as those that it changes."""
+    """Returns the command with these tensors as the ones that it changes."""
     numbers = tuple(tensor.reference.number for tensor in writes)
     return replace(command, writes=numbers, **changed)
 
 
 def _nothing() -> None:
-    """The result of a function that returns nothing."""
+    """Replaces the result of a function that returns nothing."""
 
 
 def _issue(inputs: RemoteArguments, command: CallRemote, written: Sequence[int]) -> None:
@@ -331,7 +331,7 @@ def _issue(inputs: RemoteArguments, command: CallRemote, written: Sequence[int])
 
 
 def _hold(inputs: RemoteArguments, result: ReturnedTensor) -> Reference:
-    """A reference to a tensor that a call returns, and that may show memory of an argument."""
+    """Returns a reference to a tensor that a call returns, which may share memory with an argument."""
     reference = inputs.mesh.stream.hold(result.meta, call_site())
     if result.source >= 0:
         share(reference, inputs.tensors[result.source].reference, result.offset, None)
@@ -344,7 +344,7 @@ def _result(inputs: RemoteArguments, outcome: Returned, references: Sequence[Ref
 
 
 def _predict(function: Callable[..., object], inputs: RemoteArguments, args: object, kwargs: object) -> Returned:
-    """The result of a propagating function for tensors without values, which it may change in place."""
+    """Returns the result of a propagating function for tensors without values, which it may change in place."""
     layout = inputs.mesh.stream.layout
     fakes: dict[int, torch.Tensor] = {}
     leaves, tree = tree_flatten((args, kwargs))

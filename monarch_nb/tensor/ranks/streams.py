@@ -31,7 +31,7 @@ _open: "weakref.WeakValueDictionary[int, Borrow]" = weakref.WeakValueDictionary(
 class Stream:
     """A sequence of operations: tensors that are made while it is active belong to it.
 
-    Ranks execute each stream on a thread of its own. What several streams have issued they do at the same time, but for
+    Ranks execute each stream on a thread of its own. Commands of several streams are executed at the same time, except
     exchanges between ranks, which are done one after the other, in the order in which they were sent.
     """
 
@@ -46,9 +46,9 @@ class Stream:
             yield self
 
     def borrow(self, t: "RankTensor", mutable: bool = False) -> "tuple[RankTensor, Borrow]":
-        """Returns the same memory as a tensor of this stream, and the borrow, which is to be dropped.
+        """Returns a tensor of this stream with the same memory, and the borrow, which must be dropped.
 
-        Until then both streams may read it; with `mutable` this one alone may use it. Does not block. Raises
+        Until then both streams may read it; with `mutable` only this one may use it. Does not block. Raises
         RankTensorError where another borrow forbids it.
         """
         if not isinstance(t, MeshTensor) or not t.meta.is_own:
@@ -99,12 +99,12 @@ def on_lane(lane: Stream | None) -> Iterator[None]:
 
 
 def get_active_stream() -> Stream:
-    """The stream that this thread has activated; the main one without."""
+    """Returns the stream that this thread has activated; the main one without."""
     return ACTIVE.stream or MAIN
 
 
 class Borrow:
-    """A tensor that a stream has borrowed; `drop()` gives it back, and so does leaving a `with` block."""
+    """A tensor that a stream has borrowed; `drop()`, or the end of a `with` block, returns it."""
 
     def __init__(
         self, tensor: "RankTensor", lender: "CommandStream", memory: LogicalMemory, site: CallSite | None, tag: int
@@ -116,7 +116,7 @@ class Borrow:
         _open[tag] = self
 
     def drop(self) -> None:
-        """Gives the memory back: the borrowed tensor cannot be used any more. Does not wait for the ranks.
+        """Returns the memory: the borrowed tensor cannot be used any more. Does not wait for the ranks.
 
         Borrows that other streams have made of the borrowed tensor end with it.
         """

@@ -26,12 +26,12 @@ _ABSENT = object()  # default of arguments for which None is valid
 
 
 class _Collected(threading.local):
-    """The tensors among what this thread pickles as arguments of actors on their processes; None where it does not."""
+    """Tensors in the arguments of actors on their processes that this thread pickles; None while it pickles none."""
 
     tensors: "list[RankTensor] | None" = None
 
     def index_of(self, tensor: "RankTensor") -> int:
-        """The number of a tensor among them."""
+        """Returns the number of a tensor among them."""
         assert self.tensors is not None
         for index, item in enumerate(self.tensors):
             if item.reference.number == tensor.reference.number and item.reference.stream is tensor.reference.stream:
@@ -46,8 +46,8 @@ COLLECTED = _Collected()
 class RankTensor(MeshTensor):
     """A tensor of which each rank of a mesh has a value of its own; `monarch.Tensor`.
 
-    Operations run on every rank with its values, and return such tensors. `monarch.inspect(t, gpus=1)` returns what one
-    rank has; `item()`, `tolist()` and `print` return the value that all ranks have, and say where they differ.
+    Operations run on every rank with its values, and return such tensors. `monarch.inspect(t, gpus=1)` returns the value
+    of one rank; `item()`, `tolist()` and `print` give the value that all ranks have, and report where they differ.
     """
 
     __slots__ = ()
@@ -74,11 +74,11 @@ class RankTensor(MeshTensor):
 
     @property
     def dropped(self) -> bool:
-        """Whether `drop()` was called."""
+        """True once `drop()` was called."""
         return isinstance(self.reference, DroppedReference)
 
     def drop(self) -> None:
-        """Frees what the ranks hold, although something refers to this handle, which cannot be used any more."""
+        """Frees the memory on the ranks, although this handle is still referenced; it cannot be used any more."""
         if not self.dropped:
             self.reference = DroppedReference(self.reference.stream, call_site())
 
@@ -96,7 +96,7 @@ class RankTensor(MeshTensor):
         all. "stack" adds an outer dimension, with the values in order of the ranks. With `scatter` the outer dimension
         is as long as the dimension of the mesh, and each rank has its part of the result. `out` is written to, and
         returned. Does not block. Raises KeyError for an unknown dimension, TypeError for a shape that cannot be
-        scattered and for gradients, ValueError for what else does not go together.
+        scattered and for gradients, ValueError for other arguments that do not fit.
         """
         return exchanging.reduced(self, dims, reduction, scatter, mesh, out)
 
@@ -107,14 +107,14 @@ class RankTensor(MeshTensor):
         return exchanging.reduced(self, dims, reduction, scatter, mesh, in_place=True)
 
     def as_sharded(self, spec: object) -> MeshTensor:
-        """Returns the tensor of which the ranks' values are parts, in the same memory, as a sharding spec says.
+        """Returns the tensor whose parts are the ranks' values, in the same memory, according to a sharding spec.
 
         Values of ranks that the spec makes copies of each other must be equal, which is not checked. Does not block.
         """
         return exchanging.as_sharded(self, spec)
 
     def slice_mesh(self, **coordinates: Selector) -> exchanging.ValueSlice:
-        """Returns what a part of the mesh has, as `mesh.slice` takes it, for `to_mesh`."""
+        """Returns the values on a part of the mesh, selected as by `mesh.slice`, for `to_mesh`."""
         return exchanging.sliced(self, coordinates)
 
     def to_mesh(self, mesh: Any, stream: "Stream | None" = None) -> "RankTensor":
@@ -155,11 +155,11 @@ class RankTensor(MeshTensor):
         return self._value("numpy").numpy()
 
     def redistribute(self, spec: object = _ABSENT, placements: object = _ABSENT, *, async_op: bool = False) -> NoReturn:
-        """Always raises TypeError, since this is no tensor in parts."""
+        """Always raises TypeError, since this tensor has no parts."""
         raise TypeError("redistribute: each rank has a value of its own. t.as_sharded(spec) makes these parts of one")
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As for any tensor, but it stays on its mesh, whatever device is named; `to(mesh)` is `to_mesh(mesh)`."""
+        """Converts the tensor, which stays on its mesh, whatever device is named; `to(mesh)` is `to_mesh(mesh)`."""
         if args and isinstance(args[0], Destination):
             return self.to_mesh(args[0], *args[1:], **kwargs)
         if args and isinstance(args[0], str | torch.device):
@@ -168,7 +168,7 @@ class RankTensor(MeshTensor):
         return torch.Tensor.to(self, *args, **kwargs) if args or kwargs else self
 
     def cpu(self, *args: object, **kwargs: object) -> Any:
-        """The tensor itself: it stays on its mesh."""
+        """Returns the tensor itself: it stays on its mesh."""
         return self
 
     cuda = cpu
@@ -210,7 +210,7 @@ Tensor = RankTensor  # its public name
 
 
 def _operator(name: str, function: Any, *, reflected: bool = False) -> Callable[[RankTensor, object], object]:
-    """An operator that raises what is wrong with an operand, which PyTorch's own turns into Python's error."""
+    """Makes an operator that raises the error about an operand, which PyTorch's own turns into Python's error."""
     own = getattr(torch.Tensor, name)
 
     def operate(self: RankTensor, other: object) -> object:
@@ -240,7 +240,7 @@ for _name, _function in {
 
 
 def ranks_with_other_values(values: ValueMesh[torch.Tensor]) -> list[int]:
-    """The ranks whose value is not that of the first."""
+    """Returns the ranks whose value is not that of the first."""
     first, *following = values.values()
     ranks = []
     for rank, value in enumerate(following, 1):
@@ -259,7 +259,7 @@ def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def different_values(operation: str, values: ValueMesh[torch.Tensor], ranks: list[int]) -> RankTensorError:
-    """The error for a use as one value of a tensor of which ranks have several."""
+    """Returns the error for a use as one value of a tensor of which ranks have several."""
     entries = list(values)
     (_, first), (point, second) = entries[0], entries[ranks[0]]
     coordinates = ", ".join(f"{name}={position}" for name, position in point.items())

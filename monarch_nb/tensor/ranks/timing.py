@@ -15,10 +15,10 @@ _DEFAULT = "default"
 
 
 class ExecutionTimer:
-    """Measures named parts, in milliseconds: on a GPU what its current stream does, else the time that passes.
+    """Measures named parts, in milliseconds: on a GPU the time of its current stream, else the elapsed time.
 
-    `with ExecutionTimer.time("matmul"):`, or `start` and `stop`. Parts of one name may be inside each other. All is of
-    this process, which has one record.
+    `with ExecutionTimer.time("matmul"):`, or `start` and `stop`. Parts of one name may be nested. All measurements are
+    of this process, which has one record.
     """
 
     _lock = threading.Lock()
@@ -29,7 +29,7 @@ class ExecutionTimer:
     @classmethod
     @contextmanager
     def time(cls, name: str | None = None, use_cpu: bool = False) -> Iterator[None]:
-        """Measures a `with` block; with `use_cpu` the time that passes, also where there is a GPU."""
+        """Measures a `with` block; with `use_cpu` the elapsed time, even if there is a GPU."""
         cls.start(name, use_cpu)
         try:
             yield
@@ -68,7 +68,7 @@ class ExecutionTimer:
 
     @classmethod
     def summary(cls) -> dict[str, dict[str, float]]:
-        """The number of measurements by name, and their mean, total, least and most; waits for the GPU."""
+        """Returns the number of measurements by name, and their mean, total, least and most; waits for the GPU."""
         with cls._lock:
             cls._settle()
             return {
@@ -85,7 +85,7 @@ class ExecutionTimer:
 
     @classmethod
     def get_latest_measurement(cls, name: str | None = None) -> float:
-        """The last measurement of a name; 0 without any, which is logged. Waits for the GPU."""
+        """Returns the last measurement of a name; 0 without any, which is logged. Waits for the GPU."""
         with cls._lock:
             cls._settle()
             times = cls._measured.get(name or _DEFAULT)
@@ -104,7 +104,7 @@ class ExecutionTimer:
 
 
 def _mark() -> Any:
-    """A mark in what the device's current stream does, with its time."""
+    """Records an event in the device's current stream, with its time."""
     event: Any = torch.cuda.Event  # without types
     mark = event(enable_timing=True)
     mark.record()
@@ -122,12 +122,12 @@ def execution_timer_stop(name: str | None = None, use_cpu: bool = False) -> None
 
 
 def get_execution_timer_average_ms(name: str = _DEFAULT) -> torch.Tensor:
-    """The mean of a name's measurements as a tensor. Raises KeyError if there are none."""
+    """Returns the mean of a name's measurements as a tensor. Raises KeyError if there are none."""
     return torch.tensor(ExecutionTimer.summary()[name]["mean_ms"], dtype=torch.float64)
 
 
 def get_latest_timer_measurement(name: str | None = None) -> torch.Tensor:
-    """The last measurement of a name as a tensor."""
+    """Returns the last measurement of a name as a tensor."""
     return torch.tensor(ExecutionTimer.get_latest_measurement(name), dtype=torch.float64)
 
 
@@ -137,7 +137,7 @@ def get_execution_timer_summary() -> dict[str, dict[str, float]]:
 
 
 def get_time_perfcounter() -> torch.Tensor:
-    """The clock of the process, in seconds, as a tensor."""
+    """Returns the clock of the process, in seconds, as a tensor."""
     return torch.tensor(time.perf_counter(), dtype=torch.float64)
 
 

@@ -27,7 +27,7 @@ NAME = "simulated"
 
 
 class SimulatedProcesses:
-    """Stands for the processes of a mesh that has none."""
+    """Replaces the processes of a mesh that has none."""
 
     observer: "Observer | None" = None
     over = -1
@@ -36,11 +36,11 @@ class SimulatedProcesses:
         self.draws: dict[int, DrawFrom] = {}
 
     def failure(self, stream: int, number: int) -> TensorError | None:
-        """Nothing fails."""
+        """Returns None: nothing fails."""
         return None
 
     def regroup(self, over: int) -> None:
-        """There is no group."""
+        """Does nothing: there is no group."""
 
     def revive(self, stream: "Stream") -> None:
         """Raises ContentsLostError for a stopped stream, which cannot be revived."""
@@ -79,30 +79,30 @@ class SimulatedMesh(Mesh):
 
     @property
     def procs(self) -> ProcMesh:
-        """Raises TypeError: there are none."""
+        """Raises TypeError: there are no processes."""
         raise TypeError(f"{self!r} has no processes")
 
     @property
     def layout(self) -> MeshLayout:
-        """Sizes and names."""
+        """Sizes and names of the dimensions."""
         return MeshLayout(tuple(self.region.extent.sizes), tuple(self.region.labels), "cpu")
 
     def on(self, lane: Lane | None) -> Mesh:
-        """This mesh on a stream of the program."""
+        """Returns this mesh on a stream of the program."""
         lane = None if lane is MAIN else lane
         return self if self.stream.lane is lane else type(self)(self._simulation, self._own_region, lane)
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Its ranks among all that are simulated."""
+        """Its ranks among all simulated ranks."""
         return tuple(self._own_region.ranks())
 
     def shares_processes(self, other: Mesh) -> bool:
-        """Whether both are simulated together."""
+        """Returns whether both are simulated together."""
         return isinstance(other, SimulatedMesh) and other._simulation is self._simulation
 
     def to_table(self) -> str:
-        """A table of text: each rank and its coordinates."""
+        """Returns a table of text: each rank and its coordinates."""
         rows = [
             ", ".join(f"{name}={position}" for name, position in self.region.extent.point(rank).items())
             for rank in range(len(self))
@@ -111,16 +111,16 @@ class SimulatedMesh(Mesh):
 
     @property
     def workers(self) -> "ActorMesh[TensorWorker]":
-        """Raises TypeError: there are none."""
+        """Raises TypeError: there are no processes."""
         raise TypeError(f"{self!r} has no processes")
 
     @contextmanager
     def in_order(self) -> Iterator[None]:
-        """Nothing is sent."""
+        """Does nothing, as no messages are sent."""
         yield
 
     def shrunk(self) -> Self:
-        """This mesh: no rank is lost."""
+        """Returns this mesh: no rank is lost."""
         return self
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:

@@ -1,4 +1,4 @@
-"""`monarch.Simulator`: a mesh without processes, and what its ranks would do when."""
+"""`monarch.Simulator`: a mesh without processes, and the simulated times of its ranks."""
 
 import enum
 import json
@@ -48,8 +48,8 @@ def _mode(kind: type[E], value: str | E, option: str) -> E:
 class Simulator:
     """A mesh of `hosts` × `gpus` simulated ranks, with the dimensions "host" and "gpu".
 
-    Programs on `mesh` run without processes and without values: what they fetch is zeros. Each operation takes 10 µs of
-    simulated time, an exchange between ranks 100 µs; what several streams do overlaps, and borrows wait for each other.
+    Programs on `mesh` run without processes and without values: fetched values are zeros. Each operation takes 10 µs of
+    simulated time, an exchange between ranks 100 µs; work of several streams overlaps, and borrows wait for each other.
     """
 
     def __init__(
@@ -85,32 +85,32 @@ class Simulator:
 
     @property
     def elapsed(self) -> float:
-        """When all that was issued is done, in microseconds of simulated time."""
+        """Time at which all issued commands are done, in microseconds of simulated time."""
         return self.timeline.elapsed
 
     @property
     def peak_memory(self) -> int:
-        """The most bytes of tensors that a rank holds at once."""
+        """The most bytes of tensors that a rank holds at a time."""
         return self.timeline.peak
 
     @property
     def trace_file(self) -> Path | None:
-        """Where the trace is written that Perfetto opens; None without one."""
+        """The file of the trace, which Perfetto opens; None without a trace."""
         is_written = self._mode is not SimulatorBackendMode.SIMULATE_WITH_REPORT_ONLY
         return self._trace_path.absolute() if is_written else None
 
     def display(self) -> None:
-        """Shows what the ranks do when, in the notebook, and writes a trace to `trace_path` that Perfetto opens."""
+        """Shows the tasks of the ranks over time, in the notebook, and writes a trace to `trace_path` for Perfetto."""
         self._write()
         simulated.show(self)
 
     def upload(self) -> None:
-        """Writes the trace, and prints where it is: it is not sent anywhere."""
+        """Writes the trace, and prints its path: it is not sent anywhere."""
         self._write()
         sys.stdout.write(f"the trace is in {self.trace_file}; https://ui.perfetto.dev opens it\n")
 
     def export_ir(self, ir_path: str) -> None:
-        """Writes what was issued to a file, as JSON: for each command its stream, ranks, tensors and line.
+        """Writes the issued commands to a file, as JSON: for each its stream, ranks, tensors and line.
 
         Raises ValueError without `build_ir=True`.
         """
@@ -148,5 +148,5 @@ def set_meta(new_value: object) -> Iterator[None]:
 
 
 def simulated_engine(extent: Extent) -> SimulatedMesh:
-    """A simulated mesh of this extent; what `patch_tensor_engine` puts in the place of one of processes."""
+    """Returns a simulated mesh of this extent, which `patch_tensor_engine` uses in place of a mesh of processes."""
     return SimulatedMesh(Simulation(), extent.region)

@@ -1,4 +1,4 @@
-"""The stream of a simulated mesh: its commands become tasks of a timeline, and values that are asked for are zeros."""
+"""The stream of a simulated mesh: its commands become tasks of a timeline, and fetched values are zeros."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedBorrow:
-    """Memory that a stream has borrowed: when the lender had done what came before, and whether it was used."""
+    """Memory that a stream has borrowed: when the lender had done its earlier commands, and whether it was used."""
 
     def __init__(self, recorded: dict[int, float], source: "SimulatedStream", memory: SimulatedMemory) -> None:
         self.recorded, self.source, self.memory, self.used = recorded, source, memory, False
@@ -56,7 +56,7 @@ class SimulatedBorrow:
 class Simulation:
     """The state that the streams of one simulated set of ranks share.
 
-    `records` has each command, if that was asked for. With a `clock` nothing begins before it was issued.
+    `records` has each command, if requested. With a `clock` nothing begins before it was issued.
     """
 
     def __init__(self, *, records: bool = False, clock: Callable[[], float] | None = None) -> None:
@@ -64,7 +64,7 @@ class Simulation:
         self.streams: weakref.WeakValueDictionary[tuple[Region, Lane | None], SimulatedStream] = (
             weakref.WeakValueDictionary()
         )
-        self.finish: Callable[[], object] = bool  # at the end of the simulation
+        self.finish: Callable[[], object] = bool  # called at the end of the simulation
         self.records: list[dict[str, object]] | None = [] if records else None
         self.under_way: dict[int, tuple[SimulatedStream, int]] = {}  # sent tensors, by tag
         self.borrows: dict[int, SimulatedBorrow] = {}  # by tag
@@ -144,7 +144,7 @@ class SimulatedStream(Stream):
             self.simulation.timeline.release(memory)
 
     def handed_out(self, reference: Reference, operation: str) -> None:
-        """Another handle of a tensor was made, which counts as an operation here."""
+        """Counts another handle of a tensor as an operation."""
         self._run(operation, (reference.number,), call_site(2))
 
     def _operation(self, command: tuple[object, ...], site: CallSite | None) -> None:
@@ -168,7 +168,7 @@ class SimulatedStream(Stream):
         writes: Sequence[int] = (),
         dims: Sequence[int] = (),
     ) -> None:
-        """Simulates what reads some tensors and makes others; along `dims` of the mesh ranks exchange values."""
+        """Simulates a command that reads some tensors and makes others; ranks exchange values along `dims`."""
         timeline = self.simulation.timeline
         for number in inputs:
             self._use(number, site)
@@ -207,7 +207,7 @@ class SimulatedStream(Stream):
             self.simulation.timeline.wait(self.lane, borrow.recorded, name, site)
 
     def _groups(self, dims: Sequence[int]) -> Iterator[list[int]]:
-        """The ranks that exchange values along dimensions of the mesh."""
+        """Yields the ranks that exchange values along dimensions of the mesh."""
         slice_ = self._own_region.ndslice
         sizes = list(slice_.sizes)
         outer = [range(size) if dim not in dims else range(1) for dim, size in enumerate(sizes)]
@@ -271,7 +271,7 @@ class SimulatedStream(Stream):
         return self._value(command, call_site())
 
     def requested(self, commands: Sequence[tuple[object, ...]], operation: str) -> Future[list[ValueMesh[Any]]]:
-        """As `ask`, for several."""
+        """Like `ask`, for several commands."""
         self.resume_if_healed()
         self.free()
         site = call_site()
@@ -294,7 +294,7 @@ class SimulatedStream(Stream):
         return ValueMesh(extent, [_zeros(meta) for _ in range(count)])
 
     def _predict(self, command: CallRemote) -> Returned:
-        """The result of a function for tensors without values."""
+        """Returns the result of a function for tensors without values."""
         function: Any = function_at(command.function) if isinstance(command.function, str) else command.function
         fakes: dict[int, torch.Tensor] = {}
         with disabled(), FakeTensorMode(), torch.no_grad():
@@ -327,12 +327,12 @@ class SimulatedStream(Stream):
         self.table.clear()
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Does nothing, as no command waits."""
 
     wait_for_window = flush_nowait = tick = synchronise = flush
 
     def sent(self) -> int:
-        """The number of commands so far."""
+        """Returns the number of commands so far."""
         return self.simulation.timeline.commands
 
 
@@ -350,7 +350,7 @@ def _zeros(meta: Meta) -> torch.Tensor:
 
 
 def _exchange_dims(definition: Define) -> tuple[int, ...]:
-    """The dimensions of the mesh along which a plan exchanges values."""
+    """Returns the dimensions of the mesh along which a plan exchanges values."""
     steps = definition.program.steps
     if not any(isinstance(step, Redistribute) for step in steps):
         return ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from monarch_nb.tensor.origin import CallSite
 
-OPERATION, EXCHANGE, SENDING, COPYING, WAITING = 10.0, 100.0, 100.0, 1.0, 0.5  # how long each takes
+OPERATION, EXCHANGE, SENDING, COPYING, WAITING = 10.0, 100.0, 100.0, 1.0, 0.5  # durations
 _WITHOUT_KERNEL = frozenset({"aten.view"})  # operations that take no device time
 
 Lane = Hashable  # a stream of the program
@@ -37,31 +37,31 @@ class SimulatedMemory:
 
 
 class SimulatedTimeline:
-    """The tasks of all ranks. Each begins when its stream has done the one before; time is that of its end."""
+    """The tasks of all ranks. Each begins when its stream has done the previous one, and ends after its duration."""
 
     def __init__(self) -> None:
         self.tasks: defaultdict[int, dict[Lane, list[SimulatedTask]]] = defaultdict(dict)  # by rank and stream
         self.memory: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)  # by rank: when, and bytes more
-        self.now = 0.0  # before which nothing begins that is issued from now on
+        self.now = 0.0  # commands issued from now on begin no earlier
         self.commands = 0
-        self.issued: list[tuple[str, float, int, CallSite | None]] = []  # commands and when, where the clock counts
+        self.issued: list[tuple[str, float, int, CallSite | None]] = []  # commands and their times, if there is a clock
         self._clocks: dict[tuple[int, Lane], float] = {}
 
     @property
     def elapsed(self) -> float:
-        """When all is done."""
+        """Time at which all tasks are done."""
         return max(self._clocks.values(), default=0.0)
 
     @property
     def peak(self) -> int:
-        """The most bytes that a rank holds at once."""
+        """The most bytes that a rank holds at a time."""
         return max((max(sizes, default=0) for sizes in map(self._sizes, self.memory)), default=0)
 
     def _sizes(self, rank: int) -> list[int]:
         return [nbytes for _, nbytes in self.memory_of(rank)]
 
     def memory_of(self, rank: int) -> list[tuple[float, int]]:
-        """The bytes that a rank holds, with the times of changes."""
+        """Returns the bytes that a rank holds, with the times of changes."""
         nbytes, steps = 0, []
         for when, more in sorted(self.memory[rank], key=lambda change: change[0]):
             nbytes += more
@@ -69,18 +69,18 @@ class SimulatedTimeline:
         return steps
 
     def clock(self, rank: int, lane: Lane) -> float:
-        """When a stream of a rank has done all that was issued."""
+        """Returns the time at which a stream of a rank has done all issued commands."""
         return self._clocks.get((rank, lane), 0.0)
 
     def operate(self, ranks: Sequence[int], lane: Lane, name: str, site: "CallSite | None") -> None:
-        """Each of these ranks runs an operation."""
+        """Adds an operation on each of these ranks."""
         duration = 0.0 if name in _WITHOUT_KERNEL else OPERATION
         for rank in ranks:
             start = self._start(rank, lane)
             self._add(rank, lane, name, "operation", start, start + duration, site)
 
     def exchange(self, groups: Iterable[Sequence[int]], lane: Lane, name: str, site: "CallSite | None") -> None:
-        """The ranks of each group exchange values, once all of them have arrived."""
+        """Adds exchanges of values in groups of ranks, each once all of its ranks have arrived."""
         for group in groups:
             starts = {rank: self._start(rank, lane) for rank in group}
             end = max(starts.values()) + EXCHANGE
@@ -88,7 +88,7 @@ class SimulatedTimeline:
                 self._add(rank, lane, name, "exchange", start, end, site)
 
     def send(self, routes: Iterable[tuple[int, int]], lane: Lane, target_lane: Lane, site: "CallSite | None") -> None:
-        """Values go from ranks to others; a rank that sends to itself copies."""
+        """Adds transfers of values between ranks; a rank that sends to itself copies."""
         pairs = list(routes)
         starts = {source: self._start(source, lane) for source, _ in pairs}
         ends = dict(starts)
@@ -105,17 +105,17 @@ class SimulatedTimeline:
             self._add(source, lane, "send", "exchange", start, ends[source], site)
 
     def recorded(self, ranks: Sequence[int], lane: Lane) -> dict[int, float]:
-        """When a stream has done all commands issued so far, by rank: for `wait`."""
+        """Returns the time at which a stream has done all commands issued so far, by rank: for `wait`."""
         return {rank: self.clock(rank, lane) for rank in ranks}
 
     def wait(self, lane: Lane, recorded: Mapping[int, float], name: str, site: "CallSite | None") -> None:
-        """A stream waits for what another one had recorded."""
+        """Adds a wait of a stream for the recorded times of another one."""
         for rank, when in recorded.items():
             start = self._start(rank, lane)
             self._add(rank, lane, name, "wait", start, max(start + WAITING, when), site)
 
     def allocate(self, nbytes: int, ranks: Sequence[int], lane: Lane) -> SimulatedMemory:
-        """Memory for what the last task of a stream makes."""
+        """Allocates memory for the result of the last task of a stream."""
         for rank in ranks:
             done = self.tasks[rank].get(lane)
             self.memory[rank].append((done[-1].start if done else 0.0, nbytes))
@@ -140,12 +140,12 @@ class SimulatedTimeline:
 
 
 def lane_name(lane: Lane) -> str:
-    """The name of a stream."""
+    """Returns the name of a stream."""
     return "main" if lane is None else str(getattr(lane, "name", lane))
 
 
 def groups(timeline: SimulatedTimeline) -> list[list[int]]:
-    """The ranks, grouped by equal tasks at equal times."""
+    """Returns the ranks, grouped by equal tasks at equal times."""
     by_tasks: dict[object, list[int]] = {}
     for rank in sorted(timeline.tasks):
         tasks = tuple((lane_name(lane), tuple(tasks)) for lane, tasks in timeline.tasks[rank].items())
@@ -154,7 +154,7 @@ def groups(timeline: SimulatedTimeline) -> list[list[int]]:
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
-    """ "rank 3", "ranks 0-3" or "ranks 0, 2"."""
+    """Formats ranks: "rank 3", "ranks 0-3" or "ranks 0, 2"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     is_run = list(ranks) == list(range(ranks[0], ranks[-1] + 1))

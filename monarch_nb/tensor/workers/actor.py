@@ -105,7 +105,7 @@ class _Statistics:
         self._most = most if self._most is None else max(self._most, most)
 
     def values(self, shape: tuple[int, ...], corner: tuple[float | int, ...]) -> Values:
-        """The result, with these first elements."""
+        """Returns the result, with these first elements."""
         mean = self._sum / self._finite if self._finite and math.isfinite(self._sum) else None
         return Values(
             "there", "", False, shape, corner, self._count, self._least, self._most, mean, self._nan, self._infinite
@@ -113,7 +113,7 @@ class _Statistics:
 
 
 def warm_up() -> None:
-    """Imports and runs once what the first group and the first operation need, in a process that has no rank yet."""
+    """Imports and runs once what the first group and the first operation need, in a process without a rank."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"  # until the rank's environment is set
     dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
     try:
@@ -135,11 +135,11 @@ class _Executor(Actor):
         self._executing: WorkerSession | None = None
 
     def operation_in(self, frame: FrameType) -> tuple[int, int] | None:
-        """The stream and the number of the operation that runs in this frame; None if none is known to."""
+        """Returns the stream and the number of the operation that runs in this frame; None if unknown."""
         return None if self._executing is None else self._executing.operation_in(frame)
 
     def operation_name(self, frame: FrameType) -> str:
-        """The operation that runs in this frame, such as `aten.mm.default`; "" for none. Thread-safe."""
+        """Returns the operation that runs in this frame, such as `aten.mm.default`; "" for none. Thread-safe."""
         executing = self._executing
         return "" if executing is None else executing.operation_name(frame)
 
@@ -167,7 +167,7 @@ class _Executor(Actor):
 
 
 class TensorWorker(_Executor):
-    """Executes the batches of main streams, and has what all streams of the process share."""
+    """Executes the batches of main streams, and holds the state that all streams of the process share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class TensorWorker(_Executor):
         self._stream_workers: weakref.WeakSet[StreamWorker] = weakref.WeakSet()
         self._own = Generators()  # for operations of the main stream
         self._generators: weakref.WeakValueDictionary[int, Generators] = weakref.WeakValueDictionary({0: self._own})
-        self._interrupts = False  # this process is being interrupted
+        self._interrupts = False  # True while this process is being interrupted
         self._batches: dict[int, int] = {}  # the last batch of each stream
         self._receipts: dict[int, Receipt] = {}  # its receipt, since a batch may arrive twice
 
@@ -193,7 +193,7 @@ class TensorWorker(_Executor):
             session.settle()
 
     def local_tensors(self) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
-        """The tensors that the streams hold in this process, by the numbers of stream and tensor."""
+        """Yields the tensors that the streams hold in this process, by the numbers of stream and tensor."""
         for stream, session in tuple(self._sessions.items()):
             for number, value in tuple(session.env.items()):
                 if isinstance(value, DTensor):
@@ -201,7 +201,7 @@ class TensorWorker(_Executor):
 
     @endpoint
     def version(self) -> str:
-        """The version of torch."""
+        """Returns the version of torch."""
         return torch.__version__
 
     @endpoint
@@ -216,7 +216,7 @@ class TensorWorker(_Executor):
 
     @endpoint
     def held(self) -> dict[int, tuple[tuple[int, int], list[int]]]:
-        """As `reached`, each with the tensors whose shards are here."""
+        """Like `reached`, each with the tensors whose shards are here."""
         return {
             stream: (session.reached, session.held()) for stream, session in self._sessions.items() if session.is_whole
         }
@@ -244,7 +244,7 @@ class TensorWorker(_Executor):
 
         `streams` has for each stream that continues: its mesh, the first operation that some rank has not done, and the
         first that none has begun. Other streams end. After a heal, `contents` are exchanged with other ranks; returns
-        what failed in that, or "".
+        the error of that exchange, or "".
         """
         for stream in self._sessions.keys() - streams.keys():
             self.end_stream(stream)
@@ -284,7 +284,7 @@ class TensorWorker(_Executor):
         self.interrupt_others(self)
 
     def interrupt_others(self, first: _Executor) -> None:
-        """Interrupts what other streams of the process run, too, where one is interrupted."""
+        """Interrupts the code of other streams of the process, too, when one is interrupted."""
         if self._interrupts:
             return
         self._interrupts = True
@@ -360,7 +360,7 @@ class TensorWorker(_Executor):
 
     @classmethod
     def _interruptible(cls) -> AbstractContextManager[None]:
-        """A block that an interrupt of the executor that runs it may break off."""
+        """Returns a context that an interrupt of the executor that runs it may end."""
         cell = cls._instance().cell
         assert cell is not None
         return cell.interruptible()
@@ -369,14 +369,14 @@ class TensorWorker(_Executor):
         return [session.env for session in tuple(self._sessions.values())]
 
     def add_executor(self, executor: "StreamWorker") -> None:
-        """Takes note of the thread of another stream."""
+        """Registers the thread of another stream."""
         self._stream_workers.add(executor)
 
     def _running_number(self) -> int:
         return next(filter(None, (executor.busy for executor in (self, *self._stream_workers))), 0)
 
     def _done(self, stream: int) -> int | None:
-        """Operations that a stream has done, all of them where it has ended; None where it is yet to begin."""
+        """Returns how many operations a stream has done: sys.maxsize if it has ended; None if it has not begun."""
         session = self._sessions.get(stream)
         if session is not None:
             return session.done
@@ -432,7 +432,7 @@ class StreamWorker(_Executor):
         name: str,
         turn: Turn | None = None,
     ) -> Receipt:
-        """Executes a batch of a stream, of which this is the name."""
+        """Executes a batch of a stream; `name` is the stream's."""
         worker, recorder, began = self._worker, current_runtime().recorder, time.monotonic()
         threading.current_thread().name = f"stream {name}"
         try:
@@ -448,7 +448,7 @@ class StreamWorker(_Executor):
 
     @endpoint
     def rest(self) -> None:
-        """Answers when all batches that were sent before are done."""
+        """Replies when all batches that were sent before are done."""
 
     def __interrupted__(self) -> None:
         """See `TensorWorker`."""

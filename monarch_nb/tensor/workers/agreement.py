@@ -1,6 +1,6 @@
-"""Agreement of ranks before they exchange values of their own: each of them has one, and the shapes go together.
+"""Agreement of ranks before they exchange values of their own: each of them has one, and the shapes fit.
 
-A rank that left the others alone in a collective would hold them up, and other sizes there end processes.
+A rank that left others alone in a collective would block them, and different sizes there end processes.
 """
 
 import zlib

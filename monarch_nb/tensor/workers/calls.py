@@ -1,4 +1,4 @@
-"""Calls of a program's functions on what one rank has of tensors, and what they return."""
+"""Calls of a program's functions on one rank's values of tensors, and their results."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ReturnedTensor:
-    """A tensor among what a call has returned; `source`: the argument whose memory it shows from a byte on, or -1."""
+    """A tensor in the result of a call; `source`: the argument whose memory it shares from a byte on, or -1."""
 
     meta: Meta
     source: int = -1
@@ -42,7 +42,7 @@ class Returned:
 
 
 def function_at(path: str) -> Callable[..., object]:
-    """The function at a path such as "math.sqrt". Raises ImportError or AttributeError."""
+    """Returns the function at a path such as "math.sqrt". Raises ImportError or AttributeError."""
     module, _, rest = path.partition(".")
     value: Any = importlib.import_module(module)
     prefix = module
@@ -58,7 +58,7 @@ def function_at(path: str) -> Callable[..., object]:
 def fill_in(
     value: T, tensor: Callable[[Number], DTensor], mesh: DeviceMesh, shards: dict[Number, torch.Tensor] | None = None
 ) -> T:
-    """An argument as a function gets it, with tensors and groups for their placeholders; `tensor` finds a tensor.
+    """Returns an argument for a function, with tensors and groups for their placeholders; `tensor` finds a tensor.
 
     With `shards`, tensors are local ones, which are noted there.
     """
@@ -88,7 +88,7 @@ def sendable(value: T) -> T:
 
 
 class Resolved:
-    """A function as a resolver of the program gives it: something with `resolve()`, which returns it on the ranks."""
+    """A function from a resolver of the program: an object with `resolve()`, which returns it on the ranks."""
 
     def __init__(self, resolvable: Any, name: str) -> None:
         self._resolvable, self.__name__ = resolvable, name
@@ -99,7 +99,7 @@ class Resolved:
 
 
 def to_returned(value: object, inputs: Sequence[torch.Tensor], versions: Sequence[int], layout: MeshLayout) -> Returned:
-    """Describes what a call has returned; `inputs` are the tensors among its arguments, with their versions before."""
+    """Describes the result of a call; `inputs` are the tensors among its arguments, with their versions before."""
     memories = {tensor.untyped_storage()._cdata: index for index, tensor in reversed([*enumerate(inputs)])}
 
     def describe(tensor: torch.Tensor) -> ReturnedTensor:

@@ -1,6 +1,6 @@
-"""Values of tensors in one process, from the worker that holds them to an actor that gets them as arguments.
+"""Values of tensors in one process, passed from the worker that holds them to an actor that gets them as arguments.
 
-The actor's message and the command of the tensors travel apart. Whichever comes first waits for the other one; then the
+The actor's message and the command of the tensors travel separately. The first to arrive waits for the other; then the
 actor runs its endpoint, while the worker waits for its end.
 """
 
@@ -19,7 +19,7 @@ from monarch_nb.tensor.commands import CallRemote
 from monarch_nb.tensor.failure import Failure, LostInputError
 from monarch_nb.tensor.groups.service import GROUPS
 
-_POLL_S = 0.05  # how often a side that waits looks whether the other one can still come
+_POLL_S = 0.05  # between checks whether the other side can still arrive
 _REGROUP_S = 5.0  # after the end of a process group, its commands arrive within this time or never
 Tag = tuple[str, int]  # the issuing process, and a number
 
@@ -34,21 +34,21 @@ _placeholders = _Placeholders()
 
 
 def given_tensor(index: int) -> torch.Tensor:
-    """The value of this process for the placeholder of a tensor, which is unpickled by this function."""
+    """Returns the value of this process for the placeholder of a tensor, which is unpickled by this function."""
     return _placeholders.values[index]
 
 
 class NotGivenError(RuntimeError):
-    """The values of tensors among the arguments of a call have not come."""
+    """The values of tensors among the arguments of a call have not arrived."""
 
 
 class TensorHandover:
-    """One call as its two sides see it."""
+    """One call, shared by its two sides."""
 
     def __init__(self) -> None:
         self.values: Sequence[torch.Tensor] = ()
         self.lost: Failure | None = None  # the failure of the sender
-        self.withdrawn = ""  # why nothing will be given
+        self.withdrawn = ""  # why no values will be passed
         self.begun = False  # the actor has reached this call
         self.result: object = None
         self.error: BaseException | None = None
@@ -68,16 +68,16 @@ class TensorHandover:
 
     @property
     def is_given(self) -> bool:
-        """Whether the actor need not wait."""
+        """True once the actor need not wait."""
         return self._ready.is_set()
 
     def when_given(self, callback: Callable[[], object]) -> None:
-        """Calls back once, on the worker's thread; not where it is given by now."""
+        """Calls back once, on the worker's thread; does not if the values were passed before."""
         with self._lock:
             self._callback = callback
 
     def wait(self, seconds: float) -> bool:
-        """Blocks until it is given, or for that long."""
+        """Blocks until the values are passed, or for that long; returns whether they are."""
         return self._ready.wait(seconds)
 
 
@@ -89,12 +89,12 @@ class _Handovers:
         self._lock = threading.Lock()
 
     def of(self, tag: Tag) -> TensorHandover:
-        """The one with this tag, made by the side that comes first."""
+        """Returns the handover with this tag; the first side to arrive makes it."""
         with self._lock:
             return self._open.setdefault(tag, TensorHandover())
 
     def close(self, tag: Tag) -> None:
-        """Both sides have it, or one will not come."""
+        """Removes a handover: both sides have it, or one will not arrive."""
         with self._lock:
             self._open.pop(tag, None)
 
@@ -103,7 +103,7 @@ HANDOVERS = _Handovers()
 
 
 class GivenArguments(LentArguments):
-    """The arguments of a call, of which the worker of this process gives the tensors.
+    """The arguments of a call whose tensors the worker of this process provides.
 
     `returns`: it takes the result.
     """
@@ -196,7 +196,7 @@ def _of_this_rank(encoded: EncodedObject, values: Mapping[int, Sequence[torch.Te
 
 
 def _load(encoded: EncodedObject, values: Sequence[torch.Tensor]) -> tuple[Sequence[object], dict[str, object]]:
-    """Arguments with these tensors in the places of placeholders."""
+    """Returns arguments with these tensors in place of placeholders."""
     _placeholders.values = values
     try:
         args, kwargs = encoded.load(current_runtime())
@@ -212,7 +212,7 @@ class _RegroupTimeout:
         self._over_since: float | None = None
 
     def check(self) -> None:
-        """Raises NotGivenError once nothing can come any more."""
+        """Raises NotGivenError once no values can arrive any more."""
         membership = current_runtime().feature(GROUPS).membership
         over = None if membership is None else membership.over
         if over is None and self._over_since is None:
@@ -224,9 +224,9 @@ class _RegroupTimeout:
 
 
 class CallActor:
-    """Calls an actor of the same process, as a function of tensors: gives them, and waits until it has done the call.
+    """Calls an actor of the same process, as a function of tensors: passes them, and waits for the end of the call.
 
-    With `returns` the actor's result is that of the function, and its error is raised.
+    With `returns` it returns the actor's result, and raises its error.
     """
 
     def __init__(self, tag: Tag, actors: str, call: str, name: str, *, returns: bool) -> None:
@@ -250,12 +250,12 @@ class CallActor:
         return handover.result
 
     def withdraw(self, failure: Failure) -> None:
-        """Has the actor not run it, since a tensor is lost; not where the actor has run it."""
+        """Keeps the actor from running the call, since a tensor is lost; does nothing if the values were passed."""
         if not self._is_given:
             HANDOVERS.of(self._tag).give(lost=failure)
 
     def _is_dropped(self, since: float) -> bool:
-        """Whether the actor will not come to it. Its message, and the actor itself, may be on their way."""
+        """Returns whether the actor will not run it. Its message, and the actor itself, may still arrive."""
         runtime = current_runtime()
         ends = [cause for _, cause in runtime.latest_actors({self._actors}).values()]
         if self._call in runtime.cancelled or (ends and None not in ends):
@@ -267,17 +267,17 @@ class CallActor:
 
 
 def withdraw(command: object, failure: Failure) -> None:
-    """Has the actor that a command was to call not wait for it."""
+    """Keeps the actor that a command was to call from waiting for it."""
     if isinstance(command, CallRemote) and isinstance(command.function, CallActor):
         command.function.withdraw(failure)
 
 
 class Withdraw:
-    """Has the actor not run a call whose message has not reached all."""
+    """Keeps the actor from running a call whose message has not reached all."""
 
     def __init__(self, tag: Tag, reason: str) -> None:
         self._tag, self._why = tag, reason
 
     def __call__(self) -> None:
-        """Ends its wait."""
+        """Ends the actor's wait."""
         HANDOVERS.of(self._tag).give(withdrawn=self._why)

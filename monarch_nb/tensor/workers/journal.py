@@ -1,4 +1,4 @@
-"""The recent operations of one stream in one worker: what they make, and what they write to."""
+"""The recent operations of one stream in one worker: the tensors that they make and write to."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,11 +7,11 @@ from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, OWN, REPLAY, SHARDS
 from monarch_nb.tensor.workers.plans import PlanSignature
 
 REQUESTS = frozenset({WHOLE, NUMBER, SHARDS})
-JOURNAL_LENGTH = 8192  # operations; more than ranks can be apart, which is bounded by the controller's window
+JOURNAL_LENGTH = 8192  # operations; more than ranks can be apart, which the controller's window limits
 
 
 def _effects(command: object) -> tuple[Sequence[Number], Sequence[Number]]:
-    """The tensors that a command makes, and those that it writes to."""
+    """Returns the tensors that a command makes, and those that it writes to."""
     if isinstance(command, CallRemote | Name):
         return command.results, getattr(command, "writes", ())
     result = getattr(command, "result", None)
@@ -40,7 +40,7 @@ class BatchJournal:
             self._steps.popleft()
 
     def touched(self, start: int, stop: int) -> tuple[set[Number], set[Number]]:
-        """Tensors that the operations in [start, stop) make, and those they write to, without freed ones."""
+        """Returns tensors that operations in [start, stop) make, and those they write to, without freed ones."""
         outputs: set[Number] = set()
         written: set[Number] = set()
         freed: set[Number] = set()

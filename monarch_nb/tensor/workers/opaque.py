@@ -1,4 +1,4 @@
-"""Objects of ranks that are no tensors: a program's functions return and take references to them."""
+"""Objects of ranks that are not tensors: a program's functions return and take references to them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ _VALUE = "_monarch_opaque_value"
 
 
 class OpaqueRef:
-    """A reference to an object that each rank has of its own: what a function on the ranks returns in its place.
+    """A reference to an object that each rank has of its own; functions on the ranks return it in the object's place.
 
     `value` is the object, on the ranks alone. There it lives as long as the reference here. A propagating function
     returns `OpaqueRef(None)`.
@@ -26,7 +26,7 @@ class OpaqueRef:
 
     @classmethod
     def of_key(cls, key: object) -> "OpaqueRef":
-        """The reference with this tensor, or what stands for it."""
+        """Returns the reference with this tensor, or its placeholder."""
         reference = OpaqueRef.__new__(OpaqueRef)
         reference._key = key
         return reference
@@ -63,12 +63,12 @@ class OpaqueRef:
 
 
 def detach(tensor: torch.Tensor) -> torch.Tensor:
-    """A returned tensor without its graph; one that stands for an object remains itself."""
+    """Returns a tensor without its graph; a tensor that represents an object remains itself."""
     return tensor if hasattr(tensor, _VALUE) else tensor.detach()
 
 
 def on_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """A tensor on a device; one that stands for an object stays where it is."""
+    """Returns a tensor on a device; a tensor that represents an object stays where it is."""
     return tensor if hasattr(tensor, _VALUE) else tensor.to(device)
 
 
@@ -77,7 +77,7 @@ def _unflatten(leaves: Iterable[object], context: object) -> OpaqueRef:
 
 
 def register_opaque(kind: type[OpaqueRef]) -> None:
-    """Has trees of tensors contain the references of a class, which come back as `OpaqueRef`."""
+    """Makes trees of tensors contain the references of a class, which are restored as `OpaqueRef`."""
     register_pytree_node(kind, lambda reference: ([reference.key], None), _unflatten)
 
 

@@ -1,4 +1,4 @@
-"""Plans in one worker, each of which runs on the tensors that a command names, or makes one."""
+"""Plans in one worker: each runs on the tensors that a command names, or makes one."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -107,7 +107,7 @@ def wrap_shard(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:
 
 
 def layout_of(mesh: DeviceMesh) -> MeshLayout:
-    """The layout of a mesh."""
+    """Returns the layout of a mesh."""
     return MeshLayout(tuple(mesh.shape), tuple(mesh.mesh_dim_names or ()), mesh.device_type)
 
 
@@ -162,7 +162,7 @@ class Executable(PlanSignature):
             self._call = lambda tensors, floats: (make(),)
 
     def run(self, command: Sequence[Number]) -> None:
-        """Runs the plan on a command. Raises what its operations raise."""
+        """Runs the plan on a command. Raises the errors of its operations."""
         env = self._env
         tensors = [env[number] for number in command[self.tensors]]
         if self._agreement is not None:

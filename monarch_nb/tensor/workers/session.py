@@ -102,8 +102,8 @@ class WorkerSession:
         self._stream, self._mesh, self._ranks, self._rank, self._member = stream, mesh, ranks, rank, member
         self._interruptible, self._transit, self._envs = interruptible, transit, envs
         self._order, self._connect, self._generators = order, connect, generators
-        self._turn_done = 0  # operations done where its turn, which may wait for others, last began or ended
-        self.is_whole = is_whole  # this process has the tensors of the stream
+        self._turn_done = 0  # operations done when its turn, which may wait for others, last began or ended
+        self.is_whole = is_whole  # True if this process has the tensors of the stream
         self.env: Env = TensorEnv()
         self._plans: dict[Number, Executable | Unusable] = {}
         self._journal = BatchJournal(self._plans)
@@ -126,14 +126,14 @@ class WorkerSession:
         return max(self._turn_done, self._number if self._is_running else self._number + 1)
 
     def operation_in(self, frame: FrameType) -> tuple[int, int] | None:
-        """The stream and the number of the operation that runs in this frame; None in a graph, which does not know."""
+        """Returns the stream and the number of the operation that runs in this frame; None in a graph."""
         if self._begun is None:
             return self._stream, self._number
         index = None if self._replaying is None else self._replaying.operation_in(frame)
         return None if index is None else (self._stream, self._begun + index)
 
     def operation_name(self, frame: FrameType) -> str:
-        """The operation that runs in this frame; "" for a function of the program. Thread-safe."""
+        """Returns the operation that runs in this frame; "" for a function of the program. Thread-safe."""
         replaying = self._replaying
         if replaying is not None:
             index = replaying.operation_in(frame)
@@ -170,8 +170,8 @@ class WorkerSession:
     def settle(self) -> None:
         """Notes what the device has computed so far, before pending collectives are ended: others are lost. Any thread.
 
-        A host has issued operations long before a device does them, and one that waits for a collective to be ended
-        gives garbage.
+        A host issues operations long before a device executes them, and a device that waits for an ended collective
+        returns garbage.
         """
         if self._marks is None or self._computed is not None:
             return
@@ -224,7 +224,7 @@ class WorkerSession:
         self._marks.append((first, mark_on_device()))
 
     def _begin_turn(self, turn: Turn) -> None:
-        """Waits for the turn of this batch; halts where the generation ends before."""
+        """Waits for the turn of this batch; halts if the generation ends before."""
         try:
             self._order.await_turn(turn, self._ranks[self._rank])
             self._connect()
@@ -236,7 +236,7 @@ class WorkerSession:
     def _execute(
         self, numbers: Sequence[Number], pending: deque[object], values: list[object], position: int, end: int
     ) -> int:
-        """Runs commands from one position to another; gives where it stopped."""
+        """Runs commands from one position to another; returns where it stopped."""
         env, plans = self.env, self._plans
         with torch.no_grad():
             while position < end and self._halted is None:
@@ -445,7 +445,7 @@ class WorkerSession:
         return None
 
     def _call(self, command: CallRemote) -> object:
-        """Calls a function of the program; returns the part of its result that the command asks for."""
+        """Calls a function of the program; returns the part of its result that the command requests."""
         if command.only is not None and command.only != self._rank:
             return None
         self._changed: Sequence[Number] = ()  # by the call so far
@@ -470,7 +470,7 @@ class WorkerSession:
         return described
 
     def _keep(self, numbers: Sequence[Number], tensors: Sequence[DTensor] | LostTensor) -> None:
-        """Keeps the tensors that a call has returned."""
+        """Stores the tensors that a call has returned."""
         if isinstance(tensors, LostTensor):
             self.env.update(dict.fromkeys(numbers, tensors))
             return
@@ -544,7 +544,7 @@ class WorkerSession:
             self.env[number] = lost
 
     def _lose(self, numbers: Sequence[Number], lost: LostTensor) -> None:
-        """Marks tensors as lost, and all that show memory of theirs: other streams may have borrowed, or lent it."""
+        """Marks tensors as lost, and all that share their memory: other streams may have borrowed, or lent it."""
         tensors = [value for number in numbers if isinstance(value := self.env[number], DTensor)]
         memories = {value._local_tensor.untyped_storage()._cdata for value in tensors}
         for env in self._envs() if memories else ():
@@ -564,7 +564,7 @@ class WorkerSession:
     def _failure(self, operation: str, error: BaseException, *, is_own: bool = False) -> Failure:
         """Reports an error; halts this generation unless all ranks have failed in the same operation.
 
-        Of values of the ranks' own it is then one that each fetch raises, and nothing else.
+        For a rank's own values the failure then concerns only fetches, which raise it.
         """
         if isinstance(error, LostInputError):
             return error.failure

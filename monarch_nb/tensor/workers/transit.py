@@ -1,14 +1,14 @@
 """Values of ranks' own on their way between meshes on the same processes, and what the streams of a process wait for.
 
 Each stream of the program runs on a thread of its own, the main one on that of the worker. Streams of the same ranks
-exchange values by the same process groups, and gloo and NCCL match what ranks do by the order in which each of them
-begins it. So the parts of batches in which ranks may wait for each other (`Turn`) run one after the other, on each rank
-in the order in which they were sent; everything else runs when its stream comes to it. Beyond that, a stream waits
-where a borrow begins or ends, or where a value comes to it from another stream (`Await`).
+exchange values by the same process groups, and gloo and NCCL match operations of ranks by the order in which each of
+them begins them. So the parts of batches in which ranks may wait for each other (`Turn`) run one after the other, on
+each rank in the order in which they were sent; everything else runs when its stream reaches it. Beyond that, a stream
+waits where a borrow begins or ends, or where it receives a value from another stream (`Await`).
 
-No rank waits for ever: a command waits only for commands that were sent before it, on this rank (its turn, a borrow,
-its place in its thread) or on others (the same exchange, or a value that was sent). So of all commands that are not
-done, the one that was sent first can go on. What could not be sent ends the generation of process groups, and with it
+No rank waits forever: a command waits only for commands that were sent before it, on this rank (its turn, a borrow,
+its place in its thread) or on others (the same exchange, or a value that was sent). So of all unfinished commands, the
+one that was sent first can go on. A command that could not be sent ends the generation of process groups, and with it
 each wait here.
 """
 
@@ -46,9 +46,9 @@ class Transit:
     def send(
         self, value: torch.Tensor | LostTensor, targets: tuple[int, ...], own: int, tag: int, lends: bool = False
     ) -> None:
-        """Sends a copy of a value, or word of its loss, to members of the group, of which this is number `own`.
+        """Sends a copy of a value, or notice of its loss, to members of the group, of which this is number `own`.
 
-        With `lends` it is the value itself, and for this process.
+        With `lends` it sends the value itself, for this process.
         """
         if lends:
             self._own_values[tag] = value
@@ -77,7 +77,7 @@ class Transit:
         self._pending.append((dist.isend(tensor, target, tag=tag), tensor))
 
     def take(self, source: int, own: int, tag: int, lost: Failure | None = None) -> torch.Tensor | LostTensor:
-        """Returns what a member sends; blocks. `lost` says that it was sent in a generation that is over."""
+        """Returns the value from a member; blocks. `lost`: it was sent in an ended generation."""
         if lost is not None:
             return LostTensor(lost)
         if source == own:
@@ -98,8 +98,8 @@ class Transit:
 class StreamOrder:
     """Waits of the threads of one process for each other.
 
-    `done` gives the number of operations that a stream has done, None for one that is yet to be opened; `is_over` says
-    whether the generation of process groups has ended.
+    `done` returns the number of operations that a stream has done, None for a stream that is not open yet; `is_over`
+    returns whether the generation of process groups has ended.
     """
 
     def __init__(self, done: Callable[[int], int | None], is_over: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""Memory that a rank uses for the tensors of a stream, time for moving shards, and what a device has done."""
+"""Memory that a rank uses for the tensors of a stream, time for moving shards, and progress of a device."""
 
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic, perf_counter, sleep
@@ -68,7 +68,7 @@ def held_if_full(error: BaseException, env: Mapping[int | float, object]) -> tup
 
 
 def _storages(numbered: Iterable[tuple[int | float, object]]) -> Iterable[tuple[int, int]]:
-    """Each storage of these tensors once: the number of the first tensor in it, and its bytes."""
+    """Returns each storage of these tensors once: the number of the first tensor in it, and its bytes."""
     sizes: dict[int, tuple[int, int]] = {}
     for number, tensor in numbered:
         if isinstance(tensor, DTensor):
@@ -78,7 +78,7 @@ def _storages(numbered: Iterable[tuple[int | float, object]]) -> Iterable[tuple[
 
 
 def usage(tensors: Iterable[object], stopwatch: Stopwatch, device: str) -> MemoryUsed:
-    """Bytes in use by these tensors, each storage once, and by the process or on its device."""
+    """Returns the bytes of these tensors, each storage once, and of the process or on its device."""
     live = sum(size for _, size in _storages(enumerate(tensors)))
     if device == "cuda":
         allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
@@ -88,15 +88,15 @@ def usage(tensors: Iterable[object], stopwatch: Stopwatch, device: str) -> Memor
 
 
 def _of_process() -> tuple[int, int]:
-    """Bytes of memory that this process costs, and has cost at most: what others pay for now, they are taken to have
-    paid for then."""
+    """Returns the bytes of memory that this process costs, and has cost at most: shared pages that others pay for now
+    count as paid by them then."""
     used, _ = memory_used()
     resident, peak = memory_resident()
     return used, used + max(0, peak - resident)
 
 
 def mark_on_device(*stream: object) -> Any:
-    """A mark behind the work that a device has been given."""
+    """Records an event behind the work that a device has been given."""
     event: Any = torch.cuda.Event  # without types
     mark = event()
     mark.record(*stream)
@@ -104,7 +104,7 @@ def mark_on_device(*stream: object) -> Any:
 
 
 def device_settles() -> bool:
-    """Whether the device soon finishes its work: else it waits in a collective. Blocks for up to `_SETTLES_S`."""
+    """Returns whether the device soon finishes its work, or else waits in a collective. Blocks up to `_SETTLES_S`."""
     mark, end = mark_on_device(torch.cuda.default_stream()), monotonic() + _SETTLES_S
     while not mark.query():
         if monotonic() > end:
