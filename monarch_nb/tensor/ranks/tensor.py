@@ -46,8 +46,8 @@ COLLECTED = _Collected()
 class RankTensor(MeshTensor):
     """A tensor of which each rank of a mesh has a value of its own; `monarch.Tensor`.
 
-    Operations run on every rank with its values, and return such tensors. `monarch.inspect(t, gpus=1)` returns the value
-    of one rank; `item()`, `tolist()` and `print` give the value that all ranks have, and report where they differ.
+    Operations run on every rank with its values, and return such tensors. `monarch.inspect(t, gpus=1)` returns the
+    value of one rank; `item()`, `tolist()` and `print` give the value that all ranks have, or say where they differ.
     """
 
     __slots__ = ()
