@@ -217,10 +217,10 @@ class MountHandler:
 
 
 def remotemount(host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = None) -> MountHandler:
-    """Returns a mount of this machine's folder at `mntpoint` of each host, by default at the same path: `open()` copies
-    it.
+    """Returns a mount of this machine's folder at `mntpoint` of each host, by default at the same path.
 
-    $SUBDIR in `mntpoint` stands for the place of a host, for hosts that share a file system."""
+    `open()` copies it. $SUBDIR in `mntpoint` stands for the place of a host, for hosts that share a file system.
+    """
     return MountHandler(host_mesh, sourcepath, mntpoint)
 
 

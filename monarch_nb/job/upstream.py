@@ -81,12 +81,12 @@ class UpstreamServices:
         python_exe: str | None = ".venv/bin/python",
         **_tuning: object,
     ) -> None:
-        """Makes `state()` copy a folder of this machine to the hosts of `meshes`, None for all; later calls copy
-        changes.
+        """Makes `state()` copy a folder of this machine to the hosts of `meshes`, None for all; again, its changes.
 
         It is copied to `mntpoint`, by default the same path. Their processes run `python_exe`, a path in the folder;
         None: the default interpreter. Further arguments, which tune torchmonarch's file system, have no effect. Raises
-        ValueError if the Python does not exist."""
+        ValueError if the Python does not exist.
+        """
         self._wanted_mounts = (*self._wanted_mounts, WantedMount.to_hosts(source, mntpoint, meshes, python_exe))
 
     def gather_mount(self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None) -> None:
