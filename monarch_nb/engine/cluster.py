@@ -49,7 +49,7 @@ from monarch_nb.wire import Header, agent_of
 
 R = TypeVar("R")
 QUIET_S = 1.0  # real seconds without a delivery after which actors are not waited for any more
-SETTLES_S = 30.0  # real seconds for everything that is due at one moment
+SETTLES_S = 30.0  # real seconds for all events of one moment
 _LOOK_S = 0.0005
 
 
@@ -197,7 +197,7 @@ class Cluster:
 
     Actors run for real, each on its own thread or loop; time-outs, lost links, killed processes, delays and partitions
     are simulated. Time passes by `advance`, by the delays of messages, and while code outside actors waits for a
-    result: to what is due next where all others wait too, else as real time does. The same `seed` gives the same
+    result: to the next event where all others wait too, else as real time does. The same `seed` gives the same
     delays.
     """
 

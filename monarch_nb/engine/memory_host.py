@@ -85,7 +85,7 @@ class MemoryWorker:
 
     def _end(self, linger: float) -> None:
         for cell in tuple(self.runtime.cells.values()):
-            cell.interrupt()  # waits that end with a real process would else last for ever
+            cell.interrupt()  # waits that end with a real process would otherwise last forever
         self.runtime.end_setup()
         waiting.leave(self.runtime.waits)
         self.runtime.close(linger)
@@ -132,7 +132,7 @@ class MemoryHost:
         self._verbs.handle(verbs.RELAY_CHANGED, self._relay_changed)
         self.node.start()
 
-    # -- what comes in (the time's thread) --------------------------------------------------------------------------
+    # -- incoming messages (the time's thread) ----------------------------------------------------------------------
 
     def _take(self, header: Header, parcel: "Parcel") -> None:
         if header.kind == Kind.CAST:
@@ -268,7 +268,7 @@ class MemoryHost:
         self._sender.post_all({controller, *watching, *self.workers}, verbs.HOST_NOTICE, notice)
 
     def die(self) -> None:
-        """Takes the machine away with all on it, without any report."""
+        """Ends the machine with all on it, without any report."""
         for address, worker in tuple(self.workers.items()):
             worker.kill("its host is gone")
             del self.workers[address]

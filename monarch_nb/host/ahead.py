@@ -12,7 +12,7 @@ BegunWith = tuple[str, dict[str, str]]
 
 
 class Ahead(Struct, frozen=True):
-    """An agent that nobody has requested yet, and the environment it was started in."""
+    """An agent that has not been requested yet, and the environment it was started in."""
 
     agent: ComingAgent
     environ: dict[str, str]
@@ -23,13 +23,13 @@ _coming: list[Ahead] = []
 
 
 def begun_with() -> BegunWith:
-    """Returns what a host agent takes from this process for good: settings, and variables read when libraries load."""
+    """Returns the lasting inheritance of a host agent: settings, and variables that are read when libraries load."""
     environ = {name: value for name, value in os.environ.items() if name == PRELOAD or read_at_load(name)}
     return settings.to_send(), environ
 
 
 def agent_environment() -> dict[str, str]:
-    """Returns what an agent started now would take."""
+    """Returns the environment of an agent started now."""
     return {**os.environ, TRAVELS_IN: settings.to_send()}
 
 

@@ -22,7 +22,7 @@ def command(module: str, *arguments: object, python: str | None = None) -> list[
 
 
 def untraced(command: list[str]) -> list[str]:
-    """Returns the same command line, but such that a debugger of this process does not take over the new one.
+    """Returns a command line for the same program that a debugger of this process does not take over.
 
     pydevd, the base of debugpy, JupyterLab's debugger and PyCharm, replaces the arguments of each Python that a traced
     process starts: it then waits for a front end to attach to it, and JupyterLab never does. It recognizes a Python by

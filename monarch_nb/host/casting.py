@@ -20,7 +20,7 @@ from monarch_nb.wire.header import SKIP, CastPlan
 
 LARGE = 64 * 1024  # bytes from which a reply travels alone
 LATE_S = 2.0  # within which callers that watch a process have received the report of its end
-FILL_S, FILL_MAX_S = 0.05, 16.0  # between attempts to report gaps; together as long as a gap is waited for
+FILL_S, FILL_MAX_S = 0.05, 16.0  # between attempts to report gaps; together as long as the wait for a gap
 _REMEMBERED = 4096  # processes that have ended, and casts
 AGAIN_S = 2.0  # between two requests for casts that may be lost: replies may be on their way
 
@@ -96,7 +96,7 @@ class Caster:
             if cast is None:
                 return
             if header.kind == Kind.FOLDED:
-                # All at once: what is overdue goes with what completes the cast, not lost to it.
+                # All at once: overdue replies go with those that complete the cast.
                 batch = cast.fold.folded(Batch(_unfolded(header, parcel)), self._monotonic())
             elif parcel.nbytes >= LARGE:
                 self._forward(cast, header, parcel)

@@ -1,4 +1,4 @@
-"""The command that becomes a process of a mesh, for users who need another than the default one."""
+"""The command that becomes a process of a mesh, for users who need a command of their own."""
 
 import sys
 from collections.abc import Callable, Mapping

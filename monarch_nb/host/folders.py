@@ -29,7 +29,7 @@ _locks: dict[Path, int] = {}  # folders that this process uses: descriptors that
 _LONGEST = 60  # leaves room for "/<proc uid>.<rank>.<incarnation>" below the 100 bytes a socket path may have
 _ENDING = ".ending-"  # follows the name of a folder that is being removed
 _REMOVALS = 5
-_PATIENCE_S = 5.0  # for another process to remove what was left there
+_PATIENCE_S = 5.0  # for another process to remove the remains there
 _FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -37,7 +37,7 @@ os.register_at_fork(after_in_child=_locks.clear)  # the locks are the parent's
 
 
 def new_host_id() -> str:
-    """Returns a fresh short host id, such as `node7.1f2e3d`."""
+    """Returns a new short host id, such as `node7.1f2e3d`."""
     return host_id(secrets.token_hex(3))
 
 
@@ -116,7 +116,7 @@ def make_run_folder(path: Path) -> None:
         fd = _open_locked(path)
         release(path)
         _locks[path] = fd
-    for part in ("logs", "spool"):  # log files; what procs have written and the agent has not yet taken
+    for part in ("logs", "spool"):  # log files; output of procs that the agent has not yet taken
         with contextlib.suppress(FileExistsError):
             os.mkdir(part, 0o700, dir_fd=fd)
 
@@ -186,7 +186,7 @@ def remove_socket(path: Path, address: str) -> None:
 
 
 def clear_run_folder(path: Path, keep: str) -> None:
-    """Removes what a dead agent and its processes left in their folder, but not the file `keep`; never raises."""
+    """Removes the remains of a dead agent and its processes in their folder, but not the file `keep`; never raises."""
     if not is_private(path):
         return
     with contextlib.suppress(OSError):
@@ -205,7 +205,7 @@ def remove_run_folder(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Renames the folder first, so that processes which start or end there can put nothing new into it.
+    """Renames the folder first, so that processes which start or end there can make nothing new in it.
 
     Else one file that is made between the listing and the end of the removal would keep all of it.
     """

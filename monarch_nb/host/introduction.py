@@ -87,7 +87,7 @@ def ask_controller(
 def _check(
     endpoint: str, keys: Keys | None, deadline: float, given_up: Callable[[], bool] = lambda: False
 ) -> TransportError | None:
-    """Returns what is wrong at an endpoint, as far as that shows without a key."""
+    """Returns the error at an endpoint, as far as it shows without a key."""
     while not given_up():
         seconds = deadline - time.monotonic()
         try:

@@ -60,7 +60,7 @@ class AgentHandle:
         self._process.wait()
 
     def warn(self, notice: PreemptionNotice) -> None:
-        """Has the agent notify all users of the host that it is about to be ended; does nothing if it has ended."""
+        """Makes the agent notify all users of the host that it is about to be ended; does nothing if it has ended."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 os.write(self._process.stdin.fileno(), msgspec.json.encode(notice) + b"\n")

@@ -105,8 +105,8 @@ def times_paused(thread: int) -> int:
 def memory_used() -> tuple[int, str]:
     """Returns the bytes of memory that this process costs, and the measure. Takes milliseconds.
 
-    "Pss", where the kernel has it: a page that n processes share counts as a part of n. Else "private", what is shared
-    with nobody through a file, or "peak", the most that was resident so far.
+    "Pss", where the kernel has it: a page that n processes share counts as a part of n. Else "private", memory that is
+    not shared through a file, or "peak", the most that was resident so far.
     """
     with contextlib.suppress(OSError, ValueError, KeyError):
         return _kilobytes("/proc/self/smaps_rollup", "Pss"), "Pss"
@@ -275,7 +275,7 @@ def watch_folder(path: str) -> int | None:
 def keep_freed_memory() -> bool:
     """Makes malloc keep up to half a gigabyte of freed memory, unless the environment has settings of malloc's own.
 
-    A step of training frees what it has allocated, and allocates it again in the next. glibc returns it to the kernel
+    A step of training frees its memory, and allocates it again in the next step. glibc returns it to the kernel
     each time where a thread other than the first allocates, and each page then costs a fault.
     """
     configured = any(name.startswith("MALLOC_") for name in os.environ)

@@ -1,7 +1,7 @@
 """Files of meshes that may outlive their controllers: their hosts, and the secret for attaching them.
 
-One file per mesh, mode 0600, in a private folder of the user. It is written by the mesh's owner, and records at the end
-what became of the mesh, until somebody has read that.
+One file per mesh, mode 0600, in a private folder of the user. The mesh's owner writes it; after the mesh's end it
+records the end until it has been read.
 """
 
 import contextlib

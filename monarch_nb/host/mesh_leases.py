@@ -58,7 +58,7 @@ class MeshLease(Struct, eq=False):
 
 
 class HeldError(ValueError):
-    """A mesh cannot be attached; the text says who holds it, since when, and what to do."""
+    """A mesh cannot be attached; the text names its holder, since when, and a remedy."""
 
 
 class MeshLeases:

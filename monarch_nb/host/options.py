@@ -103,7 +103,7 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
 
 
 def _wrong_address(endpoint: str | None, *, bind: bool) -> str:
-    """Returns what is wrong with an endpoint, or ""; a port of 0 is any free one where it is bound."""
+    """Returns the error in an endpoint, or ""; a port of 0 is any free one where it is bound."""
     if endpoint is None:
         return ""
     try:

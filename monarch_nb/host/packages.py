@@ -1,4 +1,4 @@
-"""Versions of Python, Monarch-NB, PyTorch and CUDA here and on a host, and which of them must be the same."""
+"""Versions of Python, Monarch-NB, PyTorch and CUDA here and on a host, and those that must be the same."""
 
 import json
 import sys

@@ -367,7 +367,7 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttachReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply to agent.attach: the mesh is the sender's; with all that it needs, and what has happened meanwhile."""
+    """Reply to agent.attach: the mesh is the sender's; with all that it needs, and events of the time meanwhile."""
 
     host: str = ""  # that answers; set by the receiver
     grant: int = 0
@@ -432,7 +432,7 @@ class ActorThere(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """Reply to proc.owner: what a new owner needs to know."""
+    """Reply to proc.owner: facts for a new owner."""
 
     missed: tuple[UndeliveredReply, ...] = ()
     running: tuple[tuple[str, int, str, float], ...] = ()  # mesh, rank, endpoint, since (wall clock)
@@ -486,7 +486,7 @@ class IdentifyReply(msgspec.Struct, frozen=True):
 
 
 class Introduce(msgspec.Struct, frozen=True):
-    """agent.introduce: connect the sender, who cannot dial it, with the host at a TCP endpoint."""
+    """agent.introduce: connect the sender, which cannot dial it, with the host at a TCP endpoint."""
 
     endpoint: str
     timeout_s: float = 10.0

@@ -23,7 +23,7 @@ _STORED_S = 7 * 86400.0
 
 
 class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a file: what one agent has inspected of a mesh, and found."""
+    """The content of a file: the mesh that one agent has inspected, and its findings."""
 
     uid: str
     name: str

@@ -278,7 +278,7 @@ class AgentService:
         return p.ProcSamples(samples)
 
     def introduction(self) -> p.HostState:
-        """Returns this host's identity, without what runs there. Any thread."""
+        """Returns this host's identity, without its processes. Any thread."""
         return p.HostState(host=self._host, pid=os.getpid(), procs=(), python=sys.version.split()[0],
                            version=__version__, torch=torch_version(), incarnation=self._incarnation,
                            lease_s=self._leases.seconds)  # fmt: skip

@@ -30,7 +30,7 @@ class Seen(NamedTuple):
     """The state of one agent according to its scheduler."""
 
     state: Literal["waiting", "running", "ended", "unknown"]
-    description: str = ""  # for people: what it waits for, where it runs, how it ended, with its last lines
+    description: str = ""  # for people: the obstacle it waits for, its place, or its end, with its last lines
     joins: tuple[str, ...] = ()  # addresses to reach it, the best first; empty while unknown
     gpus: int | None = None  # number found; None if unknown
     host: str = ""  # the id that it has given itself, if it has reported it
@@ -96,7 +96,7 @@ class AgentsWanted:
         return self.roles.get(mesh_of(name), Role())
 
     def environment_of(self, name: str) -> dict[str, str]:
-        """Returns what is laid over the environment of one agent."""
+        """Returns the variables laid over the environment of one agent."""
         return {**self.environment, **self.role(name).env}
 
     @property
@@ -137,12 +137,12 @@ class JobAdapter(ABC):
 
     keep_s: float | None = 60.0  # how long agents live on when no program uses them; None: they cannot end themselves
     watch_s = 5.0  # between checks of agents whose hosts have joined, for their ends; 0: never
-    chooses = False  # whether `add` chooses among what a job's agents have not taken yet: processes must take turns
-    takes_places = False  # whether users can choose the machines on which `add` starts agents
+    chooses = False  # True if `add` chooses among places without agents of the job: processes must take turns
+    takes_places = False  # True if users can choose the machines on which `add` starts agents
 
     @abstractmethod
     def start(self, wanted: AgentsWanted) -> Agents:
-        """Starts the agents. If it fails half-way, or is interrupted, it ends what it has started."""
+        """Starts the agents. If it fails half-way, or is interrupted, it ends the started ones."""
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
         """Starts more agents for a running job, as `start` does. Raises EngineError if the scheduler cannot."""
@@ -152,14 +152,14 @@ class JobAdapter(ABC):
         )
 
     def release(self, going: Running, job: Running) -> None:
-        """Gives back what agents had that have been asked to end; `going` has only these."""
-        return  # most schedulers have nothing left of them
+        """Releases resources of agents that have been asked to end; `going` has only these."""
+        return  # most schedulers have none left
 
     @abstractmethod
     def look(self, job: Running) -> Mapping[str, Seen]:
         """Returns the state of each agent of a job. An agent unknown to the scheduler has ended.
 
-        Raises EngineError if the scheduler does not answer, which says nothing about the agents.
+        Raises EngineError if the scheduler does not answer, whatever the states of the agents.
         """
 
     @abstractmethod
@@ -191,11 +191,11 @@ class JobAdapter(ABC):
 
     def hold(self, job: Running, keep: bool) -> None:
         """Called before and after this process polls a job regularly, so that connections can be kept open."""
-        return  # most need none
+        return  # most schedulers have none
 
     def key_changed(self, job: Running) -> None:
         """Called when the job's folder has another key, which its agents have already: for those that come later."""
-        return  # most give it to them from there
+        return  # most schedulers take it from there
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:
         """Returns the last lines that an agent has written, as far as the scheduler stores them."""
@@ -207,7 +207,7 @@ class JobAdapter(ABC):
 
 
 class EngineError(RuntimeError):
-    """A scheduler refused a request, or could not be asked; the text has its message and what to do."""
+    """A scheduler refused a request, or could not be asked; the text has its message and a remedy."""
 
 
 def mesh_of(name: str) -> str:

@@ -241,7 +241,7 @@ class AdapterJob(JobTrait):
                 self._use = FolderUse(self, self._folder)
 
     def _present(self) -> Progress:
-        """Returns the current progress, with hosts that came later and those that have gone since."""
+        """Returns the current progress, with later hosts, and without those that have ended since."""
         attached = current_runtime().part(HostRoutes).attached
         ids, descriptions, ends = dict[str, str](), dict[str, str](), dict[str, str]()
         for arrival in self.arrivals:
@@ -449,7 +449,7 @@ class AdapterJob(JobTrait):
         self._restored()
 
     def _give_up(self) -> None:
-        """Stops what this program has on its hosts, as the job is about to be killed, and waits for no more hosts."""
+        """Gives up all processes of this program on its hosts, as the job is about to be killed, and pending hosts."""
         for mesh in self._host_meshes:
             give_up(mesh, _KILLED)
         for source in self._sources.values():

@@ -69,7 +69,7 @@ class Arrival:
         self._gateways: dict[str, str] = {}  # the address of the agent that leads to the others
         self._watched = 0.0  # monotonic: the last wait for changes of the progress
         self._warned: set[str] = set()  # descriptions
-        self.ends: dict[str, str] = {}  # what the scheduler says of the ends of hosts that had joined, by name
+        self.ends: dict[str, str] = {}  # descriptions, by the scheduler, of the ends of hosts that had joined, by name
         self._parts: list[HostMesh] = []
         self._ended = threading.Event()
         self._changed = threading.Condition()
@@ -336,7 +336,7 @@ class Arrival:
                 states = self._adapter.look(self._job)
             except Exception:  # nothing is known
                 continue
-            ended: dict[str, list[str]] = {}  # the names of hosts, by what the engine says of their end
+            ended: dict[str, list[str]] = {}  # the names of hosts, by the scheduler's description of their end
             for name in [name for name in tuple(self._job.agents) if name in self._joined]:
                 state = states.get(name, _UNKNOWN)
                 if state.state in ("ended", "waiting") and name not in self.ends:

@@ -41,7 +41,7 @@ class JobHosts:
         self._lock = threading.Lock()
         self._added: list[str] = []  # after the first hosts, in order
         self._removed: set[str] = set()
-        self._replacements: dict[str, str] = {}  # lost host: the host in its place
+        self._replacements: dict[str, str] = {}  # lost host: its replacement
         self.spares = Spares(mesh, job.known_as, start=self._start_spares, drop=self._drop_spare)
         agents = {name: job.agents[name] for name in job.spare_agents if mesh_of(name) == mesh and name in job.agents}
         if count := job.role_of(mesh).spares or len(agents):
@@ -95,7 +95,7 @@ class JobHosts:
         return replacements
 
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
-        """Returns what its scheduler reports of lost hosts; blocks for some seconds at most."""
+        """Returns the scheduler's report on lost hosts; blocks for some seconds at most."""
         names, agents = self._names_of(hosts), self._job.agents
         listed = {name: agents[name] for name in names.values() if name in agents}
 
@@ -163,7 +163,7 @@ class JobHosts:
     def more(
         self, target: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
     ) -> tuple[str, ...]:  # fmt: skip
-        """Requests so many hosts, or one on each of these machines, and waits for them.
+        """Requests a number of hosts, or one on each of these machines, and waits for them.
 
         If not all join, the started ones are ended. The same happens if an interrupt ends the wait; the caller does not
         wait for that end, but the exit of this program does.
@@ -371,7 +371,7 @@ class _Growth:
 def locked(folder: str, check: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Locks a job's folder, which processes share; `check` is called during the wait, and may end it by raising.
 
-    Raises EngineError where the folder is gone with its job.
+    Raises EngineError where the folder was removed with its job.
     """
     if not folder:
         with _no_folder:

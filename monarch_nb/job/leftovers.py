@@ -56,7 +56,7 @@ def tidied(kind: str, adapter: JobAdapter, keep_s: float = KEPT_S, report: Calla
            ) -> Iterator[Running]:  # fmt: skip
     """Removes leftovers of jobs of a kind that have ended: keys at once, all else after `keep_s` seconds.
 
-    Yields those of which nothing is left. `report` is called with a text for what could not be done. Blocks while the
+    Yields those of which nothing is left. `report` is called with a text for each failure. Blocks while the
     scheduler is asked, unless there are no leftovers of its jobs here.
     """
     try:

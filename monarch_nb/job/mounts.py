@@ -171,7 +171,7 @@ class MountHandler:
     def open(self, via_gateway: bool = False) -> None:
         """Makes the mount point on each host and fills it; blocks. Does nothing if it is open.
 
-        Raises NotADirectoryError for a source that is no folder, and ActorError that says what is in the way on a host.
+        Raises NotADirectoryError for a source that is no folder, and ActorError that names the obstacle on a host.
         """
         if self._procs is not None:
             return

@@ -67,7 +67,7 @@ class ProcessJob(AdapterJob):
 
     def _adopt(self) -> None:
         for name, started in self._host_to_pid.items():
-            if name not in self._adopted:  # a returned worker does not come back
+            if name not in self._adopted:  # a returned worker is not used again
                 self._agents[name] = agent_of_process(started.pid, started.channel)
         self._adopted |= self._host_to_pid.keys()
 
@@ -151,7 +151,7 @@ class ProcessAdapter(JobAdapter):
         self.end(job.agents)
 
     def end(self, agents: Agents, patience: float | None = None, first: Sequence[int] = (END,)) -> None:
-        """Ends these workers by the `first` signals, after `patience` seconds by SIGKILL. Blocks until gone."""
+        """Ends these workers by the `first` signals, after `patience` seconds by SIGKILL. Blocks until then."""
         deadline = time.monotonic() + (patience or _ENDING_S)
         for signum in (*first, signal.SIGKILL):
             for agent in agents.values():
@@ -190,7 +190,7 @@ class ProcessAdapter(JobAdapter):
         return bool(birth) and start_time(pid) == birth
 
     def _await_end(self, agents: Agents, deadline: float) -> bool:
-        """Blocks until workers and their agents are gone."""
+        """Blocks until workers and their agents have ended."""
         while True:
             sockets = (agent.join.removeprefix("ipc://") for agent in agents.values())
             ended = not any(map(self._alive, agents.values()))

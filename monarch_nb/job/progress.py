@@ -12,9 +12,9 @@ _VERB = re.compile(rf"\b({'|'.join(_PLURALS)})\b")
 
 
 class Progress(NamedTuple):
-    """The number of `wanted` hosts that have joined; `missing` has, for each of the others, what it waits for.
+    """The number of `wanted` hosts that have joined; `missing` has the obstacle of each of the others.
 
-    Spares are counted separately: nobody waits for them.
+    Spares are counted separately: no mesh waits for them.
     """
 
     wanted: int

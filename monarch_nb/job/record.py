@@ -1,4 +1,4 @@
-"""Jobs as text: the saved content of a job's file, and who may have written that file. No pickles."""
+"""Jobs as text: the saved content of a job's file, and the possible writers of that file. No pickles."""
 
 import importlib
 import json
@@ -143,7 +143,7 @@ def ago(moment: float) -> str:
 
 
 def origin_text(origin: JobOrigin | None) -> str:
-    """Describes who started a job, for people."""
+    """Describes the starter of a job, for people."""
     if origin is None:
         return "by an unknown process"
     machine = "" if origin.machine == _machine() else f" on {origin.machine}"

@@ -235,7 +235,7 @@ def _log(cluster: str) -> list[str]:
 
 
 def _ask(name: str, *arguments: Any, **options: Any) -> Any:
-    """Returns what a function of SkyPilot's SDK returns. Raises EngineError, with its error as the cause."""
+    """Returns the result of a function of SkyPilot's SDK. Raises EngineError, with its error as the cause."""
     function: Callable[..., Any] = getattr(_sdk(), name)
     try:
         return function(*arguments, **options)

@@ -151,7 +151,7 @@ class Slurm(JobAdapter):
     takes_places = True
 
     def start(self, wanted: AgentsWanted) -> Agents:
-        """Submits one batch job for all meshes whose hosts are alike, and others for the rest."""
+        """Submits one batch job for all meshes with equal hosts, and others for the rest."""
         agents: dict[str, Agent] = {}
         job = Running(wanted.job, str(wanted.folder), agents, dict(wanted.options))
         groups: dict[str, list[str]] = {}
@@ -215,7 +215,7 @@ class Slurm(JobAdapter):
         return living_jobs(self, "slurm")
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:
-        """Returns what all hosts of the batch job have written, with srun's rank prefixes."""
+        """Returns the output of all hosts of the batch job, with srun's rank prefixes."""
         number, _, rank = job.agents[name].id.partition("/")
         lines = last_lines(_logs(job, number), ALL_LINES)
         own = [line.partition(": ")[2] for line in lines if line.partition(": ")[0].strip() == rank]
@@ -327,7 +327,7 @@ def _logs(job: Running, number: str) -> list[Path]:
 
 
 def _script(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) -> str:
-    """Returns the script for sbatch, for hosts that are alike."""
+    """Returns the script for sbatch, for equal hosts."""
     config, role = wanted.options, wanted.role(names[0])
     logs = config.get("log_dir") or wanted.folder
     options = {

@@ -23,7 +23,7 @@ class Spares:
         self, mesh: str, known_as: str, *, start: Callable[[int], dict[str, Arrival]],
         drop: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """`start` requests so many hosts, and returns their arrivals by name; `drop` gives one up, by name."""
+        """`start` requests a number of hosts, and returns their arrivals by name; `drop` gives one up, by name."""
         self._mesh, self._known_as, self._start, self._drop = mesh, known_as, start, drop
         self._lock = threading.RLock()
         self._arrivals: dict[str, Arrival] = {}  # by name; they have joined, or may yet

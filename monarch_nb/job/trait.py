@@ -80,7 +80,7 @@ class JobTrait(UpstreamServices, ABC):
         return "" if self.can_run(self) else "it does not run any more"
 
     def _wishes(self) -> str:
-        """Returns what is requested, in a few words."""
+        """Returns the request in a few words."""
         return ""
 
     def _restored(self) -> None:
@@ -221,7 +221,7 @@ class BatchJob(JobTrait):
     """A job whose client script runs inside it: in name only."""
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """Raises NotImplementedError, with what to do instead."""
+        """Raises NotImplementedError, with an alternative."""
         refuse(
             cls.__name__,
             "batch jobs",

@@ -1,4 +1,4 @@
-"""The arguments of a call: checked against the method's signature, and encoded; errors name what cannot be sent."""
+"""The arguments of a call: checked against the method's signature, and encoded; errors name unsendable ones."""
 
 import functools
 import inspect

@@ -151,7 +151,7 @@ Adverb.__doc__ = PerObject(_doc, Adverb.__doc__)  # type: ignore[assignment]
 class Endpoint(Generic[P, R]):
     """One endpoint of a mesh (or slice). Messages are sent when an adverb is called; futures only collect."""
 
-    __signature__ = PerObject(_declared_signature)  # with `__wrapped__` and `__doc__`: what `mesh.step?` shows
+    __signature__ = PerObject(_declared_signature)  # with `__wrapped__` and `__doc__`: the content of `mesh.step?`
     __wrapped__ = PerObject(lambda endpoint: endpoint._current().method)
 
     def __init__(self, mesh: Handle[ActorState], name: str, declared: EndpointProperty[P, R]) -> None:

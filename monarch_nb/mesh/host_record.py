@@ -18,7 +18,7 @@ GROW_S = 600.0  # how long requested hosts are waited for
 
 
 class Fate(NamedTuple):
-    """The fate of a host that cannot be reached, according to whoever started its agent."""
+    """The fate of a host that cannot be reached, according to the starter of its agent."""
 
     ended: bool  # it does not return
     description: str  # for people

@@ -36,7 +36,7 @@ class MeshStopped(Struct, frozen=True):
 
 
 class RanksStarting(Struct, frozen=True):
-    """Hosts are about to be asked for ranks of a mesh, other than when it is spawned. A listener may block."""
+    """Ranks of a mesh are about to be started on hosts, other than when it is spawned. A listener may block."""
 
     mesh: MeshState
     hosts: frozenset[str]

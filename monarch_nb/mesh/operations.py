@@ -157,13 +157,13 @@ class Operations(Protocol):
         """Calls an endpoint by `post`, which sends a body and returns the call's id; see `Endpoint.rref`."""
 
     def metrics(self, mesh: Handle[MeshState]) -> Any:
-        """Returns what actors have logged by `monarch.telemetry.log`."""
+        """Returns the values that actors have logged by `monarch.telemetry.log`."""
 
     def procs_of(self, actors: Handle[ActorState]) -> Handle[ProcState]:
         """Returns the processes in which the actors of a mesh, or of a slice, live."""
 
     def shared(self, mesh: object, initialized: Future[object]) -> object:
-        """Returns a mesh as torchmonarch's programs wrap it: `block_on` and `poll` give it once it is initialized."""
+        """Returns the wrapper of torchmonarch's programs; `block_on` and `poll` return the mesh once initialized."""
 
 
 def operations() -> Operations:

@@ -172,7 +172,7 @@ class ProcMesh(Handle[ProcState]):
 
     @property
     def metrics(self) -> Any:
-        """Returns what the actors on these processes logged by `monarch.telemetry.log`, by name, with steps."""
+        """The values that actors on these processes logged by `monarch.telemetry.log`, by name, with steps."""
         return operations().metrics(self)
 
     def activate(self) -> AbstractContextManager[Any]:

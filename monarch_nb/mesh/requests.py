@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class RequestError(RuntimeError):
-    """A host agent, or another process, refused a request; the text says why."""
+    """A host agent, or another process, refused a request; the text has the reason."""
 
 
 class UnansweredError(RequestError):

@@ -20,8 +20,8 @@ HASHED = 16 * 2**20  # bytes; larger arrays are equal only to themselves
 def describe(count: int, get: Callable[[int], object], locate: Callable[[list[int]], str], *, full: bool = True) -> str:
     """Returns the text after a value mesh's heading: further lines, or the rest of its line if no values are shown.
 
-    `locate` names places, `full` says that there are no others in the mesh. Never raises for what a value or its
-    decoding does.
+    `locate` names places, `full` says that there are no others in the mesh. Never raises errors of a value or of its
+    decoding.
     """
     if not count:
         return "\n  (no values)"

@@ -89,7 +89,7 @@ class PendingCall(Generic[R]):
 
     @property
     def future(self) -> Future[R]:
-        """The future that its answers resolve; a new one if the one that was handed out is gone."""
+        """The future that its answers resolve; a new one if the former one was dropped."""
         future = self._future or self._handed()
         if future is None:
             future = self._future = self._new_future()

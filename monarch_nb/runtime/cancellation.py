@@ -59,7 +59,7 @@ class Cancellation:
             for rank in ranks:
                 try:
                     runtime.post(procs.address(rank), CANCEL, Cancel(call, mesh, rank))
-                except Exception:  # gone, or not to be reached: its supervision knows
+                except Exception:  # ended, or unreachable: its supervision handles that
                     continue
 
         if len(ranks) < OWN_THREAD:

@@ -8,7 +8,7 @@ import msgspec
 from monarch_nb.wire import Harmless
 
 CauseKind = Literal[
-    "exception",  # an endpoint raised and nobody waited for it, or it raised something that is not an Exception
+    "exception",  # an endpoint raised without a waiting caller, or it raised something that is not an Exception
     "init",  # the actor's __init__ raised
     "exit",  # the process ended by itself
     "signal",  # the process was ended by a signal

@@ -45,7 +45,7 @@ class Losses:
         self._ports, self._supervisor = ports, supervisor
 
     def lost(self, header: Header, reason: str) -> None:
-        """Handles a message that came back, or whose link failed: the waiter for its answer gets an error.
+        """Handles a message that was returned, or whose link failed: the waiter for its answer gets an error.
 
         If it may have ended its receiver, which never answered, the report of that end comes first, with the reason.
         """

@@ -1,7 +1,7 @@
 """Answers that a controller may not have read: stored by ranks, within bounds, for the next one that attaches.
 
-An answer may be lost with a controller that is killed: on its way, or in a future that nobody has read yet. So each
-call names the earlier ones whose results are still wanted, and ranks discard the answers of all others.
+An answer may be lost with a controller that is killed: on its way, or in an unread future. So each call names the
+earlier ones whose results are still wanted, and ranks discard the answers of all others.
 """
 
 import contextlib

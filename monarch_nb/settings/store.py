@@ -37,7 +37,7 @@ class Settings(Effective):
         self._runtime: dict[str, Value] = {}
         self._warned: set[str] = set()
 
-    # -- what the engine reads ----------------------------------------------------------------------------------------
+    # -- for the engine -----------------------------------------------------------------------------------------------
 
     def explicit(self, name: str) -> bool:
         """Returns whether any layer has set a key."""
@@ -73,7 +73,7 @@ class Settings(Effective):
                         warnings.warn(f"the environment's {name} is ignored: {error}", stacklevel=2)
         return values
 
-    # -- what programs see --------------------------------------------------------------------------------------------
+    # -- for programs -------------------------------------------------------------------------------------------------
 
     def configure(self, values: Mapping[str, object]) -> None:
         """Sets all of `values` or, if one of them is wrong, none. Raises ValueError, TypeError."""

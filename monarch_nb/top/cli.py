@@ -13,7 +13,7 @@ from monarch_nb.top.watching import Watching
 from monarch_nb.wire import text_table
 
 _FIRST_S = 10.0
-_MEASURED_S = 3.0  # processes measure their use only while somebody watches
+_MEASURED_S = 3.0  # processes measure their use only while a display watches
 _NOBODY = """\
 No controller of this user can be watched. A notebook's kernel can be once a cell has used its cluster; in a program,
 `import monarch.top; monarch.top.serve()` lets it be watched, and gives the connection file."""

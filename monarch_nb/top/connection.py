@@ -64,7 +64,7 @@ def write(path: Path, connection: ConnectionFile) -> None:
 
 
 def read(path: Path) -> ConnectionFile:
-    """Reads a file. Raises ValueError or OSError, whose text says what is wrong with it."""
+    """Reads a file. Raises ValueError or OSError, whose text describes the problem."""
     try:
         return json_decoder(ConnectionFile).decode(read_private(path))
     except msgspec.DecodeError as error:

@@ -87,7 +87,7 @@ class StoreServer:
 
 
 class _Watcher:
-    """A connected terminal. Messages are queued and written by its own thread, so that it delays nobody."""
+    """A connected terminal. Messages are queued and written by its own thread, so that it blocks no other."""
 
     def __init__(self, store: Store, peer: socket.socket, secret: str, ended: Any) -> None:
         self._store = store

@@ -1,7 +1,7 @@
 """The agent's end of the socket it shares with one process: the spec goes down, first messages and pongs come up.
 
 The other end is handed to a template by descriptor or inherited at exec; once every copy of it is closed, the process
-is gone or has failed to start. That makes it the one source for a start under way, whoever died in between.
+has ended or has failed to start. So it is the one source for a start under way, whichever process died in between.
 """
 
 import os

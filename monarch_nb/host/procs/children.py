@@ -75,7 +75,7 @@ class Children:
         return self._children.get(address)
 
     def reportable(self, addresses: Iterable[str]) -> list[str]:
-        """Returns those addresses that are worth a report: not processes of this host that have ended or are to end."""
+        """Returns the addresses that need a report: not processes of this host that have ended or are to end."""
         children = [(address, self._children.get(address)) for address in addresses]
         return [address for address, child in children if child is None or (child.alive and not child.stop_wanted)]
 
@@ -126,7 +126,7 @@ class Children:
         return True
 
     def _spare_died(self, child: Child, channel: ProcChannel, status: int) -> None:
-        """Starts a process in the place of a spare that has ended before it began as this one."""
+        """Replaces a spare that has ended before it began as this process."""
         if child.state != "starting":
             self._died(child, status)
             return
@@ -137,7 +137,7 @@ class Children:
     def _forker_for(self, count: int, heavy: bool) -> Forker:
         """Returns the template or, while that still imports, the light one for a few processes without heavy modules.
 
-        More of them, or those that import torch anyway, start sooner if they share what the template imports.
+        More of them, or processes that import torch anyway, start sooner if they share the template's imports.
         """
         light = self._light.coming or self._light.ready
         if heavy or not light or not self.forker.coming:

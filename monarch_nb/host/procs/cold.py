@@ -27,7 +27,7 @@ def start(channel: ProcChannel, cord: int, environment: Mapping[str, str], *, py
           launch: Launch | None = None) -> "subprocess.Popen[bytes]":  # fmt: skip
     """Starts a proc in a session of its own, by a command of the user's if there is one.
 
-    Blocks for the exec (milliseconds). Raises OSError, and ValueError for what cannot be bound.
+    Blocks for the exec (milliseconds). Raises OSError, and ValueError for an invalid binding.
     """
     prefix = binding_prefix(bind or {})
     executable = None

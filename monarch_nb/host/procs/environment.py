@@ -1,4 +1,4 @@
-"""The environment of a process: what it means for how the process is started, and how it is set."""
+"""The environment of a process: its effect on how the process is started, and how it is set."""
 
 import os
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ PRELOAD = "MONARCH_NB_PRELOAD"  # modules that templates import, separated by co
 _READ_AT_LOAD = ("LD_", "DYLD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "PYTORCH_", "TORCH_", "PYTHON", "CUDA_",
                  "CUBLAS_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "MALLOC_", "GLIBC_", "LC_", "LANG", "ATEN_", "NUMPY_",
                  "NPY_", "TRITON_", "DNNL_", "ONEDNN_")  # fmt: skip
-# Read late (NCCL_* too: at init_process_group), or put right in the fork. Importing scikit-learn sets those of KMP
+# Read late (NCCL_* too: at init_process_group), or corrected in the fork. Importing scikit-learn sets those of KMP
 # for whichever OpenMP is loaded after.
 _FINE = {"CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "OMP_NUM_THREADS",
          "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",

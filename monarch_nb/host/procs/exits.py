@@ -76,7 +76,7 @@ class OomCounter:
         self._checked_at = 0.0
 
     def look(self, now: float) -> None:
-        """Forgets old kills, which do not explain what ends now; to be called periodically."""
+        """Forgets old kills, which do not explain later ends; to be called periodically."""
         if now - self._checked_at >= RECENT_S:
             self._explained = max(self._explained, self._lately)
             self._checked_at, self._lately = now, self._read()

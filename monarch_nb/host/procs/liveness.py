@@ -14,7 +14,7 @@ from monarch_nb.host.sender import AgentSender
 from monarch_nb.host.verbs import PROC_RESPONSIVE, PROC_UNRESPONSIVE
 from monarch_nb.wire import Verb
 
-IDLE_S = 0.002  # of processor time between two checks: what answering and keeping links takes
+IDLE_S = 0.002  # of processor time between two checks: the cost of answers and of keeping links
 _DELAYS = 4.0  # patience beyond its least, as a multiple of the usual delay of an answer
 _GAIN = 1 / 8  # of one answer in that delay
 

@@ -72,7 +72,7 @@ _NOT_OWN = frozenset({*sys.stdlib_module_names, "monarch", "monarch_nb", "monarc
 def _empty_own_modules(last: str) -> None:
     """Clears a program's own modules, as at the end of any Python, so that `__del__` methods run.
 
-    `last` names the last module of the template: those before it, thousands on pages that all processes share, are
+    `last` names the last module of the template: earlier ones, thousands on pages that all processes share, are
     skipped.
     """
     imported = tuple(itertools.takewhile(lambda item: item[0] != last, reversed(sys.modules.copy().items())))
@@ -95,7 +95,7 @@ def _is_own(name: str, module: object) -> bool:
 def leave(status: int, last: str) -> NoReturn:
     """Ends a forked process as an interpreter does, but without taking apart the template's modules, up to `last`.
 
-    That would write to, and so copy, most of what it shares with the template: half a second for each process.
+    That would write to, and so copy, most pages that it shares with the template: half a second for each process.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons

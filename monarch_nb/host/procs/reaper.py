@@ -105,7 +105,7 @@ def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
 
 
 def end_all_descendants() -> None:
-    """SIGKILL every child, and what is adopted when these end; blocks until there are none (Linux)."""
+    """SIGKILLs every child, and adopted orphans of these; blocks until there are none (Linux)."""
     while end_descendants():
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

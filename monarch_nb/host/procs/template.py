@@ -1,4 +1,4 @@
-"""The template process: imports what every proc needs, then forks for each one. Single-threaded, or it refuses.
+"""The template process: makes the imports of every proc, then forks for each one. Single-threaded, or it refuses.
 
 Importing torch takes a second. So that the first procs need not wait for it, the agent's own process, before it has any
 threads, forks a light template, which has the engine only; that one forks the template proper, which imports the rest.
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 def fork_early(cord: int, log: Path) -> "EarlyTemplates | int":
     """Forks the light template, and from it the template proper, off the process that is about to become the agent.
 
-    Returns twice: in the agent what it needs to know; in a template, or a proc forked from it, once that has ended, its
+    Returns twice: in the agent the early templates; in a template, or a proc forked from it, once that has ended, its
     exit status. Raises OSError.
     """
     full, far_full = socket.socketpair()

@@ -115,7 +115,7 @@ class Kubernetes(JobAdapter):
     """The ids of agents are `namespace/mesh/rank`: pods come and go, and are found by label and rank."""
 
     chooses = True
-    keep_s = None  # the cluster would start again what ends by itself
+    keep_s = None  # the cluster would restart pods that end by themselves
 
     def __init__(self) -> None:
         self._forwards: dict[tuple[str, str], tuple[subprocess.Popen[str], str]] = {}
@@ -143,7 +143,7 @@ class Kubernetes(JobAdapter):
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
         """Adds pods of the same kind.
 
-        Pods that exist without an agent of the job come first, and those that the cluster has created in the place of
+        Pods that exist without an agent of the job are used first, and pods that the cluster has created to replace
         ended ones.
         """
         mesh, count = mesh_of(wanted.names[0]), len(wanted.names)

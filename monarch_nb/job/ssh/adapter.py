@@ -240,7 +240,7 @@ class SSH(JobAdapter):
                 machine.busy += 1
             loop = self._loop
         try:
-            # An interrupt ends the wait, not the work: what a machine has begun to start is ended in its turn.
+            # An interrupt ends the wait, not the work: agents that a machine has begun to start are ended later.
             answers = asyncio.run_coroutine_threadsafe(ask_all(machines), loop).result(_LONGEST_S)
             return dict(zip(requests, answers, strict=True))
         finally:

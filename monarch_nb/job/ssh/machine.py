@@ -107,7 +107,7 @@ def _reason(error: BaseException) -> str:
 
 
 def advice(error: BaseException, to: DialTarget, seconds: float) -> str:
-    """Explains a failed connection, and says what to do."""
+    """Explains a failed connection, with a remedy."""
     alone = read_machine(to.name)
     by_hand = (
         f"ssh {'-p ' + alone.port + ' ' if alone.port else ''}{alone.user + '@' if alone.user else ''}{alone.host}"

@@ -18,7 +18,7 @@ _CLOSE_S = 1.0
 
 PortNumber = int | Callable[[Point], int]
 Address = str | Callable[[Point], str]
-# bytes: data, b"" for its end; a count: so many chunks were written; None: the connection was cut.
+# bytes: data, b"" for its end; a count: that many chunks were written; None: the connection was cut.
 Message = bytes | int | None
 
 
@@ -185,7 +185,7 @@ class SourceActor(Actor):
 
 
 class PortForwarder(Actor):
-    """Owns port forwards. Spawn one on `this_proc()`; stopping it closes what it has forwarded."""
+    """Owns port forwards. Spawn one on `this_proc()`; when it stops, its forwards are closed."""
 
     @endpoint
     async def forward(

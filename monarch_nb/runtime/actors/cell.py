@@ -556,7 +556,7 @@ class ActorCell:
         self._end_soon()
 
     def give_up(self, doing: str) -> None:
-        """Counts the actor as ended, though its thread goes on with what it is `doing`."""
+        """Counts the actor as ended, though its thread continues the work described by `doing`."""
         logger.info("%s was stopped, and its %s does not end", self.instance, doing)
         self.left_in = doing
         self.process.actor_ended(self)

@@ -136,7 +136,7 @@ class AsyncExecutor:
         if loop is not None:
             try:
                 loop.call_soon_threadsafe(function)
-            except RuntimeError:  # the loop has ended; what is queued is refused by `drain`
+            except RuntimeError:  # the loop has ended; `drain` refuses queued messages
                 pass
 
     def put(self, message: "Message") -> None:

@@ -89,7 +89,7 @@ class FailureStore:
         if _out_of_memory(error):
             if note := out_of_memory_note():
                 error.add_note(note)
-            self.release()  # what others hold is needed
+            self.release()  # their memory is needed
             return None
         if not settings.debug_keep_failures:
             return None
@@ -216,7 +216,7 @@ def _size(value: object, ids: set[int], depth: int = 2) -> int:
 
 
 _ENDS = (
-    io.IOBase,  # what was written is flushed when it is closed
+    io.IOBase,  # buffered writes are flushed when it is closed
     socket.socket,
     tempfile.TemporaryDirectory,
     tempfile._TemporaryFileWrapper,
@@ -279,7 +279,7 @@ def _release(frame: types.FrameType, harmless: set[type]) -> None:
         return
     shared = frame.f_code.co_cellvars + frame.f_code.co_freevars  # other functions would see it change
     changed = {name: _replacement(variables[name]) for name in names if name not in shared}
-    if sys.version_info >= (3, 14):  # a frame holds what is overwritten in it until it is cleared
+    if sys.version_info >= (3, 14):  # a frame holds overwritten values until it is cleared
         changed = {**variables, **changed}
         with contextlib.suppress(RuntimeError):  # one that still runs
             frame.clear()

@@ -1,4 +1,4 @@
-"""Errors that ranks have raised in a call, combined into one error that says where, and how they differ."""
+"""Errors that ranks have raised in a call, combined into one error with their places and differences."""
 
 import re
 from collections.abc import Iterable, Sequence

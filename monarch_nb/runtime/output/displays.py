@@ -134,7 +134,7 @@ class ReplaceableDisplay:
         display(value, display_id=self.display_id, **options)
 
     def update(self, value: object, **options: object) -> None:
-        """Shows another object in its place."""
+        """Replaces the display by another object."""
         update_display(value, display_id=self.display_id, **options)
 
 

@@ -93,7 +93,7 @@ class GroupCoordinator:
     ) -> None:
         self._runtime, self._state, self._members, self._on_loss = runtime, state, members, on_loss
         self.generation = -1
-        self._addresses: list[str] = []  # of its processes; a heal gives ranks new ones
+        self._addresses: list[str] = []  # of its processes, which are new ones after a heal
         self._failing: dict[tuple[int, int], FailedOperation] = {}  # by stream and operation
         self._cut = -1  # the last generation that was ended
         self._closed = False

@@ -93,7 +93,7 @@ class Membership:
         return f"connections of gloo cannot be cut on {sys.platform}"
 
     def interrupted(self, running: Callable[[], int]) -> None:
-        """Reports an interrupt to the controller if it does not end what a thread runs, as `running` numbers it."""
+        """Reports an interrupt to the controller if it does not end the code of a thread, which `running` numbers."""
         before, report = running(), Interrupted(self.group, self._generation)
 
         def check() -> None:

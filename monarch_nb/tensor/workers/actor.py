@@ -113,7 +113,7 @@ class _Statistics:
 
 
 def warm_up() -> None:
-    """Imports and runs once what the first group and the first operation need, in a process without a rank."""
+    """Imports and runs once the code of the first group and the first operation, in a process without a rank."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"  # until the rank's environment is set
     dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
     try:

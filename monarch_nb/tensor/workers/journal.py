@@ -57,7 +57,7 @@ class BatchJournal:
         return outputs - freed, written - freed
 
     def _operations(self) -> Iterator[tuple[int | None, Sequence[Number], Sequence[Number]]]:
-        """Yields the number of each operation, its results and the tensors it writes to; or None and what is freed."""
+        """Yields the number of each operation, its results and the tensors it writes to; or None and freed tensors."""
         for first, numbers, effects in self._batches:
             number, position, objects = first - 1, 0, iter(effects)
             while position < len(numbers):

@@ -1,4 +1,4 @@
-"""Values of ranks' own on their way between meshes on the same processes, and what the streams of a process wait for.
+"""Values of ranks' own on their way between meshes on the same processes, and waits of the streams of a process.
 
 Each stream of the program runs on a thread of its own, the main one on that of the worker. Streams of the same ranks
 exchange values by the same process groups, and gloo and NCCL match operations of ranks by the order in which each of
@@ -114,7 +114,7 @@ class StreamOrder:
                 self._changed.notify_all()
 
     def await_done(self, stream: int, operations: int) -> None:
-        """Blocks until a stream has done so many operations. Raises RuntimeError if the generation ends first."""
+        """Blocks until a stream has done `operations` operations. Raises RuntimeError if the generation ends first."""
         if self._has_done(stream, operations):
             return
         with self._changed:

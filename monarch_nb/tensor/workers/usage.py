@@ -59,7 +59,7 @@ class Stopwatch:
 
 
 def held_if_full(error: BaseException, env: Mapping[int | float, object]) -> tuple[tuple[int, int], ...]:
-    """Tensors by number with their bytes, each storage once, if the error says that memory ran out; see `Failure`."""
+    """Returns tensors by number with their bytes, each storage once, if the error means that memory ran out."""
     if not is_out_of_memory(type(error).__name__, str(error)):
         return ()
     largest = sorted(_storages(tuple(env.items())), key=lambda storage: -storage[1])
