@@ -270,7 +270,7 @@ def arguments_of(kind: str) -> frozenset[str]:
 
 
 def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait:
-    """Makes a job of a kind. `meshes` has for each name a number of hosts, a `Role`, its fields, or the kind's own form.
+    """Makes a job of a kind. `meshes` has for each name a number of hosts, a `Role`, its fields, or the kind's form.
 
     `keep` is the argument of `keep_for`; `spares` is the number for each mesh that does not have its own.
     Raises LookupError for an unknown kind, TypeError and ValueError for arguments that it does not take.

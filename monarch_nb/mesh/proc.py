@@ -93,7 +93,7 @@ class ProcMesh(Handle[ProcState]):
     def preempted(self) -> dict[str, float | None]:
         """Its hosts that are about to be ended, and the seconds that each has left; None where that is unknown.
 
-        Does not block: for a loop that saves in time. Known in processes that use the mesh, for them.
+        Does not block: for a loop that saves in time. Only processes that use the mesh know it.
         """
         return operations().preempted({self._state.layout.host_of(rank) for rank in self._region.ranks()})
 

@@ -185,7 +185,7 @@ class Context:
     chain: tuple[str, ...] = ()  # calls that wait for it, outermost first, itself last
     trace: str = ""  # W3C traceparent that came with the message
     cause: str = ""  # outside of calls: the call that led to it
-    judging: bool = False  # while it handles a message that did not arrive
+    judging: bool = False  # True while it handles an undelivered message
 
     @property
     def origin(self) -> str:

@@ -42,7 +42,7 @@ class ProcessTables:
 
     @property
     def stored_answers(self) -> "StoredAnswers":
-        """Stored answers for controllers that have left."""
+        """Stored answers that a controller may not have read."""
         if self._stored_answers is None:
             with _making:
                 self._stored_answers = self._stored_answers or StoredAnswers()
