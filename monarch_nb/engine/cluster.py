@@ -126,7 +126,7 @@ class MemoryPace(waiting.WaitObserver):
             self._changed.notify()
         self._thread.join(5.0)
 
-    # -- how --------------------------------------------------------------------------------------------------------
+    # -- implementation -------------------------------------------------------------------------------------------
 
     def _wait_inside(self, cell: ActorCell, future: Future[object]) -> Callable[[], None]:
         def leave() -> None:
@@ -360,7 +360,7 @@ class Cluster:
             self._pass_to(due)
         return future.get(QUIET_S)
 
-    # -- how --------------------------------------------------------------------------------------------------------
+    # -- implementation -------------------------------------------------------------------------------------------
 
     def _pass_to(self, when: float) -> None:
         before = self._time.deliveries
