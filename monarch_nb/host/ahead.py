@@ -23,7 +23,7 @@ _coming: list[Ahead] = []
 
 
 def begun_with() -> BegunWith:
-    """Returns the lasting inheritance of a host agent: settings, and variables that are read when libraries load."""
+    """Returns what a host agent keeps from its start: settings, and variables that are read when libraries load."""
     environ = {name: value for name, value in os.environ.items() if name == PRELOAD or read_at_load(name)}
     return settings.to_send(), environ
 

@@ -160,7 +160,7 @@ class Future(Generic[R]):
         return held_back(self._finish, None, error, None, True)
 
     def _hand_out(self) -> None:
-        """Makes an error be reported if the holder of the future never retrieves it: see `unretrieved`."""
+        """Enables the report of an error that the holder of the future never retrieves: see `unretrieved`."""
         unretrieved.ready()
         self._handed = True
         if self._unread:
@@ -479,7 +479,7 @@ def cancel_with(future: Future[object], cancel: Callable[[Future[object]], bool]
 
 
 def hand_out(future: Future[object]) -> None:
-    """Makes an error of the future be reported if its holder never retrieves it."""
+    """Enables the report of an error of the future that its holder never retrieves."""
     future._hand_out()
 
 

@@ -35,7 +35,7 @@ class Port(Generic[T]):
     """Sends values to the receiver it was opened with, from any process, in order.
 
     With `return_undeliverable` a value that cannot be delivered goes to `_handle_undeliverable_message` of its sender.
-    A port opened with `once` sends one value: another raises RuntimeError, also in processes that it was sent to.
+    A port opened with `once` sends one value: another raises RuntimeError, also in a process that gets the port later.
     """
 
     def __init__(self, address: str, number: int, return_undeliverable: bool = True, once: bool = False) -> None:

@@ -27,7 +27,7 @@ def _log(error: BaseException, count: int) -> None:
 
 
 def missing_of(error: BaseException) -> tuple[str, str]:
-    """Returns the missing step for an error, and how to retrieve it."""
+    """Returns why an error was not retrieved, and how to retrieve it."""
     missing: tuple[str, str] = getattr(error, "missing", ("Nobody waited for this call", "`.get()` is missing"))
     return missing
 

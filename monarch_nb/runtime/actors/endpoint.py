@@ -139,7 +139,7 @@ def _overrides(cls: type, hook: str) -> Callable[..., object] | None:
 
 
 def kind_of(cls: type) -> Kind:
-    """Returns the execution of an actor class: "sync" on a thread of its own, "async" on an event loop of its own.
+    """Returns the kind of an actor class: "sync" runs on a thread of its own, "async" on an event loop of its own.
 
     Raises ValueError for classes that mix both.
     """

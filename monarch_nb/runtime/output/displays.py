@@ -1,4 +1,4 @@
-"""Displays of a process take the way of its output, within bounds: large ones are sent as text."""
+"""Displays of a process follow its output, within bounds: large ones are sent as text."""
 
 import os
 import secrets

@@ -42,7 +42,7 @@ def _prefixed(record: logging.LogRecord, actor: object | None) -> logging.LogRec
 
 
 def install(running: Callable[[], object | None]) -> None:
-    """Makes all records of this process so, for all handlers, whenever they are added.
+    """Gives all records of this process this form, for all handlers, whenever they are added.
 
     The text of `running()` names the actor that runs; None: no actor.
     """

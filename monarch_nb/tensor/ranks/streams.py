@@ -104,7 +104,7 @@ def get_active_stream() -> Stream:
 
 
 class Borrow:
-    """A tensor that a stream has borrowed; `drop()`, or the end of a `with` block, returns it."""
+    """A tensor that a stream has borrowed; `drop()`, or the end of a `with` block, gives it back."""
 
     def __init__(
         self, tensor: "RankTensor", lender: "CommandStream", memory: LogicalMemory, site: CallSite | None, tag: int
@@ -116,7 +116,7 @@ class Borrow:
         _open[tag] = self
 
     def drop(self) -> None:
-        """Returns the memory: the borrowed tensor cannot be used any more. Does not wait for the ranks.
+        """Gives the memory back: the borrowed tensor cannot be used any more. Does not wait for the ranks.
 
         Borrows that other streams have made of the borrowed tensor end with it.
         """
