@@ -67,7 +67,7 @@ class ProcessOperations:
         return lifecycle.grow_procs(procs, more, timeout)
 
     def shrink_procs(self, procs: Handle[ProcState], fewer: Mapping[str, object]) -> "Resized":
-        """Has a mesh of processes leave hosts. Blocks until its processes there have ended."""
+        """Removes hosts from a mesh of processes. Blocks until its processes there have ended."""
         return lifecycle.shrink_procs(procs, fewer)
 
     def grow_hosts(self, record: HostRecord, more: Mapping[str, object], timeout: float) -> "Resized":
@@ -75,7 +75,7 @@ class ProcessOperations:
         return lifecycle.grow_hosts(record, more, timeout)
 
     def shrink_hosts(self, record: HostRecord, fewer: Mapping[str, object]) -> "Resized":
-        """Returns hosts to their job, after their processes have ended. Blocks."""
+        """Gives hosts back to their job, after their processes have ended. Blocks."""
         return lifecycle.shrink_hosts(record, fewer)
 
     def detach(self, state: ProcState, lease: object) -> None:

@@ -449,7 +449,7 @@ class AdapterJob(JobTrait):
         self._restored()
 
     def _give_up(self) -> None:
-        """Gives up all processes of this program on its hosts, as the job is about to be killed, and pending hosts."""
+        """Gives up the job's hosts in this program, attached and pending, as the job is about to be killed."""
         for mesh in self._host_meshes:
             give_up(mesh, _KILLED)
         for source in self._sources.values():

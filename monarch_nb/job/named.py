@@ -136,7 +136,7 @@ def job_file(name: str) -> str:
 
 
 def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
-    """Returns a job from its file, or by its name: in monarch.toml, or of a notebook's mesh that it was started for.
+    """Returns a job from its file, or by its name: in monarch.toml, or of the notebook's mesh it was started for.
 
     Without arguments it is the job that a program of this folder has saved, else the only one started by name. The
     module of its class is imported. Raises FileNotFoundError, which names the existing ones, and JobFileError for a

@@ -235,7 +235,7 @@ class HostMesh(MeshTrait):
         return operations().grow_hosts(self._record, more, timeout)
 
     def shrink(self, **fewer: "int | Sequence[int | str]") -> "Resized":
-        """Returns hosts to the job: `hosts.shrink(hosts=-1)` the last one, `hosts=[1]` that one, or by their ids.
+        """Gives hosts back to the job: `hosts.shrink(hosts=-1)` the last one, `hosts=[1]` that one, or by their ids.
 
         Meshes of processes there shrink first, by `ProcMesh.shrink`, and those that have no other hosts are stopped.
         Blocks until all processes there have ended. Only for the whole mesh, by its owner.

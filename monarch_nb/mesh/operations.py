@@ -62,7 +62,7 @@ class Operations(Protocol):
         """Has a job add hosts to a host mesh. Blocks."""
 
     def shrink_hosts(self, record: HostRecord, fewer: Mapping[str, object]) -> "Resized":
-        """Returns hosts to their job, after ending the processes there. Blocks."""
+        """Gives hosts back to their job, after ending the processes there. Blocks."""
 
     def detach(self, state: ProcState, lease: object) -> None:
         """Detaches a mesh of processes with all on it; blocks until its hosts have taken it over."""
