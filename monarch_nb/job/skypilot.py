@@ -42,8 +42,8 @@ class SkyPilotJob(AdapterJob):
     unused for `idle_minutes` more. `setup` is the shell command that installs monarch-nb in the environment of
     `python_exe`, which must have the Python of this program. Arguments of a SkyPilot task's resources are passed in
     `resources`, beside the usual `infra`, `accelerators`, `cpus`, `memory`, `use_spot` and `image`. The agents are
-    reached at the nodes' addresses, at `monarch_port`, which SkyPilot opens; only holders of the job's key can
-    connect, which the nodes get as a secret of the task.
+    reached at the nodes' addresses, at `monarch_port`, which SkyPilot opens; only holders of the job's key,
+    which the nodes get as a secret of the task, can connect.
     Needs `pip install 'monarch-nb[skypilot]'`. Raises EngineError, with SkyPilot's message.
     """
 
